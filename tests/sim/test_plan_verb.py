@@ -67,7 +67,17 @@ def test_what_cannot_be_planned_is_one_sentence_and_an_exit_code(ballast, tmp_pa
 
 def test_options_are_among_the_inputs_it_shows(ballast, tmp_path):
     code, shown, _ = ballast(
-        "--show-inputs", "--gpu", "h100", "--tpot-ms", "30", "--price", "2.5", "--tensor-parallel", "2"
+        "--show-inputs",
+        "--gpu",
+        "h100",
+        "--tpot-ms",
+        "30",
+        "--price",
+        "2.5",
+        "--tensor-parallel",
+        "2",
+        "--nodes",
+        "2",
     )
     (tmp_path / "plan.yaml").write_text(shown)
 
@@ -77,6 +87,7 @@ def test_options_are_among_the_inputs_it_shows(ballast, tmp_path):
     assert again == (0, shown, "")
     assert "tpotMilliseconds: 30\n" in shown
     assert "tensorParallel: 2" in shown
+    assert "nodes: 2" in shown
     assert re.search(r"h100:\n(    .*\n)*    dollarsPerHour: 2.5", shown)
 
 

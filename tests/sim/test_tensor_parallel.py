@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ballast_policy.learning.cost import attended
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.deployment import Deployment
 from ballast_sim.planner.inputs import EngineInput, GpuInput, PlanInputs
-from ballast_sim.replay.hardware import GPUS, PCIE
+from ballast_sim.replay.hardware import ETHERNET, GPUS, PCIE
 from ballast_sim.replay.model_shape import SHAPES, Quantization
 from ballast_sim.replay.step_model import BatchWork, Efficiency, Roofline
 from ballast_sim.replay.traffic import Arrival
@@ -78,6 +80,48 @@ def test_the_bytes_of_a_prefill_are_sent_over_the_slower_link_of_pcie() -> None:
 
     assert l4.gpu.link == PCIE
     assert (l4.communication(2048) - bare) / (h100.communication(2048) - bare) == pytest.approx(450e9 / PCIE)
+
+
+def test_each_gpu_sends_its_part_of_the_bytes_to_the_other_node() -> None:
+    roofline = Deployment.of(plan(tensor_parallel=16, nodes=2), ONE).model
+    size = 2 * 8192 * 2048
+    within = 2 * 7 / 8 * size / (450e9 * 0.75)
+    between = 2 * 1 / 2 * size / 8 / (50e9 * 0.75)
+
+    assert roofline.communication(2048) == pytest.approx(2 * 80 * (60e-6 + within + between))
+
+
+def test_the_time_between_nodes_follows_the_rate_of_the_network_and_the_gpus_of_a_node() -> None:
+    def between(network: float, per_node: int) -> float:
+        gpus = {"h100": GpuInput(network_gigabytes_per_second=network)}
+        inputs = plan(tensor_parallel=2 * per_node, nodes=2).model_copy(update={"gpus": gpus})
+        device = inputs.find_device()
+        one = Roofline(SHAPES["llama-3-70b"], device)
+        free = Roofline(SHAPES["llama-3-70b"], replace(device, network=1e30))
+        return one.communication(2048) - free.communication(2048)
+
+    assert between(5, 1) == pytest.approx(10 * between(50, 1))
+    assert between(50, 1) == pytest.approx(8 * between(50, 8))
+
+
+def test_a_second_node_halves_the_reading_and_adds_the_network() -> None:
+    work = BatchWork(num_decode=1, decode_context=1)
+    one = Roofline(SHAPES["llama-3-70b"], plan(tensor_parallel=8).find_device()).seconds(work)
+    two = Roofline(SHAPES["llama-3-70b"], plan(tensor_parallel=16, nodes=2).find_device()).seconds(work)
+
+    assert (round(1e3 * one, 1), round(1e3 * two, 1)) == (15.5, 16.0)
+
+
+def test_nodes_have_equal_parts_of_a_replica() -> None:
+    assert plan(tensor_parallel=16, nodes=2).find_device().name == "16 x h100 on 2 nodes"
+    with pytest.raises(BadInput, match=r"nodes is 3, which does not divide engine\.tensorParallel, 8"):
+        plan(tensor_parallel=8, nodes=3).find_device()
+
+
+def test_a_new_gpu_has_a_network_of_100_gigabits() -> None:
+    figures = GpuInput.describing(GPUS["l4"]).model_copy(update={"network_gigabytes_per_second": None})
+
+    assert figures.onto("new", None).network == ETHERNET == 12.5e9
 
 
 def test_llama_3_70b_fits_on_eight_h100_with_1_3_million_tokens_of_kv() -> None:

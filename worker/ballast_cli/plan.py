@@ -34,6 +34,7 @@ EXAMPLES = examples(
     "ballast plan --show-inputs > plan.yaml        # all inputs of a plan, to change them",
     "ballast plan --inputs plan.yaml --ahead       # services that grow over months",
     "ballast plan --model llama-3-70b --gpu h100 --tensor-parallel 8   # eight GPUs share the model",
+    "ballast plan --model llama-3-70b --gpu h100 --tensor-parallel 16 --nodes 2   # and two nodes",
     "ballast plan --ceilings                       # the batch that a latency SLO allows",
 )
 _Inputs = Annotated[
@@ -52,6 +53,10 @@ _Weights = Annotated[
 _Group = Annotated[
     int | None,
     typer.Option("--tensor-parallel", min=1, max=16, help="GPUs that share the model.", show_default="1"),
+]
+_Nodes = Annotated[
+    int | None,
+    typer.Option(min=1, max=16, help="Nodes with equal parts of these GPUs.", show_default="1"),
 ]
 _Ttft = Annotated[
     float | None,
@@ -82,6 +87,7 @@ def plan(
     gpu: _Gpu = None,
     quantization: _Weights = None,
     tensor_parallel: _Group = None,
+    nodes: _Nodes = None,
     ttft: _Ttft = None,
     tpot: _Tpot = None,
     price: _Price = None,
@@ -104,9 +110,9 @@ def plan(
         raise Usage("--plot draws a plan, and --ceilings has no picture. Use --json.")
     with refusals():
         figures = _inputs(inputs, model=model, gpu=gpu, quantization=quantization)
-        if tensor_parallel is not None:
-            engine = figures.engine.model_copy(update={"tensor_parallel": tensor_parallel})
-            figures = figures.model_copy(update={"engine": engine})
+        group = {"tensor_parallel": tensor_parallel, "nodes": nodes}
+        engine = figures.engine.model_copy(update={name: each for name, each in group.items() if each is not None})
+        figures = figures.model_copy(update={"engine": engine})
         figures = _with_options(figures, ttft=ttft, tpot=tpot, price=price)
         if show_inputs:
             sys.stdout.write(figures.dump())

@@ -14,7 +14,7 @@ from ballast_api.errors import InvalidConfig
 from ballast_sim.errors import BadInput
 from ballast_sim.planner.commented_yaml import commented_yaml
 from ballast_sim.replay.feasibility import MEMORY_PERCENT, kv_tokens
-from ballast_sim.replay.hardware import GPUS, PCIE, Accelerator
+from ballast_sim.replay.hardware import ETHERNET, GPUS, PCIE, Accelerator
 from ballast_sim.replay.model_shape import KV_BYTES, ModelShape, Quantization, shape
 from ballast_sim.replay.step_model import Efficiency
 
@@ -43,6 +43,8 @@ class GpuInput(ApiModel):
     """Bought, its share of the server included."""
     link_gigabytes_per_second: float | None = Field(default=None, gt=0)
     """From one GPU to the others of its machine, in one direction; of a new GPU by default PCIe 4.0."""
+    network_gigabytes_per_second: float | None = Field(default=None, gt=0)
+    """From one GPU to other nodes, in one direction; of a new GPU by default 100 Gbit/s."""
 
     def onto(self, name: str, known: Accelerator | None) -> Accelerator:
         """Return the known GPU with these figures in place of its own.
@@ -52,7 +54,9 @@ class GpuInput(ApiModel):
         """
         fp8 = self.fp8_teraflops or (self.teraflops if known is None else None)
         link = self.link_gigabytes_per_second or (PCIE / 1e9 if known is None else None)
-        given = self.model_copy(update={"fp8_teraflops": fp8, "link_gigabytes_per_second": link})
+        network = self.network_gigabytes_per_second or (ETHERNET / 1e9 if known is None else None)
+        rates = {"link_gigabytes_per_second": link, "network_gigabytes_per_second": network}
+        given = self.model_copy(update={"fp8_teraflops": fp8, **rates})
         found = {field: getattr(given, name) for name, (field, _) in _FIGURES.items()}
         figures = {field: found[field] * unit for field, unit in _FIGURES.values() if found[field] is not None}
         if known is not None:
@@ -79,6 +83,7 @@ _FIGURES = {
     "dollars_per_hour": ("dollars_per_hour", 1.0),
     "purchase_dollars": ("purchase_dollars", 1.0),
     "link_gigabytes_per_second": ("link", 1e9),
+    "network_gigabytes_per_second": ("network", 1e9),
 }
 """For each field of `GpuInput`, the field of `Accelerator` and the factor between their units."""
 
@@ -95,6 +100,8 @@ class EfficiencyInput(ApiModel):
     """Between GPUs that share a model."""
     all_reduce_microseconds: float = Field(default=1e6 * _EFFICIENCY.all_reduce_seconds, ge=0)
     """Time of an all-reduce without its bytes."""
+    network_microseconds: float = Field(default=1e6 * _EFFICIENCY.network_seconds, ge=0)
+    """The time that an all-reduce between nodes adds to it."""
 
     def value(self) -> Efficiency:
         """Return the efficiency in the units of the step model."""
@@ -106,6 +113,7 @@ class EfficiencyInput(ApiModel):
             self.sequence_microseconds / 1e6,
             self.link,
             self.all_reduce_microseconds / 1e6,
+            self.network_microseconds / 1e6,
         )
 
 
@@ -123,6 +131,8 @@ class EngineInput(ApiModel):
     tensor_parallel: int = Field(default=1, ge=1, le=16)
     """GPUs that share the model of a replica. Above 1, each GPU of the plan is such a group: its counts, prices and
     power are those of groups."""
+    nodes: int = Field(default=1, ge=1, le=16)
+    """Nodes with equal parts of these GPUs."""
     adapters: int = Field(default=0, ge=0, le=1000)
     """LoRA adapters in memory at a time."""
     adapter_rank: int = Field(default=16, ge=1, le=512)
@@ -366,9 +376,15 @@ class PlanInputs(ApiModel):
         """Return the GPU of these inputs, or the group of them that one replica has.
 
         Raises:
-            BadInput: the GPU is unknown, or a new GPU has not all figures.
+            BadInput: the GPU is unknown, a new GPU has not all figures, or the nodes cannot have equal parts.
         """
-        return self.find_gpu(self.gpu).group(self.engine.tensor_parallel)
+        count, nodes = self.engine.tensor_parallel, self.engine.nodes
+        if count % nodes:
+            raise BadInput(
+                f"engine.nodes is {nodes}, which does not divide engine.tensorParallel, {count}. Each node has as many "
+                "GPUs of a replica as the others"
+            )
+        return self.find_gpu(self.gpu).group(count, nodes)
 
     def find_gpu(self, name: str) -> Accelerator:
         """Find a GPU by name, with the figures of these inputs.

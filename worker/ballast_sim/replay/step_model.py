@@ -146,6 +146,8 @@ class Efficiency:
     """Share of the rate between GPUs that an all-reduce reaches. Eight A100 or H100 with NVLink reach more."""
     all_reduce_seconds: float = 3e-5
     """Time of an all-reduce without its bytes. It fits NVIDIA's published latencies of 1 to 8 GPUs best."""
+    network_seconds: float = 3e-5
+    """The time that an all-reduce between nodes adds to it. It is an assumption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +204,14 @@ class Roofline:
     def communication(self, num_tokens: int) -> float:
         """Return the seconds of a step in which the GPUs of a group exchange results: none for one GPU.
 
-        An all-reduce sends `2 (n - 1) / n` times its bytes from each GPU, which are 16-bit numbers.
+        An all-reduce sends `2 (n - 1) / n` times its bytes from each GPU, which are 16-bit numbers. Over nodes, the
+        GPUs of each node first reduce among themselves, so that each sends only its part of the bytes to other nodes.
         """
         gpu, e = self.gpu, self.efficiency
         if gpu.count == 1:
             return 0.0
-        sent = 2 * (gpu.count - 1) / gpu.count * 2.0 * self.shape.hidden * num_tokens
-        return 2 * self.shape.layers * (e.all_reduce_seconds + sent / (gpu.link * e.link))
+        local, sent = gpu.count // gpu.nodes, 2.0 * self.shape.hidden * num_tokens
+        seconds = 2 * (local - 1) / local * sent / (gpu.link * e.link)
+        seconds += 2 * (gpu.nodes - 1) / gpu.nodes * sent / local / (gpu.network * e.link)
+        seconds += e.all_reduce_seconds + (e.network_seconds if gpu.nodes > 1 else 0.0)
+        return 2 * self.shape.layers * seconds
