@@ -23,6 +23,8 @@ from ballast_queue.redis_store import Queue
 from ballast_queue.status import ClassLoad, WorkerStatus
 
 WAIT_SECONDS = 30
+START_SECONDS = 120
+"""The operator imports some 2,000 modules, which takes long on a machine that others use."""
 INFD = "/apis/ballast.dev/v1alpha1/namespaces/{}/inferencedeployments"
 
 
@@ -87,7 +89,9 @@ class Operator:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen([sys.executable, *program], env=environment, stdout=log, stderr=log)
         pattern = r"listening port=(\d+)"
-        self.port = int(until(lambda: re.search(pattern, self.text()[before:]), said="listening")[1])
+        self.port = int(
+            until(lambda: re.search(pattern, self.text()[before:]), said="listening", seconds=START_SECONDS)[1]
+        )
         if active:
             until(lambda: " active lease" in self.text()[before:], said="active")
 
