@@ -447,3 +447,14 @@ def test_a_new_item_is_within_the_reservation_with_the_blocks_of_its_answer(tail
     reason = why(engine.plan(), item)
 
     assert (reason is Reason.OFFLINE_RESERVATION) is is_inside
+
+
+def test_the_slot_above_a_lowered_cap_goes_to_online_in_the_same_step():
+    engine = Engine(slots=3, num_blocks=32, offline_share=0.5, tenants={"a": TenantShare(max_slots=1)})
+    held = [engine.decoding(OFFLINE, tenant="a") for _ in range(2)]
+    burst = [engine.add(ONLINE, 1) for _ in range(2)]
+
+    decided = engine.plan()
+
+    assert decided.admit == tuple(burst)
+    assert [(request, why(decided, request)) for request in decided.park] == [(held[1], Reason.TENANT_CAP)]

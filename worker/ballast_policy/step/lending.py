@@ -32,7 +32,8 @@ def lend(step: StepDraft, reserved: Reserved, *, growth_blocks: int, budget: flo
         chunk = min(chunk, ceil(STATIC_SHARE * chunk))
     num_covered = coverage.slots_in_use - len(offline.started)
     seconds = budget - step.time.seconds - reserved.seconds(step)
-    _park_above_limits(step, most)
+    if (excess := offline.num_held - most) > 0:
+        step.park(coverage.running[-excess:], Reason.SLOT_RECLAIMED)
     _park_above_budget(step, seconds, num_covered)
     step.blocks.free += growth_blocks
     _grow(step)
@@ -45,19 +46,16 @@ def lend(step: StepDraft, reserved: Reserved, *, growth_blocks: int, budget: flo
     _Lending(step, gate, budget, reserved, chunk, held_blocks).fill()
 
 
-def _park_above_limits(step: StepDraft, most: int) -> None:
-    """Park requests beyond the caps of their tenants, and beyond the `most` slots that offline may hold."""
-    free, coverage = step.tenant_slots_left, step.coverage
+def park_above_caps(step: StepDraft) -> None:
+    """Park requests beyond the caps of their tenants, before any other request gets a slot."""
+    free = step.tenant_slots_left
     if min(free.values(), default=0) < 0:
         over = []
-        for request in reversed(coverage.running):
+        for request in reversed(step.coverage.running):
             if free.get(request.tenant, 0) < 0:
                 free[request.tenant] += 1
                 over.append(request)
         step.park(over, Reason.TENANT_CAP)
-    excess = step.offline.num_held - most
-    if excess > 0:
-        step.park(coverage.running[-excess:], Reason.SLOT_RECLAIMED)
 
 
 def _park_above_budget(step: StepDraft, seconds: float, num_covered: int) -> None:
