@@ -43,7 +43,7 @@ from pathlib import Path
 
 from llm_d.calibration import calibrate, check
 from llm_d.experts import GPT_OSS_A100
-from llm_d.picture import draw
+from llm_d.picture import column, draw
 from llm_d.protocol import KV, SCENARIOS, Case, Outcome, Protocol, linear, run
 from llm_d.table import FACTOR, as_json, pooled, print_rows
 
@@ -68,7 +68,7 @@ def main() -> int:
         found += [as_json(row, rows[0]) for row in rows]
         is_met &= not any(row["missed"] for row in found if row["scenario"] == "ballast")
         if arrivals == options.arrivals[0]:
-            pictures.append([of_scenario[0] for of_scenario in outcomes])
+            pictures.append(column([of_scenario[0] for of_scenario in outcomes]))
     print(f"\nGoal: p99 of TTFT and ITL at most {FACTOR:g} times S0; jobs done within 12 min on one replica, 10 on two")
     checks = check(is_quick=options.quick) if options.check else []
     print(f"\n{time.perf_counter() - begun:.0f} s, {time.process_time():.0f} s of CPU time in this process")

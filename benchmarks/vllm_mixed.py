@@ -26,22 +26,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import count, pairwise, product
-from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from replay import Arrival, Clock, azure, machine, parser, percentile, write
+from replay.random_llama import LlamaShape, make_model
 from replay.side_process import SideProcess, send_result
+from replay.vllm_engine import BALLAST, BUDGET, PLAIN, PRIORITIES, SCHEDULERS, UNBOUNDED, Feed, VllmEngine, backlog
 
-BUDGET = 2048
 SEQS, BUDGETS = (1, 2, 4), (2048, 256, 64)
 """Settings that are tried for vLLM's priorities: divisors of `max_num_seqs`, and tokens per step."""
 SLACK = 1.25
 CAPS = (0.10, 0.25)
-SIDES = ("offline alone", "online alone", "priorities", "Ballast")
-MOST_WAIT = 120.0
-"""Seconds after the last arrival when a run ends, even if online requests are left."""
+SIDES = ("offline alone", "online alone", PRIORITIES, BALLAST)
 
 
 @dataclass(frozen=True)
@@ -130,98 +128,35 @@ class WallClock:
 
 
 class Side:
-    """An engine of vLLM, with or without Ballast."""
+    """An engine of vLLM, with or without Ballast, and the traffic."""
 
-    def __init__(self, clock: Clock | WallClock, setup: Setup, *, is_ballast: bool, is_priority: bool) -> None:
-        from vllm import EngineArgs, LLMEngine  # noqa: PLC0415 - after the clock is set
-
-        options: dict[str, Any] = {"scheduling_policy": "priority"} if is_priority else {}
-        if is_ballast:
-            options |= {
-                "scheduler_cls": "ballast_vllm.scheduler.BallastScheduler",
-                "additional_config": {"ballast": {"ttft": 1.0, "tpot": 1.0, "offline_share": 0.0}},
-            }
-        self.clock = clock
-        self.engine = LLMEngine.from_engine_args(
-            EngineArgs(
-                model=setup.model, dtype=setup.dtype, max_model_len=setup.longest + 32, max_num_seqs=setup.slots,
-                max_num_batched_tokens=BUDGET, enforce_eager=setup.clock == "cpu", disable_log_stats=True, seed=0,
-                gpu_memory_utilization=0.2, **options,
-            )
+    def __init__(self, clock: Clock | WallClock, setup: Setup, side: str) -> None:
+        self.vllm = VllmEngine(
+            clock, setup.model, side if side in SCHEDULERS else PLAIN, slots=setup.slots, longest=setup.longest + 32,
+            dtype=setup.dtype, enforce_eager=setup.clock == "cpu", gpu_memory_utilization=0.2,
         )  # fmt: skip
-        self.scheduler = self.engine.engine_core.engine_core.scheduler
-        self.is_priority = is_priority
-        self.setup = setup
+        self.slots = setup.slots
         self.trace = azure(20_000, scale=setup.scale, longest=setup.longest)
         self.offline = (Random(5).choice(self.trace) for _ in count())
-        self._serial = count()
 
     def run(self, run: Run) -> Found:
         """Replay one run."""
+        scheduler = self.vllm.scheduler
         if run.policy is not None:
-            self.scheduler.ballast_configure(run.policy)
+            scheduler.ballast_configure(run.policy)
         else:
-            self.scheduler.max_num_active_reqs = run.seqs or self.setup.slots
-            self.scheduler.max_num_scheduled_tokens = run.budget
+            scheduler.max_num_active_reqs = run.seqs or self.slots
+            scheduler.max_num_scheduled_tokens = run.budget
         online = part(self.trace, run) if run.count else []
         last = online[-1].at if online else run.seconds
-        due = dict(zip((f"online-{next(self._serial)}" for _ in online), online, strict=True))
-        left, first, ended = list(due.items())[::-1], {}, {}
-        waiting: dict[str, int] = {}
-        found, begin = Found(seconds=last), self.clock()
-        num_left = len(due)
-        while (now := self.clock() - begin) < last or (num_left and now < last + MOST_WAIT):
-            while left and left[-1][1].at <= now:
-                name, arrival = left.pop()
-                self._add(name, arrival, late=now - arrival.at)
-            while run.fills and len(waiting) < 3 * self.setup.slots:
-                arrival = next(self.offline)
-                name = f"offline-{next(self._serial)}"
-                waiting[name] = arrival.num_prompt
-                self._add(name, arrival)
-            if not self.engine.has_unfinished_requests():
-                self.clock.jump(max(0.0, (left[-1][1].at if left else last) - now))
-                continue
-            outputs = self.engine.step()
-            now = self.clock() - begin
-            for output in outputs:
-                name, num = output.request_id, len(output.outputs[0].token_ids)
-                if name in waiting:
-                    found.offline_tokens += (num + waiting[name]) if now < last else 0
-                    waiting[name] = 0  # the prompt counts with the first token
-                    if output.finished:
-                        del waiting[name]
-                elif name in due:
-                    found.online_tokens += num + (due[name].num_prompt if name not in first else 0)
-                    first.setdefault(name, now)
-                    if output.finished:
-                        ended[name] = now
-                        num_left -= 1
-        end = self.clock() - begin
-        for name, arrival in due.items():
-            began = first.get(name, end)
-            found.ttft.append(began - arrival.at)
-            found.tpot.append(
-                (ended.get(name, end) - began) / (arrival.num_output - 1) if arrival.num_output > 1 else 0
-            )
-        self.engine.abort_request([*waiting, *(name for name in due if name not in ended)])
-        while self.engine.has_unfinished_requests():
-            self.engine.step()
-        return found
-
-    def _add(self, name: str, arrival: Arrival, *, late: float = 0.0) -> None:
-        from vllm import SamplingParams  # noqa: PLC0415
-        from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415
-
-        kind = name.partition("-")[0]
-        prompt = Random(name).choices(range(5, 255), k=arrival.num_prompt)
-        sampling = SamplingParams(
-            max_tokens=arrival.num_output, ignore_eos=True, temperature=0.0, detokenize=False,
-            output_kind=RequestOutputKind.DELTA, extra_args={"ballast": {"class": kind}},
-        )  # fmt: skip
-        priority = 10 if self.is_priority and kind == "offline" else 0
-        self.engine.add_request(
-            name, {"prompt_token_ids": prompt}, sampling, arrival_time=time.time() - late, priority=priority
+        feed = backlog(self.slots) if run.fills else Feed()
+        replayed = self.vllm.replay(online, self.offline, feed, seconds=run.seconds)
+        return Found(
+            ttft=[answer.ttft for answer in replayed.online],
+            tpot=[answer.tpot for answer in replayed.online],
+            online_tokens=replayed.online_tokens,
+            offline_tokens=replayed.offline_tokens(last),
+            seconds=last,
         )
 
 
@@ -229,8 +164,8 @@ def replay(side: str, setup: Setup) -> None:
     """Read runs from the input, and print the result of each."""
     clock = Clock() if setup.clock == "cpu" else WallClock()
     time.monotonic = clock  # before vLLM and Ballast read it
-    engine = Side(clock, setup, is_ballast=side == "Ballast", is_priority=side == "priorities")
-    warm = Run("warm", seconds=8.0, policy={"ttft": inf, "tpot": inf} if side == "Ballast" else None)
+    engine = Side(clock, setup, side)
+    warm = Run("warm", seconds=8.0, policy=UNBOUNDED if side == BALLAST else None)
     engine.run(warm)
     for line in sys.stdin:
         send_result(asdict(engine.run(Run(**json.loads(line)))))
@@ -351,23 +286,10 @@ def goals(figures: Sequence[dict[str, Any]]) -> None:
     )
 
 
-def make_model(directory: Path, hidden: int, layers: int) -> Path:
-    """Write a Llama with random weights."""
-    import torch  # noqa: PLC0415
-    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
-
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "vllm" / "support"))
-    from small_models import make_tokenizer  # noqa: PLC0415 - the module is not a package
-
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=hidden // 64,
-        num_key_value_heads=max(1, hidden // 128), intermediate_size=hidden * 8 // 3 // 16 * 16, vocab_size=258,
-        max_position_embeddings=2048, bos_token_id=256, eos_token_id=257,
-    )  # fmt: skip
-    LlamaForCausalLM(config).to(torch.float32).save_pretrained(directory)
-    make_tokenizer().save_pretrained(directory)
-    return directory
+def shape(hidden: int, layers: int) -> LlamaShape:
+    """Return the shape of the model."""
+    heads = {"heads": hidden // 64, "kv_heads": max(1, hidden // 128)}
+    return LlamaShape(hidden, layers, **heads, intermediate=hidden * 8 // 3 // 16 * 16, vocabulary=258)
 
 
 def main() -> int:
@@ -392,7 +314,7 @@ def main() -> int:
         return 0
     about = machine()
     with tempfile.TemporaryDirectory() as folder:
-        model = asked.model or make_model(Path(folder), asked.hidden, asked.layers)
+        model = asked.model or make_model(Path(folder), shape(asked.hidden, asked.layers))
         begin = time.monotonic()
         setup = Setup(str(model), asked.dtype, asked.slots, asked.scale, asked.longest, asked.clock)
         found = compare(asked, setup)

@@ -18,6 +18,8 @@ from small_vllm import ENGINE as SMALL
 
 NAME = "second"
 ITEMS = 500
+LONG = 800
+"""Items of a job that has long to go when something breaks."""
 MANIFEST: dict[str, Any] = {
     "apiVersion": "ballast.dev/v1alpha1",
     "kind": "InferenceDeployment",
@@ -210,7 +212,7 @@ def test_the_death_of_enginecore_restarts_the_worker_and_loses_no_item(
     cluster: Cluster, client: Client, namespace: str, vllm: dict[str, Any]
 ) -> None:
     name = vllm["metadata"]["name"]
-    job = jobs.submit(client, f"{namespace}/{NAME}", 200, most=64)
+    job = jobs.submit(client, f"{namespace}/{NAME}", LONG, most=128)
     job.wait_leased()
 
     killed = cluster.exec(name, "python3", "-c", KILL, namespace=namespace).stdout.split()
@@ -226,11 +228,12 @@ def test_a_pod_that_is_deleted_gives_its_items_back(
 ) -> None:
     # If an attempt was spent, the counts of the job would show a lost item.
     cluster.hot_patch(NAME, {"offline": {"maxAttempts": 1}}, namespace=namespace)
-    job = jobs.submit(client, f"{namespace}/{NAME}", 200, most=64)
+    job = jobs.submit(client, f"{namespace}/{NAME}", LONG, most=128)
     job.wait_leased()
 
     cluster.kubectl("delete", "pod", vllm["metadata"]["name"], "-n", namespace, "--wait=false")
 
+    assert job.counts["succeeded"] < job.count, "the job was over before"
     job.finish(seconds=900, compared=6)
-    (pod,) = cluster.ready_pods(NAME, namespace=namespace)
+    (pod,) = cluster.wait_pods(NAME, 1, namespace=namespace, seconds=START_SECONDS)
     assert pod["metadata"]["uid"] != vllm["metadata"]["uid"]

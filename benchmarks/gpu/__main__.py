@@ -26,41 +26,19 @@ from statistics import median
 from typing import Any
 
 from ballast_sim.replay.hardware import GPUS, Accelerator
+from benchmarks.replay.random_llama import LlamaShape, make_model
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("answers", "decode", "mixed")
-LLAMA_8B = {"hidden": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "intermediate": 14336, "vocabulary": 128_256}
-ONE_BILLION = {"hidden": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "intermediate": 8192, "vocabulary": 128_256}
-TINY = {"hidden": 256, "layers": 4, "heads": 4, "kv_heads": 2, "intermediate": 688, "vocabulary": 258}
+LLAMA_8B = LlamaShape(hidden=4096, layers=32, heads=32, kv_heads=8, intermediate=14336, vocabulary=128_256)
+ONE_BILLION = LlamaShape(hidden=2048, layers=16, heads=32, kv_heads=8, intermediate=8192, vocabulary=128_256)
+TINY = LlamaShape(hidden=256, layers=4, heads=4, kv_heads=2, intermediate=688, vocabulary=258)
 BATCHES = (1, 8, 32, 64, 128, 256)
 CONTEXT, STEPS = 512, 64
 SCHEDULER = {
     "scheduler_cls": "ballast_vllm.scheduler.BallastScheduler",
     "additional_config": {"ballast": {"ttft": 100.0, "tpot": 10.0, "offline_share": 0.0}},
 }
-
-
-def make_model(folder: Path, shape: dict[str, int], *, has_weights: bool, spread: float = 0.02) -> Path:
-    """Write the configuration, the tokenizer and, if wanted, random weights of a Llama."""
-    import torch  # noqa: PLC0415 - heavy
-    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
-
-    sys.path.insert(0, str(HERE.parents[1] / "tests" / "vllm" / "support"))
-    from small_models import make_tokenizer  # noqa: PLC0415 - the module is not a package
-
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        hidden_size=shape["hidden"], num_hidden_layers=shape["layers"], num_attention_heads=shape["heads"],
-        num_key_value_heads=shape["kv_heads"], intermediate_size=shape["intermediate"],
-        vocab_size=shape["vocabulary"], max_position_embeddings=8192, bos_token_id=256, eos_token_id=257,
-        initializer_range=spread, architectures=["LlamaForCausalLM"],
-    )  # fmt: skip
-    if has_weights:
-        LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)
-    else:
-        config.save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
-    return folder
 
 
 def make_engine(model: Path, *, slots: int, dtype: str, is_ballast: bool, **options: Any) -> Any:
@@ -88,7 +66,7 @@ def answers(*, is_tiny: bool) -> dict[str, Any]:
     prompts = [Random(seed).choices(range(5, 255), k=Random(seed).randint(8, 200)) for seed in range(32)]
     length = 16 if is_tiny else 64
     with tempfile.TemporaryDirectory() as folder:
-        model = make_model(Path(folder), TINY, has_weights=True, spread=0.3)
+        model = make_model(Path(folder), TINY, spread=0.3)
         engine = make_engine(model, slots=8, dtype="float32", is_ballast=True, max_model_len=512, enforce_eager=True)
         for i, prompt in enumerate(prompts):
             engine.add_request(str(i), {"prompt_token_ids": prompt}, sampling(length))
@@ -115,13 +93,11 @@ def decode(peak: Accelerator, *, is_tiny: bool) -> dict[str, Any]:
     shape, dtype = (TINY, "float32") if is_tiny else (LLAMA_8B, "bfloat16")
     batches, num_steps = ((1, 8), 8) if is_tiny else (BATCHES, STEPS)
     width = 4 if is_tiny else 2
-    matrices = (shape["hidden"] + 2 * shape["kv_heads"] * shape["hidden"] // shape["heads"]) * shape["hidden"]
-    layer = matrices + shape["hidden"] ** 2 + 3 * shape["hidden"] * shape["intermediate"]
-    parameters = shape["layers"] * layer + shape["hidden"] * shape["vocabulary"]
-    kv_bytes = 2 * width * shape["layers"] * shape["kv_heads"] * shape["hidden"] // shape["heads"]
+    parameters = shape.computed_parameters
+    kv_bytes = 2 * width * shape.layers * shape.kv_size
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        model = make_model(Path(folder), shape, has_weights=False)
+        model = make_model(Path(folder), shape, longest=8192, has_weights=False)
         for is_ballast in (False, True):
             engine = make_engine(
                 model, slots=max(batches), dtype=dtype, is_ballast=is_ballast, load_format="dummy",
@@ -166,7 +142,7 @@ def mixed(*, is_tiny: bool) -> dict[str, Any]:
     shape = TINY if is_tiny else ONE_BILLION
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
-        model = make_model(Path(folder), shape, has_weights=True)
+        model = make_model(Path(folder), shape, longest=8192)
         options = ["--quick", "--load", "40"] if is_tiny else ["--dtype", "bfloat16", "--slots", "128", "--scale", "2"]
         command = [sys.executable, str(HERE.parent / "vllm_mixed.py"), "--clock", "wall", "--model", str(model)]
         subprocess.run([*command, "--json", str(found), *options], check=True)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 VARIABLES = {
@@ -28,12 +29,15 @@ def send_result(found: dict[str, Any]) -> None:
 class SideProcess:
     """Runs a script that reads one run per line from its input, and calls `send_result` for each."""
 
-    def __init__(self, script: str, *arguments: str) -> None:
+    def __init__(self, script: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         self._name = " ".join(arguments[:2])
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", script, *arguments],
-            env=os.environ | VARIABLES, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            env=os.environ | VARIABLES | dict(environment or {}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def replay(self, run: dict[str, Any]) -> dict[str, Any]:
         """Replay one run there, and return its result.

@@ -8,7 +8,8 @@ class Pager(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         said = json.loads(self.rfile.read(int(self.headers["content-length"])))
         for alert in said["alerts"]:
-            print(json.dumps(alert), flush=True)
+            # In one piece: two notifications at once must not share a line.
+            print(json.dumps(alert) + "\n", end="", flush=True)
         self.send_response(200)
         self.end_headers()
 

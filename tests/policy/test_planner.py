@@ -409,3 +409,17 @@ def test_a_step_does_at_most_the_predicted_work():
     expected = EXACT.predict(StepWork(16, 16 * (4 + 8.5), 1, 50))
 
     assert engine.plan().predicted_seconds == pytest.approx(expected)
+
+
+def test_online_prefill_leaves_the_time_of_the_reservation_within_the_pace_of_the_decodes():
+    engine = Engine(slots=16, chunk_tokens=1000, ttft=1.0, tpot=0.02)
+    engine.decoding(ONLINE, ttft=1.0, tpot=0.02, num_output=50, first_token=engine.now - 50 * 0.02)
+    reserved = [engine.decoding(OFFLINE) for _ in range(4)]
+    prompt = engine.add(ONLINE, 900, ttft=1.0, tpot=0.02)
+
+    decided = engine.plan()
+    tokens = dict(decided.grants)
+
+    assert all(tokens[request] == 1 for request in reserved)
+    assert 0 < tokens[prompt] < 900
+    assert decided.predicted_seconds == pytest.approx(0.02, abs=1e-4)

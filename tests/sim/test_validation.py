@@ -13,13 +13,14 @@ from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.errors import BadInput
+from ballast_sim.replay.attainment import Percentiles
 from ballast_sim.replay.jobs import SimulatedJob
 from ballast_sim.replay.policies import Ballast
 from ballast_sim.replay.simulation import Scenario, simulate
 from ballast_sim.replay.step_model import BatchWork, Linear
 from ballast_sim.replay.traffic import excerpt, read, read_lengths
 from ballast_sim.validation.engine_replay import EngineReplay, EngineUnderTest, MeasuredStep, ReplayClock
-from ballast_sim.validation.validator import fit_steps, kinds, noise
+from ballast_sim.validation.validator import Validation, fit_steps, kinds, noise
 
 COST = CostModel(2e-3, 6e-5, 2.5e-8, 6e-5, 2e-7, is_trusted=True)
 CONFIG = PolicyConfig(slots=8, num_blocks=8 * 64, chunk_tokens=128, ttft=0.15, tpot=0.02)
@@ -103,3 +104,34 @@ def test_noise_is_the_mean_difference_of_the_same_steps_and_of_no_others():
     assert noise([EngineReplay(one, []), EngineReplay(two, [])], "wall") == pytest.approx(0.1 / 1.05)
     with pytest.raises(BadInput, match="computed different steps"):
         noise([EngineReplay(one, []), EngineReplay(two[1:], [])], "wall")
+
+
+def make_validation(*, step_factor=1.0, ttft_factor=1.0, structure=0.0, is_ttft_limited=True):
+    return Validation(
+        model=COST,
+        kinds=kinds(COST, make_steps(COST, step_factor), "wall"),
+        noise=0.0,
+        structure=structure,
+        measured=[Percentiles(1.0, 1.0, 1.0)],
+        predicted=Percentiles(ttft_factor, ttft_factor, ttft_factor),
+        wall_over_cpu=1.0,
+        num_requests=1,
+        step_limit=0.15,
+        is_ttft_limited=is_ttft_limited,
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (make_validation(step_factor=1.1, ttft_factor=1.15), True),
+        (make_validation(step_factor=1.3), False),
+        (make_validation(ttft_factor=1.25), False),
+        (make_validation(ttft_factor=1.25, is_ttft_limited=False), True),
+        (make_validation(structure=0.25, is_ttft_limited=False), False),
+        (make_validation(step_factor=1.3, is_ttft_limited=False), False),
+    ],
+    ids=["both within", "steps", "TTFT", "TTFT without a limit", "TTFT by the same step times", "steps alone"],
+)
+def test_a_simulator_is_valid_within_its_limits(found, expected):
+    assert found.is_valid == expected

@@ -92,6 +92,7 @@ def validate(
         seconds=seconds,
         turns=turns,
         step_limit=VLLM_STEP_ERROR if engine == "vllm" else STEP_ERROR,
+        is_ttft_limited=engine != "vllm",
         progress=lambda what: show_progress(f"{what} ..."),
     ).run()
 
@@ -120,11 +121,12 @@ def print_validation(found: Validation, clock: str) -> None:
         for name, ttft in (*named, ("simulated", found.predicted))
     ]
     print_table(("TTFT", "p50", "p95", "p99"), waits, right=("p50", "p95", "p99"))
+    limits = ("; allowed 20 %", "") if found.is_ttft_limited else ("", "; allowed 20 %")
     sys.stdout.write(
         f"\nMean step error {found.step_error:.1%}; allowed {found.most_step_error:.1%} ({found.step_limit:.0%}, "
         f"or 1.5 times the noise of {found.noise:.1%} between two replays of the same steps)\n"
-        f"TTFT p95 error {found.ttft_error:.1%}; allowed 20 % (with the same step times, engine and simulator differ "
-        f"by {found.structure:.2%})\n"
+        f"TTFT p95 error {found.ttft_error:.1%}{limits[0]}\n"
+        f"TTFT p95 error with the same step times {found.structure:.2%}{limits[1]}\n"
         f"{'The simulator is valid.' if found.is_valid else 'The simulator is NOT valid on this machine.'}\n"
     )
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ballast_engine.attention.base import AttentionShape
 from ballast_engine.batch import Batch, Ints
+from ballast_engine.memory import HugePages
 from ballast_engine.native.library import MAX_HEAD_DIM, MAX_TILE, CAttention, CStep, kernels
 
 _PADDING = 64
@@ -38,9 +39,9 @@ class CpuAttention:
         self.shape = shape
         num_keys = math.prod(heads) * shape.head_dim * shape.block_tokens
         # A vector of keys may extend beyond the last block. The values there are never used.
-        memory = torch.zeros(num_keys + _PADDING, dtype=shape.dtype)
-        self.keys = memory[:num_keys].view(*heads, shape.head_dim, shape.block_tokens)
-        self.values = torch.zeros((*heads, shape.block_tokens, shape.head_dim), dtype=shape.dtype)
+        pages = HugePages().zeros((2 * num_keys + _PADDING,), shape.dtype).zero_()  # memory that is short fails now
+        self.keys = pages[:num_keys].view(*heads, shape.head_dim, shape.block_tokens)
+        self.values = pages[num_keys + _PADDING :].view(*heads, shape.block_tokens, shape.head_dim)
         self.layers = tuple(self._layer(index) for index in range(shape.num_layers))
         self._tile_rows = self.layers[0].tile_rows
         self._kernels = kernels()

@@ -9,7 +9,7 @@
 #define PANEL (2 * LANES)
 #define MAX_ROWS (LANES == 16 ? 12 : 6)
 #define MAX_PANELS 4
-#define AHEAD 32 /* rows of a panel: the processor's prefetching starts again at every 4 KiB */
+#define AHEAD 32 /* rows of a panel: the prefetching of the processor starts again at every 4 KiB */
 
 INLINE vec silu(vec x) { return x / (1.0f + exponential(-x)); }
 
@@ -54,9 +54,15 @@ typedef struct {
     int mode;
 } product;
 
-/* ROWS rows of A, from `row` on, times PANELS panels of W, from `panel` on. */
-INLINE void tile(const product *p, int64_t row, int64_t panel, const int rows, const int panels) {
-    const int64_t panel_size = p->depth * PANEL;
+INLINE int64_t first_row(const product *p, int64_t index) { return p->rows * index / p->tiles; }
+
+/* ROWS rows of A, those of the tile `index`, times PANELS panels of W, from `panel` on.
+ *
+ * A single tile reads W from memory all the time, so it prefetches a little ahead. Of several tiles, the first would wait
+ * for memory and the others would leave it idle. Therefore each tile prefetches its part of the next panel. */
+INLINE void tile(const product *p, int64_t index, int64_t panel, const int rows, const int panels) {
+    const int64_t row = first_row(p, index), panel_size = p->depth * PANEL, step = PANEL * sizeof(float) / p->tiles;
+    const int64_t ahead = p->tiles == 1 ? AHEAD * PANEL * sizeof(float) : panel_size * sizeof(float) + index * p->depth * step;
     const float *a = p->a + row * p->a_stride, *w = p->packed + panel * panel_size;
     vec sums[MAX_ROWS][2 * MAX_PANELS];
     UNROLL for (int i = 0; i < rows; i++)
@@ -66,8 +72,9 @@ INLINE void tile(const product *p, int64_t row, int64_t panel, const int rows, c
         UNROLL for (int j = 0; j < panels; j++) {
             columns[2 * j] = load(w + j * panel_size + k * PANEL);
             columns[2 * j + 1] = load(w + j * panel_size + k * PANEL + LANES);
-            __builtin_prefetch(w + j * panel_size + (k + AHEAD) * PANEL);
-            __builtin_prefetch(w + j * panel_size + (k + AHEAD) * PANEL + LANES);
+            const char *soon = (const char *)(w + j * panel_size) + ahead + k * step;
+            __builtin_prefetch(soon);
+            __builtin_prefetch(soon + 64);
         }
         UNROLL for (int i = 0; i < rows; i++)
             UNROLL for (int j = 0; j < 2 * panels; j++) sums[i][j] += a[i * p->a_stride + k] * columns[j];
@@ -83,9 +90,9 @@ INLINE void tile(const product *p, int64_t row, int64_t panel, const int rows, c
 
 #define CASE(rows, panels) \
     case rows:             \
-        tile(p, row, panel, rows, panels); break
+        tile(p, index, panel, rows, panels); break
 
-static void tile_of(const product *p, int64_t row, int64_t panel, int rows) {
+static void tile_of(const product *p, int64_t index, int64_t panel, int rows) {
     switch (rows) {
         CASE(1, 1); CASE(2, 1); CASE(3, 1); CASE(4, 1); CASE(5, 1); CASE(6, 1);
 #if LANES == 16
@@ -95,7 +102,8 @@ static void tile_of(const product *p, int64_t row, int64_t panel, int rows) {
 }
 
 /* With few rows, the multipliers wait for each other's sums. Several panels at a time keep them busy. */
-static int64_t panels_at_once(const product *p, int64_t row, int64_t panel, int64_t available, int rows) {
+static int64_t panels_at_once(const product *p, int64_t panel, int64_t available, int rows) {
+    const int64_t index = 0;
 #if LANES == 16
     if (rows <= 2 && available >= 4) {
         switch (rows) { CASE(1, 4); CASE(2, 4); }
@@ -107,10 +115,10 @@ static int64_t panels_at_once(const product *p, int64_t row, int64_t panel, int6
 #if LANES == 16
         CASE(4, 2);
 #endif
-        default: tile_of(p, row, panel, rows); return 1; }
+        default: tile_of(p, index, panel, rows); return 1; }
         return 2;
     }
-    tile_of(p, row, panel, rows);
+    tile_of(p, index, panel, rows);
     return 1;
 }
 
@@ -118,9 +126,9 @@ static void multiply_share(const void *context, share part) {
     const product *p = context;
     SHARE(p->panels * p->tiles, part, from, to);
     for (int64_t unit = from; unit < to;) {
-        const int64_t panel = unit / p->tiles, index = unit % p->tiles, first = p->rows * index / p->tiles;
-        const int rows = (int)(p->rows * (index + 1) / p->tiles - first);
-        unit += p->tiles == 1 ? panels_at_once(p, 0, panel, to - unit, rows) : (tile_of(p, first, panel, rows), 1);
+        const int64_t panel = unit / p->tiles, index = unit % p->tiles;
+        const int rows = (int)(first_row(p, index + 1) - first_row(p, index));
+        unit += p->tiles == 1 ? panels_at_once(p, panel, to - unit, rows) : (tile_of(p, index, panel, rows), 1);
     }
 }
 

@@ -1,0 +1,285 @@
+"""Run the benchmark of llm-d's batch gateway on vLLM on a CPU: its scenarios, vLLM's priorities, and Ballast.
+
+    make vllm-env && .venv-vllm/bin/python benchmarks/vllm_llm_d.py --json found.json [--quick]
+    python benchmarks/vllm_llm_d.py --draw found.json docs/images/llm-d-vllm.svg
+
+Interactive traffic comes in cycles, as in `llm_d_protocol.py`, which replays the same in the simulator: an idle phase,
+then a burst at 88 % of the rate that this engine sustains, 15 times the rate of the idle phase. The model is a Llama
+with random weights in float32, and all lengths are a quarter of the published ones: prompts of 128 tokens, answers of
+32, batch answers lognormal (mean 125, at most 512). Phases last 10 s instead of 90 s. Batch work does not run out, so
+every burst has batch work beside it. Prompts share no prefix.
+
+- S0: interactive only. S1: batch requests are sent as ordinary ones, at a quarter of the sustained rate, as published.
+  S6: a gateway sends a small fixed number of them at a time. All three run on vLLM's default scheduling.
+- priorities: many batch requests wait in the engine, with vLLM's lower priority.
+- ballast: the same requests wait. The SLO is 1.25 times the p99 of TTFT and ITL in S0, from the same run.
+
+The sustained rate is that of interactive requests alone which all arrive at once. Latencies are of requests that arrive
+in the bursts of measured cycles: all but the first two. ITL is the mean gap between two tokens of one request. Batch
+tokens are those of prompts and answers in the measured cycles. Times are CPU time of the computing thread, and jump to
+the next request when nothing is left to do, so other work on the machine counts little. With `--parallel`, the
+other scenarios run beside each other after S0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from math import ceil, log, sqrt
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from llm_d.picture import Column, Curve, draw
+from llm_d.protocol import ANSWER, DEVIATION, MEAN, MOST, PROMPT, SCENARIOS, Protocol
+from replay import Arrival, Clock, machine, parser, percentile, write
+from replay.random_llama import LlamaShape, make_model
+from replay.side_process import SideProcess, send_result
+from replay.vllm_engine import BALLAST, PLAIN, PRIORITIES, UNBOUNDED, Feed, VllmEngine, backlog
+
+SHAPE = LlamaShape(hidden=384, layers=6, heads=6, kv_heads=3, intermediate=1024, vocabulary=258)
+SCALE = 4
+"""Divisor of the published lengths."""
+SLOTS = 128
+LONGEST = (PROMPT + MOST) // SCALE
+LOAD, IDLE = 0.88, 1 / 15
+"""Rate of a burst over the sustained rate, and rate of an idle phase over that of a burst."""
+BATCH_LOAD = 4 / 16
+"""Batch requests of S1 over the interactive requests that are sustained, both per second."""
+CONCURRENCY = 10
+"""Batch requests in flight of S6."""
+FACTOR, SHARE = 1.25, 0.8
+"""The goal: latencies over those of S0, and batch tokens over those of S1."""
+SCHEDULER = {"S0": PLAIN, "S1": PLAIN, "S6": PLAIN, "priorities": PRIORITIES, "ballast": BALLAST}
+
+
+@dataclass
+class Run:
+    """What a process shall replay. Without a protocol, `count` interactive requests arrive at once."""
+
+    scenario: str
+    protocol: dict[str, Any] | None = None
+    count: int = 0
+    batch_rate: float = 0.0
+    policy: dict[str, Any] | None = None
+
+
+@dataclass
+class Found:
+    """The result of a run. Times are in seconds."""
+
+    seconds: float = 0.0
+    ttft: list[float] = field(default_factory=list)
+    """Of the measured requests. The next field has the same requests."""
+    itl: list[float] = field(default_factory=list)
+    worst_ttft: list[float] = field(default_factory=list)
+    """By second of arrival; 0 if none arrived."""
+    offline_tokens: list[int] = field(default_factory=list)
+    """By second."""
+    measured_tokens: int = 0
+    """Batch tokens in the measured cycles."""
+    burst_tokens: int = 0
+    """Those of them in bursts."""
+
+
+# One process: an engine that replays runs
+
+
+def batch() -> Iterator[Arrival]:
+    """Yield batch requests."""
+    random = Random(1000)
+    sigma = sqrt(log(1 + (DEVIATION / MEAN) ** 2))
+    mu = log(MEAN) - sigma**2 / 2
+    while True:
+        answer = min(MOST, random.lognormvariate(mu, sigma)) / SCALE
+        yield Arrival(0.0, PROMPT // SCALE, max(1, round(answer)))
+
+
+def feed(run: Run) -> Feed:
+    """Return how the batch requests of a scenario are sent."""
+    if run.protocol is None or run.scenario == "S0":
+        return Feed()
+    if run.scenario == "S1":
+        return Feed(most=sys.maxsize, rate=run.batch_rate)
+    if run.scenario == "S6":
+        return Feed(most=CONCURRENCY)
+    return backlog(SLOTS)
+
+
+def replay(engine: VllmEngine, run: Run) -> Found:
+    """Replay one run."""
+    if run.policy is not None:
+        engine.scheduler.ballast_configure(run.policy)
+    protocol = Protocol(**run.protocol) if run.protocol else None
+    starts = [a.seconds for a in protocol.traffic(protocol.cycles)] if protocol else [0.0] * run.count
+    online = [Arrival(at, PROMPT // SCALE, ANSWER // SCALE) for at in starts]
+    replayed = engine.replay(online, batch(), feed(run))
+    found = Found(seconds=max(answer.last for answer in replayed.online))
+    if protocol is None:
+        return found
+    end = protocol.cycles * protocol.cycle_seconds
+    found.worst_ttft, found.offline_tokens = [0.0] * ceil(end), [0] * ceil(end)
+    for answer in replayed.online:
+        second = int(answer.arrival)
+        found.worst_ttft[second] = max(found.worst_ttft[second], answer.ttft)
+        if is_measured(protocol, answer.arrival) and protocol.is_burst(answer.arrival):
+            found.ttft.append(answer.ttft)
+            found.itl.append(answer.tpot)
+    for at, tokens in replayed.offline:
+        if at < end:
+            found.offline_tokens[int(at)] += tokens
+        if is_measured(protocol, at):
+            found.measured_tokens += tokens
+            found.burst_tokens += tokens * protocol.is_burst(at)
+    return found
+
+
+def is_measured(protocol: Protocol, seconds: float) -> bool:
+    """Return whether a time is in a measured cycle."""
+    return protocol.warmup_cycles <= seconds // protocol.cycle_seconds < protocol.cycles
+
+
+def replay_runs(scheduler: str, model: str) -> None:
+    """Read runs from the input, and print the result of each."""
+    clock = Clock()
+    time.monotonic = clock  # before vLLM and Ballast read it
+    engine = VllmEngine(
+        clock, model, scheduler, slots=SLOTS, longest=LONGEST + 32, dtype="float32", enforce_eager=True,
+        gpu_memory_utilization=0.2,
+    )  # fmt: skip
+    if scheduler == BALLAST:
+        engine.scheduler.ballast_configure(UNBOUNDED)
+    engine.replay([], batch(), backlog(SLOTS), seconds=8.0)
+    for line in sys.stdin:
+        send_result(asdict(replay(engine, Run(**json.loads(line)))))
+
+
+# The process that compares
+
+
+class Process(SideProcess):
+    """An engine in a process of its own."""
+
+    def __init__(self, scheduler: str, model: Path) -> None:
+        super().__init__(__file__, "--scheduler", scheduler, "--model", str(model))
+
+    def run(self, run: Run) -> Found:
+        """Replay one run there."""
+        return Found(**self.replay(asdict(run)))
+
+
+def compare(asked: argparse.Namespace, model: Path) -> dict[str, Any]:
+    """Measure every scenario."""
+    count = 10 * SLOTS // (4 if asked.quick else 1)
+    plain = Process(PLAIN, model)
+    sustained = count / plain.run(Run("S0", count=count)).seconds
+    burst = LOAD * sustained
+    protocol = Protocol(
+        burst_rate=burst, idle_rate=IDLE * burst, phase_seconds=asked.phase, cycles=asked.cycles,
+        warmup_cycles=asked.warmup,
+    )  # fmt: skip
+    base = Run("S0", asdict(protocol), batch_rate=BATCH_LOAD * sustained)
+    print(
+        f"The engine sustains {sustained:.1f} interactive requests/s. Bursts of {burst:.1f}/s, {asked.phase:g} s long, "
+        f"{asked.cycles - asked.warmup} measured cycles. S1: {base.batch_rate:.1f} batch requests/s."
+    )
+    found = {"S0": plain.run(base)}
+    plain.close()
+    slo = {"ttft": FACTOR * percentile(found["S0"].ttft, 99), "tpot": FACTOR * percentile(found["S0"].itl, 99)}
+    print(f"SLO: TTFT {1e3 * slo['ttft']:.0f} ms, ITL {1e3 * slo['tpot']:.1f} ms. {len(found['S0'].ttft)} requests.\n")
+
+    def measure(scenario: str) -> None:
+        process = Process(SCHEDULER[scenario], model)
+        policy = {**slo, "max_interference": None} if scenario == "ballast" else None
+        found[scenario] = process.run(replace(base, scenario=scenario, policy=policy))
+        process.close()
+
+    others = [scenario for scenario in SCHEDULER if scenario != "S0"]
+    with ThreadPoolExecutor(len(others) if asked.parallel else 1) as pool:
+        list(pool.map(measure, others))
+    print(HEADER)
+    rows = [row(name, found, protocol) for name in SCHEDULER]
+    last = rows[-1]
+    print(
+        f"\nBallast: TTFT p99 {last['ttft_p99_over_alone']:.2f} and ITL p99 {last['itl_p99_over_alone']:.2f} times S0 "
+        f"(goal: {FACTOR:g}), with {last['tokens_of_s1']:.0%} of the batch tokens of S1 (goal: {SHARE:.0%})"
+    )
+    curves = {name: {"worst_ttft": one.worst_ttft, "offline_tokens": one.offline_tokens} for name, one in found.items()}
+    return {"sustained_per_s": sustained, "protocol": asdict(protocol), "slo": slo, "rows": rows, "curves": curves}
+
+
+HEADER = (
+    f"{'scenario':32}{'TTFT p50':>10}{'p95':>9}{'p99':>9}{'x S0':>7}{'ITL p50':>10}{'p95':>9}{'p99':>9}{'x S0':>7}"
+    f"{'batch/s':>9}{'in bursts':>11}{'of S1':>7}"
+)
+
+
+def row(scenario: str, found: dict[str, Found], protocol: Protocol) -> dict[str, Any]:
+    """Print one row, and return its figures."""
+    one, alone, s1 = found[scenario], found["S0"], found["S1"]
+    seconds = (protocol.cycles - protocol.warmup_cycles) * protocol.cycle_seconds
+    figures: dict[str, Any] = {"scenario": scenario, "requests": len(one.ttft)}
+    text = f"{f'{scenario}: {SCENARIOS[scenario]}':32}"
+    for what, digits in (("ttft", 0), ("itl", 1)):
+        values = [1e3 * percentile(getattr(one, what), share) for share in (50, 95, 99)]
+        figures[f"{what}_ms"] = values
+        figures[f"{what}_p99_over_alone"] = values[-1] / 1e3 / percentile(getattr(alone, what), 99)
+        text += "".join(f"{value:{width}.{digits}f} ms" for value, width in zip(values, (7, 6, 6), strict=True))
+        text += f"{figures[f'{what}_p99_over_alone']:7.2f}"
+    figures["tokens_of_s1"] = one.measured_tokens / s1.measured_tokens
+    figures["batch_tokens_per_s"] = one.measured_tokens / seconds
+    figures["batch_tokens_per_s_in_bursts"] = 2 * one.burst_tokens / seconds
+    print(
+        f"{text}{figures['batch_tokens_per_s']:9,.0f}{figures['batch_tokens_per_s_in_bursts']:11,.0f}"
+        f"{figures['tokens_of_s1']:7.0%}"
+    )
+    return figures
+
+
+def draw_found(found: dict[str, Any], path: Path) -> None:
+    """Draw the cycles of a run that was written with `--json`."""
+    protocol = Protocol(**found["protocol"])
+    title = f"{protocol.burst_rate:.1f} requests/s in bursts"
+    cycles = min(protocol.cycles, protocol.warmup_cycles + 4)
+    curves = [Curve(name, **figures) for name, figures in found["curves"].items()]
+    draw([Column(title, protocol.phase_seconds, cycles * protocol.cycle_seconds, curves, bin=1)], path)
+
+
+def main() -> int:
+    """Compare, replay one side, or draw."""
+    options = parser(__doc__)
+    options.set_defaults(model=None)
+    options.add_argument("--cycles", type=int, default=10, help="cycles, warm-up included")
+    options.add_argument("--warmup", type=int, default=2, help="cycles at the start whose latencies do not count")
+    options.add_argument("--phase", type=float, default=10.0, help="seconds of an idle phase and of a burst")
+    options.add_argument("--parallel", action="store_true", help="measure the scenarios beside each other")
+    options.add_argument("--draw", type=Path, nargs=2, metavar=("FOUND", "PICTURE"), help="draw the figures of --json")
+    options.add_argument("--scheduler", choices=tuple(SCHEDULER.values()), help=argparse.SUPPRESS)
+    asked = options.parse_args()
+    if asked.quick:
+        asked.cycles, asked.warmup, asked.phase = 3, 1, 5.0
+    if asked.draw is not None:
+        draw_found(json.loads(asked.draw[0].read_text()), asked.draw[1])
+        return 0
+    if asked.scheduler is not None:
+        replay_runs(asked.scheduler, str(asked.model))
+        return 0
+    about = machine()
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        found = compare(asked, asked.model or make_model(Path(folder), SHAPE))
+    print(f"\n{(time.monotonic() - begin) / 60:.0f} min")
+    write(asked.json, {"machine": about, **found})
+    last = found["rows"][-1]
+    is_met = max(last["ttft_p99_over_alone"], last["itl_p99_over_alone"]) <= FACTOR and last["tokens_of_s1"] >= SHARE
+    return 0 if is_met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
