@@ -467,6 +467,17 @@ def test_defaults_of_kuberay_are_no_additions():
     assert plan(resource, there, CONTEXT).because == ()
 
 
+def test_ray_reports_nothing_that_nobody_reads():
+    done = plan(make_resource(), EMPTY, CONTEXT)
+
+    head = spec_of(done)["rayClusterConfig"]["headGroupSpec"]
+    for group in (head, group_of(done)):
+        (container,) = group["template"]["spec"]["containers"]
+        variables = {each["name"]: each.get("value") for each in container["env"]}
+        assert group["rayStartParams"]["include-log-monitor"] == "false"
+        assert (variables["RAY_USAGE_STATS_ENABLED"], variables["RAY_task_events_report_interval_ms"]) == ("0", "0")
+
+
 def test_a_variable_of_the_template_replaces_that_of_the_operator():
     variable = {"name": "RAY_USAGE_STATS_ENABLED", "value": "1"}
     done = plan(make_resource(template={"image": "ray:1", "env": [variable]}), EMPTY, CONTEXT)

@@ -31,6 +31,12 @@ MOST_PODS = 160_000
 """`maxReplicas`, which limits nothing: the operator decides the number of pods."""
 OBJECT_STORE_BYTES = "100000000"
 """Ray would reserve a third of the memory for objects that pass between its processes. No request passes there."""
+NO_LOGS = {"include-log-monitor": "false"}
+"""Ray would send every line of its logs to drivers, and there are none."""
+VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_task_events_report_interval_ms": "0",  # a record of each call between Serve and a replica, which nobody reads
+}
 DELETION_SECONDS = 5
 """How long KubeRay keeps a Ray cluster that was replaced. Its pods drain, so there is nothing else to wait for."""
 CLUSTER_LABEL = "ray.io/cluster"
@@ -64,6 +70,7 @@ def ray_service(resource: InferenceDeployment, text: str, context: OperatorConte
                 "num-gpus": "0",
                 "dashboard-host": "0.0.0.0",  # noqa: S104 - KubeRay calls it, and the policy admits no other client
                 "object-store-memory": OBJECT_STORE_BYTES,
+                **NO_LOGS,
             },
             "template": _head(resource, ray, context),
         },
@@ -77,6 +84,7 @@ def ray_service(resource: InferenceDeployment, text: str, context: OperatorConte
                     "num-cpus": "1",
                     "num-gpus": str(resource.spec.gpu.count),
                     "object-store-memory": OBJECT_STORE_BYTES,
+                    **NO_LOGS,
                 },
                 "template": _worker(resource, context),
             }
@@ -204,7 +212,7 @@ def placement(resource: InferenceDeployment, ray: RayRuntime) -> Body:
 
 
 def _variables() -> list[Body]:
-    return [{"name": "RAY_USAGE_STATS_ENABLED", "value": "0"}]
+    return [{"name": name, "value": value} for name, value in VARIABLES.items()]
 
 
 def head_policy(resource: InferenceDeployment) -> Body | None:
