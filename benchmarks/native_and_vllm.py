@@ -252,10 +252,10 @@ def compare(asked: argparse.Namespace, model: Path, caches: Path) -> dict[str, A
     """Measure every side with each number of requests."""
     for name in ("kernels", "vllm", "inductor"):
         (caches / name).mkdir(mode=0o700)
-    starts: dict[str, list[float]] = {side: [] for side in SIDES}
+    starts: dict[str, list[float]] = {side: [] for side in asked.sides}
     sides: dict[str, Process] = {}
     for turn in range(2):
-        for side in SIDES:
+        for side in asked.sides:
             process = Process(side, model, asked.threads, caches)
             starts[side].append(process.start[asked.clock])
             if turn == 0:
@@ -267,14 +267,14 @@ def compare(asked: argparse.Namespace, model: Path, caches: Path) -> dict[str, A
     memory: dict[str, int] = {}
     steps: dict[int, float] = {}
     for number in asked.requests:
-        found: dict[str, list[Found]] = {side: [] for side in SIDES}
+        found: dict[str, list[Found]] = {side: [] for side in asked.sides}
         for turn in range(asked.rounds + 1):
             for side, process in sides.items():
                 result = process.run(Run(number, f"{number} {turn}", asked.clock))
                 memory[side] = result.memory
                 if turn:  # the first round is a warm-up
                     found[side].append(result)
-        rows += [row(number, side, found) for side in SIDES]
+        rows += [row(number, side, found) for side in asked.sides]
         steps[number] = median(one.decode_seconds for one in found[NATIVE])
     for number, step in steps.items():
         bounds.append(bound(number, step, sides[NATIVE].run(Run(number, "", asked.clock, measures_products=True))))
@@ -282,7 +282,7 @@ def compare(asked: argparse.Namespace, model: Path, caches: Path) -> dict[str, A
     for process in sides.values():
         process.close()
     print(f"\n{'side':14}{'first start':>13}{'second start':>14}{'memory':>12}")
-    for side in SIDES:
+    for side in asked.sides:
         print(f"{side:14}{starts[side][0]:11.1f} s{starts[side][1]:12.1f} s{memory[side] / 2**20:8.0f} MiB")
     return {"rows": rows, "bounds": bounds, "start_seconds": starts, "resident_bytes": memory}
 
@@ -349,6 +349,7 @@ def main() -> int:
     options.add_argument("--rounds", type=int, default=7)
     options.add_argument("--clock", choices=tuple(CLOCKS), default="wall")
     options.add_argument("--threads", type=int, help="default: one for each core, and one with --clock cpu")
+    options.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES, help="native must be one of them")
     options.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     asked = options.parse_args()
     asked.threads = asked.threads or (1 if asked.clock == "cpu" else len(os.sched_getaffinity(0)))

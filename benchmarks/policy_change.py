@@ -31,7 +31,8 @@ from typing import Any
 from pooled import pooled, rotated
 
 from ballast_cli.console import print_table
-from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
+from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE, scale
+from ballast_policy.learning.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.comparison.bench import Bench
 from ballast_sim.comparison.bench import Row as BenchRow
@@ -44,6 +45,7 @@ from ballast_sim.replay.policies import Ballast
 from ballast_sim.replay.replica import Policy
 from ballast_sim.replay.report import Report, report
 from ballast_sim.replay.simulation import Scenario, simulate
+from ballast_sim.replay.step_model import Linear
 from ballast_sim.replay.traffic import Arrival, Trace, read, read_lengths
 
 SEEDS = 3
@@ -162,6 +164,22 @@ def on_trace(
     return bench, load
 
 
+FAST = CostModel(k0=0.45e-3, k1=30e-6, k2=10e-9, k3=30e-6, k4=0.15e-6, is_trusted=True)
+"""Step times of the small model on a CPU, which the demo serves."""
+
+
+def on_fast_steps(seed: int, seconds: float, *, load: float) -> tuple[Bench, float]:
+    """Return the demo in virtual time: a small model, lengths and times of the Azure trace divided."""
+    trace = scale(slice_of_azure(seed, seconds), length=1 / 16, speed=10)
+    offline = scale(arxiv(), length=1 / 16)
+    config = PolicyConfig(16, 4096, 16, chunk_tokens=512, ttft=0.022, tpot=0.004, objective=0.99)
+    bench = Bench(
+        trace, offline, config, Linear(FAST), seconds, seed=seed, num_layers=4, warmup_seconds=seconds / 6,
+        maximum_seconds=30,
+    )  # fmt: skip
+    return bench, load
+
+
 def on_workload(
     seed: int, seconds: float, *, name: str, point: int = 0, offline: Callable[[], Sequence[Arrival]] | None = None
 ) -> tuple[Bench, float]:
@@ -194,6 +212,8 @@ def workloads() -> dict[str, Workload]:
         "bursts-40-32-slots-ttft-500": Workload(15, traced(load=0.4, make=burst, slots=32, ttft=0.5)),
         "caps-azure-40": Workload(30, traced(load=0.4), CAPS),
     }
+    for load in (5, 20):
+        found[f"fast-steps-{load}"] = Workload(2, partial(on_fast_steps, load=load / 100), least_minutes=1)
     for index, point in enumerate(sparse().points):
         spacing = f"{point.online[1].seconds:g}"
         found[f"sparse-{spacing}s"] = Workload(5, worked(name="sparse", point=index), SPARSE, least_minutes=5)

@@ -17,8 +17,8 @@ every burst has batch work beside it. Prompts share no prefix.
 The sustained rate is that of interactive requests alone which all arrive at once. Latencies are of requests that arrive
 in the bursts of measured cycles: all but the first two. ITL is the mean gap between two tokens of one request. Batch
 tokens are those of prompts and answers in the measured cycles. Times are CPU time of the computing thread, and jump to
-the next request when nothing is left to do, so other work on the machine counts little. With `--parallel`, the three
-schedulers run beside each other after S0.
+the next request when nothing is left to do, so other work on the machine counts little. With `--parallel`, the
+other scenarios run beside each other after S0.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from math import ceil, log, sqrt
@@ -190,20 +190,19 @@ def compare(asked: argparse.Namespace, model: Path) -> dict[str, Any]:
         f"{asked.cycles - asked.warmup} measured cycles. S1: {base.batch_rate:.1f} batch requests/s."
     )
     found = {"S0": plain.run(base)}
+    plain.close()
     slo = {"ttft": FACTOR * percentile(found["S0"].ttft, 99), "tpot": FACTOR * percentile(found["S0"].itl, 99)}
     print(f"SLO: TTFT {1e3 * slo['ttft']:.0f} ms, ITL {1e3 * slo['tpot']:.1f} ms. {len(found['S0'].ttft)} requests.\n")
-    plans = [(plain, ("S1", "S6"))] + [(Process(SCHEDULER[name], model), (name,)) for name in ("priorities", "ballast")]
 
-    def measure(plan: tuple[Process, Sequence[str]]) -> None:
-        process, scenarios = plan
-        for name in scenarios:
-            policy = {**slo, "max_interference": None} if name == "ballast" else None
-            found[name] = process.run(replace(base, scenario=name, policy=policy))
-
-    with ThreadPoolExecutor(len(plans) if asked.parallel else 1) as pool:
-        list(pool.map(measure, plans))
-    for process, _ in plans:
+    def measure(scenario: str) -> None:
+        process = Process(SCHEDULER[scenario], model)
+        policy = {**slo, "max_interference": None} if scenario == "ballast" else None
+        found[scenario] = process.run(replace(base, scenario=scenario, policy=policy))
         process.close()
+
+    others = [scenario for scenario in SCHEDULER if scenario != "S0"]
+    with ThreadPoolExecutor(len(others) if asked.parallel else 1) as pool:
+        list(pool.map(measure, others))
     print(HEADER)
     rows = [row(name, found, protocol) for name in SCHEDULER]
     last = rows[-1]
@@ -259,7 +258,7 @@ def main() -> int:
     options.add_argument("--cycles", type=int, default=10, help="cycles, warm-up included")
     options.add_argument("--warmup", type=int, default=2, help="cycles at the start whose latencies do not count")
     options.add_argument("--phase", type=float, default=10.0, help="seconds of an idle phase and of a burst")
-    options.add_argument("--parallel", action="store_true", help="measure the schedulers at the same time")
+    options.add_argument("--parallel", action="store_true", help="measure the scenarios beside each other")
     options.add_argument("--draw", type=Path, nargs=2, metavar=("FOUND", "PICTURE"), help="draw the figures of --json")
     options.add_argument("--scheduler", choices=tuple(SCHEDULER.values()), help=argparse.SUPPRESS)
     asked = options.parse_args()

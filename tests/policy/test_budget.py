@@ -145,12 +145,37 @@ def test_online_prefill_takes_what_the_decodes_beside_it_can_wait():
     assert room(make_decode()) == inf  # its first token is not known, so neither is its pace
 
 
-@pytest.mark.parametrize(("answer", "tokens"), [(0.0, 8), (100.0, 8), (16.0, 4)], ids=["unknown", "long", "all alike"])
-def test_where_answers_are_alike_they_catch_up_in_a_quarter_of_one(answer: float, tokens: int):
+@pytest.mark.parametrize(
+    ("short", "answer", "tokens"),
+    [
+        pytest.param(8, 0.0, 8, id="lengths are unknown"),
+        pytest.param(8, 100.0, 8, id="most are much longer"),
+        pytest.param(8, 16.0, 4, id="alike and short: a quarter"),
+        pytest.param(100, 100.0, 80, id="alike and long: all but one TTFT"),
+    ],
+)
+def test_an_answer_catches_up_in_its_first_tokens(short: int, answer: float, tokens: int):
+    """A TTFT is 20 TPOT. A decode catches up 40 ms with each token."""
     young = make_decode(num_output=1, first_token=10.0)
-    expectation = Expectation(online_short=8, online_answer=answer)
+    expectation = Expectation(online_short=short, online_answer=answer)
 
     assert room(young, expectation=expectation) == pytest.approx(0.05 + (tokens - 1) * 0.04)
+
+
+@pytest.mark.parametrize(("busy", "expected"), [(0.0, 0.05 + 7 * 0.04), (0.4, 0.05 + 7 * 0.02), (0.9, 0.05)])
+def test_decodes_catch_up_in_the_time_that_online_prefill_leaves(busy: float, expected: float):
+    """A token of prefill takes 0.1 ms, a TPOT 50 ms, and the decodes alone 10 ms."""
+    young = make_decode(num_output=1, first_token=10.0)
+    expectation = Expectation(online_short=8, online_tokens=1e4 * busy)
+
+    assert room(young, expectation=expectation, typical_prompt=100) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("short", "tokens"), [(8, 7), (4, 3), (2, 1), (1, 1)])
+def test_a_suspended_step_ends_before_the_second_token_of_a_short_answer_is_too_late(short: int, tokens: int):
+    snapshot = make_snapshot(config=replace(CONFIG, can_suspend=True), expectation=Expectation(online_short=short))
+
+    assert idle_budget(snapshot, IDLE) == pytest.approx(tokens * (0.05 - IDLE.fixed))
 
 
 def test_with_a_cap_online_prefills_as_it_would_alone():
@@ -243,8 +268,8 @@ IDLE = OnlineStep((), (), COST.k0, COST.k0)
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        pytest.param({"can_suspend": True, "ttft": 0.011, "tpot": 0.002}, 0.004 + 0.004, id="it catches up"),
-        pytest.param({"can_suspend": True, "ttft": 0.011, "tpot": 0.02}, 0.011 + COST.k0, id="it suspends the step"),
+        pytest.param({"can_suspend": True, "ttft": 0.011, "tpot": 0.002}, 7 * (0.002 - COST.k0), id="it catches up"),
+        pytest.param({"can_suspend": True, "ttft": 0.011, "tpot": 0.02}, 0.011, id="it suspends the step"),
         pytest.param({}, 1.0 - COST.k0 - 0.01, id="it has its first token in time"),
         pytest.param({"ttft": 0.011}, COST.k0 + 0.011, id="it is late in any case"),
         pytest.param({"ttft": 0.011, "tpot": 0.004}, COST.k0 + 0.004, id="it is late, and waits for one TPOT"),
@@ -266,7 +291,7 @@ def test_an_idle_step_is_as_long_as_a_newcomer_can_wait(config: dict[str, float]
         pytest.param({"can_suspend": False, "cap": 0.6}, 0.6 * (COST.k0 + 0.01), id="no step can be suspended"),
         pytest.param({"share": 0.0}, 2 * COST.k0, id="nothing of the cap"),
         pytest.param({"cap": 0.0}, 2 * COST.k0, id="a cap of nothing"),
-        pytest.param({"until": 9.9}, 1.0 - COST.k0 - 0.01, id="no online request is expected"),
+        pytest.param({"until": 9.9}, 7 * (0.05 - COST.k0), id="no online request is expected"),
     ],
 )
 def test_a_cap_bounds_an_idle_step_while_online_is_expected(fields: dict, expected: float):

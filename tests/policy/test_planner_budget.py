@@ -28,7 +28,7 @@ class TestBudget:
         return {"ttft": 0.2, "tpot": 0.02}
 
     def test_without_online_a_newcomer_that_may_come_bounds_the_step(self):
-        engine = self.make()
+        engine = self.make(can_suspend=False)
         engine.decoding(OFFLINE)
         engine.extra["typical_prompt"] = 100
 

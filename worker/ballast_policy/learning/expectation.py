@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import exp, inf, sqrt
-from statistics import pvariance
+from statistics import fmean, pvariance
 
 from ballast_policy.request import ONLINE, Request, RequestClass
 
@@ -18,9 +18,9 @@ NUM_LENGTHS = 256
 REFRESH = 16
 """Answers between two updates of their lengths. Bounds the cost: half or twice of it changes the total by 0.1 points
 (azure-40-32)."""
-BURST_SECONDS, NUM_BURSTS = 1.0, 100
+BURST_SECONDS, NUM_BURSTS, NUM_RECENT = 1.0, 100, 5
 """Online prompts within the first time are a burst, and the last bursts are remembered. Half or twice of the time costs
-1 point of TTFT attainment, half or twice of the number less (bursts-40-32)."""
+1 point of TTFT, half or twice of the number less (bursts-40-32). Online's rate is that of the recent bursts."""
 RATE_SECONDS = 60.0
 """Time in which the weight of an arrival falls to 37 %. Half or twice of it changes nothing (sparse-2s)."""
 SILENT_GAPS = 10
@@ -51,12 +51,14 @@ class Expectation:
     """Time until which the next online request is expected; -inf if no request has arrived."""
     online_rate: float = 0.0
     """Online requests per second."""
+    online_tokens: float = 0.0
+    """Online prompt tokens per second, of the last bursts."""
     online_spread: float = 0.0
     """Standard deviation of the online prompt tokens of one second; of `t` seconds it is `sqrt(t)` times that."""
     online_answer: float = 0.0
     """Mean tokens of an online answer; 0 while unknown."""
-    online_short: int = 0
-    """Tokens that all but 1 % of the online answers reach; 0 while unknown."""
+    online_short: int = 8
+    """Tokens that all but 1 % of the online answers reach. Half of the default: 1.1 points of TTFT (bursts-40-32)."""
 
     def remaining(self, request: Request, unknown: int) -> int:
         """Return the tokens that a request will probably still generate; at least `unknown` if lengths are unknown.
@@ -144,6 +146,7 @@ class ExpectationLearner:
         self.expectation = replace(
             self.expectation,
             outputs=outputs,
+            online_tokens=fmean(list(self._bursts)[-NUM_RECENT:] or [0]) / BURST_SECONDS,
             online_answer=sum(answers) / len(answers) if answers else 0.0,
-            online_short=answers[len(answers) // 100] if answers else 0,
+            online_short=answers[len(answers) // 100] if answers else UNKNOWN.online_short,
         )

@@ -1,5 +1,4 @@
 """Plan one step: `planner.plan(snapshot)` returns a `StepPlan`.
 
-Law: pure. A plan depends on its snapshot alone. Nothing here outlives a step: what an engine learns and remembers
-reaches the plan as a value in the snapshot.
+Law: pure. A plan depends on its snapshot alone: what an engine learns and remembers reaches it as a value in there.
 """
