@@ -53,7 +53,7 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 @dataclass
 class Run:
-    """What a side shall answer: so many requests at once."""
+    """What a side shall answer: this many requests at once."""
 
     number: int
     seed: str

@@ -35,7 +35,7 @@ NO_LOGS = {"include-log-monitor": "false"}
 """Ray would send every line of its logs to drivers, and there are none."""
 VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_task_events_report_interval_ms": "0",  # a record of each call between Serve and a replica, which nobody reads
+    "RAY_task_events_report_interval_ms": "0",  # a record of each call between Serve and a replica, without a reader
 }
 DELETION_SECONDS = 5
 """How long KubeRay keeps a Ray cluster that was replaced. Its pods drain, so there is nothing else to wait for."""
