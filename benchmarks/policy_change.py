@@ -5,8 +5,8 @@
 
 Each row pools three seeds: slices of a trace that start at different requests, or other draws of arrivals and offline
 lengths. Attainment is also compared with online alone by the same code. Totals and offline tokens are shares of
-offline alone with every step within 50 ms (30 ms if that is the TPOT). "Worst third" is the attainment that the worst
-third of prompt lengths loses against online alone, of TTFT or TPOT.
+offline alone with every step within 50 ms, or within the TPOT if that is shorter. "Worst third" is the attainment that
+the worst third of prompt lengths loses against online alone, of TTFT or TPOT.
 
 A change is judged row by row, including the rows of online alone: a row may lose 0.3 points of attainment and 1 point
 of the total. The loss of a single request is always allowed, because it is more than 0.3 points in some rows.

@@ -82,7 +82,7 @@ def test_a_part_of_ray_that_dies_stops_no_request_and_no_item(
 
     assert said["failures"] == []
     assert uids(cluster, first, namespace) == before
-    until(lambda: conditions(cluster, first, namespace) == WELL, seconds=120, said=f"conditions are {WELL}")
+    wait_well(cluster, first, namespace)
     cluster.hot_patch(first, {"slo": {"ttftMilliseconds": 900 if part == "head" else 800}}, namespace=namespace)
     assert uids(cluster, first, namespace) == before
 
@@ -94,7 +94,7 @@ def test_a_change_of_slots_restarts_the_workers_in_their_pods_and_no_request_fai
     with loop(client, namespace, first) as online:
         cluster.patch(first, {"slots": 32}, namespace=namespace)
         until(lambda: slots(cluster, first, namespace) == [32, 32], seconds=START_SECONDS, said="32 slots everywhere")
-        until(lambda: conditions(cluster, first, namespace) == WELL, seconds=120, said=f"conditions are {WELL}")
+        wait_well(cluster, first, namespace)
         online.wait_more()
         said = online.stop()
 
@@ -133,7 +133,7 @@ def test_a_change_of_the_pods_moves_to_a_second_ray_cluster_and_no_request_fails
             seconds=2 * START_SECONDS,
             said="the first Ray cluster is gone",
         )
-        until(lambda: conditions(cluster, first, namespace) == WELL, seconds=120, said=f"conditions are {WELL}")
+        wait_well(cluster, first, namespace)
         online.wait_more()
         said = online.stop()
 
@@ -162,7 +162,7 @@ def test_a_resource_moves_to_plain_pods_and_back_without_losing_a_request_or_an_
         said = online.stop()
 
     assert said["failures"] == []
-    until(lambda: conditions(cluster, first, namespace) == WELL, seconds=120, said=f"conditions are {WELL}")
+    wait_well(cluster, first, namespace)
 
 
 def test_deletion_leaves_nothing_behind(cluster: Cluster, namespace: str, first: str, holding: Held) -> None:
@@ -183,6 +183,11 @@ def heads(cluster: Cluster, name: str, namespace: str) -> list[dict[str, Any]]:
     """Return the heads of a resource."""
     found: list[dict[str, Any]] = cluster.get("pods", namespace=namespace, selector=f"ballast.dev/ray-head={name}")
     return found
+
+
+def wait_well(cluster: Cluster, name: str, namespace: str) -> None:
+    """Wait until the conditions of a resource report no problem."""
+    until(lambda: conditions(cluster, name, namespace) == WELL, seconds=120, said=f"conditions are {WELL}")
 
 
 def wait_head(cluster: Cluster, name: str, namespace: str) -> None:

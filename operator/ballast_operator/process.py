@@ -60,6 +60,7 @@ async def run(settings: OperatorSettings, types: Sequence[ResourceType[Any]] = R
     metrics = Metrics()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(report_error)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with Cluster(observe_call=metrics.observe_call, namespaces=settings.namespaces) as cluster:
@@ -76,6 +77,18 @@ async def run(settings: OperatorSettings, types: Sequence[ResourceType[Any]] = R
         finally:
             await leadership.release()
             await web.stop()
+
+
+def report_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log an error of the event loop with its traceback, or without it where the error is of no consequence.
+
+    Kopf does not close the generators of its watches when it stops. Python closes them, and may fail to, because one
+    generator is closed inside another.
+    """
+    if "asyncgen" in context:
+        log.debug("a watch was not closed in order", error=str(context.get("exception")))
+    else:
+        loop.default_exception_handler(context)
 
 
 class Operator:

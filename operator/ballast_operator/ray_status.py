@@ -44,8 +44,7 @@ def as_deployment(ray: Body, pods: Sequence[Body], statuses: Mapping[str, Worker
 
 def failure(ray: Body) -> str | None:
     """Return why Serve does not run the application, as a sentence; None if it does."""
-    for found in _services(ray):
-        application = (found.get("applicationStatuses") or {}).get(APPLICATION) or {}
+    for application in _applications(ray):
         if application.get("status") in FAILED:
             deployments = (application.get("serveDeploymentStatuses") or {}).values()
             why = next((each["message"] for each in deployments if each.get("message")), application.get("message", ""))
@@ -60,8 +59,7 @@ def is_fault_tolerant(ray: Body) -> bool:
 
 def pending(ray: Body) -> str | None:
     """Return the sentence of Ray about replicas for which it finds no place; None if there are none."""
-    for found in _services(ray):
-        application = (found.get("applicationStatuses") or {}).get(APPLICATION) or {}
+    for application in _applications(ray):
         for each in (application.get("serveDeploymentStatuses") or {}).values():
             message = str(each.get("message") or "")
             if UNPLACED in message:
@@ -86,7 +84,8 @@ def upgrade(ray: Body) -> str:
     return f"KubeRay starts the Ray cluster {new} beside {old}, which takes the GPUs of all workers a second time"
 
 
-def _services(ray: Body) -> Iterator[Body]:
+def _applications(ray: Body) -> Iterator[Body]:
+    """Yield the state of the application in the new Ray cluster, and in the one that serves."""
     status = ray.get("status") or {}
-    yield status.get("pendingServiceStatus") or {}
-    yield status.get("activeServiceStatus") or {}
+    for name in ("pendingServiceStatus", "activeServiceStatus"):
+        yield ((status.get(name) or {}).get("applicationStatuses") or {}).get(APPLICATION) or {}

@@ -1,4 +1,4 @@
 """Plan one step: `planner.plan(snapshot)` returns a `StepPlan`.
 
-Law: pure. A plan depends on its snapshot alone: what an engine learns and remembers reaches it as a value in there.
+Law: pure. A plan depends on its snapshot alone, which has all that an engine learns and remembers.
 """

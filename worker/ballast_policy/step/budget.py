@@ -80,14 +80,13 @@ def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     """Return the budget of a step without online requests: always long enough for the next token of a request.
 
     The newcomer bounds it, and the cap while the next online request is expected. If the engine can suspend steps, the
-    rest of the step only delays the second token of a newcomer: as long as the first tokens can catch up.
+    rest of the step only delays the second token of a newcomer, which catches up in its first tokens.
     """
     config, cost = snapshot.config, snapshot.cost
-    bound = _newcomer_bound(snapshot, part)
-    if config.is_encoder:  # nothing catches up, so the lending ratio shortens the step
-        bound *= snapshot.allowance.lending_ratio
-    elif config.can_suspend:
+    if config.can_suspend and not config.is_encoder:
         bound = min(config.ttft, max(1, _beginning(snapshot) - 1) * (config.tpot - part.seconds))
+    else:  # nothing of an encoder catches up, so the lending ratio shortens the step
+        bound = _newcomer_bound(snapshot, part) * (snapshot.allowance.lending_ratio if config.is_encoder else 1)
     if snapshot.now <= snapshot.expectation.online_until:
         bound = min(bound, _idle_cap_bound(snapshot))
     longest = max([request.num_tokens for request in (*snapshot.residents, *snapshot.waiting)], default=0)
