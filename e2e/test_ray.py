@@ -50,7 +50,7 @@ from test_serve import (
 LAPTOP = Path(__file__).parents[1] / "docs" / "samples" / "laptop.yaml"
 SLOTS, MORE_SLOTS = 4, 6
 """Of each worker. With few slots, a job outlasts a fault on a fast machine, too."""
-ITEMS, TOKENS = 1500, 128
+ITEMS, TOKENS = 5000, 128
 """Of a job that has long to go when the pods of the resource change."""
 
 
