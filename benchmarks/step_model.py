@@ -1,8 +1,8 @@
 """Compare the step-time models of the simulator.
 
 The program compares the refit of the published A100 coefficients with their two pieces, and the roofline with both. It
-also prints the error of the policy's cost model after a fit to a roofline, and to one of which some steps are slowed, as
-by another process on the same core. All errors are relative, over steps of all mixes that no fit has seen.
+also prints the error of the policy's cost model after a fit to a roofline, and to one of which some steps are slowed,
+as by another process on the same core. All errors are relative, over steps of all mixes that no fit has seen.
 """
 
 from __future__ import annotations
