@@ -123,10 +123,27 @@ def test_a_pod_that_is_to_end_waits_until_its_replica_has_drained(
             await asyncio.to_thread(leave.main)
             leased = queue.jobs.get(job_id).counts.leased
             refused = await proxy.post("/v1/completions", json=ASK)
+            await replica.reconfigure({"config": make_text()})
             replica.check_health()  # Serve must not start another replica in this pod
 
         assert leased == 0
         assert refused.status_code == 503
+
+    run(test)
+
+
+def test_a_second_stop_waits_until_the_replica_has_drained(make_text):
+    async def test() -> None:
+        replica = ServeReplica()
+        async with lived(replica):
+            await replica.reconfigure({"config": make_text(runtime={"unreadySeconds": 1})})
+            first = asyncio.create_task(replica.stop())
+            await eventually(lambda: replica.served.app.state.worker.is_draining, "the drain to begin")
+            await replica.stop()
+            has_drained = first.done()
+            await first
+
+        assert has_drained
 
     run(test)
 

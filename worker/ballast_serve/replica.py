@@ -44,6 +44,7 @@ class ServeReplica:
         self.served: Served | None = None
         """The worker; None until the first configuration."""
         self._is_left = False
+        self._stopping = asyncio.Lock()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the app that Serve calls."""
@@ -56,6 +57,8 @@ class ServeReplica:
             InvalidConfig: the message names each wrong field.
             WorkerError: the configuration asks for something that this replica cannot do.
         """
+        if self._is_left:
+            return  # an error would make Serve start another replica in a pod that ends
         part = self._path.with_suffix(".part")
         part.write_text(user_config["config"], encoding="utf-8")
         part.replace(self._path)
@@ -71,8 +74,9 @@ class ServeReplica:
             raise RuntimeError(failure)
 
     async def stop(self) -> None:
-        """Drain and stop the worker."""
-        await self._stack.aclose()
+        """Drain and stop the worker. Serve and the pod may both ask for it, and each waits until it has drained."""
+        async with self._stopping:
+            await self._stack.aclose()
 
     async def _leave_when_asked(self) -> None:
         """Drain before Kubernetes ends the pod; see `leave`. The replica stays until then, and refuses requests."""
