@@ -310,6 +310,7 @@ class Operator:
     async def _audit_unwatched(self) -> None:
         """Check what no watch shows: Secrets that resources name or have as children, and other releases."""
         self._grants.forget(key.namespace for cache in self._caches.values() for key in cache.resources)
+        self._poller.forget_unused()
         if await self._grants.audit():
             for key in (key for cache in self._caches.values() for key in cache.resources):
                 self._controller.add(key)

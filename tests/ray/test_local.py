@@ -18,6 +18,7 @@ from queue_objects import make_line
 
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
+from ballast_worker.errors import WorkerError
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -136,3 +137,14 @@ def test_a_replica_with_vllm_serves_both_classes_and_serve_replaces_it_when_engi
     assert first["worker_id"] != second["worker_id"]
     assert sorted(results) == sorted(f"item-{index}" for index in range(40))
     queue.close()
+
+
+def test_a_ray_that_does_not_start_is_a_sentence(tmp_path, monkeypatch):
+    from ballast_serve.local import LocalRay
+
+    blocked = tmp_path / "file"
+    blocked.touch()
+    monkeypatch.setenv("RAY_TMPDIR", str(blocked / "ray"))
+
+    with pytest.raises(WorkerError, match=r"Ray did not start\. .*logs"), LocalRay():
+        pass

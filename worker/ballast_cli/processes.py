@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import os
@@ -193,9 +194,14 @@ def take_port(host: str, port: int) -> int:
         try:
             probe.bind((host, port))
         except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise CliError(
+                    f"Address {host}:{port} cannot be used ({error.strerror}). Name an address of this machine with "
+                    "--host, and a port that you may use with --port."
+                ) from None
             raise CliError(
-                f"Port {port} on {host} cannot be used ({os.strerror(error.errno or 0)}). Stop the process that "
-                "listens there, or choose another port with --port (0 picks a free one)."
+                f"Port {port} on {host} is in use. Stop the process that listens there, or choose another port with "
+                "--port (0 picks a free one)."
             ) from None
         return int(probe.getsockname()[1])
 

@@ -12,8 +12,9 @@ from typing import Annotated
 import typer
 
 from ballast_api.worker_config import WorkerConfig
-from ballast_cli.connection import DATA_DIR, PasswordFile, QueueName, Running
+from ballast_cli.connection import DATA_DIR, PasswordFile, Place, QueueName, Running
 from ballast_cli.console import examples, say
+from ballast_cli.data_directory import make_directory
 from ballast_cli.errors import CliError, NotNow, Usage
 from ballast_cli.processes import Signals, Valkey, WorkerProcess, require_worker_parts, take_port, worker_command
 from ballast_cli.worker_file import Flags, compose, write
@@ -115,7 +116,7 @@ def up(
     flags = Flags(model, host, port, slots, redis_url, password_file, queue)
     runtime = compose(config, flags).runtime
     free_port = take_port(runtime.host, runtime.port)
-    data_dir.mkdir(parents=True, exist_ok=True)
+    make_directory(data_dir)
     with Signals() as signals:
         has_own = runtime.redis_url or runtime.redis_url_file
         valkey = None if has_own else Valkey.start(data_dir.resolve() / "valkey")
@@ -205,12 +206,13 @@ def _stop(worker: WorkerProcess, *, drain: float, grace: float, is_hurried: Call
 
 def _greet(config: WorkerConfig, worker: WorkerProcess, *, url: str, data_dir: Path) -> None:
     model = config.model.served_name or Path(config.model.uri).name
-    where = "" if data_dir == DATA_DIR else f" --redis-url {url} --queue {config.queue_name}"
+    shown = Place(url, config.queue_name).shown_url
+    where = "" if data_dir == DATA_DIR else f" --redis-url {shown} --queue {config.queue_name}"
     body = f'{{"model": "{model}", "prompt": "Once", "max_tokens": 16}}'
     say(
         f"\nBallast is up.\n"
         f"  API      {worker.address}/v1   (model {model})\n"
-        f"  queue    {config.queue_name} in {url}\n"
+        f"  queue    {config.queue_name} in {shown}\n"
         f"  logs     {worker.log}\n\n"
         "In another terminal, in this directory:\n"
         f"  curl {worker.address}/v1/completions -H 'Content-Type: application/json' -d '{body}'\n"

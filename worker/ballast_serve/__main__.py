@@ -27,6 +27,8 @@ from ballast_worker.errors import MissingWorkerExtra, WorkerError
 log = Log(__name__)
 
 BAD_CONFIG = 78
+DASHBOARD_SECONDS = "300"
+"""Time that the dashboard of Ray has to start. Ray's minute is short on a busy machine."""
 POLL_SECONDS = 0.5
 """How often the configuration file is read for changes."""
 
@@ -56,6 +58,7 @@ def _run(config: WorkerConfig, path: Path) -> None:
     stopped = threading.Event()
     # Ray reads these when it is imported. Its signal handler writes a stack trace for each SIGTERM.
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}
+    os.environ.setdefault("RAY_DASHBOARD_STARTUP_TIMEOUT_S", DASHBOARD_SECONDS)
     from ballast_serve.local import LocalRay  # noqa: PLC0415
 
     seen = _modified(path)
