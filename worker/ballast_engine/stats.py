@@ -112,8 +112,6 @@ class EngineStats:
     batch_ceiling: int
     """Largest decode batch that the SLO allows; the slots until the cost model is trusted."""
     cost: CostModel
-    cost_error_ratio: float
-    """Median relative error of the cost model over the steps it was fitted to; inf before."""
     reservation: Reservation
     """The reservation of offline work, and whether it was met in the last step."""
     service: Mapping[tuple[RequestClass, str], float]

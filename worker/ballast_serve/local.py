@@ -28,7 +28,6 @@ class LocalRay:
     def __enter__(self) -> Self:
         context = ray.init(include_dashboard=True, configure_logging=False)
         self.dashboard = f"http://{context.dashboard_url}"
-        self._drain_seconds = 0.0
         return self
 
     def __exit__(

@@ -171,7 +171,6 @@ class Driver:
         self._last_end = -inf
         self._plan = StepPlan()
         self._snapshot_waiting: Sequence[Request] = ()
-        self._num_sharing = 0
         self._is_counting = False
         self._slos: dict[int, RequestPlace] = {}
         """Places of requests with an SLO of their own."""
