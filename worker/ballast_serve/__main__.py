@@ -22,11 +22,11 @@ from ballast_api.serve_config import serve_config
 from ballast_api.worker_config import WorkerConfig
 from ballast_log import Log
 from ballast_worker.__main__ import check_installed
+from ballast_worker.command_line import BAD_CONFIG, fail, parser
 from ballast_worker.errors import MissingWorkerExtra, WorkerError
 
 log = Log(__name__)
 
-BAD_CONFIG = 78
 POLL_SECONDS = 0.5
 """How often the configuration file is read for changes."""
 
@@ -46,9 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
             check_installed()
         _run(config, options.config)
     except InvalidConfig as error:
-        return _say(str(error), BAD_CONFIG)
+        return fail("ballast_serve", str(error), BAD_CONFIG)
     except WorkerError as error:
-        return _say(str(error), error.exit_code)
+        return fail("ballast_serve", str(error), error.exit_code)
     return 0
 
 
@@ -85,26 +85,15 @@ def _check_ray() -> None:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m ballast_serve", description="Serve one model with Ray Serve on this machine."
+    found = parser(
+        "python -m ballast_serve",
+        "Serve one model with Ray Serve on this machine.",
+        config_help="The replicas apply changes of hot fields while they run.",
     )
-    parser.add_argument(
-        "--config",
-        type=Path,
-        required=True,
-        help="WorkerConfig as YAML. The replicas apply changes of hot fields while they run.",
-    )
-    parser.add_argument("--show", action="store_true", help="Print the configuration of Serve for a cluster, and end.")
-    parser.add_argument("--replicas", type=int, default=1, help="Replicas that --show names.")
-    parser.add_argument("--gpus", type=int, default=0, help="GPUs of a replica that --show names.")
-    parser.add_argument("--log-format", choices=("text", "json"), default="text")
-    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
-    return parser.parse_args(arguments)
-
-
-def _say(message: str, exit_code: int) -> int:
-    sys.stderr.write(f"ballast_serve: {message}\n")
-    return exit_code
+    found.add_argument("--show", action="store_true", help="Print the configuration of Serve for a cluster, and end.")
+    found.add_argument("--replicas", type=int, default=1, help="Replicas that --show names.")
+    found.add_argument("--gpus", type=int, default=0, help="GPUs of a replica that --show names.")
+    return found.parse_args(arguments)
 
 
 if __name__ == "__main__":
