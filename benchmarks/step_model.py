@@ -1,8 +1,8 @@
 """Compare the step-time models of the simulator.
 
 The program compares the refit of the published A100 coefficients with their two pieces, and the roofline with both. It
-also prints the error of the policy's cost model after a fit to a roofline. All errors are relative, over steps of all
-mixes that no fit has seen.
+also prints the error of the policy's cost model after a fit to a roofline, and to one of which some steps are slowed,
+as by another process on the same core. All errors are relative, over steps of all mixes that no fit has seen.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from ballast_sim.replay.step_model import (
     PublishedA100,
     Roofline,
     StepModel,
+    fit,
     profile,
     relative_errors,
     sample_steps,
 )
 
 STEPS = 20_000
+SLOWED = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
+"""Shares of the steps that are slowed."""
 
 
 def errors(model: StepModel, reference: StepModel, steps: list[BatchWork]) -> str:
@@ -31,6 +34,11 @@ def errors(model: StepModel, reference: StepModel, steps: list[BatchWork]) -> st
     found = relative_errors(model, reference, steps)
     p95 = found[int(0.95 * len(found))]
     return f"mean {sum(found) / len(found):6.1%}   p95 {p95:6.1%}   max {found[-1]:6.1%}"
+
+
+def slowdown(random: Random, share: float) -> float:
+    """Draw the factor by which a step is slowed."""
+    return random.uniform(2, 8) if random.random() < share else random.uniform(0.95, 1.05)
 
 
 def main() -> None:
@@ -63,6 +71,12 @@ def main() -> None:
     for name, gpu in GPUS.items():
         model = Roofline(SHAPES["llama-3-8b"], gpu)
         print(f"  {name:5}                     {errors(Linear(profile(model)), model, steps)}")
+
+    print("\nThe same for the A100, if a share of the steps takes 2 to 8 times as long, and the others vary by 5 %:")
+    for share in SLOWED:
+        random = Random(2)
+        seen = [(work, roofline.seconds(work) * slowdown(random, share)) for work in sample_steps(random, 512)]
+        print(f"  {share:5.0%}                     {errors(Linear(fit(seen)), roofline, steps)}")
 
 
 if __name__ == "__main__":

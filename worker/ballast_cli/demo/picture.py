@@ -60,11 +60,13 @@ def _slots(axes: Any, record: DemoRecord) -> None:
     axes.set_xlim(0, record.polls[-1][0])
     axes.set_ylabel(f"slots in use, of {record.plan.slots}")
     axes.set_xlabel("seconds")
-    axes.legend(loc="upper left", ncols=2, frameon=True, fontsize=8)
+    axes.legend(loc="center left", bbox_to_anchor=(0.18, 0.5), frameon=True, fontsize=8)
 
 
 def _latency(axes: Any, found: dict[str, Any], *, name: str) -> None:
     """Draw how many requests take longer than a time: the tail that the SLO is about, on two log scales."""
+    from matplotlib.ticker import LogLocator, NullFormatter  # noqa: PLC0415
+
     slo, column = found["slo"][f"{name}_ms"], COLUMNS[name]
     for side, label, colour in (("online_only", "online alone", ALONE), ("mixed", "with the offline job", OFFLINE)):
         values = np.sort([row[column] for row in found["requests"][side] if row[column] is not None])
@@ -75,14 +77,17 @@ def _latency(axes: Any, found: dict[str, Any], *, name: str) -> None:
     lost = found["attainment_lost"][name]
     interval = f"95 % interval of the loss {lost['low']:.1f} to {lost['high']:.1f}"
     said = "lost" if lost["points"] >= 0 else "gained"
-    axes.set_title(f"{name.upper()}: {abs(lost['points']):.1f} points of attainment {said} ({interval})", fontsize=10)
+    axes.set_title(f"{name.upper()}: {abs(lost['points']):.1f} points {said} ({interval})", fontsize=10)
     axes.set_xscale("log")
     axes.set_yscale("log")
     # A request whose tokens all reached the client in one packet has a TPOT of almost 0. It is left of the picture.
     axes.set_xlim(left=max(0.5, min(axes.get_xlim()[0], 10)))
     axes.set_xlabel(f"online {name.upper()}, ms")
     axes.set_ylabel("% of requests that take longer")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_ylim(top=100)
     axes.grid(visible=True, alpha=0.3)
     axes.legend(fontsize=8, loc="lower left")
