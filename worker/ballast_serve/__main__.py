@@ -24,6 +24,7 @@ from ballast_log import Log
 from ballast_worker.__main__ import check_installed
 from ballast_worker.command_line import BAD_CONFIG, fail, parser
 from ballast_worker.errors import MissingWorkerExtra, WorkerError
+from ballast_worker.reload import stamp
 
 log = Log(__name__)
 
@@ -58,25 +59,18 @@ def _run(config: WorkerConfig, path: Path) -> None:
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}
     from ballast_serve.local import LocalRay  # noqa: PLC0415
 
-    seen = _modified(path)
+    seen = stamp(path)
     with LocalRay() as ray:
         for number in (signal.SIGTERM, signal.SIGINT):  # Ray has just set its own handler
             signal.signal(number, lambda *_: stopped.set())
         ray.deploy(config, is_stopped=stopped.is_set)
         while not stopped.wait(POLL_SECONDS):
-            if (now := _modified(path)) not in {seen, 0}:
+            if (now := stamp(path)) not in {seen, None}:
                 seen = now
                 try:
                     ray.deploy(WorkerConfig.load(path), is_stopped=stopped.is_set)
                 except InvalidConfig as error:
                     log.warning("invalid configuration file, the old configuration stays in force", because=str(error))
-
-
-def _modified(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:  # an editor may be replacing it
-        return 0
 
 
 def _check_ray() -> None:
