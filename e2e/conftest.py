@@ -27,9 +27,8 @@ from release import Release, install
 
 pytest.register_assert_rewrite(*(file.stem for file in Path(__file__).parent.glob("test_*.py")))
 
-STEPS = ("install", "apply", "serve", "batch", "tenants", "tutorial", "backfill", "break", "break_parts", "fence",
-         "change", "scale", "vllm", "network", "nodes", "alerts", "prometheus_operator", "kueue", "ray",
-         "ray_nodes",
+STEPS = ("install", "apply", "serve", "batch", "ray", "ray_nodes", "vllm", "tenants", "tutorial", "backfill", "break",
+         "break_parts", "fence", "change", "scale", "network", "nodes", "alerts", "prometheus_operator", "kueue",
          "releases", "upgrade")  # fmt: skip
 """The files in the order of a user's path; the last one removes the release."""
 SAMPLES = Path(__file__).parents[1] / "docs" / "samples"

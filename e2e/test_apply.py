@@ -109,7 +109,7 @@ def test_a_sample_that_cannot_run_here_says_what_it_lacks(cluster: Cluster, name
 def name_an_image(cluster: Cluster, name: str, namespace: str) -> None:
     """Wait until the operator asks for an image with vLLM, and name one."""
     found = until(degraded(cluster, name, namespace, "ImagePull"), seconds=60, said=f"{name} lacks an image")
-    assert "no image for vLLM" in found["message"]
+    assert "no image of a worker with vLLM" in found["message"]
     cluster.patch(name, WITH_IMAGE, namespace=namespace)
 
 

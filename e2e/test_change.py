@@ -28,7 +28,7 @@ def queue(namespace: str, first: str) -> str:
 def job(cluster: Cluster, namespace: str, first: str, client: Client, queue: str) -> Iterator[jobs.Submitted]:
     """Submit a job and wait for leases. Check at the end that every item has its result."""
     cluster.wait_pods(first, REPLICAS, namespace=namespace)
-    running = jobs.submit(client, queue, 800, most=128)
+    running = jobs.submit(client, queue, 4000, most=128)
     assert running.wait_leased() > 0
     yield running
     running.finish(seconds=900, compared=6)

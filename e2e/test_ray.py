@@ -48,12 +48,18 @@ from test_serve import (
 )
 
 LAPTOP = Path(__file__).parents[1] / "docs" / "samples" / "laptop.yaml"
+SLOTS, MORE_SLOTS = 4, 6
+"""Of each worker. With few slots, a job outlasts a fault on a fast machine, too."""
+ITEMS, TOKENS = 5000, 128
+"""Of a job that has long to go when the pods of the resource change."""
 
 
 @pytest.fixture(scope="module")
 def first(cluster: Cluster, namespace: str, ray: str) -> Iterator[str]:
     """Run docs/samples/laptop.yaml on Ray."""
-    yield from started(cluster, on_ray(yaml.safe_load(LAPTOP.read_text()), ray), namespace)
+    manifest = yaml.safe_load(LAPTOP.read_text())
+    manifest["spec"]["slots"] = SLOTS
+    yield from started(cluster, on_ray(manifest, ray), namespace)
 
 
 @pytest.mark.parametrize("part", ["head", "storage"])
@@ -92,8 +98,9 @@ def test_a_change_of_slots_restarts_the_workers_in_their_pods_and_no_request_fai
 ) -> None:
     before = uids(cluster, first, namespace)
     with loop(client, namespace, first) as online:
-        cluster.patch(first, {"slots": 32}, namespace=namespace)
-        until(lambda: slots(cluster, first, namespace) == [32, 32], seconds=START_SECONDS, said="32 slots everywhere")
+        cluster.patch(first, {"slots": MORE_SLOTS}, namespace=namespace)
+        wanted = [MORE_SLOTS, MORE_SLOTS]
+        until(lambda: slots(cluster, first, namespace) == wanted, seconds=START_SECONDS, said=f"slots are {wanted}")
         wait_well(cluster, first, namespace)
         online.wait_more()
         said = online.stop()
@@ -109,13 +116,14 @@ def test_replicas_follow_the_resource_and_no_request_fails(
     client: Client,
     queue: str,
 ) -> None:
-    work = jobs.submit(client, queue, 150, most=64)
+    work = jobs.submit(client, queue, ITEMS, most=TOKENS)
     assert work.wait_leased() > 0
     with loop(client, namespace, first) as online:
         for replicas in (1, 2):
             cluster.kubectl("scale", f"infd/{first}", "-n", namespace, f"--replicas={replicas}")
+            assert work.counts["succeeded"] < work.count, "the job was over before"
             cluster.wait_pods(first, replicas, namespace=namespace, seconds=START_SECONDS)
-        work.finish(seconds=400, compared=3)
+        work.finish(seconds=900, compared=3)
         said = online.stop()
 
     assert said["failures"] == []
@@ -148,7 +156,7 @@ def test_a_resource_moves_to_plain_pods_and_back_without_losing_a_request_or_an_
     queue: str,
 ) -> None:
     there = cluster.get(INFD, first, namespace=namespace)["spec"]["runtime"]
-    work = jobs.submit(client, queue, 500, most=128)
+    work = jobs.submit(client, queue, ITEMS, most=TOKENS)
     with loop(client, namespace, first) as online:
         for runtime, gone in ((None, "rayservice"), (there, "deployment")):
             cluster.patch(first, {"runtime": runtime}, namespace=namespace)
@@ -158,7 +166,7 @@ def test_a_resource_moves_to_plain_pods_and_back_without_losing_a_request_or_an_
                 said=f"no {gone}",
             )
             cluster.wait_pods(first, 2, namespace=namespace, seconds=START_SECONDS)
-        work.finish(seconds=400, compared=4)
+        work.finish(seconds=900, compared=4)
         said = online.stop()
 
     assert said["failures"] == []

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import yaml
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "e2e" / "support"))
 
@@ -31,6 +33,8 @@ from providers import Local, chosen  # noqa: E402
 from release import NAME, NAMESPACE, Release, install  # noqa: E402
 
 RESOURCE = "laptop"
+SLOTS = 4
+"""Of each worker. With few slots, there is work during most faults."""
 ITEMS, TOKENS = 400, 64
 BACKLOG = 200
 READY_SECONDS = 400
@@ -88,9 +92,10 @@ class ClusterChaos:
         rng = random.Random(self.options.seed)
         print(f"seed {self.options.seed}, namespace {self.namespace}", flush=True)
         self.cluster.make_namespace(self.namespace)
-        self.cluster.apply(ROOT / "docs" / "samples" / "laptop.yaml", namespace=self.namespace)
+        manifest = yaml.safe_load((ROOT / "docs" / "samples" / "laptop.yaml").read_text())
         # Each kill of a worker spends an attempt of the items that it holds.
-        self.cluster.patch(RESOURCE, {"offline": {"maxAttempts": 100}}, namespace=self.namespace)
+        manifest["spec"] |= {"slots": SLOTS, "offline": {"maxAttempts": 100}}
+        self.cluster.apply(manifest, namespace=self.namespace)
         self.cluster.wait_ready(RESOURCE, namespace=self.namespace)
         self.cluster.wait_pods(RESOURCE, 2, namespace=self.namespace)
         longest = 60 * self.options.minutes + SETTLE_SECONDS

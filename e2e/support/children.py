@@ -33,8 +33,10 @@ def leftovers(cluster: Cluster, namespace: str) -> list[str]:
             said.append(f"{name} has no owner")
         if "deletionTimestamp" in meta:
             said.append(f"{name} is still going")
-        if meta.get("finalizers") and kind != "RayCluster":  # KubeRay's own, which ends after the deletion
-            said.append(f"{name} is held by {meta['finalizers']}")
+        # KubeRay gives each of its objects a finalizer. One in deletion is listed above.
+        held = [each for each in meta.get("finalizers", ()) if not each.startswith("ray.io/")]
+        if held:
+            said.append(f"{name} is held by {held}")
     return said
 
 

@@ -15,7 +15,7 @@ from ballast_api.conditions import ConditionType as Type
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import RAY_LABEL
 from ballast_api.worker_config import WorkerConfig
-from ballast_operator.children.config import VERSION
+from ballast_operator.children.config import UNREADY_SECONDS, VERSION
 from ballast_operator.children.ray import CLUSTER_LABEL
 from ballast_operator.conditions import conditions
 from ballast_operator.context import GcsValkey, OperatorContext
@@ -119,6 +119,19 @@ def test_each_pod_of_a_worker_over_several_nodes_has_the_model_and_its_gpus():
     assert [each["name"] for each in group_of(done)["template"]["spec"]["initContainers"]] == ["fetch"]
     assert deployment["placement_group_bundles"] == [{"CPU": 1, "GPU": 8}] * 2
     assert (config.runtime.tensor_parallel, config.runtime.nodes) == (16, 2)
+
+
+def test_a_replica_that_serve_ends_accepts_requests_until_services_have_seen_a_failed_probe():
+    """A pod that is deleted leaves the endpoints at once. A pod whose replica has ended stays until a probe fails."""
+    done = plan(make_resource(), EMPTY, CONTEXT)
+
+    (deployment,) = serve_of(done)["deployments"]
+    runtime = WorkerConfig.parse(deployment["user_config"]["config"], "test").runtime
+    pod = group_of(done)["template"]["spec"]
+    probe = pod["containers"][0]["readinessProbe"]
+    assert probe["failureThreshold"] == 1
+    assert runtime.unready_seconds >= probe["periodSeconds"] + UNREADY_SECONDS
+    assert pod["terminationGracePeriodSeconds"] > runtime.unready_seconds + runtime.drain_seconds
 
 
 def test_a_hot_change_reaches_the_replicas_without_a_restart_and_without_a_new_ray_cluster():

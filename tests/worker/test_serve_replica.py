@@ -131,6 +131,44 @@ def test_a_pod_that_is_to_end_waits_until_its_replica_has_drained(
     run(test)
 
 
+def test_a_pod_whose_replica_serve_has_ended_waits_for_nothing(make_text, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(IN_POD, "1")
+
+    async def test() -> None:
+        replica = ServeReplica()
+        async with lived(replica):
+            await replica.reconfigure({"config": make_text()})
+            await eventually(leave.directory().is_dir, "the replica to watch for the end of its pod")
+
+    run(test)
+    assert (leave.directory() / leave.DONE).exists()
+    leave.main()
+
+
+def test_a_pod_that_is_to_end_while_serve_ends_its_replica_waits_for_it(make_text, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(IN_POD, "1")
+
+    async def end(replica: ServeReplica) -> None:
+        async with lived(replica):
+            await replica.reconfigure({"config": make_text(runtime={"unreadySeconds": 3})})
+            await eventually(leave.directory().is_dir, "the replica to watch for the end of its pod")
+
+    async def test() -> None:
+        replica = ServeReplica()
+        ending = asyncio.create_task(end(replica))
+        address = httpx.URL(await eventually(lambda: replica.served and replica.served.address, "the replica"))
+        worker = replica.served.app.state.worker
+        await eventually(lambda: worker.is_draining, "Serve to end the replica")
+        await asyncio.to_thread(leave.main)
+        with pytest.raises(OSError, match="onnect"):
+            await asyncio.open_connection("127.0.0.1", address.port)
+        await ending
+
+    run(test)
+
+
 def test_without_a_replica_a_pod_ends_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
 

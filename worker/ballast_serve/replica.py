@@ -44,6 +44,7 @@ class ServeReplica:
         self.served: Served | None = None
         """The worker; None until the first configuration."""
         self._is_left = False
+        self._end: asyncio.Task[None] | None = None
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the app that Serve calls."""
@@ -71,8 +72,15 @@ class ServeReplica:
             raise RuntimeError(failure)
 
     async def stop(self) -> None:
-        """Drain and stop the worker."""
+        """Drain and stop the worker. Serve and the end of the pod may both ask for it."""
+        if self._end is None:
+            self._end = asyncio.create_task(self._stop())
+        await asyncio.shield(self._end)
+
+    async def _stop(self) -> None:
         await self._stack.aclose()
+        if leave.directory().is_dir():
+            (leave.directory() / leave.DONE).touch()
 
     async def _leave_when_asked(self) -> None:
         """Drain before Kubernetes ends the pod; see `leave`. The replica stays until then, and refuses requests."""
@@ -83,7 +91,6 @@ class ServeReplica:
             await asyncio.sleep(leave.POLL_SECONDS)
         self._is_left = True
         await self.stop()
-        (place / leave.DONE).touch()
 
     async def address(self) -> str | None:
         """Return the address of the HTTP server of this replica; None while it starts."""

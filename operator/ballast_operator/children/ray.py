@@ -16,7 +16,7 @@ from ballast_api.ray import RayRuntime
 from ballast_api.serve_config import serve_config
 from ballast_api.worker_config import WorkerConfig
 from ballast_operator.children.backends import backend_of
-from ballast_operator.children.config import UNREADY_SECONDS
+from ballast_operator.children.config import RAY_UNREADY_SECONDS
 from ballast_operator.children.gcs import options
 from ballast_operator.children.manifest import manifest
 from ballast_operator.children.pods import NVIDIA_GPU, tolerations, worker_pod
@@ -163,7 +163,7 @@ def _worker(resource: InferenceDeployment, context: OperatorContext) -> Body:
     named = {each["name"] for each in container["env"]}
     own = [each for each in _variables() if each["name"] not in named]
     container["env"] = [*container["env"], *own, {"name": "BALLAST_RAY_POD", "value": "1"}]
-    seconds = resource.spec.rollout.drain_seconds + UNREADY_SECONDS + backend_of(resource).exit_seconds
+    seconds = resource.spec.rollout.drain_seconds + RAY_UNREADY_SECONDS + backend_of(resource).exit_seconds
     pod["terminationGracePeriodSeconds"] = seconds
     labels = resource.spec.template.labels | pod_labels(resource.metadata.name, resource.spec.served_name)
     labels |= {RAY_LABEL: resource.metadata.name}
