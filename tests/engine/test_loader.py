@@ -56,7 +56,6 @@ def test_a_loaded_model_tells_its_size(directory):
     tensors = load_file(directory / "model.safetensors")
 
     assert loaded.num_params == sum(tensor.numel() for tensor in tensors.values())
-    assert loaded.weight_bytes >= 4 * loaded.num_params
     assert loaded.dtype is torch.float32
 
 

@@ -528,7 +528,6 @@ def _record(flight: Flight, seconds: float, run_seconds: float) -> StepRecord:
         num_prefill=work.num_prefill,
         num_decode=num_decode,
         admissions=flight.admissions,
-        because=plan.because,
     )
 
 
