@@ -137,7 +137,7 @@ class Operator:
             rules=settings.pod_rules,
             runbooks=settings.runbook_base_url or None,
             release=self._releases.own,
-            shared_queues=tuple(name.strip() for name in settings.shared_queues.split(",") if name.strip()),
+            shared_queues=listed(settings.shared_queues),
         )
         self._user_keys = UserKeyStore(
             cluster,

@@ -87,13 +87,6 @@ def test_up_with_ray_serves_both_classes_applies_hot_fields_and_leaves_no_proces
     eventually(lambda: not any(map(is_there, children)), "all processes to end")
 
 
-@pytest.fixture(scope="module")
-def tiny_llama(tmp_path_factory) -> Path:
-    from small_models import make_llama
-
-    return make_llama(tmp_path_factory.mktemp("models") / "tiny")
-
-
 def test_a_replica_with_vllm_serves_both_classes_and_serve_replaces_it_when_enginecore_dies(
     tiny_llama, valkey, tmp_path, free_port, eventually
 ):

@@ -19,6 +19,7 @@ from ballast_cli.errors import CliError, NotNow, Usage
 from ballast_cli.processes import Signals, Valkey, WorkerProcess, require_worker_parts, take_port, worker_command
 from ballast_cli.worker_file import Flags, compose, write
 from ballast_queue.errors import QueueError
+from ballast_worker.reload import Stamp, stamp
 
 EXAMPLES = examples(
     "ballast up",
@@ -74,12 +75,8 @@ class _Watched:
     file: Path | None
     flags: Flags
     target: Path
-    seen: int
-    """Modification time before the first read."""
-
-    def modified(self) -> int:
-        """Return the modification time, or 0 if there is no file (an editor may be replacing it)."""
-        return _modified(self.file)
+    seen: Stamp | None
+    """The file before the first read."""
 
     def apply(self) -> None:
         """Write the worker's file again. An invalid file changes nothing."""
@@ -122,7 +119,7 @@ def up(
         valkey = None if has_own else Valkey.start(data_dir.resolve() / "valkey")
         try:
             settled = Flags(model, host, free_port, slots, valkey.url if valkey else redis_url, password_file, queue)
-            watched = _Watched(config, settled, data_dir / "worker.yaml", _modified(config))
+            watched = _Watched(config, settled, data_dir / "worker.yaml", stamp(config) if config else None)
             final = compose(config, settled)
             write(final, watched.target)
             _serve(final, watched, data_dir=data_dir, valkey=valkey, signals=signals, ray=ray)
@@ -175,13 +172,6 @@ def _redis_url(config: WorkerConfig) -> str:
         raise Usage(f"{error}.") from None
 
 
-def _modified(file: Path | None) -> int:
-    try:
-        return file.stat().st_mtime_ns if file else 0
-    except OSError:
-        return 0
-
-
 def _watch(worker: WorkerProcess, watched: _Watched, *, valkey: Valkey | None, signals: Signals) -> None:
     """Watch both processes and the file until there is a reason to stop."""
     seen = watched.seen
@@ -190,7 +180,7 @@ def _watch(worker: WorkerProcess, watched: _Watched, *, valkey: Valkey | None, s
             raise CliError(worker.exit_message())
         if valkey and not valkey.is_running:
             raise CliError("Valkey stopped unexpectedly. Its log is valkey/valkey.log in the data directory.")
-        if (now := watched.modified()) not in {seen, 0}:
+        if watched.file is not None and (now := stamp(watched.file)) not in {seen, None}:
             seen = now
             watched.apply()
         time.sleep(_POLL_SECONDS)

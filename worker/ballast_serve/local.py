@@ -32,7 +32,6 @@ class LocalRay:
             ray.shutdown()  # it ends the processes that have started
             raise WorkerError(f"Ray did not start. {_last_words(error)}") from error
         self.dashboard = f"http://{context.dashboard_url}"
-        self._drain_seconds = 0.0
         return self
 
     def __exit__(
