@@ -7,7 +7,7 @@ are printed. No test is repeated.
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -143,11 +143,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed and hasattr(item, "funcargs"):
         cluster, client = (item.funcargs.get(name) for name in ("cluster", "client"))
         if isinstance(cluster, Cluster):
-            report.sections.append(("cluster", cluster.report()))
+            report.sections.append(("cluster", stated(cluster.report)))
         if isinstance(client, Client):
-            try:
-                queues = client.state_of_queues()
-            except AssertionError as error:  # Valkey is down, or the release is gone
-                queues = f"not to be had: {error}"
-            report.sections.append(("queues", queues))
+            report.sections.append(("queues", stated(client.state_of_queues)))
     return report
+
+
+def stated(state: Callable[[], str]) -> str:
+    """Return a state for the report of a failure, or why it cannot be read."""
+    try:
+        return state()
+    except AssertionError as error:  # the API server or Valkey is down, or the release is gone
+        return f"not available: {error}"

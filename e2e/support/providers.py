@@ -161,6 +161,8 @@ class Local:
         self._tasks("resume", container_id)
 
     def restart(self, component: str) -> None:
+        # The script starts a component when the old process may still have its port.
+        self.cluster("kill-component", component)
         self.cluster("restart", component)
 
     def stop_node(self, node: str) -> None:
