@@ -26,6 +26,14 @@ def put(pem: Path, *files: Path) -> None:
         new.replace(file)
 
 
+def is_shown(pem: Path, port: int) -> bool:
+    """Return whether a worker shows a certificate. On a busy machine, a handshake may take longer than it waits."""
+    try:
+        return shown(port) == certificate_of(pem)
+    except ssl.SSLError:
+        return False
+
+
 @pytest.mark.slow
 def test_a_worker_serves_https_and_takes_up_a_new_certificate(
     run_worker: Any, make_config: Any, tmp_path: Path, eventually: Any
@@ -46,7 +54,7 @@ def test_a_worker_serves_https_and_takes_up_a_new_certificate(
             eventually(lambda: "certificate not loaded" in worker.log, "the worker to refuse what is no certificate")
             still = shown(port)
             put(OTHER, certificate, key)
-            eventually(lambda: shown(port) == certificate_of(OTHER), "the new certificate")
+            eventually(lambda: is_shown(OTHER, port), "the new certificate")
             kept = client.get("/health").status_code, worker.process.poll()
         started = [json.loads(line) for line in worker.lines if line.startswith("{")]
         listening = {entry["event"]: entry["address"] for entry in started if "listening" in entry["event"]}
