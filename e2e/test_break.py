@@ -14,7 +14,7 @@ from cluster import Cluster, until
 from online import loop
 
 SLOTS = 4
-ITEMS, TOKENS = 500, 128
+ITEMS, TOKENS = 2000, 128
 """Of a job that has long to go when something breaks."""
 Held = tuple[jobs.Submitted, dict[str, Any]]
 
@@ -53,7 +53,7 @@ def test_sigkill_of_the_container_loses_nothing(cluster: Cluster, namespace: str
 
     assert job.counts["leased"] > 0
     cluster.wait_restarted(name, 1, namespace=namespace)
-    job.finish(seconds=400, compared=6)
+    job.finish(seconds=900, compared=6)
     wait_tidy(cluster, namespace)
 
 
@@ -66,7 +66,7 @@ def test_force_deletion_of_the_pod_loses_nothing(cluster: Cluster, namespace: st
 
     assert job.counts["leased"] > 0
     cluster.wait_pods(first, 2, namespace=namespace)
-    job.finish(seconds=400, compared=6)
+    job.finish(seconds=900, compared=6)
     wait_tidy(cluster, namespace)
 
 
@@ -87,7 +87,7 @@ def test_a_pod_that_is_deleted_gives_its_items_back_and_no_token_is_computed_twi
         last = drawn(cluster, pod)
 
         cluster.wait_pods(first, 2, namespace=namespace)
-        job.finish(seconds=400, compared=6)
+        job.finish(seconds=900, compared=6)
         said = online.stop()
 
     after = cluster.pods(first, namespace=namespace)
@@ -124,7 +124,7 @@ def test_a_drain_of_the_only_node_takes_one_pod_and_waits_for_the_other(
             cluster.kubectl("uncordon", node)
 
         now = cluster.wait_pods(first, 2, namespace=namespace)
-        job.finish(seconds=400, compared=6)
+        job.finish(seconds=900, compared=6)
         said = online.stop()
 
     assert drained.returncode == 1

@@ -110,7 +110,7 @@ def test_online_goes_on_while_valkey_is_unreachable_for_half_a_minute(
     traffic.end_well()
 
 
-@pytest.mark.parametrize("traffic", [4 * ITEMS], indirect=True, ids=["a long job"])
+@pytest.mark.parametrize("traffic", [12 * ITEMS], indirect=True, ids=["a long job"])
 def test_kubelet_api_server_and_etcd_are_restarted_and_nothing_is_lost(
     cluster: Cluster, namespace: str, first: str, traffic: Traffic
 ) -> None:

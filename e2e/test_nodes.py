@@ -22,7 +22,7 @@ from online import Loop, loop
 from prometheus import Prometheus
 from release import NAME, NAMESPACE, Release
 
-ITEMS, TOKENS = 400, 96
+ITEMS, TOKENS = 3000, 96
 LEASE = 10
 RECOVERED_SECONDS = 30
 """From the loss of a node until every request succeeds."""
@@ -87,7 +87,7 @@ class Workers:
 
     def end_well(self, lost_at: float) -> None:
         """Assert that no item was lost, and no request failed except those that Kubernetes sent to the lost node."""
-        self.job.finish(seconds=500, compared=4)
+        self.job.finish(seconds=900, compared=4)
         through, others = self.through.stop(), [each.stop() for each in self.direct]
         late = [sample for sample in through["failures"] if sample["at"] > lost_at + RECOVERED_SECONDS]
         assert late == []
@@ -174,7 +174,7 @@ def test_a_drained_node_loses_no_request_and_no_attempt(
         try:
             cluster.kubectl("drain", idle_node, *words, seconds=250)
             now = cluster.wait_pods(spread, 3, namespace=namespace)
-            workers.job.finish(seconds=500, compared=4)
+            workers.job.finish(seconds=900, compared=4)
             failures = [each.stop()["failures"] for each in (workers.through, *workers.direct)]
         finally:
             cluster.kubectl("uncordon", idle_node)

@@ -83,7 +83,7 @@ def test_a_part_of_ray_that_dies_stops_no_request_and_no_item(
             cluster.wait_restarted(f"{first}-ballast-gcs-0", 1, namespace=namespace)
         wait_head(cluster, first, namespace)
         online.wait_more()
-        running.finish(seconds=500, compared=4)
+        running.finish(seconds=900, compared=4)
         said = online.stop()
 
     assert said["failures"] == []
