@@ -4,7 +4,8 @@
 
 For each load, pooled over slices of the Azure conversations:
 
-- `ballast` with its default, and with other values of `most_risk`: the cost of each point of attainment in tokens.
+- `ballast` with its default, a risk of 0.4, and with lower values of `most_risk`: the cost of each point of attainment
+  in tokens.
 - `reservation`: nothing is lent, so that the loss is caused by the reservation alone.
 - `foresight`: Ballast at the highest risk, run several times. Each run lends nothing during the requests that missed
   their SLO in the run before, and during a growing time before them. A real policy cannot know these requests.
@@ -38,7 +39,8 @@ from ballast_sim.replay.simulation import Run, simulate
 from ballast_sim.replay.traffic import Trace, at_zero, excerpt, read, read_lengths, repeated
 
 WARMUP = 60.0
-RISKS = (0.04, 0.08, 0.18, 0.3)
+RISKS = (0.05, 0.1, 0.2, 0.4)
+"""Accepted risks. The last one is the default of the policy."""
 ROUNDS = 12
 EARLIER = 3.0
 """Seconds by which each round extends the time without lending."""

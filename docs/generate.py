@@ -184,7 +184,7 @@ def nothing_yet() -> ScrapeData:
     stats = EngineStats(
         slots=1, online=counted, offline=counted, kv_used=0, kv_cached=0, kv_free=0, kv_waste_ratio=0,
         kv_waste_mean_ratio=0, prefix_query_tokens=0, prefix_hit_tokens=0, steps=0, failed_steps=0, suspended_steps=0,
-        deferred_grants=0, batch_ceiling=1, cost=CostModel(), cost_error_ratio=0, reservation=Reservation(),
+        deferred_grants=0, batch_ceiling=1, cost=CostModel(), reservation=Reservation(),
         service={(RequestClass.ONLINE, "default"): 0.0},
     )  # fmt: skip
     items = QueueStats(at=0, items=RequestCounts(), inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs={})

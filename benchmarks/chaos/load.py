@@ -51,7 +51,6 @@ class Jobs:
     rng: random.Random
     most_items: int = 120
     submitted: list[SubmittedJob] = field(default_factory=list)
-    retries: int = 0
     finished: int = 0
     """Items with a result at the last look."""
     _number: int = 0
@@ -95,7 +94,6 @@ class Jobs:
                     pending = None
                     self._cancel_some(queue)
             except QueueError:
-                self.retries += 1
                 if queue is not None:
                     queue.close()
                 queue = None

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 Cells = tuple[float | None, float | None, float | None]
 """p50, p95 and p99; None if it is not published."""
-NOT_PUBLISHED: Cells = (None, None, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import asyncio
 import base64
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -82,3 +82,8 @@ class Addresses:
                 self._read[key] = time.monotonic(), data
                 found = Address.of(data, redis)
             return found
+
+    def forget(self, kept: Container[str]) -> None:
+        """Forget the Secrets of all other namespaces than those that are kept."""
+        for key in [key for key in self._read if key.namespace not in kept]:
+            del self._read[key], self._locks[key]

@@ -247,10 +247,10 @@ class Cluster:
         content_type: str = "application/json",
         accept: str = "application/json",
     ) -> Body:
-        assert self._client is not None, "use as an async context manager"
-        status = 0
+        client, status = self._client, 0
+        assert client is not None, "use as an async context manager"
         try:
-            answer, status, _ = await self._client.call_api(
+            answer, status, _ = await client.call_api(
                 path,
                 method,
                 query_params=list((query or {}).items()),
@@ -268,6 +268,10 @@ class Cluster:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = error or type(error).__name__
             raise ClusterUnavailable(f"{verb} {path}: the API server does not answer ({reason})") from error
+        except RuntimeError as error:  # aiohttp: the session is closed
+            if client is self._client:
+                raise
+            raise ClusterUnavailable(f"{verb} {path}: the connection was replaced meanwhile") from error
         finally:
             self._observe_call(verb, kind.name, status)
         return answer if isinstance(answer, dict) else {}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
-from ballast_api.conditions import ConditionReason, ConditionType
-from ballast_api.inference_deployment import InferenceDeployment, default_served_name
+from ballast_api.conditions import ConditionType
+from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import (
     CONFIG_HASH,
     HTTP_PORT,
@@ -15,6 +15,7 @@ from ballast_api.names import (
     selector,
 )
 from ballast_api.status import MOST_FORMER_QUEUES, ClassSlots, Condition, ResourceStatus, ScalingStatus, Status
+from ballast_operator.blockers import blocked
 from ballast_operator.children.config import (
     REDIS_HASH,
     VERSION,
@@ -39,7 +40,7 @@ from ballast_operator.children.ray import (
     resize,
     services_of_kuberay,
 )
-from ballast_operator.children.redis_users import has_malformed_url, redis_secrets, redis_users, secrets_hash
+from ballast_operator.children.redis_users import redis_secrets, redis_users, secrets_hash
 from ballast_operator.children.service import budget, network_policy, service
 from ballast_operator.conditions import Given, conditions
 from ballast_operator.context import OperatorContext
@@ -73,9 +74,8 @@ from ballast_operator.plan import (
     is_owned,
 )
 from ballast_operator.poll_result import PollResult, QueueSource
-from ballast_operator.queue_grants import queue_refusal
-from ballast_operator.resource_type import ConditionValue, ResourceType
-from ballast_queue.address import FORMS
+from ballast_operator.queue_rules import own_queue
+from ballast_operator.resource_type import ResourceType
 from ballast_queue.status import WorkerStatus
 
 ON_RAY = ""
@@ -343,124 +343,6 @@ def _scaling(wanted: ScalingStatus | None, reported: ScalingStatus | None) -> Sc
     return wanted
 
 
-def _blocked(resource: InferenceDeployment, context: OperatorContext, others: Iterable[Body]) -> ConditionValue | None:
-    return (
-        _is_not_permitted(resource, context)
-        or _lacks_image(resource, context)
-        or _lacks_kuberay(resource, context)
-        or queue_refusal(resource.queue_name, resource.metadata.namespace, context=context, others=others)
-        or _lacks_redis(resource, context)
-        or _lacks_user(resource, context)
-        or _shares_queue(resource, context, others)
-    )
-
-
-def _lacks_user(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:
-    if not context.refuses_users or context.redis is None or resource.spec.redis is not None:
-        return None
-    assert context.redis_key is not None, "a Secret that was read has a name"
-    message = (
-        f"the user in the operator's own Redis Secret {context.redis_key.name} may not create users in Redis, so this "
-        "resource must name a Secret with a user of its own in spec.redis, or this user needs the right. Until then, "
-        "the children of this resource do not change"
-    )
-    return ConditionValue("True", ConditionReason.NO_REDIS_USER, message)
-
-
-def _is_not_permitted(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:
-    found = "; ".join(context.rules.violations(resource))
-    if not found:
-        return None
-    message = (
-        f"{found}. Change the resource, or ask the owner of the cluster for the setting of the operator. Until then, "
-        "the children of this resource do not change"
-    )
-    return ConditionValue("True", ConditionReason.NOT_PERMITTED, message[:1000])
-
-
-def _lacks_image(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:
-    if resource.spec.template.image or context.image_of(resource):
-        return None
-    is_vllm, on_ray = resource.spec.backend == "vllm", resource.spec.runtime.ray is not None
-    image = ("a worker with vLLM" if is_vllm else "a native worker") + (" and Ray" if on_ray else "")
-    value = {(True, False): "vllmWorker", (False, True): "rayWorker", (True, True): "rayVllmWorker"}[is_vllm, on_ray]
-    message = (
-        f"the operator knows no image of {image}. Set template.image, or the value image.{value} of the chart. Until "
-        "then, the children of this resource do not change"
-    )
-    return ConditionValue("True", ConditionReason.IMAGE_PULL, message)
-
-
-def _lacks_kuberay(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:
-    if resource.spec.runtime.ray is None or RAY_SERVICE.name in context.kinds:
-        return None
-    message = (
-        "spec.runtime.ray needs KubeRay, and the cluster has no kind RayService (ray.io/v1). Install KubeRay, or "
-        "remove the section. Until then, the children of this resource do not change"
-    )
-    return ConditionValue("True", ConditionReason.NO_KUBERAY, message)
-
-
-def _shares_queue(
-    resource: InferenceDeployment, context: OperatorContext, others: Iterable[Body]
-) -> ConditionValue | None:
-    """Return the conflict with an older resource that serves another model from the same queue.
-
-    A queue accepts the models of one resource, so the jobs of the other one would be refused.
-    """
-    if redis_of(resource, own_keys=context.redis_keys) is None:
-        return None
-    mine = _queue_of(resource.metadata.model_dump(by_alias=True), resource.spec.model_dump(by_alias=True))
-    age = (resource.metadata.creation_timestamp or "", resource.metadata.namespace, resource.metadata.name)
-    for body in others:
-        about = body["metadata"]
-        name, uri = (body["spec"]["model"].get(each) for each in ("servedName", "uri"))
-        is_older = (about["creationTimestamp"], about["namespace"], about["name"]) < age
-        if about.get("deletionTimestamp") or not is_older or _queue_of(about, body["spec"]) != mine:
-            continue
-        served = name or default_served_name(uri)
-        if served != resource.spec.served_name:
-            message = (
-                f"the queue {resource.queue_name} is the one of the older resource {about['namespace']}/{about['name']}"
-                f", which serves the model {served}, and this one serves {resource.spec.served_name}. Set another "
-                "spec.offline.queue, or the same spec.model.servedName. Until then, the children of this resource do "
-                "not change"
-            )
-            return ConditionValue("True", ConditionReason.QUEUE_CONFLICT, message)
-    return None
-
-
-def _queue_of(about: Body, spec: Body) -> tuple[str, str]:
-    """Return the queue of a resource, and the Secret that leads to its Redis; empty for the operator's own."""
-    offline, redis = spec.get("offline"), spec.get("redis")
-    queue = offline.get("queue") if isinstance(offline, dict) else None
-    secret = redis.get("secretName") if isinstance(redis, dict) else None
-    own = f"{about['namespace']}/{about['name']}"
-    return (queue if isinstance(queue, str) and queue else own), f"{about['namespace']}/{secret}" if redis else ""
-
-
-def _own_queue(body: Body) -> str | None:
-    queue, redis = _queue_of(body["metadata"], body.get("spec") or {})
-    return None if redis else queue
-
-
-def _lacks_redis(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:
-    if resource.spec.redis is not None or not (context.lacks_redis or has_malformed_url(context)):
-        return None
-    secret = context.redis_key
-    assert secret is not None, "a missing or malformed Secret has a name"
-    what = (
-        "does not exist, or lacks a key; create it"
-        if context.lacks_redis
-        else f"contains a malformed URL; write it as {FORMS}"
-    )
-    message = (
-        f"the operator's Secret {secret.namespace}/{secret.name} for Redis {what}. "
-        "Until then, the children of this resource do not change"
-    )
-    return ConditionValue("True", ConditionReason.NO_SECRET, message)
-
-
 def _secrets(resource: InferenceDeployment, context: OperatorContext) -> tuple[Key, ...]:
     own = (gcs_secret(resource),) if is_needed(resource, context) else ()
     return tuple(key_of(SECRET, body) for body in (*redis_secrets(resource, context), *own))
@@ -482,11 +364,11 @@ RESOURCE_TYPE = ResourceType(
     plan=plan,
     conditions=conditions,
     status=status,
-    blocked=_blocked,
+    blocked=blocked,
     named_secrets=named_secrets,
     secrets=_secrets,
     redis_users=redis_users,
-    own_queue=_own_queue,
+    own_queue=own_queue,
     written_with=services_of_kuberay,
     source=_source,
     awaits_poll=_awaits_poll,

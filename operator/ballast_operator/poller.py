@@ -134,6 +134,20 @@ class Poller:
             self._threads[server.namespace] = found
         return found
 
+    def forget_unused(self) -> None:
+        """Forget the threads, connections and Secrets that no polled resource of a namespace uses any more."""
+        polled = {"", *(key.namespace for key in self._resources)}
+        for namespace in self._threads.keys() - polled:
+            self._threads.pop(namespace).shutdown(wait=False)  # after the settings of its resources are removed
+        used = {each.worked for each in self._resources.values()}
+        for server in list(self._connections):
+            if server.namespace and server not in used:
+                self._connections.pop(server, None)  # not closed, because a poll may still use it
+        for server, (at, _) in list(self._unavailable.items()):
+            if time.monotonic() - at >= self._every:
+                self._unavailable.pop(server, None)
+        self._addresses.forget(polled)
+
     def close(self) -> None:
         """Stop all polls and close the connections."""
         for threads in self._threads.values():

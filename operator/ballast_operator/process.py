@@ -137,7 +137,7 @@ class Operator:
             rules=settings.pod_rules,
             runbooks=settings.runbook_base_url or None,
             release=self._releases.own,
-            shared_queues=tuple(name.strip() for name in settings.shared_queues.split(",") if name.strip()),
+            shared_queues=listed(settings.shared_queues),
         )
         self._user_keys = UserKeyStore(
             cluster,
@@ -310,6 +310,7 @@ class Operator:
     async def _audit_unwatched(self) -> None:
         """Check what no watch shows: Secrets that resources name or have as children, and other releases."""
         self._grants.forget(key.namespace for cache in self._caches.values() for key in cache.resources)
+        self._poller.forget_unused()
         if await self._grants.audit():
             for key in (key for cache in self._caches.values() for key in cache.resources):
                 self._controller.add(key)

@@ -8,7 +8,7 @@ from typing import Generic
 from ballast_operator.cache import Cache
 from ballast_operator.context import OperatorContext
 from ballast_operator.kinds import Body, Key
-from ballast_operator.queue_grants import queue_refusal
+from ballast_operator.queue_rules import queue_refusal
 from ballast_operator.resource_type import R, ResourceType
 from ballast_queue.rights import RedisUser
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from math import isfinite
 from typing import Protocol
 
 from ballast_api.names import MANAGED_BY_LABEL, OPERATOR
@@ -59,7 +60,7 @@ class UserKeyStore:
         """
         body, now = await self._cluster.get(self._key), time.time()
         texts = _texts(body)
-        age = now - float(texts.get("rotated") or 0)
+        age = now - _seconds(texts.get("rotated", ""))
         present, previous = texts.get("key", ""), texts.get("previous", "")
         if not present or (self._seconds and age >= self._seconds):
             previous, present, age = present, secrets.token_hex(32), 0.0
@@ -77,6 +78,15 @@ class UserKeyStore:
         data = {name: base64.b64encode(text.encode()).decode() for name, text in texts.items()}
         uid = str(before["metadata"]["uid"]) if before is not None else None
         await self._cluster.apply(self._key, body | {"data": data}, uid=uid)
+
+
+def _seconds(text: str) -> float:
+    """Return a time that somebody may have edited; 0 if it is no number, so that the key is replaced."""
+    try:
+        found = float(text)
+    except ValueError:
+        return 0.0
+    return found if isfinite(found) else 0.0
 
 
 def _texts(body: Body | None) -> dict[str, str]:

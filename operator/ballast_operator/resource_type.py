@@ -42,6 +42,12 @@ class ConditionValue(NamedTuple):
     message: str
 
 
+def on_hold(reason: ConditionReason, message: str) -> ConditionValue:
+    """Return the value of `Degraded` of a resource that must change first. `message` has no full stop."""
+    text = f"{message}. Until then, the children of this resource do not change"
+    return ConditionValue("True", reason, text[:MOST_CHARACTERS])
+
+
 @dataclass(frozen=True, slots=True)
 class ConditionInput(Generic[R]):
     """Everything that the conditions of a resource depend on."""

@@ -14,7 +14,7 @@ from ballast_api.names import ALLOW_LABEL
 from ballast_operator.cluster import Cluster
 from ballast_operator.kinds import SECRET, Key
 from ballast_operator.named_secrets import is_allowed
-from ballast_operator.resource_type import ConditionValue
+from ballast_operator.resource_type import ConditionValue, on_hold
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 """Any other name exists nowhere, and would be a part of a path of the API server."""
@@ -42,10 +42,9 @@ class SecretGrants:
                 # A missing Secret reads the same: the account may lack the right to learn which Secrets exist.
                 message = (
                     f'Secret {name} does not exist or lacks the label {ALLOW_LABEL}: "true", so no resource may name '
-                    f"it. Create it, and run kubectl label secret {name} {ALLOW_LABEL}=true. Until then, the children "
-                    "of this resource do not change"
+                    f"it. Create it, and run kubectl label secret {name} {ALLOW_LABEL}=true"
                 )
-                return ConditionValue("True", ConditionReason.SECRET_NOT_ALLOWED, message)
+                return on_hold(ConditionReason.SECRET_NOT_ALLOWED, message)
         return None
 
     async def audit(self) -> bool:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,14 @@ def test_the_unfinished_output_of_another_job_is_not_overwritten(tmp_path: Path)
 def test_a_directory_is_refused(tmp_path: Path):
     with pytest.raises(Usage, match="is a directory"):
         OutFile(tmp_path)
+
+
+def test_a_device_is_not_replaced(tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    with pytest.raises(Usage, match="no regular file"):
+        OutFile(pipe)
 
 
 def test_an_old_file_is_replaced_only_at_the_end(tmp_path: Path):

@@ -162,7 +162,7 @@ def test_a_valkey_that_cannot_start_says_why(tmp_path: Path):
 def test_a_taken_port_is_named_with_what_to_do():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(CliError, match=rf"Port {port} on 127.0.0.1 cannot be used .*--port"):
+        with pytest.raises(CliError, match=rf"Port {port} on 127.0.0.1 is in use.*--port"):
             take_port("127.0.0.1", port)
 
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,26 @@ class Pipe(io.BytesIO):
     def readline(self, size: int | None = -1) -> bytes:
         self.asked.append(size)
         return super().readline(size)
+
+
+def test_submit_reads_a_pipe(queued, items: Path, queue: Any, tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(items.read_bytes()))
+    writer.start()
+    ran = queued("submit", pipe)
+    writer.join()
+
+    assert ran.code == 0
+    assert queue.jobs.get(ran.out.strip()).counts.total == 3
+
+
+def test_submit_without_a_standard_input_says_what_to_name(queued, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.stdin", None)
+    ran = queued("submit", "-")
+
+    assert ran.code == 2
+    assert "Standard input is closed" in ran.err
 
 
 def test_submit_keeps_no_more_of_a_line_than_the_queue_takes(

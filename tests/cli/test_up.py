@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -149,6 +150,18 @@ def test_worker_and_valkey_end_with_a_killed_up(up: Up):
     up.end()
 
     wait_until_gone(pids)
+
+
+def test_the_password_of_a_url_is_neither_shown_nor_readable_by_others(tmp_path: Path):
+    running = start(tmp_path, "--redis-url", "redis://:secret@127.0.0.1:1")
+    running.read_until("Ctrl-C stops everything")
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / ".ballast").iterdir()}
+    running.process.send_signal(signal.SIGINT)
+    running.end()
+    running.process.stderr.close()
+
+    assert "secret" not in "".join(running.said)
+    assert modes["up.json"] == modes["worker.yaml"] == 0o600
 
 
 def test_a_second_up_in_the_same_directory_is_refused(up: Up):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,14 @@ def test_a_bad_file_is_told_field_by_field(tmp_path: Path, text: str, said: str)
 def test_a_bad_option_is_told_like_a_field():
     with pytest.raises(Usage, match=r"offline\.queue"):
         compose(None, Flags(queue="a b"))
+
+
+def test_only_the_owner_reads_a_written_file(tmp_path: Path):
+    file = tmp_path / "worker.yaml"
+    file.touch(mode=0o644)
+    write(compose(None, Flags(redis_url="redis://:secret@127.0.0.1:1")), file)
+
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_a_written_file_reads_back_equal(tmp_path: Path):

@@ -56,9 +56,7 @@ def test_a_loaded_model_tells_its_size(directory):
     tensors = load_file(directory / "model.safetensors")
 
     assert loaded.num_params == sum(tensor.numel() for tensor in tensors.values())
-    assert loaded.weight_bytes >= 4 * loaded.num_params
     assert loaded.dtype is torch.float32
-    assert loaded.config.eos_token_ids == (2,)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "cpu"])
@@ -82,12 +80,6 @@ def test_dummy_weights_need_only_the_configuration_and_repeat(tmp_path, checkpoi
 
     assert torch.equal(first.logits(batch), second.logits(batch))
     assert 0.1 < float(first.logits(batch).std()) < 10
-
-
-def test_end_tokens_of_the_generation_configuration_win(directory):
-    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 7]}))
-
-    assert load_here(directory).config.eos_token_ids == (5, 7)
 
 
 DAMAGES = {
@@ -157,7 +149,6 @@ DAMAGES = {
     "heads that cannot share": (lambda d: edit(d / "config.json", num_key_value_heads=3), "cannot share 3"),
     "an odd head": (lambda d: edit(d / "config.json", head_dim=11), "head_dim is 11"),
     "partly rotated heads": (lambda d: edit(d / "config.json", partial_rotary_factor=0.5), "partial_rotary_factor"),
-    "an end token in words": (lambda d: edit(d / "generation_config.json", eos_token_id="</s>"), "not a token id"),
 }
 
 

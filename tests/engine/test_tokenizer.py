@@ -247,13 +247,14 @@ def test_a_template_that_is_no_jinja_is_a_broken_checkpoint(tmp_path: Path) -> N
         ("tokenizer.json", "{}", "is not a tokenizer"),
         ("tokenizer_config.json", "{", "cannot be read"),
         ("tokenizer_config.json", "[]", "contains list, expected an object"),
+        ("generation_config.json", '{"eos_token_id": "</s>"}', "is not a token id"),
     ],
 )
 def test_a_broken_tokenizer_file_is_named(
     tmp_path: Path, byte_level_dir: Path, name: str, content: str | None, sentence: str
 ) -> None:
     directory = Path(shutil.copytree(byte_level_dir, tmp_path / "copy"))
-    (directory / name).unlink()
+    (directory / name).unlink(missing_ok=True)
     if content is not None:
         (directory / name).write_text(content)
     with pytest.raises(InvalidCheckpoint, match=sentence):

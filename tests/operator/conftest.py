@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from control_plane import ControlPlane, assets
+from faults import Proxy, proxy
 from operated import Cluster, Operator, running
 
 
@@ -29,3 +30,10 @@ def operator(controllers: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 def cluster(controllers: ControlPlane, namespace: str) -> Cluster:
     """A namespace that no other test knows."""
     return Cluster(controllers, namespace)
+
+
+@pytest.fixture
+def between(controllers: ControlPlane) -> Iterator[Proxy]:
+    """A proxy in front of the API server, which counts, delays and refuses calls."""
+    with proxy(controllers) as found:
+        yield found

@@ -21,12 +21,6 @@ CHILDREN = ("deployments", "services", "poddisruptionbudgets", "networkpolicies"
 ERRORS = "ballast_operator_reconcile_errors_total{"
 
 
-@pytest.fixture
-def between(controllers: ControlPlane) -> Iterator[Proxy]:
-    with proxy(controllers) as found:
-        yield found
-
-
 def is_right(cluster: Cluster, name: str = "llm") -> bool:
     """Every child is there, once, and the status speaks of this generation."""
     if not all(cluster.names(kind) == [name] for kind in CHILDREN) or not cluster.get(

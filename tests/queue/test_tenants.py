@@ -3,13 +3,10 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from queue_objects import submit
 
 from ballast_queue.claimable import Group
 from ballast_queue.ledger import MOST_IDLE, Service
-
-
-def submit(queue, line, n=3, **given):
-    return queue.submissions.submit([line(f"r{i}") for i in range(n)], **given).job_id
 
 
 def test_heads_show_every_tenant_of_a_band_before_a_tenants_second_job(queue, line):

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from socket import socket
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
+from control_plane import free_port as find_port
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 PATIENCE = 240.0
@@ -52,15 +52,17 @@ def eventually() -> Callable[[Callable[[], Any], str], Any]:
     return _eventually
 
 
-def _free_port() -> int:
-    with socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
 @pytest.fixture
 def free_port() -> int:
-    return _free_port()
+    return find_port()
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama with random weights."""
+    from small_models import make_llama
+
+    return make_llama(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @dataclass
@@ -141,12 +143,12 @@ def _started() -> Iterator[RayNodes]:
     from ray import serve
     from ray.cluster_utils import Cluster
 
-    port = _free_port()
+    port = find_port()
     head = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": port, "object_store_memory": 80_000_000}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         context = ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
-        nodes = RayNodes(cluster, f"http://{context.dashboard_url}", proxy=f"http://127.0.0.1:{_free_port()}")
+        nodes = RayNodes(cluster, f"http://{context.dashboard_url}", proxy=f"http://127.0.0.1:{find_port()}")
         nodes.add_node()
         nodes.add_node()
         yield nodes

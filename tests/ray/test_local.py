@@ -18,6 +18,7 @@ from queue_objects import make_line
 
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
+from ballast_worker.errors import WorkerError
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -86,13 +87,6 @@ def test_up_with_ray_serves_both_classes_applies_hot_fields_and_leaves_no_proces
     eventually(lambda: not any(map(is_there, children)), "all processes to end")
 
 
-@pytest.fixture(scope="module")
-def tiny_llama(tmp_path_factory) -> Path:
-    from small_models import make_llama
-
-    return make_llama(tmp_path_factory.mktemp("models") / "tiny")
-
-
 def test_a_replica_with_vllm_serves_both_classes_and_serve_replaces_it_when_enginecore_dies(
     tiny_llama, valkey, tmp_path, free_port, eventually
 ):
@@ -136,3 +130,14 @@ def test_a_replica_with_vllm_serves_both_classes_and_serve_replaces_it_when_engi
     assert first["worker_id"] != second["worker_id"]
     assert sorted(results) == sorted(f"item-{index}" for index in range(40))
     queue.close()
+
+
+def test_a_ray_that_does_not_start_is_a_sentence(tmp_path, monkeypatch):
+    from ballast_serve.local import LocalRay
+
+    blocked = tmp_path / "file"
+    blocked.touch()
+    monkeypatch.setenv("RAY_TMPDIR", str(blocked / "ray"))
+
+    with pytest.raises(WorkerError, match=r"Ray did not start\. .*logs"), LocalRay():
+        pass

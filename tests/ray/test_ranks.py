@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import httpx
 import psutil
@@ -17,13 +16,6 @@ from ballast_queue.redis_store import Queue
 
 pytestmark = pytest.mark.timeout(900)
 ITEMS = 30
-
-
-@pytest.fixture(scope="module")
-def tiny_llama(tmp_path_factory) -> Path:
-    from small_models import make_llama
-
-    return make_llama(tmp_path_factory.mktemp("models") / "tiny")
 
 
 def processes_of(rank: int) -> list[int]:

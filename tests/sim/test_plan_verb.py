@@ -46,6 +46,7 @@ def ballast(capsys, monkeypatch, tmp_path):
         (["--ahead", "--ceilings"], 2, "--ahead and --ceilings are different plans"),
         (["--ahead", "--online", "mine.csv"], 2, "--ahead takes its requests from --inputs"),
         (["--ceilings", "--plot", "plan.png"], 2, "--ceilings has no picture"),
+        (["--plot", "plan.txt"], 2, "plan.txt has no known ending. Expected one of .png, .svg, .pdf"),
     ],
 )
 def test_what_cannot_be_planned_is_one_sentence_and_an_exit_code(ballast, tmp_path, arguments, code, found):

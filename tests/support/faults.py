@@ -118,7 +118,7 @@ class Proxy:
         await asyncio.gather(*streams, return_exceptions=True)
         await self.session.close()
         await runner.cleanup()
-        await asyncio.sleep(0.1)  # for the sockets to close
+        await asyncio.sleep(0.5)  # for the sockets to close
 
 
 @contextmanager

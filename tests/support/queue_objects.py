@@ -1,10 +1,12 @@
-"""Lines of jobs, statuses of workers, and executors for tests of the worker and the commands."""
+"""Jobs and their lines, statuses of workers, and executors for tests of the worker and the commands."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
+from ballast_queue.redis_store import Queue
 from ballast_queue.status import ClassLoad, WorkerStatus
 
 
@@ -12,6 +14,16 @@ def make_line(index: int, **body: Any) -> str:
     """Return a line of a job for the small model: eight greedy tokens by default."""
     body = {"model": "tiny", "prompt": f"Item {index} returns", "max_tokens": 8, "temperature": 0} | body
     return json.dumps({"custom_id": f"item-{index}", "method": "POST", "url": "/v1/completions", "body": body})
+
+
+def submit(queue: Queue, line: Callable[[str], bytes], n: int = 3, **options: Any) -> str:
+    """Submit a job with the lines r0, r1, ..., and return its id."""
+    return queue.submissions.submit([line(f"r{i}") for i in range(n)], **options).job_id
+
+
+def ids(queue: Queue, job_id: str) -> list[str]:
+    """Return the ids of the finished items of a job."""
+    return [found.custom_id for found in queue.results.read(job_id)]
 
 
 def make_status(worker_id: str = "w1", **fields: Any) -> WorkerStatus:

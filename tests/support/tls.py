@@ -1,4 +1,4 @@
-"""A server that speaks TLS in front of one that does not."""
+"""Certificates of a loopback server, and a server that speaks TLS in front of one that does not."""
 
 from __future__ import annotations
 
@@ -13,6 +13,21 @@ LOOPBACK = Path(__file__).parent / "loopback.pem"
 """Certificate and key of `localhost`, signed by itself."""
 OTHER = LOOPBACK.with_name("loopback-2.pem")
 """Another such pair."""
+
+
+def shown(port: int) -> bytes:
+    """Return the certificate that a server on loopback shows, whoever signed it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as plain, context.wrap_socket(plain) as found:
+        return found.getpeercert(binary_form=True) or b""
+
+
+def certificate_of(pem: Path) -> bytes:
+    """Return the certificate of a file, as `shown` does."""
+    text = pem.read_text()
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    return ssl.PEM_cert_to_DER_cert(text[text.index(begin) : text.index(end) + len(end)])
 
 
 def _pump(source: socket.socket, sink: socket.socket) -> None:

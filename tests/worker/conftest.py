@@ -80,7 +80,7 @@ def _serve(config: WorkerConfig, path: Path | None = None, **options: Any) -> It
     worker = Worker(load(config, path), path=path, **options)
     listener = listen(config)
     worker.address = url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    app = create_app(config, worker=worker)
+    app = create_app(worker)
     server = HttpServer(app, worker.connections)
 
     def run() -> None:

@@ -194,7 +194,6 @@ class SerialEngine:
             deferred_grants=0,
             batch_ceiling=1,
             cost=CostModel(),
-            cost_error_ratio=float("inf"),
             reservation=self.policy.reservation(),
             service=dict(self._service),
         )

@@ -52,7 +52,6 @@ def make_stats(**changes) -> EngineStats:
         "deferred_grants": 0,
         "batch_ceiling": 8,
         "cost": CostModel(),
-        "cost_error_ratio": 0.0,
         "reservation": Reservation(),
         "service": {},
     }

@@ -30,7 +30,7 @@ quick = settings(
 
 
 def test_the_description_names_every_route(serving) -> None:
-    app = create_app(serving.worker.config, worker=serving.worker)
+    app = create_app(serving.worker)
     with serving.client() as client:
         described = client.get("/openapi.json").json()
 

@@ -123,6 +123,7 @@ def test_a_pod_that_is_to_end_waits_until_its_replica_has_drained(
             await asyncio.to_thread(leave.main)
             leased = queue.jobs.get(job_id).counts.leased
             refused = await proxy.post("/v1/completions", json=ASK)
+            await replica.reconfigure({"config": make_text()})
             replica.check_health()  # Serve must not start another replica in this pod
 
         assert leased == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -33,6 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader (such as `head`) closed the pipe. Without this, the interpreter's flush at exit reports an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        names = " and ".join(str(name) for name in (error.filename, error.filename2) if name) or "the output"
+        say(f"ballast: Cannot use {names} ({error.strerror or error}). Check path, permissions, and free space.")
+        if error.errno == errno.ENOSPC:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # as above
+        return 1
     return code if isinstance(code, int) else 0
 
 

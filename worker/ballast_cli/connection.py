@@ -13,6 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import typer
 
+from ballast_cli.data_directory import write_private
 from ballast_cli.errors import CliError, NotFound, NotNow, SubmitterOnly, Unreachable, Usage
 from ballast_queue.address import parse_address
 from ballast_queue.errors import (
@@ -97,10 +98,8 @@ class Running:
         return running if is_alive(running.pid) else None
 
     def write(self, data_dir: Path) -> None:
-        """Write the file atomically."""
-        part = data_dir / "up.json.part"
-        part.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-        part.replace(data_dir / "up.json")
+        """Write the file."""
+        write_private(data_dir / "up.json", json.dumps(asdict(self), indent=2) + "\n")
 
 
 def is_alive(pid: int) -> bool:

@@ -21,6 +21,8 @@ class OutFile:
     def __init__(self, path: Path) -> None:
         if path.is_dir():
             raise Usage(f"--output: {path} is a directory. Name a file, such as {path / 'out.jsonl'}.")
+        if path.exists() and not path.is_file():  # a rename would replace the device
+            raise Usage(f"--output: {path} is no regular file. Omit the option to write to standard output.")
         self.path = path
         self.part = path.with_name(f"{path.name}.part")
 

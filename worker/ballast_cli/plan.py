@@ -28,6 +28,7 @@ from ballast_cli.sim_options import (
 if TYPE_CHECKING:
     from ballast_sim.planner.inputs import PlanInputs
 
+PICTURES = (".png", ".svg", ".pdf")
 EXAMPLES = examples(
     "ballast plan                                  # 8 online GPUs at 20 % and 4 offline at 30 %, mixed",
     "ballast plan --model qwen2.5-7b --gpu h100 --tpot-ms 30 --plot plan.png",
@@ -105,6 +106,8 @@ def plan(
     require("ballast plan", numpy="worker", **({"matplotlib": "local"} if plot else {}))
     check_output("--json", json_file)
     check_output("--plot", plot)
+    if plot and plot.suffix.lower() not in PICTURES:
+        raise Usage(f"--plot: {plot} has no known ending. Expected one of {', '.join(PICTURES)}.")
     _check_kind(ahead=ahead, ceilings=ceilings, has_traffic=bool(online or offline))
     if ceilings and plot:
         raise Usage("--plot draws a plan, and --ceilings has no picture. Use --json.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import os
@@ -21,6 +22,7 @@ from urllib.parse import urlsplit
 from ballast_cli.errors import CliError
 
 _POLL_SECONDS = 0.1
+_SHOWN_LINES = 15
 LOCAL_INSTALL = "pip install 'ballast[local]'"
 
 
@@ -146,10 +148,10 @@ class WorkerProcess:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"The worker {how}. {self.last_lines()}"
 
-    def last_lines(self, lines: int = 15) -> str:
+    def last_lines(self) -> str:
         """Return the last lines of the log, and the path of the whole log."""
         text = self.log.read_text(encoding="utf-8", errors="replace").rpartition("worker starts\n")[2]
-        tail = "\n".join(f"  {line}" for line in text.splitlines()[-lines:])
+        tail = "\n".join(f"  {line}" for line in text.splitlines()[-_SHOWN_LINES:])
         return f"Its last log lines (whole log: {self.log}):\n{tail or '  (none)'}"
 
     def stop(self, *, seconds: float, is_hurried: Callable[[], bool] = lambda: False) -> bool:
@@ -193,17 +195,22 @@ def take_port(host: str, port: int) -> int:
         try:
             probe.bind((host, port))
         except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise CliError(
+                    f"Address {host}:{port} cannot be used ({error.strerror}). Name an address of this machine with "
+                    "--host, and a port that you may use with --port."
+                ) from None
             raise CliError(
-                f"Port {port} on {host} cannot be used ({os.strerror(error.errno or 0)}). Stop the process that "
-                "listens there, or choose another port with --port (0 picks a free one)."
+                f"Port {port} on {host} is in use. Stop the process that listens there, or choose another port with "
+                "--port (0 picks a free one)."
             ) from None
         return int(probe.getsockname()[1])
 
 
-def status_of(address: str, path: str, *, seconds: float = 2.0) -> int | None:
+def status_of(address: str, path: str) -> int | None:
     """Return the HTTP status of a GET request, or None if there is no answer."""
     parts = urlsplit(address)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=seconds)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=2.0)
     try:
         connection.request("GET", path)
         return connection.getresponse().status

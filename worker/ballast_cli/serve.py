@@ -10,6 +10,7 @@ import typer
 
 from ballast_cli.connection import DATA_DIR, PasswordFile, QueueName
 from ballast_cli.console import examples, say
+from ballast_cli.data_directory import make_directory
 from ballast_cli.processes import require_worker_parts, take_port, worker_command
 from ballast_cli.up import ConfigFile, Host, ModelDir, Port, Slots
 from ballast_cli.worker_file import Flags, compose, serves, write
@@ -51,7 +52,7 @@ def serve(
     free_port = take_port(composed.runtime.host, composed.runtime.port)
     file = config
     if file is None or flags != Flags() or not serves(file, composed):
-        DATA_DIR.mkdir(exist_ok=True)
+        make_directory(DATA_DIR)
         # The port is in the name and in the file, so two workers with free ports never share a file.
         file = DATA_DIR / f"serve-{free_port}.yaml"
         write(compose(config, replace(flags, port=free_port)), file)

@@ -64,7 +64,9 @@ def submit(
     A user of Redis that may only submit (`spec.queueAccess.submitters`) submits through the inbox of the queue, without
     --key, --watch and a forecast. Workers validate the lines then.
     """
-    due = parse_deadline(deadline, datetime.now().astimezone()) if deadline else None
+    if key == "":
+        raise Usage("--key is empty. Name a key, or omit the option.")
+    due = None if deadline is None else parse_deadline(deadline, datetime.now().astimezone())
     place = Place.of(redis_url, queue, password_file, ca_file=ca_file)
     try:
         with open_queue(place) as connected, _opened(file, connected.settings.read().max_line_bytes) as (source, total):
@@ -123,7 +125,7 @@ def _resumable(key: str) -> Iterator[None]:
 
 @contextmanager
 def _opened(file: str, most: int) -> Iterator[tuple[Iterable[bytes], int | None]]:
-    """Open the file and count its lines. Lines of standard input are not counted.
+    """Open the file and count its lines. Lines of standard input and of a pipe are not counted.
 
     No line is read into memory beyond `most` bytes.
 
@@ -133,6 +135,8 @@ def _opened(file: str, most: int) -> Iterator[tuple[Iterable[bytes], int | None]
     from ballast_queue.batch_lines import bounded_lines  # noqa: PLC0415  `ballast --help` needs no redis
 
     if file == "-":
+        if sys.stdin is None:
+            raise Usage("Standard input is closed. Name a JSONL file, or pass lines on standard input.")
         if sys.stdin.isatty():
             say("Reading lines from the terminal. Press Ctrl-D to end.")
         yield bounded_lines(sys.stdin.buffer, most), None
@@ -145,6 +149,9 @@ def _opened(file: str, most: int) -> Iterator[tuple[Iterable[bytes], int | None]
     except OSError as error:
         raise Usage(f"{file} cannot be read ({error.strerror}). Name a JSONL file, or - for standard input.") from None
     with opened:
+        if not opened.seekable():  # a pipe such as <(zcat items.jsonl.gz) can be read once
+            yield bounded_lines(opened, most), None
+            return
         total, content = 0, False
         for line in bounded_lines(opened, most):
             total += 1

@@ -12,12 +12,14 @@ from typing import Annotated
 import typer
 
 from ballast_api.worker_config import WorkerConfig
-from ballast_cli.connection import DATA_DIR, PasswordFile, QueueName, Running
+from ballast_cli.connection import DATA_DIR, PasswordFile, Place, QueueName, Running
 from ballast_cli.console import examples, say
+from ballast_cli.data_directory import make_directory
 from ballast_cli.errors import CliError, NotNow, Usage
 from ballast_cli.processes import Signals, Valkey, WorkerProcess, require_worker_parts, take_port, worker_command
 from ballast_cli.worker_file import Flags, compose, write
 from ballast_queue.errors import QueueError
+from ballast_worker.reload import Stamp, stamp
 
 EXAMPLES = examples(
     "ballast up",
@@ -73,12 +75,8 @@ class _Watched:
     file: Path | None
     flags: Flags
     target: Path
-    seen: int
-    """Modification time before the first read."""
-
-    def modified(self) -> int:
-        """Return the modification time, or 0 if there is no file (an editor may be replacing it)."""
-        return _modified(self.file)
+    seen: Stamp | None
+    """The file before the first read."""
 
     def apply(self) -> None:
         """Write the worker's file again. An invalid file changes nothing."""
@@ -115,13 +113,13 @@ def up(
     flags = Flags(model, host, port, slots, redis_url, password_file, queue)
     runtime = compose(config, flags).runtime
     free_port = take_port(runtime.host, runtime.port)
-    data_dir.mkdir(parents=True, exist_ok=True)
+    make_directory(data_dir)
     with Signals() as signals:
         has_own = runtime.redis_url or runtime.redis_url_file
         valkey = None if has_own else Valkey.start(data_dir.resolve() / "valkey")
         try:
             settled = Flags(model, host, free_port, slots, valkey.url if valkey else redis_url, password_file, queue)
-            watched = _Watched(config, settled, data_dir / "worker.yaml", _modified(config))
+            watched = _Watched(config, settled, data_dir / "worker.yaml", stamp(config) if config else None)
             final = compose(config, settled)
             write(final, watched.target)
             _serve(final, watched, data_dir=data_dir, valkey=valkey, signals=signals, ray=ray)
@@ -174,13 +172,6 @@ def _redis_url(config: WorkerConfig) -> str:
         raise Usage(f"{error}.") from None
 
 
-def _modified(file: Path | None) -> int:
-    try:
-        return file.stat().st_mtime_ns if file else 0
-    except OSError:
-        return 0
-
-
 def _watch(worker: WorkerProcess, watched: _Watched, *, valkey: Valkey | None, signals: Signals) -> None:
     """Watch both processes and the file until there is a reason to stop."""
     seen = watched.seen
@@ -189,7 +180,7 @@ def _watch(worker: WorkerProcess, watched: _Watched, *, valkey: Valkey | None, s
             raise CliError(worker.exit_message())
         if valkey and not valkey.is_running:
             raise CliError("Valkey stopped unexpectedly. Its log is valkey/valkey.log in the data directory.")
-        if (now := watched.modified()) not in {seen, 0}:
+        if watched.file is not None and (now := stamp(watched.file)) not in {seen, None}:
             seen = now
             watched.apply()
         time.sleep(_POLL_SECONDS)
@@ -205,12 +196,13 @@ def _stop(worker: WorkerProcess, *, drain: float, grace: float, is_hurried: Call
 
 def _greet(config: WorkerConfig, worker: WorkerProcess, *, url: str, data_dir: Path) -> None:
     model = config.model.served_name or Path(config.model.uri).name
-    where = "" if data_dir == DATA_DIR else f" --redis-url {url} --queue {config.queue_name}"
+    shown = Place(url, config.queue_name).shown_url
+    where = "" if data_dir == DATA_DIR else f" --redis-url {shown} --queue {config.queue_name}"
     body = f'{{"model": "{model}", "prompt": "Once", "max_tokens": 16}}'
     say(
         f"\nBallast is up.\n"
         f"  API      {worker.address}/v1   (model {model})\n"
-        f"  queue    {config.queue_name} in {url}\n"
+        f"  queue    {config.queue_name} in {shown}\n"
         f"  logs     {worker.log}\n\n"
         "In another terminal, in this directory:\n"
         f"  curl {worker.address}/v1/completions -H 'Content-Type: application/json' -d '{body}'\n"

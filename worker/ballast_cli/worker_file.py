@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from ballast_api.errors import InvalidConfig
 from ballast_api.worker_config import WorkerConfig
+from ballast_cli.data_directory import write_private
 from ballast_cli.errors import Usage
 from ballast_cli.fetch.location import Location, parse
 from ballast_cli.fetch.verb import fetch_model
@@ -91,10 +92,8 @@ def _model(flags: Flags) -> dict[str, str]:
 
 
 def write(config: WorkerConfig, file: Path) -> None:
-    """Write the file atomically, so that a worker that watches it never reads half of it."""
-    part = file.with_name(f"{file.name}.part")
-    part.write_text(config.dump(), encoding="utf-8")
-    part.replace(file)
+    """Write the file, which a worker watches."""
+    write_private(file, config.dump())
 
 
 def _put(data: dict[str, Any], section: str, values: dict[str, Any]) -> None:

@@ -139,7 +139,6 @@ class EngineCounters:
             deferred_grants=self.deferred_grants,
             batch_ceiling=host.ceiling or slots,
             cost=host.cost,
-            cost_error_ratio=host.fit.error if host.fit else 0.0,
             reservation=reservation,
             service=dict(self.service),
             work={phase: copy(work) for phase, work in self.work.items()},

@@ -377,7 +377,6 @@ class BallastEngine:
             num_prefill=work.num_prefill,
             num_decode=work.num_decode,
             admissions=step.admissions,
-            because=step.plan.because,
             is_nested=step.dispatch.is_nested,
             suspended_seconds=running.suspended_seconds,
         )

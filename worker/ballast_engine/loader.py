@@ -43,7 +43,6 @@ class LoadedModel:
     dtype: torch.dtype
     attention: Backend
     threads: int
-    weight_bytes: int
     num_params: int
     """Parameters in the checkpoint. A tied head counts once."""
 
@@ -72,7 +71,6 @@ def load(
         dtype=kind,
         attention=backend,
         threads=used_threads,
-        weight_bytes=sum(tensor.nbytes for tensor in weights.tensors()),
         num_params=sum(math.prod(shape) for shape in expected_tensors(config).values()),
     )
     log.info(

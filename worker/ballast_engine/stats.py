@@ -10,7 +10,7 @@ from math import inf
 from ballast_engine.footprint import PhaseWork
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.learning.interference import UNCHECKED, Allowance
-from ballast_policy.plan import Because, Reason
+from ballast_policy.plan import Reason
 from ballast_policy.request import RequestClass
 from ballast_policy.reservation import Reservation
 
@@ -39,7 +39,7 @@ class AdmissionRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step, for metrics and `ballast explain`."""
+    """One step, for metrics."""
 
     kind: StepKind
     seconds: float
@@ -55,8 +55,6 @@ class StepRecord:
     num_decode: int
     """Requests that computed one token."""
     admissions: tuple[AdmissionRecord, ...] = ()
-    because: tuple[Because, ...] = ()
-    """The reasons of the plan. Its request records keep changing."""
     is_nested: bool = False
     """Whether the step ran while another step was suspended."""
     suspended_seconds: float = 0.0
@@ -112,8 +110,6 @@ class EngineStats:
     batch_ceiling: int
     """Largest decode batch that the SLO allows; the slots until the cost model is trusted."""
     cost: CostModel
-    cost_error_ratio: float
-    """Median relative error of the cost model over the steps it was fitted to; inf before."""
     reservation: Reservation
     """The reservation of offline work, and whether it was met in the last step."""
     service: Mapping[tuple[RequestClass, str], float]

@@ -39,6 +39,8 @@ class Tokenizer:
             name: text for name in SPECIAL_NAMES if (text := _special_text(self._config.get(name))) is not None
         }
         self._add_missing_special_tokens()
+        self.eos_ids = self._eos_ids()
+        """Tokens that end an answer: those of `generation_config.json`, `config.json` and the tokenizer."""
 
     def _add_missing_special_tokens(self) -> None:
         missing = [text for text in self.special_tokens.values() if self._backend.token_to_id(text) is None]
@@ -70,13 +72,11 @@ class Tokenizer:
         """The bytes that each token adds to the text, for streaming."""
         return TokenBytes(self._backend)
 
-    @cached_property
-    def eos_ids(self) -> frozenset[int]:
-        """Tokens that end an answer: those of `generation_config.json`, `config.json` and the tokenizer."""
+    def _eos_ids(self) -> frozenset[int]:
         ids: set[int] = set()
         for name in ("generation_config.json", "config.json"):
-            found = _read_json(self.directory / name).get("eos_token_id")
-            ids.update(found if isinstance(found, list) else [] if found is None else [found])
+            file = self.directory / name
+            ids.update(_token_ids(_read_json(file).get("eos_token_id"), str(file)))
         if text := self.special_tokens.get("eos_token"):
             eos = self._backend.token_to_id(text)
             ids.update([] if eos is None else [eos])
@@ -139,6 +139,14 @@ def _read_json(file: Path) -> dict[str, Any]:
             f"{file} contains {type(found).__name__}, expected an object: copy the checkpoint again."
         )
     return found
+
+
+def _token_ids(value: object, where: str) -> list[int]:
+    given = value if isinstance(value, list) else [] if value is None else [value]
+    ids = [token for token in given if isinstance(token, int) and not isinstance(token, bool)]
+    if len(ids) != len(given):
+        raise InvalidCheckpoint(f"{where}: {value!r} is not a token id or a list of them.")
+    return ids
 
 
 def _special_text(value: object) -> str | None:

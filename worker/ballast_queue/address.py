@@ -6,6 +6,7 @@ sentence.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit, urlunsplit
 
@@ -14,6 +15,7 @@ from ballast_queue.errors import InvalidAddress
 NETWORK = ("redis", "rediss")
 LOCAL = "unix"
 FORMS = "redis://user:password@host:port/database, rediss://host:port (TLS) or unix:///path"
+_DATABASE = re.compile(r"(/(\d+/?)?)?", re.ASCII)
 _STRICT_OPTIONS = frozenset({"db", "ssl_ca_data", "ssl_cert_reqs", "ssl_check_hostname"})
 """Options that neither open a file nor change a timeout."""
 _TARGETS = frozenset({"host", "port", "path", "username", "password", "connection_class"})
@@ -88,6 +90,8 @@ def _find_problem(url: str, *, is_strict: bool) -> tuple[str, SplitResult]:
         parts.port  # noqa: B018  computed, and raises
     except ValueError:
         return "the port is not a number from 0 to 65535", parts
+    if parts.scheme in NETWORK and not _DATABASE.fullmatch(parts.path):
+        return "the database is not a number", parts  # the client of Redis would use 0
     if is_strict and not host:
         return "the host is missing", parts
     if _TARGETS & options.keys() or (is_strict and options.keys() - _STRICT_OPTIONS):

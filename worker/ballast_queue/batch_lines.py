@@ -81,7 +81,7 @@ def _decode(line: bytes, max_bytes: int) -> dict[str, Any]:
         found = f"byte 0x{line[error.start]:02x} at {error.start}"
         raise wrong("line", found, "UTF-8: convert the file", code="invalid_utf8") from error
     except json.JSONDecodeError as error:
-        found = f"no JSON ({error.msg} at column {error.colno})"
+        found = f"no JSON ({error.msg.removesuffix(' at')} at column {error.colno})"
         raise wrong("line", found, "one JSON object per line", code="invalid_json") from error
     except (ValueError, RecursionError) as error:
         raise wrong("line", f"unreadable JSON ({error})", "plain values", code="invalid_json") from error

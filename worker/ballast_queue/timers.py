@@ -11,6 +11,7 @@ from ballast_queue.unreadable import text_of
 
 BATCH = 500
 """Items of one job that one call moves, so that no call blocks the server for long."""
+MOST_TIMERS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,37 +24,37 @@ class Timers:
     _store: Store
 
     @readable("a timer")
-    def run_due(self, limit: int = BATCH) -> int:
-        """Run due work, for up to about `limit` items, and return how many items and jobs moved.
+    def run_due(self) -> int:
+        """Run due work, for up to about `BATCH` items, and return how many items and jobs moved.
 
         Call it every second. An expired lease returns its item, which spends the attempt, or makes it a dead letter.
         An item whose backoff has ended becomes claimable. A job past its deadline ends and keeps its results. So does a
         job that was paused or open for too long. A job whose results were kept long enough is deleted.
         """
-        moved, most = 0, min(limit, 100)
-        for timer in self._store.call(self._store.functions.due(most))[:most]:  # a hostile server may answer more
+        moved = 0
+        due = self._store.call(self._store.functions.due(MOST_TIMERS))
+        for timer in due[:MOST_TIMERS]:  # a hostile server may answer more
             kind, _, job_id = text_of(timer).partition(":")
             try:
-                moved += self._run(kind, job_id, limit)
+                moved += self._run(kind, job_id)
             except RefusedCall:
                 self._store.unreadable.skip(f"job {job_id}")
-            if moved >= limit:
+            if moved >= BATCH:
                 break
         return moved
 
-    def _run(self, kind: str, job_id: str, limit: int) -> int:
-        batch = min(limit, BATCH)
+    def _run(self, kind: str, job_id: str) -> int:
         call, functions = self._store.call, self._store.functions
         match kind:
             case "lease":
-                return int(call(functions.expire_leases(job_id, batch)))
+                return int(call(functions.expire_leases(job_id, BATCH)))
             case "wake":
-                return int(call(functions.wake(job_id, batch)))
+                return int(call(functions.wake(job_id, BATCH)))
             case "deadline" | "abandon":
                 return int(call(functions.begin_end(job_id, "expired")))
             case "sweep":
-                call(functions.sweep(job_id, batch))
-                return batch
+                call(functions.sweep(job_id, BATCH))
+                return BATCH
             case "forget":
                 return int(call(functions.forget(job_id)))
         return 0  # a timer of a newer version, which runs it itself

@@ -22,11 +22,14 @@ from ballast_api.serve_config import serve_config
 from ballast_api.worker_config import WorkerConfig
 from ballast_log import Log
 from ballast_worker.__main__ import check_installed
+from ballast_worker.command_line import BAD_CONFIG, fail, parser
 from ballast_worker.errors import MissingWorkerExtra, WorkerError
+from ballast_worker.reload import stamp
 
 log = Log(__name__)
 
-BAD_CONFIG = 78
+DASHBOARD_SECONDS = "300"
+"""Time that the dashboard of Ray has to start. Ray's minute is short on a busy machine."""
 POLL_SECONDS = 0.5
 """How often the configuration file is read for changes."""
 
@@ -46,9 +49,9 @@ def main(arguments: list[str] | None = None) -> int:
             check_installed()
         _run(config, options.config)
     except InvalidConfig as error:
-        return _say(str(error), BAD_CONFIG)
+        return fail("ballast_serve", str(error), BAD_CONFIG)
     except WorkerError as error:
-        return _say(str(error), error.exit_code)
+        return fail("ballast_serve", str(error), error.exit_code)
     return 0
 
 
@@ -56,27 +59,21 @@ def _run(config: WorkerConfig, path: Path) -> None:
     stopped = threading.Event()
     # Ray reads these when it is imported. Its signal handler writes a stack trace for each SIGTERM.
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}
+    os.environ.setdefault("RAY_DASHBOARD_STARTUP_TIMEOUT_S", DASHBOARD_SECONDS)
     from ballast_serve.local import LocalRay  # noqa: PLC0415
 
-    seen = _modified(path)
+    seen = stamp(path)
     with LocalRay() as ray:
         for number in (signal.SIGTERM, signal.SIGINT):  # Ray has just set its own handler
             signal.signal(number, lambda *_: stopped.set())
         ray.deploy(config, is_stopped=stopped.is_set)
         while not stopped.wait(POLL_SECONDS):
-            if (now := _modified(path)) not in {seen, 0}:
+            if (now := stamp(path)) not in {seen, None}:
                 seen = now
                 try:
                     ray.deploy(WorkerConfig.load(path), is_stopped=stopped.is_set)
                 except InvalidConfig as error:
                     log.warning("invalid configuration file, the old configuration stays in force", because=str(error))
-
-
-def _modified(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:  # an editor may be replacing it
-        return 0
 
 
 def _check_ray() -> None:
@@ -85,26 +82,15 @@ def _check_ray() -> None:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m ballast_serve", description="Serve one model with Ray Serve on this machine."
+    found = parser(
+        "python -m ballast_serve",
+        "Serve one model with Ray Serve on this machine.",
+        config_help="The replicas apply changes of hot fields while they run.",
     )
-    parser.add_argument(
-        "--config",
-        type=Path,
-        required=True,
-        help="WorkerConfig as YAML. The replicas apply changes of hot fields while they run.",
-    )
-    parser.add_argument("--show", action="store_true", help="Print the configuration of Serve for a cluster, and end.")
-    parser.add_argument("--replicas", type=int, default=1, help="Replicas that --show names.")
-    parser.add_argument("--gpus", type=int, default=0, help="GPUs of a replica that --show names.")
-    parser.add_argument("--log-format", choices=("text", "json"), default="text")
-    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
-    return parser.parse_args(arguments)
-
-
-def _say(message: str, exit_code: int) -> int:
-    sys.stderr.write(f"ballast_serve: {message}\n")
-    return exit_code
+    found.add_argument("--show", action="store_true", help="Print the configuration of Serve for a cluster, and end.")
+    found.add_argument("--replicas", type=int, default=1, help="Replicas that --show names.")
+    found.add_argument("--gpus", type=int, default=0, help="GPUs of a replica that --show names.")
+    return found.parse_args(arguments)
 
 
 if __name__ == "__main__":

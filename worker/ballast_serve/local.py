@@ -26,9 +26,12 @@ class LocalRay:
     """The address of Ray's dashboard."""
 
     def __enter__(self) -> Self:
-        context = ray.init(include_dashboard=True, configure_logging=False)
+        try:
+            context = ray.init(include_dashboard=True, configure_logging=False)
+        except Exception as error:
+            ray.shutdown()  # it ends the processes that have started
+            raise WorkerError(f"Ray did not start. {_last_words(error)}") from error
         self.dashboard = f"http://{context.dashboard_url}"
-        self._drain_seconds = 0.0
         return self
 
     def __exit__(
@@ -63,3 +66,9 @@ class LocalRay:
 def _status() -> ApplicationStatus | None:
     found = serve.status().applications.get(APPLICATION)
     return None if found is None else found.status
+
+
+def _last_words(error: Exception) -> str:
+    """Return a sentence with the first line of the error, which may quote a whole log."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return f"{first[:300].rstrip(':. ')}. The logs of Ray are in /tmp/ray/session_latest/logs"

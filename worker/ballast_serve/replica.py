@@ -57,6 +57,8 @@ class ServeReplica:
             InvalidConfig: the message names each wrong field.
             WorkerError: the configuration asks for something that this replica cannot do.
         """
+        if self._is_left:
+            return  # an error would make Serve start another replica in a pod that ends
         part = self._path.with_suffix(".part")
         part.write_text(user_config["config"], encoding="utf-8")
         part.replace(self._path)

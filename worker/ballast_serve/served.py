@@ -98,7 +98,7 @@ async def _native(config: WorkerConfig, path: Path, listener: socket) -> AsyncIt
         raise NotServed(str(error)) from error
     tls = worker.certificate.context if worker.certificate is not None else None
     worker.address = address_of(listener, tls)
-    app = create_app(config, worker=worker)
+    app = create_app(worker)
     opened = _Opened(
         app, worker.connections, lambda: worker.failure, lambda hang_up: drain(worker, hang_up=hang_up), tls
     )

@@ -19,12 +19,11 @@ from ballast_vllm import configuration
 from ballast_vllm.arguments import NodeRank
 from ballast_vllm.errors import BadArguments
 from ballast_vllm.versions import UnsupportedVllm
+from ballast_worker.command_line import BAD_CONFIG, INTERRUPTED, fail, parser, require
 from ballast_worker.errors import MissingWorkerExtra, NotServed, WorkerError
 
 NEEDED = ("httpx", "numpy", "prometheus_client")
-BAD_CONFIG = 78
 BAD_ARGUMENTS = 64
-INTERRUPTED = 130
 MOST_SHOWN = 1500
 """Characters of the last line. Kubernetes keeps 2,048 bytes of the output."""
 
@@ -54,11 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def check_installed() -> None:
     """Raise `MissingWorkerExtra` if vLLM or a package of the `vllm` extra is missing."""
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise MissingWorkerExtra(
-            f"Ballast inside vLLM needs {', '.join(missing)}, which is not installed: run `pip install 'ballast[vllm]'`"
-        )
+    require(NEEDED, program="Ballast inside vLLM", extra="vllm")
     if importlib.util.find_spec("vllm") is None:
         raise MissingWorkerExtra("vLLM is not installed: install it, or use an image of worker/Dockerfile.vllm")
 
@@ -77,20 +72,14 @@ def prepare_config(config: WorkerConfig, path: Path) -> None:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="ballast-vllm", description="Serve one model with vLLM and Ballast's scheduler."
+    found = parser(
+        "ballast-vllm",
+        "Serve one model with vLLM and Ballast's scheduler.",
+        config_help="engine.backend is vllm. The server applies changes of hot fields while it runs.",
     )
-    parser.add_argument(
-        "--config",
-        type=Path,
-        required=True,
-        help="WorkerConfig as YAML, with engine.backend vllm. The server applies changes of hot fields while it runs.",
-    )
-    parser.add_argument("--node-rank", type=int, help="Rank of this node, if the model spans several nodes.")
-    parser.add_argument("--master", help="host:port of the node with rank 0, at which the ranks find each other.")
-    parser.add_argument("--log-format", choices=("text", "json"), default="text")
-    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
-    return parser.parse_args(arguments)
+    found.add_argument("--node-rank", type=int, help="Rank of this node, if the model spans several nodes.")
+    found.add_argument("--master", help="host:port of the node with rank 0, at which the ranks find each other.")
+    return found.parse_args(arguments)
 
 
 def _node(options: argparse.Namespace) -> NodeRank | None:
@@ -103,9 +92,7 @@ def _node(options: argparse.Namespace) -> NodeRank | None:
 
 
 def _say(message: str, exit_code: int) -> int:
-    line = " ".join(message.split())
-    sys.stderr.write(f"ballast-vllm: {line[:MOST_SHOWN]}\n")
-    return exit_code
+    return fail("ballast-vllm", " ".join(message.split())[:MOST_SHOWN], exit_code)
 
 
 if __name__ == "__main__":

@@ -171,7 +171,6 @@ class Driver:
         self._last_end = -inf
         self._plan = StepPlan()
         self._snapshot_waiting: Sequence[Request] = ()
-        self._num_sharing = 0
         self._is_counting = False
         self._slos: dict[int, RequestPlace] = {}
         """Places of requests with an SLO of their own."""
@@ -529,7 +528,6 @@ def _record(flight: Flight, seconds: float, run_seconds: float) -> StepRecord:
         num_prefill=work.num_prefill,
         num_decode=num_decode,
         admissions=flight.admissions,
-        because=plan.because,
     )
 
 

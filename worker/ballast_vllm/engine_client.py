@@ -52,11 +52,6 @@ class EngineTap:
     # The configuration of vLLM
 
     @property
-    def max_model_len(self) -> int:
-        """The largest number of tokens of one request."""
-        return int(self._engine.model_config.max_model_len)
-
-    @property
     def is_encoder(self) -> bool:
         """Whether the model returns vectors or scores, and generates no text."""
         return bool(self._engine.model_config.runner_type == "pooling")

@@ -104,14 +104,12 @@ class VllmUnderTest:
         """The configuration of the policy."""
         return self._scheduler.driver.host.config
 
-    def replay(
-        self, online: Sequence[Arrival], offline: Sequence[Arrival], ticks: ReplayClock, *, seed: int = 0
-    ) -> EngineReplay:
+    def replay(self, online: Sequence[Arrival], offline: Sequence[Arrival], ticks: ReplayClock) -> EngineReplay:
         """See `Replays`."""
         self._scheduler.ticks = ticks
         self._scheduler.driver = self._scheduler.new_driver()
         self._warm_up()
-        found = Session(self, ticks, online, offline, Random(seed)).run()
+        found = Session(self, ticks, online, offline, Random(0)).run()
         self._engine.abort_request(list(self._scheduler.requests))
         while self._engine.has_unfinished_requests():
             self._engine.step()

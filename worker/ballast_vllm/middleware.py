@@ -27,6 +27,7 @@ from ballast_queue.settings import MAX_PRIORITY
 from ballast_vllm.calls import CALL, Call
 from ballast_vllm.server import VllmServer, load
 from ballast_worker.bodies import BodyShare
+from ballast_worker.command_line import BAD_CONFIG
 from ballast_worker.errors import Refused, WorkerError
 from ballast_worker.http_exchange import ClientGone, HttpExchange, compact
 from ballast_worker.http_server import LINGER_BYTES, LINGER_SECONDS
@@ -37,7 +38,6 @@ from ballast_worker.tenancy import PRIORITY_HEADER
 
 log = Log(__name__)
 
-BAD_CONFIG = 78
 BODY_SECONDS = 60.0
 """Time that a client has to send a body."""
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/version", "/openapi.json", "/ballast/status"})

@@ -14,30 +14,19 @@ from ballast_worker.reload import Loaded, content_hash
 from ballast_worker.worker import Worker
 
 
-def create_app(config: WorkerConfig, *, path: Path | None = None, worker: Worker | None = None) -> Starlette:
-    """Return the app that serves one model. Its threads start and stop with the lifespan of the app.
-
-    Args:
-        config: the configuration
-        path: the file of the configuration, which is watched for changes
-        worker: a worker of this configuration; by default a new worker, which loads the model now
-
-    Raises:
-        NotServed: the configuration asks for something that this worker cannot do.
-        EngineError: the checkpoint or the options of the engine are wrong.
-    """
-    serving = worker or Worker(load(config, path), path=path)
+def create_app(worker: Worker) -> Starlette:
+    """Return the app of a worker. The worker's threads start and stop with the lifespan of the app."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        serving.start()
+        worker.start()
         try:
             yield
         finally:
-            await serving.stop()
+            await worker.stop()
 
-    app = routes(serving, lifespan)
-    app.state.worker = serving
+    app = routes(worker, lifespan)
+    app.state.worker = worker
     return app
 
 

@@ -35,7 +35,7 @@ def run(config: WorkerConfig, path: Path | None, listener: socket.socket) -> Non
         worker = Worker(load(config, path), path=path)
     except EngineError as error:
         raise NotServed(str(error)) from error
-    process = Process(worker, create_app(config, worker=worker), listener, metrics_listener)
+    process = Process(worker, create_app(worker), listener, metrics_listener)
     with asyncio.Runner(loop_factory=EventLoop) as runner:
         runner.run(process.serve())
 

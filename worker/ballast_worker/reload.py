@@ -20,6 +20,7 @@ from ballast_log import Log
 log = Log(__name__)
 
 POLL_SECONDS = 1.0
+Stamp = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,8 @@ class ConfigWatcher:
         self._also = dict(also or {})
         self._parse = parse
         self._last_error = ""
-        self._seen: tuple[int, int, int] | None = None
-        self._also_seen = {path: _stamp(path) for path in self._also}
+        self._seen: Stamp | None = None
+        self._also_seen = {path: stamp(path) for path in self._also}
         self._text_hash = loaded.content_hash
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ballast-reload", daemon=True)
@@ -93,8 +94,8 @@ class ConfigWatcher:
     def check(self) -> bool:
         """Poll once. Return true if a changed configuration was applied."""
         self._check_also()
-        stamp = _stamp(self._path)
-        if stamp is None or stamp == self._seen:
+        now = stamp(self._path)
+        if now is None or now == self._seen:
             return False  # a file that is missing for a moment is being replaced
         try:
             text = self._path.read_text(encoding="utf-8")
@@ -102,7 +103,7 @@ class ConfigWatcher:
             self._text_hash = ""
             self._refuse(str(error))
             return False
-        self._seen = stamp
+        self._seen = now
         text_hash = content_hash(text)
         if text_hash == self._text_hash:
             return False
@@ -138,9 +139,9 @@ class ConfigWatcher:
 
     def _check_also(self) -> None:
         for path, changed in self._also.items():
-            stamp = _stamp(path)
-            if stamp is not None and stamp != self._also_seen[path]:
-                self._also_seen[path] = stamp
+            now = stamp(path)
+            if now is not None and now != self._also_seen[path]:
+                self._also_seen[path] = now
                 changed()
 
     def _run(self) -> None:
@@ -151,7 +152,8 @@ class ConfigWatcher:
                 log.exception("the changed configuration was not applied")
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+def stamp(path: Path) -> Stamp | None:
+    """Return what changes with a file; None if there is no file, as while an editor replaces it."""
     try:
         status = path.stat()
     except OSError:

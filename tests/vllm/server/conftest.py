@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from control_plane import free_port
 
 from ballast_queue.redis_store import Queue
 
@@ -75,17 +75,11 @@ def _children(parent: int, word: str) -> list[int]:
     return [int(pid) for pid, ppid, name in rows if int(ppid) == parent and word in name]
 
 
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
 @contextmanager
 def _serve(model: Path, log: Path, *arguments: str, **variables: str) -> Iterator[Serving]:
     template = log.with_name("template.jinja")
     template.write_text(TEMPLATE)
-    port = _free_port()
+    port = free_port()
     command = [
         str(Path(sys.executable).parent / "vllm"), "serve", str(model), "--chat-template", str(template),
         "--served-model-name", "m", "--dtype", "float32", "--max-model-len", "1024",
@@ -147,8 +141,8 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., AbstractCo
 
     @contextmanager
     def launched(path: Path, config: Mapping[str, Any]) -> Iterator[Serving]:
-        log, port = tmp_path_factory.mktemp("server") / "log", _free_port()
-        runtime = {"host": "127.0.0.1", "port": port, "metricsPort": _free_port(), **config.get("runtime", {})}
+        log, port = tmp_path_factory.mktemp("server") / "log", free_port()
+        runtime = {"host": "127.0.0.1", "port": port, "metricsPort": free_port(), **config.get("runtime", {})}
         path.write_text(json.dumps({**config, "runtime": runtime}))
         command = [sys.executable, "-W", "ignore", "-m", "ballast_vllm", "--config", str(path)]
         with _run(command, port, log) as serving:

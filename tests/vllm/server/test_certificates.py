@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import ssl
 from pathlib import Path
 
 import httpx
 import pytest
-from tls import LOOPBACK, OTHER
+from tls import LOOPBACK, OTHER, certificate_of, shown
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -32,20 +31,6 @@ def publish(volume: Path, pem: Path, number: int) -> None:
         shutil.rmtree(before)
 
 
-def shown(port: int) -> bytes:
-    """Return the certificate that a server shows, whoever signed it."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as plain, context.wrap_socket(plain) as found:
-        return found.getpeercert(binary_form=True) or b""
-
-
-def of(pem: Path) -> bytes:
-    text = pem.read_text()
-    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
-    return ssl.PEM_cert_to_DER_cert(text[text.index(begin) : text.index(end) + len(end)])
-
-
 def test_each_new_certificate_of_a_secret_volume_is_shown_on_both_ports(launch, wandering_model, tmp_path, eventually):
     volume, path = tmp_path / "volume", tmp_path / "worker.yaml"
     publish(volume, LOOPBACK, 0)
@@ -65,11 +50,13 @@ def test_each_new_certificate_of_a_secret_volume_is_shown_on_both_ports(launch, 
             for number, pem in enumerate((OTHER, LOOPBACK, OTHER), 1):
                 publish(volume, pem, number)
                 for port in ports:
-                    eventually(lambda port=port, pem=pem: shown(port) == of(pem), f"certificate {number} on {port}")
+                    eventually(
+                        lambda port=port, pem=pem: shown(port) == certificate_of(pem), f"certificate {number} on {port}"
+                    )
             publish(volume, Path(__file__), 4)
             eventually(lambda: "certificate not loaded" in serving.log.read_text(), "a refused certificate")
             last = {shown(port) for port in ports}
             kept = client.get("/health").status_code
 
     assert (status, kept) == (200, 200), "the connection from before stays"
-    assert (first, last) == ({of(LOOPBACK)}, {of(OTHER)})
+    assert (first, last) == ({certificate_of(LOOPBACK)}, {certificate_of(OTHER)})

@@ -40,8 +40,6 @@ class Sample:
     first: float | None = None
     last: float | None = None
     prompt_tokens: int = 0
-    cached_tokens: int = 0
-    """Prompt tokens that the worker found in its prefix cache."""
     output_tokens: int = 0
     failure: str = ""
     """Reason of a failure; empty if the call succeeded."""
@@ -263,5 +261,4 @@ def _read_stream(connection: _Connection, sample: Sample) -> str:
     if not usage:
         return f"the last event has no usage: {events[-1][:200].decode(errors='replace')}"
     sample.prompt_tokens, sample.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
-    sample.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     return ""

@@ -52,9 +52,6 @@ class ModelConfig:
     tie_embeddings: bool
     windows: tuple[int | None, ...]
     """Per layer: how many of the last tokens a token attends to, including itself; None: all of them."""
-    """The number type of the checkpoint."""
-    eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
 
     @property
     def q_size(self) -> int:
@@ -100,12 +97,9 @@ class _Fields:
 
 
 def load_config(directory: Path) -> ModelConfig:
-    """Read `config.json` of a checkpoint directory. The end tokens of `generation_config.json` override it."""
-    config = read_json(directory / "config.json")
-    generation = directory / "generation_config.json"
-    if generation.exists():
-        config = {**config, **{k: v for k, v in read_json(generation).items() if k == "eos_token_id" and v is not None}}
-    return parse_config(config, where=str(directory / "config.json"))
+    """Read `config.json` of a checkpoint directory."""
+    path = directory / "config.json"
+    return parse_config(read_json(path), where=str(path))
 
 
 def read_json(path: Path) -> Json:
@@ -155,8 +149,6 @@ def parse_config(config: Json, *, where: str = "config.json") -> ModelConfig:
         qk_norm=architecture == "Qwen3ForCausalLM",
         tie_embeddings=fields.get("tie_word_embeddings", default=False),
         windows=_windows(fields, architecture),
-        eos_token_ids=_token_ids(config.get("eos_token_id"), where),
-        bos_token_id=next(iter(_token_ids(config.get("bos_token_id"), where)), None),
     )
 
 
@@ -243,11 +235,3 @@ def _windows(fields: _Fields, architecture: str) -> tuple[int | None, ...]:
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
     first = fields.get("max_window_layers", 28)
     return tuple(window if layer >= first else None for layer in range(layers))
-
-
-def _token_ids(value: object, where: str) -> tuple[int, ...]:
-    given = value if isinstance(value, list) else [] if value is None else [value]
-    ids = tuple(token for token in given if isinstance(token, int) and not isinstance(token, bool))
-    if len(ids) != len(given):
-        raise InvalidCheckpoint(f"{where}: {value!r} is not a token id or a list of them.")
-    return ids

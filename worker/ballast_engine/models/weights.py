@@ -6,7 +6,7 @@ and up another. Packed weights have the same values in the layout of the compile
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -47,18 +47,6 @@ class DecoderWeights:
     norm: Tensor
     head: Tensor
     is_packed: bool = False
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield every tensor once."""
-        yield self.embedding
-        yield self.norm
-        if self.head is not self.embedding:
-            yield self.head
-        for layer in self.layers:
-            for name in LayerWeights.__slots__:
-                tensor = getattr(layer, name)
-                if tensor is not None:
-                    yield tensor
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, Shape]:

@@ -97,22 +97,23 @@ def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
 def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, float]:
     """Return the seconds to which online prefill may extend this step, and the seconds of a usual step with prefill.
 
-    This step may last until the first decode would fall behind its mean TPOT. In its first tokens, a decode may fall
-    behind by what it catches up in the time that new requests leave. The second figure is one TPOT, or a step of which
+    This step may last until the first decode would fall behind its mean TPOT. It may fall behind by what it catches up
+    in its early tokens, or later in the time that new requests leave. The second figure is one TPOT, or a step of which
     prefill has a third. Both are infinite without decodes. An encoder takes half of the TTFT: requests wait for a step.
     """
     now, fixed, short, free = snapshot.now, part.fixed, _beginning(snapshot), 1.0
     cost, prompt, usual, least_tpot, until = snapshot.cost, snapshot.typical_prompt or 1, snapshot.expectation, inf, inf
     if snapshot.config.is_encoder:
         return snapshot.config.ttft / 2, inf
+    early = min(short, _EARLY * (usual.online_answer or inf))
     if short >= _EARLY * usual.online_answer > 0:  # answers that are alike fall behind together
         takes = cost.prefill(0, prompt) + usual.online_answer * cost.decode(prompt)
         free -= min(1.0, usual.online_tokens / prompt * takes)
     for request in part.decodes:
         tpot, num_output = request.tpot, request.num_output
         left = request.first_token + num_output * tpot - now
-        if num_output < short and free * tpot > fixed:
-            left += (short - num_output) * (free * tpot - fixed)
+        if num_output < short and tpot > fixed:
+            left += max(0.0, (early - num_output) * (tpot - fixed), (short - num_output) * (free * tpot - fixed))
         if left < inf and (left >= fixed or _catches_up(request, fixed - left, fixed)):
             if tpot < least_tpot:
                 least_tpot = tpot

@@ -57,6 +57,8 @@ KNOWN = (*POLICIES, STATIC_BUDGET, FITTED)
 """All names of policies."""
 MOST_LOST = 0.01
 """Attainment that a tuned baseline (qps-cap, static-budget, static-split) may lose against online-only."""
+HIGHEST_ATTAINMENT = 0.99
+"""The attainment of the highest load, see `Bench.highest`."""
 MOST_LOAD = 1.5
 """Highest load in the search for the load that online alone attains."""
 PARTS = 10
@@ -148,16 +150,16 @@ class Bench:
         """Tokens per second of offline work alone, with every step within the TPOT."""
         return self.maximum("bound").total_tokens
 
-    def highest(self, attainment: float = 0.99) -> Row:
-        """Search for the highest load that online-only serves with an attainment, to 2 % of the bound.
+    def highest(self) -> Row:
+        """Search for the highest load that online-only serves with 99 % attainment, to 2 % of the bound.
 
-        The row has load 0 if no load reaches the attainment.
+        The row has load 0 if no load reaches 99 %.
         """
         low, high = 0.0, MOST_LOAD
         while high - low > 0.02:
             middle = (low + high) / 2
             result = self.alone(middle).result
-            is_met = min(result.ttft_attainment, result.tpot_attainment) >= attainment
+            is_met = min(result.ttft_attainment, result.tpot_attainment) >= HIGHEST_ATTAINMENT
             low, high = (middle, high) if is_met else (low, middle)
         return self.alone(low) if low else replace(self.alone(high), load=0.0)
 

@@ -193,14 +193,14 @@ class BatchCeiling:
         return first, second
 
 
-def drawn(case: CeilingCase, batch: int, requests: int = 1_000_000, seed: int = 0) -> float:
+def drawn(case: CeilingCase, batch: int, requests: int = 1_000_000) -> float:
     """Draw newcomers one by one at random moments, and return the seconds within which the wanted share is answered.
 
     This does not use the Markov chain. A step admits the newcomers that arrived during the step before, in order of
     arrival, up to the batch. A million requests measure 99 % to a hundredth of a point. In the planner's own cases, a
     batch that is larger by one changes the share by 0.04 to 0.15 points.
     """
-    random = Random(seed)
+    random = Random(0)
     steps = [case.step(batch, newcomers) for newcomers in range(batch + 1)]
     waits: list[float] = []
     waiting: deque[float] = deque()
@@ -218,7 +218,7 @@ def drawn(case: CeilingCase, batch: int, requests: int = 1_000_000, seed: int = 
     return waits[int(len(waits) * case.share)]
 
 
-def largest(case: CeilingCase, measure: Callable[[int], float], near: int, most: int = MOST_BATCH) -> int:
+def largest(case: CeilingCase, measure: Callable[[int], float], near: int) -> int:
     """Search around `near` for the largest batch that meets the SLO by `measure`; return 0 if none does.
 
     Larger batches are slower, but small batches can be too small for the rate. So the search moves away from `near` in
@@ -230,9 +230,9 @@ def largest(case: CeilingCase, measure: Callable[[int], float], near: int, most:
 
     low, high, stride = (near, near + 1, 1) if keeps(near) else (near - 1, near, 1)
     if low == near:
-        while high <= most and keeps(high):
+        while high <= MOST_BATCH and keeps(high):
             low, high, stride = high, high + 2 * stride, 2 * stride
-        high = min(high, most + 1)
+        high = min(high, MOST_BATCH + 1)
     else:
         while low > 0 and not keeps(low):
             low, high, stride = max(0, low - 2 * stride), low, 2 * stride

@@ -130,9 +130,7 @@ class Replays(Protocol):
     def config(self) -> PolicyConfig:
         """The configuration of the engine's policy."""
 
-    def replay(
-        self, online: Sequence[Arrival], offline: Sequence[Arrival], ticks: ReplayClock, *, seed: int = 0
-    ) -> EngineReplay:
+    def replay(self, online: Sequence[Arrival], offline: Sequence[Arrival], ticks: ReplayClock) -> EngineReplay:
         """Serve online requests at their times, and offline work with the remaining capacity."""
 
 
@@ -151,9 +149,7 @@ class EngineUnderTest:
         self._tokenizer = Tokenizer(self.directory)
         self._loaded = load(self.directory, dtype="auto", load_format="auto", attention="auto", threads=self.threads)
 
-    def replay(
-        self, online: Sequence[Arrival], offline: Sequence[Arrival], ticks: ReplayClock, *, seed: int = 0
-    ) -> EngineReplay:
+    def replay(self, online: Sequence[Arrival], offline: Sequence[Arrival], ticks: ReplayClock) -> EngineReplay:
         """See `Replays`."""
         executor = _RecordingExecutor(self._loaded, num_blocks=self.config.num_blocks, ticks=ticks)
         engine = BallastEngine(
@@ -165,7 +161,7 @@ class EngineUnderTest:
         )
         for _ in range(WARM_UPS):
             warm_up(engine, seconds=inf)
-        return Session(_OwnEngine(engine, executor), ticks, online, offline, Random(seed)).run()
+        return Session(_OwnEngine(engine, executor), ticks, online, offline, Random(0)).run()
 
 
 class SteppedEngine(Protocol):

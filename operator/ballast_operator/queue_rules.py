@@ -1,0 +1,86 @@
+"""Which queue a resource may use. PURE.
+
+A queue belongs to the namespace with which its name begins. A resource of that namespace can grant it to others, so
+that the grant needs no rights beyond those on the resource itself, and ends with the resource.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from ballast_api.conditions import ConditionReason
+from ballast_api.inference_deployment import InferenceDeployment, default_served_name
+from ballast_operator.children.config import redis_of
+from ballast_operator.context import OperatorContext
+from ballast_operator.kinds import Body
+from ballast_operator.resource_type import ConditionValue, on_hold
+
+
+def queue_refusal(queue: str, mine: str, *, context: OperatorContext, others: Iterable[Body]) -> ConditionValue | None:
+    """Return why a resource of namespace `mine` may not use a queue, as the value of `Degraded`; None if it may."""
+    owner = queue.partition("/")[0] if "/" in queue else ""
+    if owner == mine or any(fnmatchcase(queue, pattern) for pattern in context.shared_queues):
+        return None
+    if owner and any(_grants(body, queue, owner, mine) for body in others):
+        return None
+    if owner:
+        remedy = (
+            f"An InferenceDeployment in namespace {owner} that serves the queue can grant it with "
+            f"spec.queueAccess.namespaces: [{mine}]"
+        )
+    else:
+        remedy = f"Name it {mine}/{queue}, or set operator.settings.sharedQueues of the chart"
+    message = f"the queue {queue} does not belong to namespace {mine}. {remedy}"
+    return on_hold(ConditionReason.QUEUE_NOT_ALLOWED, message)
+
+
+def _grants(body: Body, queue: str, owner: str, to: str) -> bool:
+    """Return whether a resource serves a queue of its own namespace, and grants it to another namespace."""
+    about, spec = body["metadata"], body.get("spec") or {}
+    if about["namespace"] != owner or about.get("deletionTimestamp"):
+        return False
+    return _queue_of(about, spec)[0] == queue and to in ((spec.get("queueAccess") or {}).get("namespaces") or ())
+
+
+def queue_conflict(
+    resource: InferenceDeployment, context: OperatorContext, others: Iterable[Body]
+) -> ConditionValue | None:
+    """Return the conflict with an older resource that serves another model from the same queue.
+
+    A queue accepts the models of one resource, so the jobs of the other one would be refused.
+    """
+    if redis_of(resource, own_keys=context.redis_keys) is None:
+        return None
+    mine = _queue_of(resource.metadata.model_dump(by_alias=True), resource.spec.model_dump(by_alias=True))
+    age = (resource.metadata.creation_timestamp or "", resource.metadata.namespace, resource.metadata.name)
+    for body in others:
+        about = body["metadata"]
+        name, uri = (body["spec"]["model"].get(each) for each in ("servedName", "uri"))
+        is_older = (about["creationTimestamp"], about["namespace"], about["name"]) < age
+        if about.get("deletionTimestamp") or not is_older or _queue_of(about, body["spec"]) != mine:
+            continue
+        served = name or default_served_name(uri)
+        if served != resource.spec.served_name:
+            message = (
+                f"the queue {resource.queue_name} is the one of the older resource {about['namespace']}/{about['name']}"
+                f", which serves the model {served}, and this one serves {resource.spec.served_name}. Set another "
+                "spec.offline.queue, or the same spec.model.servedName"
+            )
+            return on_hold(ConditionReason.QUEUE_CONFLICT, message)
+    return None
+
+
+def _queue_of(about: Body, spec: Body) -> tuple[str, str]:
+    """Return the queue of a resource, and the Secret that leads to its Redis; empty for the operator's own."""
+    offline, redis = spec.get("offline"), spec.get("redis")
+    queue = offline.get("queue") if isinstance(offline, dict) else None
+    secret = redis.get("secretName") if isinstance(redis, dict) else None
+    own = f"{about['namespace']}/{about['name']}"
+    return (queue if isinstance(queue, str) and queue else own), f"{about['namespace']}/{secret}" if redis else ""
+
+
+def own_queue(body: Body) -> str | None:
+    """Return the queue of a resource in the operator's own Redis; None if it names another Redis."""
+    queue, redis = _queue_of(body["metadata"], body.get("spec") or {})
+    return None if redis else queue

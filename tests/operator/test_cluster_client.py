@@ -1,0 +1,62 @@
+"""A call that meets the replacement of the client, as after a new token, is one that the work queue tries again."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes.aio.client import ApiException
+
+from ballast_operator import cluster
+from ballast_operator.cluster import Cluster
+from ballast_operator.errors import ClusterUnavailable
+from ballast_operator.kinds import SECRET, Key
+
+KUBECONFIG = {
+    "current-context": "here",
+    "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+    "clusters": [{"name": "here", "cluster": {"server": "http://127.0.0.1:9"}}],
+    "users": [{"name": "me", "user": {"token": "old"}}],
+}
+
+
+class Client:
+    """Refuses the token in its first call. Its other calls find the session closed, as aiohttp reports it."""
+
+    def __init__(self, _configuration: object) -> None:
+        self.user_agent = ""
+        self._closed = asyncio.Event()
+        self._num_calls = 0
+
+    async def call_api(self, *_arguments: Any, **_options: Any) -> None:
+        self._num_calls += 1
+        if self._num_calls == 1:
+            await asyncio.sleep(0)
+            raise ApiException(status=401, reason="Unauthorized")
+        await self._closed.wait()
+        raise RuntimeError("Session is closed")
+
+    async def close(self) -> None:
+        self._closed.set()
+
+
+def test_a_call_during_the_replacement_of_the_client_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config").write_text(yaml.safe_dump(KUBECONFIG))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.setattr(cluster, "ApiClient", Client)
+
+    async def call_twice() -> list[object]:
+        async with Cluster() as found:
+            calls = [found.get(Key(SECRET, "team", name)) for name in ("one", "two")]
+            return list(await asyncio.gather(*calls, return_exceptions=True))
+
+    refused, closed = asyncio.run(call_twice())
+
+    assert isinstance(refused, ClusterUnavailable)
+    assert isinstance(closed, ClusterUnavailable)
+    assert "the connection was replaced meanwhile" in str(closed)
