@@ -4,8 +4,7 @@
 
 For each load, pooled over slices of the Azure conversations:
 
-- `ballast` with its default, a risk of 0.4, and with lower values of `most_risk`: the cost of each point of attainment
-  in tokens.
+- `ballast` with its default, and with lower values of `most_risk`: the cost of each point of attainment in tokens.
 - `reservation`: nothing is lent, so that the loss is caused by the reservation alone.
 - `foresight`: Ballast at the highest risk, run several times. Each run lends nothing during the requests that missed
   their SLO in the run before, and during a growing time before them. A real policy cannot know these requests.
@@ -39,8 +38,8 @@ from ballast_sim.replay.simulation import Run, simulate
 from ballast_sim.replay.traffic import Trace, at_zero, excerpt, read, read_lengths, repeated
 
 WARMUP = 60.0
-RISKS = (0.05, 0.1, 0.2, 0.4)
-"""Accepted risks. The last one is the default of the policy."""
+RISKS = (0.05, 0.1, 0.2)
+"""Accepted risks below the default of the policy."""
 ROUNDS = 12
 EARLIER = 3.0
 """Seconds by which each round extends the time without lending."""
@@ -106,10 +105,10 @@ def rows(piece: Slice, config: PolicyConfig) -> list[Found]:
     """All rows of one slice."""
     alone = piece.run(config, has_job=False)
     judged = partial(judge, report(alone), bound=piece.bench.bound)
-    risks = [(risk, replace(config, most_risk=risk)) for risk in RISKS]
+    risks = [(risk, replace(config, most_risk=risk)) for risk in (*RISKS, config.most_risk)]
     found = [judged(f"ballast, risk {risk:g}", report(piece.run(told))) for risk, told in risks]
     found.append(judged("reservation", report(piece.run(config, partial(Withheld, ALWAYS)))))
-    return [*found, foresee(piece, replace(config, most_risk=RISKS[-1]), alone, judged)]
+    return [*found, foresee(piece, config, alone, judged)]
 
 
 def judge(alone: Report, name: str, mixed: Report, bound: float) -> Found:

@@ -81,8 +81,9 @@ class ServeReplica:
 
     async def _stop(self) -> None:
         await self._stack.aclose()
-        if leave.directory().is_dir():
-            (leave.directory() / leave.DONE).touch()
+        place = leave.directory()
+        if place.is_dir():
+            (place / leave.DONE).touch()
 
     async def _leave_when_asked(self) -> None:
         """Drain before Kubernetes ends the pod; see `leave`. The replica stays until then, and refuses requests."""

@@ -65,7 +65,7 @@ def _slots(axes: Any, record: DemoRecord) -> None:
 
 def _latency(axes: Any, found: dict[str, Any], *, name: str) -> None:
     """Draw how many requests take longer than a time: the tail that the SLO is about, on two log scales."""
-    from matplotlib.ticker import LogLocator, NullFormatter  # noqa: PLC0415
+    from matplotlib.ticker import LogLocator, NullFormatter  # noqa: PLC0415  as in `draw`
 
     slo, column = found["slo"][f"{name}_ms"], COLUMNS[name]
     for side, label, colour in (("online_only", "online alone", ALONE), ("mixed", "with the offline job", OFFLINE)):

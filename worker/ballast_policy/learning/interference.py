@@ -161,7 +161,7 @@ class Interference:
             is_known = min(map(len, measured), default=0) >= _LEAST
             self.inflation = max(map(_inflation, measured)) if is_known else 0.0
             share += (target - (self.inflation if is_known else share)) * moved
-            share = min(max(0.0, share), 4 * self.cap)  # an unused share grows. Half or twice: no change (sparse-2s)
+            share = min(max(0.0, share), 4 * self.cap)  # bounds an unused share; 2 or 8 changes nothing (sparse-2s)
         ratio = min(1.0, self.allowance.lending_ratio + seconds / _RECOVERY_SECONDS)
         num_lost, may_lose = sum(self._lost), (1 - self.objective) * max(len(self._lost), _FEW)
         if num_lost >= _LEAST_LOST and num_lost > may_lose:
