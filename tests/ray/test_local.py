@@ -27,6 +27,12 @@ def status_of(url: str) -> dict:
     return httpx.get(f"{url}/ballast/status", timeout=30).json()
 
 
+def waiting_fields(url: str) -> float:
+    lines = httpx.get(f"{url}/metrics", timeout=30).text.splitlines()
+    [found] = [line for line in lines if line.startswith("ballast_config_restart_required")]
+    return float(found.split()[-1])
+
+
 def ask(url: str, model: str, **body) -> httpx.Response:
     body = {"model": model, "prompt": "Once", "max_tokens": 12, "temperature": 0} | body
     return httpx.post(f"{url}/v1/completions", json=body, timeout=300)
@@ -57,7 +63,7 @@ def is_there(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def test_up_with_ray_serves_both_classes_applies_hot_fields_and_leaves_no_process(tmp_path, eventually):
+def test_up_with_ray_serves_both_classes_applies_hot_fields_only_and_leaves_no_process(tmp_path, eventually):
     config = tmp_path / "mine.yaml"
     config.write_text("slots: 4\nslo: {ttftMilliseconds: 900}\n")
     command = [sys.executable, "-m", "ballast_cli", "up", "--ray", "--port", "0", "--config", str(config)]
@@ -76,6 +82,8 @@ def test_up_with_ray_serves_both_classes_applies_hot_fields_and_leaves_no_proces
         )  # fmt: skip
         config.write_text("slots: 4\nslo: {ttftMilliseconds: 901}\n")
         eventually(lambda: status_of(url)["config_hash"] != before["config_hash"], "the new configuration")
+        config.write_text("slots: 4\nslo: {ttftMilliseconds: 901}\nengine: {blockTokens: 8}\n")
+        eventually(lambda: waiting_fields(url) == 1, "the cold field to wait for a restart")
         after, children = status_of(url), children_of(process.pid)
         process.send_signal(signal.SIGINT)
         code = process.wait(timeout=240)
