@@ -59,6 +59,13 @@ def children_of(pid: int) -> list[int]:
     return [child.pid for child in psutil.Process(pid).children(recursive=True)]
 
 
+def niceness_of_the_replica(pids: list[int]) -> int:
+    import psutil
+
+    [found] = [each for each in map(psutil.Process, pids) if "ServeReplica" in " ".join(each.cmdline())]
+    return found.nice()
+
+
 def is_there(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
@@ -85,12 +92,14 @@ def test_up_with_ray_serves_both_classes_applies_hot_fields_only_and_leaves_no_p
         config.write_text("slots: 4\nslo: {ttftMilliseconds: 901}\nengine: {blockTokens: 8}\n")
         eventually(lambda: waiting_fields(url) == 1, "the cold field to wait for a restart")
         after, children = status_of(url), children_of(process.pid)
+        niceness = niceness_of_the_replica(children)
         process.send_signal(signal.SIGINT)
         code = process.wait(timeout=240)
 
     assert answer["usage"]["completion_tokens"] == 12
     assert done.returncode == 0, done.stderr
     assert after["worker_id"] == before["worker_id"]
+    assert niceness == os.nice(0)
     assert code == 0
     eventually(lambda: not any(map(is_there, children)), "all processes to end")
 

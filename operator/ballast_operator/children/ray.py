@@ -36,6 +36,7 @@ NO_LOGS = {"include-log-monitor": "false"}
 VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_task_events_report_interval_ms": "0",  # a record of each call between Serve and a replica, without a reader
+    "RAY_worker_niceness": "0",  # Ray would run replicas with the niceness 15, below its own agents
 }
 DELETION_SECONDS = 5
 """How long KubeRay keeps a Ray cluster that was replaced. Its pods drain, so there is nothing else to wait for."""
