@@ -61,7 +61,7 @@ def _run(config: WorkerConfig, path: Path) -> None:
     # Ray reads these when it is imported. Its signal handler writes a stack trace for each SIGTERM, and it would run
     # the replica with the niceness 15.
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}
-    os.environ["RAY_worker_niceness"] = "0"
+    os.environ |= {"RAY_worker_niceness": "0"}
     os.environ.setdefault("RAY_DASHBOARD_STARTUP_TIMEOUT_S", DASHBOARD_SECONDS)
     from ballast_serve.local import LocalRay  # noqa: PLC0415
 
