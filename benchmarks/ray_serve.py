@@ -148,9 +148,9 @@ def build(_arguments: dict[str, str]):  # noqa: ANN201 - Serve calls it
     """Return the application whose chunks are coalesced."""
     from ray import serve  # noqa: PLC0415
 
-    from ballast_serve.replica import ServeReplica  # noqa: PLC0415
+    from ballast_serve.application import Replica  # noqa: PLC0415
 
-    class CoalescedReplica(ServeReplica):
+    class CoalescedReplica(Replica):
         def __serve_build_asgi_app__(self):  # noqa: ANN204
             return Coalesced(super().__serve_build_asgi_app__())
 
@@ -231,7 +231,8 @@ def started(name: str, config: Path, command: list[str], **variables: str) -> It
     """Start a worker, and stop it at the end."""
     folder = str(Path(__file__).parent)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))}
-    environment |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"} | variables
+    environment |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}
+    environment |= {"RAY_worker_niceness": "0"} | variables
     log = config.with_name(f"{name}.log")
     with log.open("wb") as file:
         process = psutil.Popen(command, stdout=file, stderr=file, env=environment)

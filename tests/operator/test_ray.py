@@ -490,7 +490,7 @@ def test_defaults_of_kuberay_are_no_additions():
     assert plan(resource, there, CONTEXT).because == ()
 
 
-def test_ray_reports_nothing_that_nobody_reads():
+def test_ray_reports_nothing_that_nobody_reads_and_replicas_run_with_the_usual_niceness():
     done = plan(make_resource(), EMPTY, CONTEXT)
 
     head = spec_of(done)["rayClusterConfig"]["headGroupSpec"]
@@ -499,6 +499,7 @@ def test_ray_reports_nothing_that_nobody_reads():
         variables = {each["name"]: each.get("value") for each in container["env"]}
         assert group["rayStartParams"]["include-log-monitor"] == "false"
         assert (variables["RAY_USAGE_STATS_ENABLED"], variables["RAY_task_events_report_interval_ms"]) == ("0", "0")
+        assert variables["RAY_worker_niceness"] == "0"
 
 
 def test_a_variable_of_the_template_replaces_that_of_the_operator():

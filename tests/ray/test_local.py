@@ -27,6 +27,12 @@ def status_of(url: str) -> dict:
     return httpx.get(f"{url}/ballast/status", timeout=30).json()
 
 
+def waiting_fields(url: str) -> float:
+    lines = httpx.get(f"{url}/metrics", timeout=30).text.splitlines()
+    [found] = [line for line in lines if line.startswith("ballast_config_restart_required")]
+    return float(found.split()[-1])
+
+
 def ask(url: str, model: str, **body) -> httpx.Response:
     body = {"model": model, "prompt": "Once", "max_tokens": 12, "temperature": 0} | body
     return httpx.post(f"{url}/v1/completions", json=body, timeout=300)
@@ -53,11 +59,18 @@ def children_of(pid: int) -> list[int]:
     return [child.pid for child in psutil.Process(pid).children(recursive=True)]
 
 
+def niceness_of_the_replica(pids: list[int]) -> int:
+    import psutil
+
+    [found] = [each for each in map(psutil.Process, pids) if "ServeReplica" in " ".join(each.cmdline())]
+    return found.nice()
+
+
 def is_there(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def test_up_with_ray_serves_both_classes_applies_hot_fields_and_leaves_no_process(tmp_path, eventually):
+def test_up_with_ray_serves_both_classes_applies_hot_fields_only_and_leaves_no_process(tmp_path, eventually):
     config = tmp_path / "mine.yaml"
     config.write_text("slots: 4\nslo: {ttftMilliseconds: 900}\n")
     command = [sys.executable, "-m", "ballast_cli", "up", "--ray", "--port", "0", "--config", str(config)]
@@ -76,13 +89,17 @@ def test_up_with_ray_serves_both_classes_applies_hot_fields_and_leaves_no_proces
         )  # fmt: skip
         config.write_text("slots: 4\nslo: {ttftMilliseconds: 901}\n")
         eventually(lambda: status_of(url)["config_hash"] != before["config_hash"], "the new configuration")
+        config.write_text("slots: 4\nslo: {ttftMilliseconds: 901}\nengine: {blockTokens: 8}\n")
+        eventually(lambda: waiting_fields(url) == 1, "the cold field to wait for a restart")
         after, children = status_of(url), children_of(process.pid)
+        niceness = niceness_of_the_replica(children)
         process.send_signal(signal.SIGINT)
         code = process.wait(timeout=240)
 
     assert answer["usage"]["completion_tokens"] == 12
     assert done.returncode == 0, done.stderr
     assert after["worker_id"] == before["worker_id"]
+    assert niceness == os.nice(0)
     assert code == 0
     eventually(lambda: not any(map(is_there, children)), "all processes to end")
 

@@ -8,7 +8,6 @@ import typer
 
 from ballast_cli import (
     alerts,
-    bench,
     cancel,
     explain,
     get,
@@ -26,6 +25,7 @@ from ballast_cli import (
     up,
     version,
 )
+from ballast_cli.bench import verb as bench
 from ballast_cli.console import examples
 from ballast_cli.demo import verb as demo
 from ballast_cli.errors import EXIT_CODES

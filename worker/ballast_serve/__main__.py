@@ -18,6 +18,7 @@ import yaml
 
 import ballast_log
 from ballast_api.errors import InvalidConfig
+from ballast_api.hot import with_hot_fields
 from ballast_api.serve_config import serve_config
 from ballast_api.worker_config import WorkerConfig
 from ballast_log import Log
@@ -57,8 +58,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(config: WorkerConfig, path: Path) -> None:
     stopped = threading.Event()
-    # Ray reads these when it is imported. Its signal handler writes a stack trace for each SIGTERM.
+    # Ray reads these when it is imported. Its signal handler writes a stack trace for each SIGTERM, and it would run
+    # the replica with the niceness 15.
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}
+    os.environ |= {"RAY_worker_niceness": "0"}
     os.environ.setdefault("RAY_DASHBOARD_STARTUP_TIMEOUT_S", DASHBOARD_SECONDS)
     from ballast_serve.local import LocalRay  # noqa: PLC0415
 
@@ -66,14 +69,16 @@ def _run(config: WorkerConfig, path: Path) -> None:
     with LocalRay() as ray:
         for number in (signal.SIGTERM, signal.SIGINT):  # Ray has just set its own handler
             signal.signal(number, lambda *_: stopped.set())
-        ray.deploy(config, is_stopped=stopped.is_set)
+        ray.deploy(config, config.dump(), is_stopped=stopped.is_set)
         while not stopped.wait(POLL_SECONDS):
             if (now := stamp(path)) not in {seen, None}:
                 seen = now
                 try:
-                    ray.deploy(WorkerConfig.load(path), is_stopped=stopped.is_set)
+                    wanted = WorkerConfig.load(path)
                 except InvalidConfig as error:
                     log.warning("invalid configuration file, the old configuration stays in force", because=str(error))
+                else:  # the replica names the fields that wait for a restart, as a plain worker does
+                    ray.deploy(with_hot_fields(config, wanted), wanted.dump(), is_stopped=stopped.is_set)
 
 
 def _check_ray() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TypedDict
 
 from ray import serve
 from ray.serve import Application
 
 from ballast_serve.replica import ServeReplica
+from ballast_worker.tls import EventLoop
 
 
 class Arguments(TypedDict):
@@ -17,8 +19,22 @@ class Arguments(TypedDict):
     """A hash of the fields that are not hot. Serve restarts the replicas when it changes."""
 
 
+class _EventLoops(asyncio.DefaultEventLoopPolicy):
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        return EventLoop()
+
+
+# Serve makes the event loop of a replica after it has imported this module. Its own kind takes more CPU for each token,
+# and gives TLS handshakes a minute.
+asyncio.set_event_loop_policy(_EventLoops())
+
+
+class Replica(ServeReplica):
+    """The replica. It belongs to this module, so that each process that runs one imports the module."""
+
+
 # The first argument of `ingress` is the app. Without it, Serve asks the replica for its app.
-worker = serve.deployment(name="worker")(serve.ingress()(ServeReplica))
+worker = serve.deployment(name="worker")(serve.ingress()(Replica))
 
 
 def build(_arguments: Arguments) -> Application:

@@ -44,8 +44,10 @@ class LocalRay:
         serve.shutdown()
         ray.shutdown()
 
-    def deploy(self, config: WorkerConfig, *, is_stopped: Callable[[], bool]) -> None:
+    def deploy(self, config: WorkerConfig, text: str, *, is_stopped: Callable[[], bool]) -> None:
         """Serve a configuration, or pass a changed configuration to the replica.
+
+        Serve restarts the replica if a field of `config` changed that is not hot. The replica reads `text`.
 
         Raises:
             WorkerError: the replica did not start. The message is that of Serve.
@@ -53,7 +55,7 @@ class LocalRay:
         has_gpus = ray.cluster_resources().get("GPU", 0) > 0 and config.backend == "vllm"
         gpus = config.runtime.tensor_parallel if has_gpus else 0
         client = ServeSubmissionClient(self.dashboard)
-        client.deploy_applications(serve_config(config, config.dump(), replicas=1, gpus=gpus))
+        client.deploy_applications(serve_config(config, text, replicas=1, gpus=gpus))
         while not is_stopped():
             found = serve.status().applications.get(APPLICATION)
             if found is not None and found.status is ApplicationStatus.RUNNING:

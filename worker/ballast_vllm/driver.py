@@ -24,16 +24,16 @@ from ballast_engine.prefix_places import PrefixPlaces
 from ballast_engine.stats import AdmissionRecord, StepKind, StepRecord
 from ballast_policy.host import Host, Planner
 from ballast_policy.learning.cost import StepWork, attended
-from ballast_policy.plan import Because, Reason, StepPlan
+from ballast_policy.plan import StepPlan
 from ballast_policy.request import ONLINE, PARKED, RUNNING, WAITING, Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_policy.step.planner import plan as plan_step
 from ballast_vllm.counters import Counters
 from ballast_vllm.drafts import DraftGain
+from ballast_vllm.plan_limits import limit_residents, whole_prompts
 from ballast_vllm.requests import RequestPlace, place_of
+from ballast_vllm.snapshot_kv import SnapshotKv, VllmBlocks
 
-HINT_STEPS = 8
-"""Steps for which a matched prefix stays valid while no slot is free. Bounds the cost of a long backlog."""
 TIGHT = 4
 """Private blocks are counted when less than this part of the KV is free: only then a plan preempts for KV."""
 
@@ -45,20 +45,6 @@ class VllmBatch(Protocol):
     def is_ready(self, request: Any) -> bool: ...
     def is_running(self, request: Any) -> bool: ...
     def is_complete(self, request: Any) -> bool: ...
-
-
-class VllmBlocks(Protocol):
-    """vLLM's KV blocks, as the policy counts them."""
-
-    num_shared_blocks: int
-    block_tokens: int
-    num_blocks: int
-
-    @property
-    def num_free(self) -> int: ...
-    def held(self, request_id: str) -> int: ...
-    def private(self, request_id: str) -> int: ...
-    def match_prefix(self, request: Any, record: Request) -> None: ...
 
 
 Pairs = Sequence[tuple[Request, int]]
@@ -79,48 +65,6 @@ class Flight:
     begun: float = 0.0
     """When vLLM got the batch, or the step before it ended."""
     num_drafts: int = 0
-
-
-class SnapshotKv:
-    """The KV of a snapshot (`ballast_policy.host.Kv`): vLLM itself admits, extends and releases."""
-
-    def __init__(self, blocks: VllmBlocks, live: Mapping[int, Any]) -> None:
-        self.is_eager = False
-        """Look up each prefix, because slots are free."""
-        self.step = 0
-        self.draft_blocks = 0
-        """VllmBlocks that the drafts of a step may take."""
-        self._blocks = blocks
-        self._live = live
-        self._hinted: dict[int, int] = {}
-
-    @property
-    def num_free(self) -> int:
-        """VllmBlocks that no request uses, without those for drafts."""
-        return max(0, self._blocks.num_free - self.draft_blocks)
-
-    def hint(self, request: Request) -> None:
-        """Look up the prefix of a waiting request, unless the last answer is recent."""
-        if (
-            self.is_eager
-            or request.request_class is ONLINE
-            or self._hinted.get(request.seq, -HINT_STEPS) + HINT_STEPS <= self.step
-        ):
-            self._hinted[request.seq] = self.step
-            self._blocks.match_prefix(self._live[request.seq], request)
-
-    def forget(self, seq: int) -> None:
-        """Forget the matched prefix of a request that left."""
-        self._hinted.pop(seq, None)
-
-    def admit(self, request: Request) -> None:
-        raise NotImplementedError("vLLM allocates the blocks")
-
-    def extend(self, request: Request, num_tokens: int) -> bool:
-        raise NotImplementedError("vLLM allocates the blocks")
-
-    def release(self, request: Request) -> None:
-        raise NotImplementedError("vLLM frees the blocks")
 
 
 class Driver:
@@ -529,42 +473,3 @@ def _record(flight: Flight, seconds: float, run_seconds: float) -> StepRecord:
         num_decode=num_decode,
         admissions=flight.admissions,
     )
-
-
-def limit_residents(plan: StepPlan, residents: Sequence[Request], most: int) -> StepPlan:
-    """Return the plan with preemptions in place of parked requests, so that at most `most` requests hold KV.
-
-    The parked requests with the lowest priority and the fewest computed tokens go first, offline before online.
-    """
-    excess = len(residents) - len(plan.preempt) + len(plan.admit) - most
-    if excess <= 0:
-        return plan
-    kept = {*plan.preempt, *plan.resume}
-    parked = [r for r in residents if r.phase is PARKED and r not in kept] + list(plan.park)
-    parked.sort(key=lambda r: (r.request_class is ONLINE, r.priority, r.num_computed, -r.seq))
-    victims = parked[:excess]
-    gone = set(victims)
-    return replace(
-        plan,
-        preempt=(*plan.preempt, *victims),
-        park=tuple([r for r in plan.park if r not in gone]),
-        because=(*plan.because, *[Because(r, Reason.NO_SLOT) for r in victims]),
-    )
-
-
-def whole_prompts(plan: StepPlan, most_tokens: int) -> StepPlan:
-    """Return the plan for a model that computes each prompt in one step: a chunk becomes the whole prompt.
-
-    A prompt that does not fit into the `most_tokens` of a step waits. The first one of a step always fits.
-    """
-    left = most_tokens
-    grants: list[tuple[Request, int]] = []
-    waiting = set()
-    for record, _ in plan.grants:
-        whole = record.num_tokens - (record.num_cached if record.phase is WAITING else record.num_computed)
-        if whole <= left:
-            grants.append((record, whole))
-            left -= whole
-        else:
-            waiting.add(record)
-    return replace(plan, grants=tuple(grants), admit=tuple([r for r in plan.admit if r not in waiting]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -33,6 +34,7 @@ async def open_app(config: WorkerConfig, path: Path, node: NodeRank | None = Non
         NotServed: the message states what vLLM or Ballast refuses.
     """
     check_installed()
+    os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it to the CPUs of the actor, which is one
     prepare_config(config, path)
     try:
         arguments = prepared(config, log_level="info", log_format="text", node=node)

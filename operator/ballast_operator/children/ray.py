@@ -36,6 +36,7 @@ NO_LOGS = {"include-log-monitor": "false"}
 VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_task_events_report_interval_ms": "0",  # a record of each call between Serve and a replica, without a reader
+    "RAY_worker_niceness": "0",  # Ray would run replicas with the niceness 15, below its own agents
 }
 NODE_DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 """Variable with the time that Ray gives a node at SIGTERM. Serve stops its replica, which drains, before Ray ends."""

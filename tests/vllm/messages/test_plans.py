@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ballast_policy.plan import Reason, StepPlan
 from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, Request, RequestClass
-from ballast_vllm.driver import limit_residents, whole_prompts
+from ballast_vllm.plan_limits import limit_residents, whole_prompts
 
 
 def make_request(seq: int, request_class: RequestClass = OFFLINE, **values: object) -> Request:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ballast_cli.bench_table import milliseconds, percent
+from ballast_cli.bench.table import milliseconds, percent
 from ballast_cli.console import print_table
 from ballast_cli.sim_options import progress, write_json
 from ballast_sim.planner.encoder_runs import POLICIES, EncoderBench, EncoderRow

@@ -6,7 +6,7 @@ import os
 
 import typer
 
-from ballast_cli import bench_options as given
+from ballast_cli.bench import options as given
 from ballast_cli.console import examples
 from ballast_cli.demo.traffic import ONLINE_TRACE
 from ballast_cli.errors import Usage
@@ -82,7 +82,7 @@ def mixed(
     require("ballast bench", numpy="worker")
     check_output("--json", json_file)
     with refusals():
-        from ballast_cli.bench_mixed import compare  # noqa: PLC0415  numpy, for this verb only
+        from ballast_cli.bench.mixed import compare  # noqa: PLC0415  numpy, for this verb only
 
         options = given.MixedOptions(traffic, engine, rows)
         compare(options, processes=jobs or len(os.sched_getaffinity(0)), json_file=json_file, plot=plot)
@@ -115,11 +115,11 @@ def validate(
     if clock not in {"wall", "cpu"}:
         raise Usage(f"--clock is {clock!r}; expected wall or cpu.")
     check_output("--json", json_file)
-    from ballast_cli import bench_validate  # noqa: PLC0415
+    from ballast_cli.bench import validate as validation  # noqa: PLC0415
 
-    bench_validate.require_idle(clock)
+    validation.require_idle(clock)
     with refusals():
-        found = bench_validate.validate(
+        found = validation.validate(
             online,
             offline,
             model=model,
@@ -130,8 +130,8 @@ def validate(
             turns=turns,
             slots=slots,
         )
-    bench_validate.print_validation(found, clock)
-    write_json(json_file, bench_validate.figures(found))
+    validation.print_validation(found, clock)
+    write_json(json_file, validation.figures(found))
     if not found.is_valid:
         raise typer.Exit(1)
 
@@ -161,7 +161,7 @@ def encoder(
     require("ballast bench", numpy="worker")
     check_output("--json", json_file)
     with refusals():
-        from ballast_cli.bench_encoder import compare_encoder  # noqa: PLC0415  numpy, for this verb only
+        from ballast_cli.bench.encoder import compare_encoder  # noqa: PLC0415  numpy, for this verb only
         from ballast_sim.planner.encoder import EncoderSlo  # noqa: PLC0415
         from ballast_sim.planner.encoder_runs import EncoderBench  # noqa: PLC0415
 
@@ -200,7 +200,7 @@ def guarantees(
     check_output("--json", json_file)
     engine = given.BenchEngineOptions(model, gpu, ttft, tpot, slots, chunk)
     with refusals():
-        from ballast_cli.bench_guarantees import check_guarantees  # noqa: PLC0415  numpy, for this verb only
+        from ballast_cli.bench.guarantees import check_guarantees  # noqa: PLC0415  numpy, for this verb only
 
         found = check_guarantees(engine, online, offline, tenants, seconds=60 * minutes, seed=seed)
     write_json(json_file, found)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ballast_cli.bench_options import TRACE, MixedOptions, fractions, names
-from ballast_cli.bench_table import print_table_of
-from ballast_cli.bench_workload import compare_on_workload
+from ballast_cli.bench.options import TRACE, MixedOptions, fractions, names
+from ballast_cli.bench.table import print_table_of
+from ballast_cli.bench.workload import compare_on_workload
 from ballast_cli.console import say
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_cli.errors import Usage
@@ -69,7 +69,7 @@ def _bench(options: MixedOptions) -> tuple[Bench, BenchEngine]:
 
 
 def _draw(table: Table, directory: Path) -> None:
-    from ballast_cli.bench_pictures import draw  # noqa: PLC0415  its import takes a second
+    from ballast_cli.bench.pictures import draw  # noqa: PLC0415  its import takes a second
 
     directory.mkdir(parents=True, exist_ok=True)
     for path in draw(table, directory):

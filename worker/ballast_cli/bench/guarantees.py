@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ballast_cli.bench_options import BenchEngineOptions
+from ballast_cli.bench.options import BenchEngineOptions
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_sim.comparison.guarantee_runs import GuaranteeRuns
 from ballast_sim.replay.traffic import read, read_lengths

@@ -9,8 +9,8 @@ from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
-from ballast_cli.bench_options import MixedOptions, fractions, names
-from ballast_cli.bench_table import change, milliseconds, percent, points
+from ballast_cli.bench.options import MixedOptions, fractions, names
+from ballast_cli.bench.table import change, milliseconds, percent, points
 from ballast_cli.console import print_table
 from ballast_cli.errors import Usage
 from ballast_cli.sim_options import progress, write_json
