@@ -20,6 +20,7 @@ from typing import Any
 from uuid import uuid4
 
 import yaml
+from excuses import Recorded
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "e2e" / "support"))
@@ -28,7 +29,7 @@ import jobs  # noqa: E402  found in e2e/support
 from children import wait_tidy  # noqa: E402
 from client import Client  # noqa: E402
 from cluster import Cluster, is_ready, until  # noqa: E402
-from endpoints import Record, recorded  # noqa: E402
+from endpoints import recorded, watched  # noqa: E402
 from online import loop  # noqa: E402
 from providers import Local, chosen  # noqa: E402
 from release import NAME, NAMESPACE, Release, install  # noqa: E402
@@ -41,8 +42,6 @@ BACKLOG = 200
 READY_SECONDS = 400
 """The kubelet waits up to five minutes before it starts a container again that has often ended."""
 SETTLE_SECONDS = 3600
-NOTICED_SECONDS = 5
-"""The Service sends requests to a killed container until the kubelet notices."""
 PARTS_OF_ANY_NODE = ("kubelet", "apiserver", "etcd")
 """Components that each provider can restart."""
 PARTS_OF_LOCAL = ("controller-manager", "scheduler", "proxy", "coredns")
@@ -79,13 +78,9 @@ class ClusterChaos:
     kills: Counter[str] = field(default_factory=Counter)
     submitted: list[jobs.Submitted] = field(default_factory=list)
     online: dict[str, Any] = field(default_factory=dict)
-    excused: int = 0
-    killed_at: list[float] = field(default_factory=list)
-    """Unix times at which a worker was killed."""
-    broken: list[tuple[float, float, str]] = field(default_factory=list)
-    """Begin and end of each fault in Unix time, with its name."""
-    endpoints: Record = field(default_factory=Record)
-    """The ready endpoints of the Service during the run."""
+    excused: Counter[str] = field(default_factory=Counter)
+    """The failed requests for which Ballast is not responsible, by reason."""
+    recorded: Recorded = field(default_factory=Recorded)
 
     @property
     def queue(self) -> str:
@@ -107,11 +102,13 @@ class ClusterChaos:
         # The address of the Service, because a restart of the cluster's DNS is no fault of Ballast.
         address = self.cluster.get("service", RESOURCE, namespace=self.namespace)["spec"]["clusterIP"]
         with (
-            recorded(self.cluster, RESOURCE, namespace=self.namespace, is_patient=True) as self.endpoints,
+            recorded(self.cluster, RESOURCE, namespace=self.namespace, is_patient=True) as endpoints,
+            watched(self.cluster, "nodes", take=self._see_node, is_patient=True),
             loop(self.client, self.namespace, RESOURCE, host=address, longest=longest) as online,
         ):
             self._break_things(rng)
             problems = self._settle()
+            self.recorded.endpoints = list(zip(endpoints.times, endpoints.ready, strict=True))
             self.online = online.stop()
         problems += self._lost_requests(self.online["failures"])
         return problems + self._check()
@@ -124,7 +121,7 @@ class ClusterChaos:
             name = rng.choice(sorted(faults))
             began = time.time()
             faults[name]()
-            self.broken.append((began, time.time(), name))
+            self.recorded.broken.append((began, time.time(), name))
             self.kills[name] += 1
             print(f"{self.kills.total():5} {name}, {len(self.submitted)} jobs", flush=True)
             until(self._answers, seconds=READY_SECONDS, said=f"the cluster answers after {name}")
@@ -146,13 +143,15 @@ class ClusterChaos:
 
     def _kill_worker(self, rng: random.Random) -> None:
         pod = self._one_of_two(rng)
-        self.killed_at.append(time.time())
+        began = time.time()
         self.cluster.kill(pod, namespace=self.namespace)
+        self.recorded.kills.append((began, time.time()))
 
     def _delete_worker(self, rng: random.Random) -> None:
         pod = self._one_of_two(rng)
-        self.killed_at.append(time.time())
+        began = time.time()
         self._delete(pod, self.namespace)
+        self.recorded.kills.append((began, time.time()))
 
     def _one_of_two(self, rng: random.Random) -> str:
         """Wait until both workers serve, so that a request has somewhere to go, and return the name of one."""
@@ -203,29 +202,17 @@ class ClusterChaos:
                 problems.append(f"{job.name}: {error}")
         return problems
 
-    def _lost_requests(self, failures: list[dict[str, Any]]) -> list[str]:
-        """Return the failures of requests that no killed worker had."""
-        unexcused = [
-            failure
-            for failure in failures
-            if not any(
-                failure["at"] - NOTICED_SECONDS <= at <= failure["at"] + failure["seconds"] + 1 for at in self.killed_at
-            )
-        ]
-        self.excused = len(failures) - len(unexcused)
-        self._print_timeline(failures, unexcused)
-        return [f"online request failed: {failure}" for failure in unexcused]
+    def _see_node(self, event: dict[str, Any]) -> None:
+        """Record an event of the watch of nodes."""
+        self.recorded.see_node(event["object"]["metadata"]["name"], is_known=is_ready(event["object"]))
 
-    def _print_timeline(self, failures: list[dict[str, Any]], unexcused: list[dict[str, Any]]) -> None:
-        """Print the faults, the ready endpoints and the failed requests in the order of time."""
-        lines = [(began, f"{name} (until {clock(ended)})") for began, ended, name in self.broken]
-        states = zip(self.endpoints.times, self.endpoints.ready, strict=True)
-        lines += [(at, f"    {ready} endpoints ready") for at, ready in states]
-        for failure in failures:
-            mark = "FAILED" if failure in unexcused else "excused"
-            lines.append((failure["at"], f"    {mark} {failure['seconds']:.1f} s: {failure['failure']}"))
-        for at, text in sorted(lines):
-            print(f"{clock(at)} {text}")
+    def _lost_requests(self, failures: list[dict[str, Any]]) -> list[str]:
+        """Print all faults beside the failed requests, and return the failures for which Ballast is responsible."""
+        print("\n".join(self.recorded.timeline(failures)))
+        reasons = [self.recorded.excuse(failure) for failure in failures]
+        self.excused.update(reason for reason in reasons if reason)
+        told = zip(failures, reasons, strict=True)
+        return [f"online request failed: {failure}" for failure, reason in told if not reason]
 
     def _check(self) -> list[str]:
         """Return what leaked: leases, slots, blocks, children, rights."""
@@ -253,7 +240,7 @@ class ClusterChaos:
             ("jobs", len(self.submitted)),
             ("items with one result each", sum(job.count for job in self.submitted)),
             ("online requests", self.online.get("sent", 0)),
-            ("of these, lost with a killed worker", self.excused),
+            *sorted(self.excused.items()),
             ("problems", len(problems)),
         ]
         for name, value in rows:
@@ -261,8 +248,3 @@ class ClusterChaos:
         for problem in problems:
             print(f"PROBLEM: {problem}")
         print(json.dumps({"seed": self.options.seed, "kills": self.kills, "problems": len(problems)}))
-
-
-def clock(at: float) -> str:
-    """Return a Unix time as hours, minutes and seconds in UTC."""
-    return f"{time.strftime('%H:%M:%S', time.gmtime(at))}.{int(10 * at) % 10}"

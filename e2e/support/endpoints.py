@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event, Thread
@@ -41,17 +41,28 @@ class Record:
 
 @contextmanager
 def recorded(cluster: Cluster, service: str, *, namespace: str, is_patient: bool = False) -> Iterator[Record]:
-    """Record while the block runs. The state before the block is recorded when it begins.
+    """Record while the block runs. The state before the block is recorded when it begins. See `watched`."""
+    record = Record()
+    words = ("endpointslices", "-n", namespace, "-l", f"kubernetes.io/service-name={service}")
+    with watched(cluster, *words, take=record.take, is_patient=is_patient):
+        until(lambda: record.ready, seconds=30, said="the first state of the endpoints")
+        yield record
 
-    A patient recorder watches again if the API server ends the watch. Otherwise an end fails the block.
+
+@contextmanager
+def watched(
+    cluster: Cluster, *words: str, take: Callable[[dict[str, Any]], None], is_patient: bool = False
+) -> Iterator[None]:
+    """Pass each event of a watch on while the block runs.
+
+    A patient watch begins again if the API server ends it. Otherwise an end fails the block.
     """
-    provider, record, stopped = cluster.provider, Record(), Event()
-    words = ["get", "endpointslices", "-n", namespace, "-l", f"kubernetes.io/service-name={service}",
-             "--watch", "--output-watch-events", "-o", "json"]  # fmt: skip
-    command = [provider.program("kubectl"), "--kubeconfig", str(provider.kubeconfig), *words]
+    provider, stopped = cluster.provider, Event()
+    command = [provider.program("kubectl"), "--kubeconfig", str(provider.kubeconfig), "get", *words]
+    command += ["--watch", "--output-watch-events", "-o", "json"]
     watches: list[subprocess.Popen[str]] = []
 
-    def watch() -> None:
+    def read() -> None:
         while not stopped.is_set() and (is_patient or not watches):
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
                 watches.append(process)
@@ -59,16 +70,19 @@ def recorded(cluster: Cluster, service: str, *, namespace: str, is_patient: bool
                     process.terminate()
                 assert process.stdout is not None
                 for line in process.stdout:
-                    record.take(json.loads(line))
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        break
+                    take(event)
             stopped.wait(0.2)
 
-    reader = Thread(target=watch, daemon=True)
+    reader = Thread(target=read, daemon=True)
     reader.start()
     try:
-        until(lambda: record.ready, seconds=30, said="the first state of the endpoints")
-        yield record
-        assert is_patient or watches[0].poll() is None, "the watch ended, and later changes were not recorded"
+        yield
+        assert is_patient or watches[0].poll() is None, "the watch ended, and later changes were not seen"
     finally:
         stopped.set()
-        watches[-1].terminate()
+        for process in watches:
+            process.terminate()
         reader.join(10)
