@@ -108,8 +108,8 @@ class ClusterChaos:
         ):
             self._break_things(rng)
             problems = self._settle()
-            self.recorded.endpoints = list(zip(endpoints.times, endpoints.ready, strict=True))
             self.online = online.stop()
+        self.recorded.endpoints = list(zip(endpoints.times, endpoints.ready, strict=True))
         problems += self._lost_requests(self.online["failures"])
         return problems + self._check()
 
