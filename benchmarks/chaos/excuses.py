@@ -10,9 +10,8 @@ from typing import Any
 
 NOTICED_SECONDS = 5
 """The Service sends requests to a killed container until the kubelet notices."""
-BACK_SECONDS = 10
-"""Two periods of a probe: within this time, pods are endpoints again after their node or their kubelet is back."""
-KUBELET = "kubelet restarted"
+WATCH_SECONDS = 1
+"""Two watches show the same moment at different times."""
 
 
 @dataclass
@@ -37,19 +36,17 @@ class Recorded:
     def excuse(self, failure: Mapping[str, Any]) -> str:
         """Return why Ballast is not responsible for a failed request; empty if it is.
 
-        If no endpoint is ready, kube-proxy refuses requests, although the workers serve. Two things take endpoints
-        away: a node counts as lost, because the control plane heard nothing of its kubelet, or a kubelet was restarted.
+        After a restart of the API server, the control plane may hear nothing of a kubelet for some seconds. Its node
+        then counts as lost, and its pods are no endpoints. If no endpoint is ready, kube-proxy refuses requests,
+        although the workers serve.
         """
         at, end = failure["at"], failure["at"] + failure["seconds"] + 1
         if any(began <= end and at <= ended + NOTICED_SECONDS for began, ended in self.kills):
             return "lost with a killed worker"
         if "ConnectionRefused" not in failure["failure"] or self._is_any_ready(at):
             return ""
-        if any(began <= at <= ended + BACK_SECONDS for began, ended in self._lost()):
-            return "refused while the node counted as lost"
-        if any(began <= at <= ended + BACK_SECONDS for began, ended, name in self.broken if name == KUBELET):
-            return "refused after a restart of the kubelet"
-        return ""
+        is_lost = any(began - WATCH_SECONDS <= at <= ended + WATCH_SECONDS for began, ended in self._lost())
+        return "refused while the node counted as lost" if is_lost else ""
 
     def timeline(self, failures: list[dict[str, Any]]) -> list[str]:
         """Return the faults, the ready endpoints, the nodes and the failed requests, in the order of time."""

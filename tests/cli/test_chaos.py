@@ -13,7 +13,7 @@ import network
 import pytest
 import redis
 from checks import leaks_in_redis, results_of
-from excuses import BACK_SECONDS, KUBELET, NOTICED_SECONDS, Recorded
+from excuses import NOTICED_SECONDS, WATCH_SECONDS, Recorded
 from load import Jobs, Online, Outcome, SubmittedJob
 from stacks import WorkerLife
 
@@ -129,7 +129,8 @@ def test_a_request_is_lost_unless_its_worker_was_killed_or_refused_it(answer, is
 
 
 REFUSED = "ConnectionRefusedError: [Errno 111] Connect call failed"
-KILLED, LOST, RESTARTED = (100.0, 104.0), [(0.0, True), (100.0, False), (104.0, True)], (100.0, 104.0, KUBELET)
+KILLED, LOST = (100.0, 104.0), [(0.0, True), (100.0, False), (104.0, True)]
+RESTARTED = (100.0, 104.0, "kubelet restarted")
 
 
 @pytest.mark.parametrize(
@@ -140,13 +141,11 @@ KILLED, LOST, RESTARTED = (100.0, 104.0), [(0.0, True), (100.0, False), (104.0, 
         (Recorded(kills=[KILLED]), 98.5, "half an answer", "lost with a killed worker"),
         (Recorded(kills=[KILLED]), 90, "half an answer", ""),
         (Recorded(endpoints=[(101, 0)], nodes={"a": LOST}), 103, REFUSED, "refused while the node counted as lost"),
-        (Recorded(endpoints=[(101, 0)], nodes={"a": LOST}), 105 + BACK_SECONDS, REFUSED, ""),
+        (Recorded(endpoints=[(101, 0)], nodes={"a": LOST}), 105 + WATCH_SECONDS, REFUSED, ""),
         (Recorded(endpoints=[(101, 0)], nodes={"a": LOST}), 103, "half an answer", ""),
         (Recorded(endpoints=[(101, 0), (102, 1)], nodes={"a": LOST}), 103, REFUSED, ""),
-        (Recorded(endpoints=[(101, 0)], broken=[RESTARTED]), 106, REFUSED, "refused after a restart of the kubelet"),
-        (Recorded(endpoints=[(101, 0)], broken=[RESTARTED]), 105 + BACK_SECONDS, REFUSED, ""),
-        (Recorded(endpoints=[(101, 0)], broken=[(100, 104, "proxy restarted")]), 106, REFUSED, ""),
-        (Recorded(broken=[RESTARTED]), 106, REFUSED, ""),
+        (Recorded(nodes={"a": LOST}), 103, REFUSED, ""),
+        (Recorded(endpoints=[(101, 0)], broken=[RESTARTED]), 103, REFUSED, ""),
     ],
 )
 def test_a_failed_request_is_excused_only_by_a_cause_in_the_cluster(recorded, at, failure, excuse):
@@ -154,14 +153,16 @@ def test_a_failed_request_is_excused_only_by_a_cause_in_the_cluster(recorded, at
 
 
 def test_the_timeline_shows_each_fault_beside_the_failed_requests():
-    recorded = Recorded(broken=[RESTARTED], endpoints=[(101, 0), (112, 2)], nodes={"a": [(0.0, True)]})
-    failures = [{"at": at, "seconds": 0.5, "failure": REFUSED} for at in (106.25, 200.0)]
+    recorded = Recorded(broken=[RESTARTED], endpoints=[(101, 0), (112, 2)], nodes={"a": LOST})
+    failures = [{"at": at, "seconds": 0.5, "failure": REFUSED} for at in (103.25, 200.0)]
 
     assert recorded.timeline(failures) == [
         "00:00:00.0     a is ready",
+        "00:01:40.0     a counts as lost",
         "00:01:40.0 kubelet restarted (until 00:01:44.0)",
         "00:01:41.0     0 endpoints ready",
-        f"00:01:46.2     refused after a restart of the kubelet, 0.5 s: {REFUSED}",
+        f"00:01:43.2     refused while the node counted as lost, 0.5 s: {REFUSED}",
+        "00:01:44.0     a is ready",
         "00:01:52.0     2 endpoints ready",
         f"00:03:20.0     FAILED, 0.5 s: {REFUSED}",
     ]
