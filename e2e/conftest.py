@@ -110,14 +110,15 @@ def first(request: pytest.FixtureRequest, cluster: Cluster, namespace: str) -> s
     """Apply docs/samples/laptop.yaml and wait for its two workers. Return the name of the resource.
 
     A file with SLOTS sets the slots of its workers. With few slots, a job outlasts a fault on a fast machine, too.
+    DRAIN_SECONDS leaves time for the answers of a pod that ends on a slow machine.
     """
     sample = SAMPLES / "laptop.yaml"
-    slots = getattr(request.module, "SLOTS", None)
+    slots, drain = (getattr(request.module, name, None) for name in ("SLOTS", "DRAIN_SECONDS"))
     if slots is None:
         cluster.apply(sample, namespace=namespace)
     else:
         manifest = yaml.safe_load(sample.read_text())
-        manifest["spec"]["slots"] = slots
+        manifest["spec"] |= {"slots": slots} | ({"rollout": {"drainSeconds": drain}} if drain else {})
         cluster.apply(manifest, namespace=namespace)
     cluster.wait_ready("laptop", namespace=namespace)
     cluster.wait_pods("laptop", 2, namespace=namespace)

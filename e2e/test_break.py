@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jobs
@@ -11,11 +13,15 @@ import pytest
 from children import wait_tidy
 from client import Client
 from cluster import Cluster, until
+from jobs import MODEL
 from online import loop
 
 SLOTS = 4
+DRAIN_SECONDS = 120
 ITEMS, TOKENS = 2000, 128
 """Of a job that has long to go when something breaks."""
+ANSWERS, LONG = 8, 1700
+"""Twice as many answers as a worker has slots, each almost as long as the context of the model."""
 Held = tuple[jobs.Submitted, dict[str, Any]]
 
 
@@ -102,6 +108,31 @@ def test_a_pod_that_is_deleted_gives_its_items_back_and_no_token_is_computed_twi
     assert computed == delivered
     assert said["failures"] == []
     wait_tidy(cluster, namespace)
+
+
+@pytest.fixture
+def beside() -> list[str]:
+    """Return the other pods that end at the same time."""
+    return []
+
+
+def test_answers_that_run_on_a_pod_in_deletion_end_whole(
+    cluster: Cluster, namespace: str, first: str, client: Client, beside: list[str]
+) -> None:
+    pod, _ = cluster.wait_pods(first, 2, namespace=namespace)
+    url = f"http://{pod['status']['podIP']}:8000/v1"
+    with ThreadPoolExecutor(1) as executor:
+        asked = executor.submit(client.script, "parallel.py", url, MODEL, str(LONG), str(ANSWERS), seconds=600)
+        running = 'ballast_slots{class="online",state="running"}'
+        until(lambda: cluster.metrics(pod)[running] == SLOTS, seconds=60, said="answers in every slot", pause=0.1)
+        deleted = time.time()
+        cluster.kubectl("delete", "pod", pod["metadata"]["name"], *beside, "-n", namespace, "--wait=false")
+        answers = asked.result()
+
+    ends = [answer.pop("ended", 0) for answer in answers]
+    assert answers == [{"tokens": LONG, "reason": "length"}] * ANSWERS
+    assert max(ends) > deleted, "each answer was whole before the deletion"
+    cluster.wait_pods(first, 2, namespace=namespace)
 
 
 @pytest.mark.usefixtures("once")

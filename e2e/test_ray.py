@@ -24,11 +24,13 @@ from test_batch import (
     test_items_of_any_redis_client_with_the_least_of_rights_are_served_as_well,
 )
 from test_break import (
+    DRAIN_SECONDS,
     Held,
     holding,
     once,
     queue,
     test_a_pod_that_is_deleted_gives_its_items_back_and_no_token_is_computed_twice,
+    test_answers_that_run_on_a_pod_in_deletion_end_whole,
     test_force_deletion_of_the_pod_loses_nothing,
     test_sigkill_of_the_container_loses_nothing,
 )
@@ -58,8 +60,15 @@ ITEMS, TOKENS = 5000, 128
 def first(cluster: Cluster, namespace: str, ray: str) -> Iterator[str]:
     """Run docs/samples/laptop.yaml on Ray."""
     manifest = yaml.safe_load(LAPTOP.read_text())
-    manifest["spec"]["slots"] = SLOTS
+    manifest["spec"] |= {"slots": SLOTS, "rollout": {"drainSeconds": DRAIN_SECONDS}}
     yield from started(cluster, on_ray(manifest, ray), namespace)
+
+
+@pytest.fixture(params=["worker", "worker and head"])
+def beside(cluster: Cluster, namespace: str, first: str, request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    """Return the other pods that end at the same time: none, or the head, as if both were on a node that is drained."""
+    yield [] if request.param == "worker" else names(heads(cluster, first, namespace))
+    wait_head(cluster, first, namespace)
 
 
 @pytest.mark.parametrize("part", ["head", "storage"])

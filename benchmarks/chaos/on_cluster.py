@@ -28,6 +28,7 @@ import jobs  # noqa: E402  found in e2e/support
 from children import wait_tidy  # noqa: E402
 from client import Client  # noqa: E402
 from cluster import Cluster, is_ready, until  # noqa: E402
+from endpoints import Record, recorded  # noqa: E402
 from online import loop  # noqa: E402
 from providers import Local, chosen  # noqa: E402
 from release import NAME, NAMESPACE, Release, install  # noqa: E402
@@ -81,6 +82,10 @@ class ClusterChaos:
     excused: int = 0
     killed_at: list[float] = field(default_factory=list)
     """Unix times at which a worker was killed."""
+    broken: list[tuple[float, float, str]] = field(default_factory=list)
+    """Begin and end of each fault in Unix time, with its name."""
+    endpoints: Record = field(default_factory=Record)
+    """The ready endpoints of the Service during the run."""
 
     @property
     def queue(self) -> str:
@@ -99,7 +104,12 @@ class ClusterChaos:
         self.cluster.wait_ready(RESOURCE, namespace=self.namespace)
         self.cluster.wait_pods(RESOURCE, 2, namespace=self.namespace)
         longest = 60 * self.options.minutes + SETTLE_SECONDS
-        with loop(self.client, self.namespace, RESOURCE, longest=longest) as online:
+        # The address of the Service, because a restart of the cluster's DNS is no fault of Ballast.
+        address = self.cluster.get("service", RESOURCE, namespace=self.namespace)["spec"]["clusterIP"]
+        with (
+            recorded(self.cluster, RESOURCE, namespace=self.namespace, is_patient=True) as self.endpoints,
+            loop(self.client, self.namespace, RESOURCE, host=address, longest=longest) as online,
+        ):
             self._break_things(rng)
             problems = self._settle()
             self.online = online.stop()
@@ -112,7 +122,9 @@ class ClusterChaos:
         while time.monotonic() < until_at and (not self.options.kills or self.kills.total() < self.options.kills):
             self._submit()
             name = rng.choice(sorted(faults))
+            began = time.time()
             faults[name]()
+            self.broken.append((began, time.time(), name))
             self.kills[name] += 1
             print(f"{self.kills.total():5} {name}, {len(self.submitted)} jobs", flush=True)
             until(self._answers, seconds=READY_SECONDS, said=f"the cluster answers after {name}")
@@ -201,7 +213,19 @@ class ClusterChaos:
             )
         ]
         self.excused = len(failures) - len(unexcused)
+        self._print_timeline(failures, unexcused)
         return [f"online request failed: {failure}" for failure in unexcused]
+
+    def _print_timeline(self, failures: list[dict[str, Any]], unexcused: list[dict[str, Any]]) -> None:
+        """Print the faults, the ready endpoints and the failed requests in the order of time."""
+        lines = [(began, f"{name} (until {clock(ended)})") for began, ended, name in self.broken]
+        states = zip(self.endpoints.times, self.endpoints.ready, strict=True)
+        lines += [(at, f"    {ready} endpoints ready") for at, ready in states]
+        for failure in failures:
+            mark = "FAILED" if failure in unexcused else "excused"
+            lines.append((failure["at"], f"    {mark} {failure['seconds']:.1f} s: {failure['failure']}"))
+        for at, text in sorted(lines):
+            print(f"{clock(at)} {text}")
 
     def _check(self) -> list[str]:
         """Return what leaked: leases, slots, blocks, children, rights."""
@@ -237,3 +261,8 @@ class ClusterChaos:
         for problem in problems:
             print(f"PROBLEM: {problem}")
         print(json.dumps({"seed": self.options.seed, "kills": self.kills, "problems": len(problems)}))
+
+
+def clock(at: float) -> str:
+    """Return a Unix time as hours, minutes and seconds in UTC."""
+    return f"{time.strftime('%H:%M:%S', time.gmtime(at))}.{int(10 * at) % 10}"

@@ -1,4 +1,4 @@
-"""End the pods of workers on Ray without draining their replicas."""
+"""Let Ray end a node at SIGTERM at once, without stopping its replica."""
 
 from ballast_operator import inference_deployment
 from ballast_operator.children import ray
@@ -10,7 +10,9 @@ def ray_service(*args, **options):
     found = made(*args, **options)
     for group in found["spec"]["rayClusterConfig"]["workerGroupSpecs"]:
         for container in group["template"]["spec"]["containers"]:
-            del container["lifecycle"]
+            for variable in container["env"]:
+                if variable["name"] == ray.NODE_DRAIN:
+                    variable["value"] = "0"
     return found
 
 
