@@ -150,9 +150,9 @@ def build(_arguments: dict[str, str]):  # noqa: ANN201 - Serve calls it
     """Return the application whose chunks are coalesced."""
     from ray import serve  # noqa: PLC0415
 
-    from ballast_serve.application import Replica  # noqa: PLC0415
+    from ballast_serve.application import RayReplica  # noqa: PLC0415
 
-    class CoalescedReplica(Replica):
+    class CoalescedReplica(RayReplica):
         def __serve_build_asgi_app__(self):  # noqa: ANN204
             return Coalesced(super().__serve_build_asgi_app__())
 
