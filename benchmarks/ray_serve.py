@@ -1,6 +1,6 @@
 """Compare the ways to reach a worker under Ray Serve with a plain worker: TTFT, TPOT, tokens per second, CPU.
 
-    make ray-env && .venv-ray/bin/python benchmarks/ray_serve.py [--backend vllm --model DIR] [--streams 1 8]
+    make ray-env && .venv-ray/bin/python benchmarks/ray_serve.py [--backend vllm] [--streams 1 8]
 
     plain worker       `ballast-worker` (or `ballast-vllm`), no Ray
     replica's port     the port of a replica
@@ -36,6 +36,7 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import yaml
+from replay.random_llama import LlamaShape, make_model
 
 import ballast_cli
 from ballast_api.serve_config import APPLICATION, serve_config
@@ -43,6 +44,7 @@ from ballast_api.worker_config import WorkerConfig
 from ballast_queue.redis_store import Queue
 
 MODEL = Path(ballast_cli.__file__).parent / "demo" / "model"
+SHAPE = LlamaShape(hidden=256, layers=4, heads=4, kv_heads=2, intermediate=1024, vocabulary=258)
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 64
 SLOTS = 16
 START_SECONDS = 600
@@ -148,9 +150,9 @@ def build(_arguments: dict[str, str]):  # noqa: ANN201 - Serve calls it
     """Return the application whose chunks are coalesced."""
     from ray import serve  # noqa: PLC0415
 
-    from ballast_serve.application import Replica  # noqa: PLC0415
+    from ballast_serve.application import RayReplica  # noqa: PLC0415
 
-    class CoalescedReplica(Replica):
+    class CoalescedReplica(RayReplica):
         def __serve_build_asgi_app__(self):  # noqa: ANN204
             return Coalesced(super().__serve_build_asgi_app__())
 
@@ -309,7 +311,7 @@ def measure(sides: list[Side], options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=("native", "vllm"), default="native")
-    parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument("--model", type=Path, help="Default: the shipped model; with vllm a Llama with random weights")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--seconds", type=float, default=4.0, help="Length of one visit")
     parser.add_argument("--rounds", type=int, default=5)
@@ -328,6 +330,7 @@ def main() -> None:
     sides: list[Side] = []
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        options.model = options.model or (MODEL if options.backend == "native" else make_model(folder / "model", SHAPE))
         redis = stack.enter_context(ValkeyServer(config={"maxmemory-policy": "noeviction"})).connection_url
         for number, (name, variables) in enumerate(kinds):
             port, config, queue_name = 18200 + 10 * number, folder / f"{number}.yaml", f"bench/{number}"

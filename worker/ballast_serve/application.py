@@ -29,12 +29,12 @@ class _EventLoops(asyncio.DefaultEventLoopPolicy):
 asyncio.set_event_loop_policy(_EventLoops())
 
 
-class Replica(ServeReplica):
+class RayReplica(ServeReplica):
     """The replica. It belongs to this module, so that each process that runs one imports the module."""
 
 
 # The first argument of `ingress` is the app. Without it, Serve asks the replica for its app.
-worker = serve.deployment(name="worker")(serve.ingress()(Replica))
+worker = serve.deployment(name="worker")(serve.ingress()(RayReplica))
 
 
 def build(_arguments: Arguments) -> Application:
