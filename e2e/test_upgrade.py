@@ -149,7 +149,7 @@ def test_an_upgrade_and_a_rollback_under_a_running_job_lose_nothing(
         wait_image(cluster, namespace, WORKER.name)
 
         another = jobs.submit(client, queue, ITEMS, most=TOKENS)
-        assert another.wait_leased() > 0
+        assert another.wait_leased(seconds=900) > 0  # its items come after those of the first job
         until(
             lambda: copied(cluster, namespace) != release.redis_password, seconds=60, said="workers with their own user"
         )
