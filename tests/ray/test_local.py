@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -136,6 +137,7 @@ def test_a_replica_with_vllm_serves_both_classes_and_serve_replaces_it_when_engi
         job_id = queue.submissions.submit([make_line(index, model="m", max_tokens=64) for index in range(40)]).job_id
         eventually(lambda: queue.jobs.get(job_id).counts.done, "the job to begin")
         [core] = [pid for pid in children_of(process.pid) if "EngineCore" in Path(f"/proc/{pid}/cmdline").read_text()]
+        threads = re.findall(rb"OMP_NUM_THREADS=(\d+)", Path(f"/proc/{core}/environ").read_bytes())
         os.kill(core, signal.SIGKILL)
         eventually(lambda: queue.jobs.get(job_id).state is JobState.COMPLETED, "the job to be done")
         second = eventually(worker, "the next replica to serve")
@@ -144,6 +146,7 @@ def test_a_replica_with_vllm_serves_both_classes_and_serve_replaces_it_when_engi
 
     results = [result.custom_id for result in queue.results.read(job_id) if result.status_code == 200]
     assert (online.status_code, code) == (200, 0)
+    assert threads != [b"1"], "vLLM computes with the one thread that Ray allows"
     assert first["worker_id"] != second["worker_id"]
     assert sorted(results) == sorted(f"item-{index}" for index in range(40))
     queue.close()

@@ -34,7 +34,8 @@ async def open_app(config: WorkerConfig, path: Path, node: NodeRank | None = Non
         NotServed: the message states what vLLM or Ballast refuses.
     """
     check_installed()
-    os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it to the CPUs of the actor, which is one
+    if os.environ.get("OMP_NUM_THREADS") == "1":  # Ray sets it so, unless the pod has another value
+        del os.environ["OMP_NUM_THREADS"]
     prepare_config(config, path)
     try:
         arguments = prepared(config, log_level="info", log_format="text", node=node)
