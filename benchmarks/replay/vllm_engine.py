@@ -18,6 +18,8 @@ MOST_WAIT = 120.0
 """Seconds after the last arrival when a replay ends, even if online requests are left."""
 PLAIN, PRIORITIES, BALLAST = "plain vLLM", "priorities", "Ballast"
 SCHEDULERS = (PLAIN, PRIORITIES, BALLAST)
+OBJECTIVE = 0.99
+"""Share of the online requests that shall meet the SLO: the default of `slo.objectivePercent`."""
 UNBOUNDED = {"ttft": inf, "tpot": inf}
 """A policy for the time in which Ballast learns its cost model."""
 
@@ -99,7 +101,9 @@ class VllmEngine:
         if scheduler == BALLAST:
             options |= {
                 "scheduler_cls": "ballast_vllm.scheduler.BallastScheduler",
-                "additional_config": {"ballast": {"ttft": 1.0, "tpot": 1.0, "offline_share": 0.0}},
+                "additional_config": {
+                    "ballast": {"ttft": 1.0, "tpot": 1.0, "offline_share": 0.0, "objective": OBJECTIVE}
+                },
             }
         self.clock = clock
         self.engine = LLMEngine.from_engine_args(

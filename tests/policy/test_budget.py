@@ -342,6 +342,16 @@ def test_less_is_lent_while_more_requests_miss_their_slo_than_may():
     assert budget(make_decode(), snapshot=half) == pytest.approx((ONLINE_ALONE + 0.05) / 2)
 
 
+@pytest.mark.parametrize(("can_suspend", "share"), [(False, 0.5), (True, 1.0)])
+def test_idle_steps_that_no_newcomer_can_suspend_are_shorter_while_more_miss_their_slo_than_may(
+    can_suspend: bool, share: float
+):
+    usual = make_snapshot(config=replace(CONFIG, can_suspend=can_suspend), typical_prompt=100)
+    backed_off = replace(usual, allowance=Allowance(lending_ratio=0.5))
+
+    assert idle_budget(backed_off, IDLE) == pytest.approx(share * idle_budget(usual, IDLE))
+
+
 def test_a_cap_leaves_online_as_many_chunks_in_a_step_as_it_has_alone():
     capped = replace(CONFIG, max_interference=0.1)
 

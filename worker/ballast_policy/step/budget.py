@@ -85,8 +85,8 @@ def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     config, cost = snapshot.config, snapshot.cost
     if config.can_suspend and not config.is_encoder:
         bound = min(config.ttft, max(1, _beginning(snapshot) - 1) * (config.tpot - part.seconds))
-    else:  # nothing of an encoder catches up, so the lending ratio shortens the step
-        bound = _newcomer_bound(snapshot, part) * (snapshot.allowance.lending_ratio if config.is_encoder else 1)
+    else:  # a newcomer waits for the end of the step: the lending ratio shortens it while too many are late
+        bound = _newcomer_bound(snapshot, part) * snapshot.allowance.lending_ratio
     if snapshot.now <= snapshot.expectation.online_until:
         bound = min(bound, _idle_cap_bound(snapshot))
     longest = max([request.num_tokens for request in (*snapshot.residents, *snapshot.waiting)], default=0)
