@@ -82,9 +82,12 @@ class Found:
     online_tokens: int = 0
     offline_tokens: int = 0
     seconds: float = 0.0
+    measured: float = 0.0
+    """Inflation under a cap that Ballast measured itself at the end, as a fraction; the largest of pooled runs."""
 
     def pool(self, other: Found) -> None:
         """Add another run."""
+        self.measured = max(self.measured, other.measured)
         self.ttft += other.ttft
         self.tpot += other.tpot
         self.online_tokens += other.online_tokens
@@ -158,6 +161,7 @@ class Side:
             online_tokens=replayed.online_tokens,
             offline_tokens=replayed.offline_tokens(last),
             seconds=last,
+            measured=scheduler.driver.host.interference.inflation if run.policy is not None else 0.0,
         )
 
 
@@ -208,13 +212,15 @@ def row(name: str, found: Found, alone: Found, slo: tuple[float, float], ceiling
             figures[f"{what}_p{share}_ms"] = 1e3 * value
             figures[f"{what}_p{share}_added"] = value / percentile(getattr(alone, what), share) - 1
     figures["attainment"] = found.attainment(*slo)
+    figures["measured_inflation"] = found.measured
     figures["offline_tokens_per_s"] = found.offline_tokens / found.seconds
     figures["total_tokens_per_s"] = (found.offline_tokens + found.online_tokens) / found.seconds
     print(
         f"{name:32}{figures['ttft_p50_ms']:7.0f} ms{figures['ttft_p99_ms']:6.0f} ms{figures['ttft_p99_added']:+7.0%}"
         f"{figures['tpot_p50_ms']:7.1f} ms{figures['tpot_p99_ms']:6.1f} ms{figures['tpot_p99_added']:+7.0%}"
         f"{figures['attainment']:8.1%}{figures['offline_tokens_per_s']:11,.0f}"
-        f"{figures['offline_tokens_per_s'] / ceiling:10.0%}{figures['total_tokens_per_s']:9,.0f}",
+        f"{figures['offline_tokens_per_s'] / ceiling:10.0%}{figures['total_tokens_per_s']:9,.0f}"
+        + (f"  Ballast measured {found.measured:+.0%}" if found.measured else ""),
         flush=True,
     )
     return figures
