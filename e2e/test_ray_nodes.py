@@ -13,6 +13,8 @@ from test_nodes import (
     idle_node,
     once,
     test_a_drained_node_loses_no_request_and_no_attempt,
+    test_a_node_that_loses_power_loses_no_item_and_its_worker_starts_elsewhere,
+    test_a_worker_that_is_cut_off_drops_its_items_and_returns_without_a_second_result,
     test_workers_spread_over_the_zones,
     zones,
 )
