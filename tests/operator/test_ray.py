@@ -217,9 +217,7 @@ def test_a_pod_on_a_lost_node_is_replaced_while_it_cannot_end():
     while_lost = applied(done, EMPTY, make_pod("1"), lost("2"), ray_status=serving(2))
     replaced = applied(done, EMPTY, make_pod("1"), lost("2"), make_pod("3"), ray_status=serving(3))
     back = applied(done, EMPTY, make_pod("1"), make_pod("3"), ray_status=serving(3))
-    too_many = applied(
-        done, EMPTY, make_pod("0", is_ready=False), make_pod("1"), make_pod("3"), ray_status=serving(3)
-    )
+    too_many = applied(done, EMPTY, make_pod("0", is_ready=False), make_pod("1"), make_pod("3"), ray_status=serving(3))
 
     steps = [plan(resource, there, CONTEXT).resize for there in (while_lost, replaced, back, too_many)]
 
