@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster import Cluster
-from on_ray import on_ray, started
+from on_ray import kuberay_on, on_ray, started
 from test_nodes import (
     RESOURCE,
     idle_node,
@@ -24,4 +24,5 @@ from test_nodes import (
 def spread(cluster: Cluster, namespace: str, ray: str, zones: dict[str, str]) -> Iterator[str]:
     """Run a worker on each of three nodes."""
     assert len(set(zones.values())) == 3
-    yield from started(cluster, on_ray(RESOURCE, ray), namespace)
+    with kuberay_on(cluster, ray):
+        yield from started(cluster, on_ray(RESOURCE, ray), namespace)

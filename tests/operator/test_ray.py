@@ -219,10 +219,13 @@ def test_a_pod_on_a_lost_node_is_replaced_while_it_cannot_end():
     back = applied(done, EMPTY, make_pod("1"), make_pod("3"), ray_status=serving(3))
     too_many = applied(done, EMPTY, make_pod("0", is_ready=False), make_pod("1"), make_pod("3"), ray_status=serving(3))
 
-    steps = [plan(resource, there, CONTEXT).resize for there in (while_lost, replaced, back, too_many)]
+    late = applied(done, EMPTY, make_pod("1"), make_pod("3", is_ready=False), ray_status=serving(3))
 
-    # When the node is back, KubeRay replaces the pod that ended before the number is smaller.
-    assert [[(step.replicas, step.leaving) for step in each] for each in steps] == [[(3, ())], [], [], [(2, ("0",))]]
+    steps = [plan(resource, there, CONTEXT).resize for there in (while_lost, replaced, back, too_many, late)]
+
+    # When the node is back, KubeRay replaces the pod that ended before the number is smaller. Its status follows late.
+    said = [[(step.replicas, step.leaving) for step in each] for each in steps]
+    assert said == [[(3, ())], [], [], [(2, ("0",))], []]
 
 
 def test_a_pod_that_drains_is_not_replaced_before_it_ended():

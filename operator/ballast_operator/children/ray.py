@@ -6,7 +6,7 @@ then starts a replica in each worker pod, which serves the same port as a plain 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import yaml
 
@@ -125,13 +125,10 @@ def resize(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> Iterator
     wanted = resource.spec.replicas * ray.nodes + sum(map(_is_lost, pods))
     live = [pod for pod in pods if is_live(pod)]
     leaving: list[str] = []
-    if ray.nodes == 1 and asked > wanted:
-        leaving = sorted(pod["metadata"]["name"] for pod in live if not is_ready(pod))[: asked - wanted]
-        wanted = asked - len(leaving)
-    elif asked > wanted:
-        # Of a worker over several pods only one is ready, so its pods tell nothing. The newest are those in excess.
-        newest = sorted(live, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), reverse=True)
-        leaving = [pod["metadata"]["name"] for pod in newest[: asked - wanted]] if len(live) >= asked else []
+    if asked > wanted:
+        # The status follows late: `asked` may still contain a pod that has left.
+        most = max(0, min(asked - wanted, len(live) - resource.spec.replicas * ray.nodes))
+        leaving = _last(live, ray)[:most]
         wanted = asked - len(leaving)
     if wanted != asked:
         because = f"Changed the Ray cluster {name} from {asked} to {wanted} worker pods"
@@ -161,6 +158,17 @@ def is_ready(pod: Body) -> bool:
     """Return whether a pod is ready."""
     conditions = pod.get("status", {}).get("conditions") or ()
     return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
+
+
+def _last(pods: Sequence[Body], ray: RayRuntime) -> list[str]:
+    """Return the names of the pods that may leave a Ray cluster, beginning with the first to go.
+
+    Of a worker over several pods only one is ever ready. The newest go: after a lost node is back, they do nothing.
+    """
+    if ray.nodes == 1:
+        return sorted(pod["metadata"]["name"] for pod in pods if not is_ready(pod))
+    newest = sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), reverse=True)
+    return [pod["metadata"]["name"] for pod in newest]
 
 
 def _is_lost(pod: Body) -> bool:
