@@ -7,12 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 from cluster import Cluster
-from on_ray import on_ray, started
+from on_ray import kuberay_on, on_ray, started
 from test_nodes import (
     RESOURCE,
     idle_node,
     once,
     test_a_drained_node_loses_no_request_and_no_attempt,
+    test_a_node_that_loses_power_loses_no_item_and_its_worker_starts_elsewhere,
+    test_a_worker_that_is_cut_off_drops_its_items_and_returns_without_a_second_result,
     test_workers_spread_over_the_zones,
     zones,
 )
@@ -22,4 +24,5 @@ from test_nodes import (
 def spread(cluster: Cluster, namespace: str, ray: str, zones: dict[str, str]) -> Iterator[str]:
     """Run a worker on each of three nodes."""
     assert len(set(zones.values())) == 3
-    yield from started(cluster, on_ray(RESOURCE, ray), namespace)
+    with kuberay_on(cluster, ray):
+        yield from started(cluster, on_ray(RESOURCE, ray), namespace)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from children import objects
@@ -12,6 +14,7 @@ from images import RAY_WORKER
 
 START_SECONDS = 420
 """A head, then its workers, on few processors."""
+KUBERAY = "app.kubernetes.io/component=kuberay-operator"
 OF_RAY = "rayservices,rayclusters,statefulsets,jobs,pvc"
 
 
@@ -32,6 +35,25 @@ def started(cluster: Cluster, manifest: dict[str, Any], namespace: str) -> Itera
     yield name
     cluster.kubectl("delete", "infd", name, "-n", namespace, "--ignore-not-found", "--timeout=60s", seconds=70)
     wait_gone(cluster, name, namespace)
+
+
+@contextmanager
+def kuberay_on(cluster: Cluster, node: str) -> Iterator[None]:
+    """Keep KubeRay, which has one pod, on a node that no test stops."""
+    (found,) = cluster.get("deployments", selector=KUBERAY)
+    name, namespace = found["metadata"]["name"], found["metadata"]["namespace"]
+
+    def place(at: str | None) -> None:
+        pod = {"spec": {"nodeSelector": {"kubernetes.io/hostname": at}}}
+        words = ("patch", "deployment", name, "-n", namespace, "-p", json.dumps({"spec": {"template": pod}}))
+        cluster.kubectl(*words)
+        cluster.kubectl("rollout", "status", f"deployment/{name}", "-n", namespace, "--timeout=120s", seconds=130)
+
+    place(node)
+    try:
+        yield
+    finally:
+        place(None)
 
 
 def wait_gone(cluster: Cluster, name: str, namespace: str) -> None:

@@ -202,6 +202,53 @@ def test_a_larger_ray_cluster_gets_pods_at_once():
     assert (step.replicas, step.leaving) == (4, ())
 
 
+def lost(name: str, reason: str = "DeletionByTaintManager") -> Body:
+    """A pod in deletion that stays, because the kubelet of its node does not answer."""
+    found = make_pod(name, is_ready=False)
+    found["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    found["status"]["conditions"].append({"type": "DisruptionTarget", "status": "True", "reason": reason})
+    return found
+
+
+def test_a_pod_on_a_lost_node_is_replaced_while_it_cannot_end():
+    """KubeRay counts a pod until it is gone, and makes no other pod in its place."""
+    resource = make_resource()
+    done = plan(resource, EMPTY, CONTEXT)
+    while_lost = applied(done, EMPTY, make_pod("1"), lost("2"), ray_status=serving(2))
+    replaced = applied(done, EMPTY, make_pod("1"), lost("2"), make_pod("3"), ray_status=serving(3))
+    back = applied(done, EMPTY, make_pod("1"), make_pod("3"), ray_status=serving(3))
+    too_many = applied(done, EMPTY, make_pod("0", is_ready=False), make_pod("1"), make_pod("3"), ray_status=serving(3))
+
+    late = applied(done, EMPTY, make_pod("1"), make_pod("3", is_ready=False), ray_status=serving(3))
+
+    steps = [plan(resource, there, CONTEXT).resize for there in (while_lost, replaced, back, too_many, late)]
+
+    # When the node is back, KubeRay replaces the pod that ended before the number is smaller. Its status follows late.
+    said = [[(step.replicas, step.leaving) for step in each] for each in steps]
+    assert said == [[(3, ())], [], [], [(2, ("0",))], []]
+
+
+def test_a_pod_that_drains_is_not_replaced_before_it_ended():
+    done = plan(make_resource(), EMPTY, CONTEXT)
+    there = applied(done, EMPTY, make_pod("1"), lost("2", "EvictionByEvictionAPI"), ray_status=serving(2))
+
+    assert plan(make_resource(), there, CONTEXT).resize == ()
+
+
+def test_the_newest_pod_leaves_workers_over_several_pods_when_a_lost_node_is_back():
+    resource = make_resource(ray={"nodes": 2}, gpu={"count": 1}, replicas=1)
+    done = plan(resource, EMPTY, CONTEXT)
+    pods = [make_pod("0"), make_pod("1"), make_pod("2", is_ready=False)]
+    for pod, second in zip(pods, (2, 0, 1), strict=True):
+        pod["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:0{second}Z"
+
+    early = plan(resource, applied(done, EMPTY, *pods[1:], ray_status=serving(3)), CONTEXT)
+    late = plan(resource, applied(done, EMPTY, *pods, ray_status=serving(3)), CONTEXT)
+
+    assert early.resize == ()
+    assert [(step.replicas, step.leaving) for step in late.resize] == [(2, ("0",))]
+
+
 def test_no_pod_leaves_while_kuberay_replaces_the_ray_cluster():
     pods = [make_pod("1"), make_pod("2"), make_pod("3", is_ready=False, cluster="llm-2")]
     there = applied(plan(make_resource(), EMPTY, CONTEXT), EMPTY, *pods, ray_status=serving(2, new="llm-2"))

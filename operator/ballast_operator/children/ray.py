@@ -6,7 +6,7 @@ then starts a replica in each worker pod, which serves the same port as a plain 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import yaml
 
@@ -44,6 +44,8 @@ DELETION_SECONDS = 5
 """How long KubeRay keeps a Ray cluster that was replaced. Its pods drain, so there is nothing else to wait for."""
 CLUSTER_LABEL = "ray.io/cluster"
 """Label that KubeRay sets on each pod: the name of the Ray cluster."""
+TAINTED = "DeletionByTaintManager"
+"""Reason of a pod's condition `DisruptionTarget` when its node is lost."""
 DASHBOARD_PORT = 8265
 KUBERAY = {"app.kubernetes.io/component": "kuberay-operator"}
 """Labels of the pods of KubeRay, which configures Serve through the dashboard of the head."""
@@ -107,7 +109,8 @@ def ray_service(resource: InferenceDeployment, text: str, context: OperatorConte
 def resize(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> Iterator[Resize]:
     """Yield the change of the Ray cluster that serves, if it has another number of pods than it should.
 
-    On the way down, a pod goes after Serve has ended its replica: a pod without a replica is not ready.
+    On the way down, a pod goes after Serve has ended its replica: a pod without a replica is not ready. KubeRay 1.6
+    counts a pod until it is gone, and the pod of a lost node stays until its node is back. So it is added.
     """
     ray, found = resource.spec.runtime.ray, snapshot.child(RAY_SERVICE, resource.metadata)
     if ray is None or found is None:
@@ -118,11 +121,14 @@ def resize(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> Iterator
     if not name or (status.get("pendingServiceStatus") or {}).get("rayClusterName"):
         return  # KubeRay makes a new Ray cluster with the right number
     asked = int((active.get("rayClusterStatus") or {}).get("desiredWorkerReplicas") or 0)
-    wanted = resource.spec.replicas * ray.nodes
+    pods = [pod for pod in snapshot.pods if cluster_of(pod) == name]
+    wanted = resource.spec.replicas * ray.nodes + sum(map(_is_lost, pods))
+    live = [pod for pod in pods if is_live(pod)]
     leaving: list[str] = []
-    if ray.nodes == 1 and asked > wanted:
-        pods = [pod for pod in snapshot.pods if is_live(pod) and cluster_of(pod) == name]
-        leaving = sorted(pod["metadata"]["name"] for pod in pods if not is_ready(pod))[: asked - wanted]
+    if asked > wanted:
+        # The status follows late: `asked` may still contain a pod that has left.
+        most = max(0, min(asked - wanted, len(live) - resource.spec.replicas * ray.nodes))
+        leaving = _last(live, ray)[:most]
         wanted = asked - len(leaving)
     if wanted != asked:
         because = f"Changed the Ray cluster {name} from {asked} to {wanted} worker pods"
@@ -152,6 +158,24 @@ def is_ready(pod: Body) -> bool:
     """Return whether a pod is ready."""
     conditions = pod.get("status", {}).get("conditions") or ()
     return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
+
+
+def _last(pods: Sequence[Body], ray: RayRuntime) -> list[str]:
+    """Return the names of the pods that may leave a Ray cluster, beginning with the first to go.
+
+    Of a worker over several pods only one is ever ready. The newest go: after a lost node is back, they do nothing.
+    """
+    if ray.nodes == 1:
+        return sorted(pod["metadata"]["name"] for pod in pods if not is_ready(pod))
+    newest = sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), reverse=True)
+    return [pod["metadata"]["name"] for pod in newest]
+
+
+def _is_lost(pod: Body) -> bool:
+    """Return whether Kubernetes deletes a pod because of its node, which may be unable to end it."""
+    conditions = pod.get("status", {}).get("conditions") or ()
+    reasons = (each.get("reason") for each in conditions if each.get("type") == "DisruptionTarget")
+    return "deletionTimestamp" in pod["metadata"] and TAINTED in reasons
 
 
 def _worker(resource: InferenceDeployment, context: OperatorContext) -> Body:
