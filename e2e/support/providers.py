@@ -109,9 +109,12 @@ class Local:
         return str(self._kube / "bin" / name)
 
     def is_up(self) -> bool:
-        return self.kubeconfig.exists()
+        words = ("--kubeconfig", self.kubeconfig, "get", "--raw", "/readyz", "--request-timeout=10s")
+        return self.kubeconfig.exists() and run(self.program("kubectl"), *words, check=False).returncode == 0
 
     def up(self) -> None:
+        if self._folder.exists():  # left by a cluster whose processes are gone, as after a restart of the machine
+            self.down()
         self.cluster("up", "--nodes", str(wanted_nodes()), seconds=5 * MINUTES)
 
     def down(self) -> None:
