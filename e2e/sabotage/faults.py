@@ -157,13 +157,10 @@ FAULTS = {
         ("test_ray.py::test_a_part_of_ray_that_dies_stops_no_request_and_no_item",),
         act=without_storage_of_heads,
     ),
-    "undrained": Fault(
-        "the operator's image gives Ray no time to end a node, so that Serve stops no replica",
-        (
-            "test_ray.py::test_a_pod_that_is_deleted_gives_its_items_back_and_no_token_is_computed_twice",
-            "test_ray.py::test_answers_that_run_on_a_pod_in_deletion_end_whole",
-        ),
-        module="operator/undrained.py",
+    "unhooked": Fault(
+        "the operator's image ends pods on Ray without the `preStop` hook that drains their replicas",
+        ("test_ray.py::test_deletion_leaves_nothing_behind",),
+        module="operator/unhooked.py",
     ),
     "leak": Fault(
         "errors of Redis quote what the server answered",

@@ -16,7 +16,7 @@ from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import RAY_LABEL
 from ballast_api.worker_config import WorkerConfig
 from ballast_operator.children.config import UNREADY_SECONDS, VERSION
-from ballast_operator.children.ray import CLUSTER_LABEL, NODE_DRAIN
+from ballast_operator.children.ray import CLUSTER_LABEL
 from ballast_operator.conditions import conditions
 from ballast_operator.context import GcsValkey, OperatorContext
 from ballast_operator.inference_deployment import RESOURCE_TYPE, plan
@@ -132,16 +132,6 @@ def test_a_replica_that_serve_ends_accepts_requests_until_services_have_seen_a_f
     assert probe["failureThreshold"] == 1
     assert runtime.unready_seconds >= probe["periodSeconds"] + UNREADY_SECONDS
     assert pod["terminationGracePeriodSeconds"] > runtime.unready_seconds + runtime.drain_seconds
-
-
-def test_ray_gives_a_node_that_ends_the_time_of_its_pod():
-    """Ray kills the replica after this time, 30 seconds by default."""
-    for seconds in (30, 600):
-        done = plan(make_resource(rollout={"drainSeconds": seconds}), EMPTY, CONTEXT)
-
-        pod = group_of(done)["template"]["spec"]
-        (drain,) = (each["value"] for each in pod["containers"][0]["env"] if each["name"] == NODE_DRAIN)
-        assert int(drain) == pod["terminationGracePeriodSeconds"] > seconds
 
 
 def test_a_hot_change_reaches_the_replicas_without_a_restart_and_without_a_new_ray_cluster():

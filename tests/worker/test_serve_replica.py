@@ -14,7 +14,9 @@ from queue_objects import make_line
 
 from ballast_api.errors import InvalidConfig
 from ballast_api.worker_config import WorkerConfig
-from ballast_serve.replica import ServeReplica
+from ballast_queue.redis_store import Queue
+from ballast_serve import leave
+from ballast_serve.replica import IN_POD, ServeReplica
 from ballast_worker.errors import NotServed
 
 PATIENCE = 120.0
@@ -101,6 +103,77 @@ def test_a_replica_that_ends_returns_its_items(make_text, queue, valkey, queue_n
         assert queue.jobs.get(job_id).counts.waiting > 0
 
     run(test)
+
+
+def test_a_pod_that_is_to_end_waits_until_its_replica_has_drained(
+    make_text, queue: Queue, valkey, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(IN_POD, "1")
+    queue_name = queue.name
+
+    async def test() -> None:
+        replica = ServeReplica()
+        async with lived(replica) as proxy:
+            sections = {"offline": {"queue": queue_name, "leaseSeconds": 600}, "runtime": {"redisUrl": valkey.url}}
+            await replica.reconfigure({"config": make_text(**sections)})
+            await eventually(leave.directory().is_dir, "the replica to watch for the end of its pod")
+            job_id = queue.submissions.submit([make_line(n, max_tokens=1000) for n in range(8)]).job_id
+            await eventually(lambda: queue.jobs.get(job_id).counts.leased, "an item to be leased")
+            await asyncio.to_thread(leave.main)
+            leased = queue.jobs.get(job_id).counts.leased
+            refused = await proxy.post("/v1/completions", json=ASK)
+            await replica.reconfigure({"config": make_text()})
+            replica.check_health()  # Serve must not start another replica in this pod
+
+        assert leased == 0
+        assert refused.status_code == 503
+
+    run(test)
+
+
+def test_a_pod_whose_replica_serve_has_ended_waits_for_nothing(make_text, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(IN_POD, "1")
+
+    async def test() -> None:
+        replica = ServeReplica()
+        async with lived(replica):
+            await replica.reconfigure({"config": make_text()})
+            await eventually(leave.directory().is_dir, "the replica to watch for the end of its pod")
+
+    run(test)
+    assert (leave.directory() / leave.DONE).exists()
+    leave.main()
+
+
+def test_a_pod_that_is_to_end_while_serve_ends_its_replica_waits_for_it(make_text, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(IN_POD, "1")
+
+    async def end(replica: ServeReplica) -> None:
+        async with lived(replica):
+            await replica.reconfigure({"config": make_text(runtime={"unreadySeconds": 3})})
+            await eventually(leave.directory().is_dir, "the replica to watch for the end of its pod")
+
+    async def test() -> None:
+        replica = ServeReplica()
+        ending = asyncio.create_task(end(replica))
+        address = httpx.URL(await eventually(lambda: replica.served and replica.served.address, "the replica"))
+        worker = replica.served.app.state.worker
+        await eventually(lambda: worker.is_draining, "Serve to end the replica")
+        await asyncio.to_thread(leave.main)
+        with pytest.raises(OSError, match="onnect"):
+            await asyncio.open_connection("127.0.0.1", address.port)
+        await ending
+
+    run(test)
+
+
+def test_without_a_replica_a_pod_ends_at_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    leave.main()
 
 
 def test_what_a_replica_cannot_serve_is_a_sentence_for_serve(make_text, tmp_path):

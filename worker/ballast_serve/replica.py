@@ -6,7 +6,10 @@ a file of its own, which the worker watches as everywhere: a change of hot field
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TypedDict
@@ -14,9 +17,13 @@ from typing import TypedDict
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import ballast_log
+from ballast_serve import leave
 from ballast_serve.served import Served, serving
 from ballast_worker.errors import Refused
 from ballast_worker.http_exchange import HttpExchange
+
+IN_POD = "BALLAST_RAY_POD"
+"""Variable of the pods of the operator."""
 
 
 class UserConfig(TypedDict):
@@ -36,6 +43,8 @@ class ServeReplica:
         self._path = Path(directory) / "worker.yaml"
         self.served: Served | None = None
         """The worker; None until the first configuration."""
+        self._is_left = False
+        self._end: asyncio.Task[None] | None = None
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the app that Serve calls."""
@@ -48,21 +57,43 @@ class ServeReplica:
             InvalidConfig: the message names each wrong field.
             WorkerError: the configuration asks for something that this replica cannot do.
         """
+        if self._is_left:
+            return  # an error would make Serve start another replica in a pod that ends
         part = self._path.with_suffix(".part")
         part.write_text(user_config["config"], encoding="utf-8")
         part.replace(self._path)
         if self.served is None:
             self.served = await self._stack.enter_async_context(serving(self._path))
+            if IN_POD in os.environ:
+                self._leaving = asyncio.create_task(self._leave_when_asked())
 
     def check_health(self) -> None:
         """Raise an error if only a restart helps. Serve then starts another replica."""
-        failure = None if self.served is None else self.served.failure()
+        failure = None if self.served is None or self._is_left else self.served.failure()
         if failure is not None:
             raise RuntimeError(failure)
 
     async def stop(self) -> None:
-        """Drain and stop the worker."""
+        """Drain and stop the worker. Serve and the end of the pod may both ask for it."""
+        if self._end is None:
+            self._end = asyncio.create_task(self._stop())
+        await asyncio.shield(self._end)
+
+    async def _stop(self) -> None:
         await self._stack.aclose()
+        place = leave.directory()
+        if place.is_dir():
+            (place / leave.DONE).touch()
+
+    async def _leave_when_asked(self) -> None:
+        """Drain before Kubernetes ends the pod; see `leave`. The replica stays until then, and refuses requests."""
+        place = leave.directory()
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        while not (place / leave.ASKED).exists():  # noqa: ASYNC110 - a program in another process makes the file
+            await asyncio.sleep(leave.POLL_SECONDS)
+        self._is_left = True
+        await self.stop()
 
     async def address(self) -> str | None:
         """Return the address of the HTTP server of this replica; None while it starts."""

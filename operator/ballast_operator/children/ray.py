@@ -38,8 +38,6 @@ VARIABLES = {
     "RAY_task_events_report_interval_ms": "0",  # a record of each call between Serve and a replica, without a reader
     "RAY_worker_niceness": "0",  # Ray would run replicas with the niceness 15, below its own agents
 }
-NODE_DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
-"""Variable with the time that Ray gives a node at SIGTERM. Serve stops its replica, which drains, before Ray ends."""
 DELETION_SECONDS = 5
 """How long KubeRay keeps a Ray cluster that was replaced. Its pods drain, so there is nothing else to wait for."""
 CLUSTER_LABEL = "ray.io/cluster"
@@ -186,11 +184,12 @@ def _worker(resource: InferenceDeployment, context: OperatorContext) -> Body:
     for field in ("command", "args", "startupProbe", "livenessProbe"):
         del container[field]
     # KubeRay adds a liveness probe of Ray itself. Serve replaces a replica that does not work.
+    container["lifecycle"] = {"preStop": {"exec": {"command": ["python3", "-m", "ballast_serve.leave"]}}}
+    named = {each["name"] for each in container["env"]}
+    own = [each for each in _variables() if each["name"] not in named]
+    container["env"] = [*container["env"], *own, {"name": "BALLAST_RAY_POD", "value": "1"}]
     seconds = resource.spec.rollout.drain_seconds + RAY_UNREADY_SECONDS + backend_of(resource).exit_seconds
     pod["terminationGracePeriodSeconds"] = seconds
-    named = {each["name"] for each in container["env"]}
-    own = [*_variables(), {"name": NODE_DRAIN, "value": str(seconds)}]
-    container["env"] = [*container["env"], *(each for each in own if each["name"] not in named)]
     labels = resource.spec.template.labels | pod_labels(resource.metadata.name, resource.spec.served_name)
     labels |= {RAY_LABEL: resource.metadata.name}
     return {"metadata": {"labels": labels, "annotations": dict(resource.spec.template.annotations)}, "spec": pod}

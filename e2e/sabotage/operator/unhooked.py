@@ -1,4 +1,4 @@
-"""Let Ray end a node at SIGTERM at once, without stopping its replica."""
+"""End the pods of workers on Ray without draining their replicas."""
 
 from ballast_operator import inference_deployment
 from ballast_operator.children import ray
@@ -10,9 +10,7 @@ def ray_service(*args, **options):
     found = made(*args, **options)
     for group in found["spec"]["rayClusterConfig"]["workerGroupSpecs"]:
         for container in group["template"]["spec"]["containers"]:
-            for variable in container["env"]:
-                if variable["name"] == ray.NODE_DRAIN:
-                    variable["value"] = "0"
+            del container["lifecycle"]
     return found
 
 
