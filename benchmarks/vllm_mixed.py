@@ -12,8 +12,10 @@ of the settings that lose at most one point of attainment, the one with most off
 middle load, Ballast with a cap on interference. A request attains the SLO if both its TTFT and its TPOT do.
 
 All times are CPU time of the computing thread, and vLLM and Ballast see the same clock, so other work on the machine
-counts little. When nothing is left to do, time jumps to the next request. With `--clock wall`, as a GPU needs it, times
-are those of the wall. Each side has a process of its own.
+counts little. The speed of a machine still changes within minutes, so all sides run a part of the trace one after the
+other, before the next part. The SLO is from an earlier run of online alone over all parts. When nothing is left to do,
+time jumps to the next request. With `--clock wall`, as a GPU needs it, times are those of the wall. Each side has a
+process of its own.
 """
 
 from __future__ import annotations
@@ -243,24 +245,29 @@ def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
         def runs(name: str, rate: float = rate, **setting: Any) -> list[Run]:
             return [Run(name, 1000 * turn, each, rate, **setting) for turn in range(turns)]
 
-        alone = sides["online alone"].pooled(runs("online alone", fills=False))
-        slo = (SLACK * percentile(alone.ttft, 99), SLACK * percentile(alone.tpot, 99))
+        first = sides["online alone"].pooled(runs("online alone", fills=False))
+        slo = (SLACK * percentile(first.ttft, 99), SLACK * percentile(first.tpot, 99))
         print(f"\nLoad {load:.0%}, TTFT {1e3 * slo[0]:.0f} ms, TPOT {1e3 * slo[1]:.1f} ms\n{HEADER}")
         seqs, budget = best(sides, Run("tuning", 10_000, max(30, each // 4), rate), slo, setup.slots)
-        pooled = {
-            "online alone": alone,
-            "priorities": sides["priorities"].pooled(runs("priorities")),
-            f"priorities, {seqs} seqs, {budget} tokens": sides["priorities"].pooled(
-                runs("best", seqs=seqs, budget=budget)
-            ),
-        }
-        promise = {"ttft": slo[0], "tpot": slo[1]}
+        cases = [
+            ("online alone", sides["online alone"], runs("online alone", fills=False)),
+            ("priorities", sides["priorities"], runs("priorities")),
+            (f"priorities, {seqs} seqs, {budget} tokens", sides["priorities"], runs("best", seqs=seqs, budget=budget)),
+        ]
         caps: tuple[float | None, ...] = (None, *(CAPS if load == loads[len(loads) // 2] else ()))
-        for cap in caps:
+        for cap in caps:  # a cap has a process of its own, because it learns from all its turns
             name = "Ballast" if cap is None else f"Ballast, cap of {cap:.0%}"
-            policy = {**promise, "max_interference": cap}
-            pooled[name] = sides["Ballast"].pooled(runs(name, policy=policy))
-        figures = [row(name, found, alone, slo, ceiling) for name, found in pooled.items()]
+            policy = {"ttft": slo[0], "tpot": slo[1], "max_interference": cap}
+            cases.append(
+                (name, sides["Ballast"] if cap is None else Process("Ballast", setup), runs(name, policy=policy))
+            )
+        pooled = {name: Found() for name, _, _ in cases}
+        for turn in range(turns):
+            for name, process, of_turns in cases:
+                pooled[name].pool(process.run(of_turns[turn]))
+        for _, process, _ in cases[4:]:
+            process.close()
+        figures = [row(name, found, pooled["online alone"], slo, ceiling) for name, found in pooled.items()]
         rows += [{"load_percent": 100 * load, **each_row} for each_row in figures]
         goals(figures)
     for side in sides.values():
