@@ -258,9 +258,9 @@ def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
         for cap in caps:  # a cap has a process of its own, because it learns from all its turns
             name = "Ballast" if cap is None else f"Ballast, cap of {cap:.0%}"
             policy = {"ttft": slo[0], "tpot": slo[1], "max_interference": cap}
-            cases.append(
-                (name, sides["Ballast"] if cap is None else Process("Ballast", setup), runs(name, policy=policy))
-            )
+            process = sides["Ballast"] if cap is None else Process("Ballast", setup)
+            process.run(Run("warm", 10_000, max(30, each // 4), rate, policy=policy))  # learns the cost of mixed steps
+            cases.append((name, process, runs(name, policy=policy)))
         pooled = {name: Found() for name, _, _ in cases}
         for turn in range(turns):
             for name, process, of_turns in cases:
