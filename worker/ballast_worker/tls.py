@@ -29,12 +29,11 @@ class Certificate:
             NotServed: a file cannot be read, or the key does not belong to the certificate.
         """
         self._files = certificate, key
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.set_alpn_protocols(["http/1.1"])
         try:
-            self.context.load_cert_chain(*self._files)
+            self.context = self._current = self._loaded()
         except OSError as error:
             raise NotServed(f"runtime.tlsCertFile and runtime.tlsKeyFile cannot be used: {_reason(error)}") from error
+        self.context.sni_callback = self._use_current
 
     @classmethod
     def of(cls, runtime: Runtime) -> Certificate | None:
@@ -46,12 +45,22 @@ class Certificate:
     def reload(self) -> None:
         """Use the present files for new connections. If they cannot be used, keep the certificate in force."""
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._files)
-            self.context.load_cert_chain(*self._files)
+            self._current = self._loaded()
         except OSError as error:
             log.warning("certificate not loaded, the old one stays in force", because=_reason(error))
             return
         log.info("certificate loaded")
+
+    def _loaded(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.set_alpn_protocols(["http/1.1"])
+        context.load_cert_chain(*self._files)
+        return context
+
+    def _use_current(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        # A context that loads another certificate has none for a moment, and handshakes fail then. TLS calls this
+        # function in each handshake, also for clients that name no server.
+        connection.context = self._current
 
 
 class EventLoop(uvloop.Loop):
