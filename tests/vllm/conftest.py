@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +29,30 @@ if HAS_VLLM:
     sys.path[:0] = [str(Path(__file__).parent / "support"), str(Path(__file__).parent.parent / "policy")]
 else:
     collect_ignore = ["server", *(path.name for path in Path(__file__).parent.glob("test_*.py"))]
+
+
+@pytest.fixture(scope="session", autouse=HAS_VLLM)
+def later_engines_in_this_process() -> Iterator[None]:
+    """Hide a module from vLLM's search for kernels in all modules, which each engine does.
+
+    The search fails on an attribute of `llvmlite.binding.ffi`. Engines with n-gram drafts import it, and only the
+    engines of tests come after another one in the same process.
+    """
+    from vllm.triton_utils import dispatcher
+
+    name, rebind = "llvmlite.binding.ffi", dispatcher._rebind_kernels
+
+    def without_llvmlite(overrides: list[Any]) -> None:
+        hidden = sys.modules.pop(name, None)
+        try:
+            rebind(overrides)
+        finally:
+            if hidden is not None:
+                sys.modules[name] = hidden
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatcher, "_rebind_kernels", without_llvmlite)
+        yield
 
 
 @pytest.fixture(scope="session")
