@@ -71,6 +71,8 @@ class Variant:
     has_job: bool = True
     most_risk: float | None = None
     """The accepted risk of `--most-risk`; None for that of the policy."""
+    objective: float | None = None
+    """Share of the online requests that must keep their SLO; None for 99 %."""
 
 
 ALONE = Variant("online alone", has_job=False)
@@ -85,6 +87,11 @@ CAPS = (
     Variant("cap 10 %, fitted", cap=0.1, is_fitted=True),
     Variant("cap 10 %, no suspension", cap=0.1, is_suspending=False),
     Variant("cap 10 %, reservation 10 %", 0.1, cap=0.1),
+)
+LONG = (
+    *FOUR,
+    Variant("objective 99.9 %", objective=0.999),
+    Variant("objective 99.9 %, reservation 10 %", 0.1, objective=0.999),
 )
 SPARSE = (
     Variant("SLO"),
@@ -219,7 +226,7 @@ def workloads() -> dict[str, Workload]:
         found[f"sparse-{spacing}s"] = Workload(5, worked(name="sparse", point=index), SPARSE, least_minutes=5)
     found["sparse-2s-arxiv"] = Workload(5, worked(name="sparse", point=1, offline=arxiv), FITTED, least_minutes=5)
     for index, point in enumerate(WORKLOADS["long-prompts"](seconds=60.0).points):
-        found[f"long-prompts-{1e3 * point.ttft:g}"] = Workload(30, worked(name="long-prompts", point=index))
+        found[f"long-prompts-{1e3 * point.ttft:g}"] = Workload(30, worked(name="long-prompts", point=index), LONG)
     found["bursts-from-silence"] = Workload(20, worked(name="bursts-from-silence"), least_minutes=6)
     return found
 
@@ -280,6 +287,8 @@ def scenario_of(
         config = replace(config, max_interference=variant.cap, ttft=ttft, tpot=tpot)
     if variant.most_risk is not None:
         config = replace(config, most_risk=variant.most_risk)
+    if variant.objective is not None:
+        config = replace(config, objective=variant.objective)
     scenario = replace(
         bench.scenario(policy, online),
         config=config,

@@ -12,10 +12,10 @@ of the settings that lose at most one point of attainment, the one with most off
 middle load, Ballast with a cap on interference. A request attains the SLO if both its TTFT and its TPOT do.
 
 All times are CPU time of the computing thread, and vLLM and Ballast see the same clock, so other work on the machine
-counts little. The speed of a machine still changes within minutes, so all sides run a part of the trace one after the
-other, before the next part. The SLO is from an earlier run of online alone over all parts. When nothing is left to do,
-time jumps to the next request. With `--clock wall`, as a GPU needs it, times are those of the wall. Each side has a
-process of its own.
+counts little. The speed of a machine still changes within minutes, so the slices of the trace are cut into short parts,
+and all sides run a part one after the other, before the next part. The SLO is from an earlier run of online alone over
+all parts. When nothing is left to do, time jumps to the next request. With `--clock wall`, as a GPU needs it, times are
+those of the wall. Each side has a process of its own.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ from replay.vllm_engine import BALLAST, BUDGET, PLAIN, PRIORITIES, SCHEDULERS, U
 SEQS, BUDGETS = (1, 2, 4), (2048, 256, 64)
 """Settings that are tried for vLLM's priorities: divisors of `max_num_seqs`, and tokens per step."""
 SLACK = 1.25
+TUNING = 171
+"""Requests of another slice on which settings are tuned, and on which Ballast learns the cost of a step."""
+SLICES = 3
+"""Slices of the trace that are pooled. They begin 1,000 requests apart."""
 CAPS = (0.10, 0.25)
 SIDES = ("offline alone", "online alone", PRIORITIES, BALLAST)
 
@@ -231,6 +235,7 @@ def row(name: str, found: Found, alone: Found, slo: tuple[float, float], ceiling
 def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
     """Measure every side at every load."""
     turns, each = (1, 60) if asked.quick else (asked.turns, -(-asked.requests // asked.turns))
+    tuning = min(TUNING, each)
     loads = [float(text) / 100 for text in asked.load.split(",")]
     sides = {side: Process(side, setup) for side in SIDES if side != "offline alone"}
     plain = Process("offline alone", setup)
@@ -243,12 +248,13 @@ def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
         rate = load * ceiling
 
         def runs(name: str, rate: float = rate, **setting: Any) -> list[Run]:
-            return [Run(name, 1000 * turn, each, rate, **setting) for turn in range(turns)]
+            starts = [1000 * (turn % SLICES) + each * (turn // SLICES) for turn in range(turns)]
+            return [Run(name, start, each, rate, **setting) for start in starts]
 
         first = sides["online alone"].pooled(runs("online alone", fills=False))
         slo = (SLACK * percentile(first.ttft, 99), SLACK * percentile(first.tpot, 99))
         print(f"\nLoad {load:.0%}, TTFT {1e3 * slo[0]:.0f} ms, TPOT {1e3 * slo[1]:.1f} ms\n{HEADER}")
-        seqs, budget = best(sides, Run("tuning", 10_000, max(30, each // 4), rate), slo, setup.slots)
+        seqs, budget = best(sides, Run("tuning", 10_000, tuning, rate), slo, setup.slots)
         cases = [
             ("online alone", sides["online alone"], runs("online alone", fills=False)),
             ("priorities", sides["priorities"], runs("priorities")),
@@ -259,7 +265,7 @@ def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
             name = "Ballast" if cap is None else f"Ballast, cap of {cap:.0%}"
             policy = {"ttft": slo[0], "tpot": slo[1], "max_interference": cap}
             process = sides["Ballast"] if cap is None else Process("Ballast", setup)
-            process.run(Run("warm", 10_000, max(30, each // 4), rate, policy=policy))  # learns the cost of mixed steps
+            process.run(Run("warm", 10_000, tuning, rate, policy=policy))  # learns the cost of mixed steps
             cases.append((name, process, runs(name, policy=policy)))
         pooled = {name: Found() for name, _, _ in cases}
         for turn in range(turns):
@@ -312,7 +318,7 @@ def main() -> int:
     options.set_defaults(model=None)
     options.add_argument("--load", default="20,40,60", help="percent of the tokens per second of offline alone")
     options.add_argument("--requests", type=int, default=2052, help="online requests of each row")
-    options.add_argument("--turns", type=int, default=3, help="parts of the trace that are pooled")
+    options.add_argument("--turns", type=int, default=12, help="parts of the trace that are pooled, of three slices")
     options.add_argument("--scale", type=float, default=16.0, help="divisor of the lengths")
     options.add_argument("--hidden", type=int, default=384, help="width of the model")
     options.add_argument("--layers", type=int, default=6)

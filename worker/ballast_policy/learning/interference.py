@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from math import inf
+from math import exp, inf
 from typing import NamedTuple
 
 from ballast_policy.plan import StepPlan
@@ -21,8 +21,6 @@ _LATENCIES = 2048
 _LATENCY_SECONDS = 60.0
 """Age of the oldest latencies, and the time in which the share moves by its distance from the target: the share
 recovers within about a minute at any request rate."""
-_LOST = 512
-"""Finished requests among which lost requests are counted. Half or twice of it changes nothing (bursts-40-32)."""
 _ADJUST_SECONDS = 4.0
 """Least time between two adjustments. Bounds the cost: half or twice of it changes nothing (sparse-2s)."""
 _LEAST = 8
@@ -32,16 +30,14 @@ _TARGET = 0.92
 own time (`benchmarks/frontier.py` shows that the caps hold)."""
 _DRIFT = 1e-4
 """Least share by which one step moves the median time of online. Half or twice of it changes nothing (sparse-2s)."""
-_BACK_OFF = 0.6
-"""Factor of the lending ratio when too many requests are lost. Half of it costs 5.5 points of the total, 0.8 gains 1.2
-(bursts-40-32)."""
-_RECOVERY_SECONDS = 300.0
-"""Time in which the lending ratio recovers from 0 to 1. Half or twice of it: 1 point of the total (bursts-40-32)."""
+_LOSS_STEP = 0.05
+"""Share of the lending ratio that one lost request takes. Half of it gains 13 points of the total and loses 0.3 of TTFT
+attainment, twice of it costs 10 and gains 1.0 (bursts-40-32)."""
+_RECOVERY_SECONDS = 1800.0
+"""Time in which the lending ratio recovers from 0 to 1 at any rate of requests. Half of it gains 8 points of the total
+and loses 0.3 of TTFT attainment, twice of it costs 1 and loses 0.1 (bursts-40-32)."""
 _LEAST_RATIO = 0.1
 """Least lending ratio: requests that are lost to the reservation must not end lending for good."""
-_LEAST_LOST, _FEW = 2, 256
-"""One lost request is chance, and so are two of a hundred: at least as many requests may lose the objective's share.
-128 instead of 256 cost 5.7 points of the total, 512 gain 1.6 (bursts-40-32)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +82,6 @@ class Interference:
         self._ttft: deque[tuple[float, _Latency]] = deque(maxlen=_LATENCIES)
         """Latencies with the time of their measurement."""
         self._tpot: deque[tuple[float, _Latency]] = deque(maxlen=_LATENCIES)
-        self._lost: deque[bool] = deque(maxlen=_LOST)
         self._adjusted = 0.0
         self._typical, self._num_steps = 0.0, 0
 
@@ -99,7 +94,7 @@ class Interference:
     def restart(self) -> None:
         """Forget all latencies, including those of running requests, after a change of conditions."""
         self.inflation = 0.0
-        for kept in (self._open, self._ttft, self._tpot, self._lost):
+        for kept in (self._open, self._ttft, self._tpot):
             kept.clear()
 
     def began(self, plan: StepPlan, now: float) -> None:
@@ -141,7 +136,8 @@ class Interference:
             tpot = _Latency(taken / num, max(taken - (self._at(now) - begun), 0.0) / num)
             self._tpot.append((now, tpot))
             is_lost |= tpot.is_lost(request.tpot)
-        self._lost.append(is_lost)
+        ratio = self.allowance.lending_ratio * exp(_LOSS_STEP * (1 - self.objective - is_lost))
+        self.allowance = replace(self.allowance, lending_ratio=min(1.0, max(_LEAST_RATIO, ratio)))
         if now - self._adjusted >= _ADJUST_SECONDS:
             self._adjust(now, min(now - self._adjusted, _LATENCY_SECONDS))
             self._adjusted = now
@@ -163,10 +159,6 @@ class Interference:
             share += (target - (self.inflation if is_known else share)) * moved
             share = min(max(0.0, share), 4 * self.cap)  # bounds an unused share; 2 or 8 changes nothing (sparse-2s)
         ratio = min(1.0, self.allowance.lending_ratio + seconds / _RECOVERY_SECONDS)
-        num_lost, may_lose = sum(self._lost), (1 - self.objective) * max(len(self._lost), _FEW)
-        if num_lost >= _LEAST_LOST and num_lost > may_lose:
-            self._lost.clear()
-            ratio = max(_LEAST_RATIO, self.allowance.lending_ratio * _BACK_OFF)
         self.allowance = Allowance(share, crowding, self._typical, ratio)
 
 
