@@ -33,9 +33,10 @@ _DRIFT = 1e-4
 _LOSS_STEP = 0.05
 """Share of the lending ratio that one lost request takes. Half of it gains 13 points of the total and loses 0.3 of TTFT
 attainment, twice of it costs 10 and gains 1.0 (bursts-40-32)."""
-_RECOVERY_SECONDS = 1800.0
-"""Time in which the lending ratio recovers from 0 to 1 at any rate of requests. Half of it gains 8 points of the total
-and loses 0.3 of TTFT attainment, twice of it costs 1 and loses 0.1 (bursts-40-32)."""
+_RECOVERY_SECONDS = 18.0
+"""Time in which the ratio recovers from 0 to 1 at any rate of requests, if all of them may be lost: 1,800 s at an
+objective of 99 %. Half of it gains 8 points of the total and loses 0.3 of TTFT attainment, twice of it costs 1 and loses
+0.1 (bursts-40-32)."""
 _LEAST_RATIO = 0.1
 """Least lending ratio: requests that are lost to the reservation must not end lending for good."""
 
@@ -158,7 +159,7 @@ class Interference:
             self.inflation = max(map(_inflation, measured)) if is_known else 0.0
             share += (target - (self.inflation if is_known else share)) * moved
             share = min(max(0.0, share), 4 * self.cap)  # bounds an unused share; 2 or 8 changes nothing (sparse-2s)
-        ratio = min(1.0, self.allowance.lending_ratio + seconds / _RECOVERY_SECONDS)
+        ratio = min(1.0, self.allowance.lending_ratio + seconds * (1 - self.objective) / _RECOVERY_SECONDS)
         self.allowance = Allowance(share, crowding, self._typical, ratio)
 
 
