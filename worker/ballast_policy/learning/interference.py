@@ -35,8 +35,8 @@ _LOSS_STEP = 0.05
 attainment, twice of it costs 10 and gains 1.0 (bursts-40-32)."""
 _RECOVERY_SECONDS = 18.0
 """Time in which the ratio recovers from 0 to 1 at any rate of requests, if all of them may be lost: 1,800 s at an
-objective of 99 %. Half of it gains 8 points of the total and loses 0.3 of TTFT attainment, twice of it costs 1 and loses
-0.1 (bursts-40-32)."""
+objective of 99 %. Half of it gains 8 points of the total and loses 0.3 of TTFT attainment, twice of it costs 1 and
+loses 0.1 (bursts-40-32)."""
 _LEAST_RATIO = 0.1
 """Least lending ratio: requests that are lost to the reservation must not end lending for good."""
 
