@@ -342,11 +342,20 @@ def test_less_is_lent_while_more_requests_miss_their_slo_than_may():
     assert budget(make_decode(), snapshot=half) == pytest.approx((ONLINE_ALONE + 0.05) / 2)
 
 
-@pytest.mark.parametrize(("can_suspend", "share"), [(False, 0.5), (True, 1.0)])
-def test_idle_steps_that_no_newcomer_can_suspend_are_shorter_while_more_miss_their_slo_than_may(
-    can_suspend: bool, share: float
+@pytest.mark.parametrize(
+    ("can_suspend", "until", "share"),
+    [
+        pytest.param(False, 10.1, 0.5, id="a newcomer waits for the end of the step"),
+        pytest.param(False, 9.9, 1.0, id="no newcomer is expected"),
+        pytest.param(True, 10.1, 1.0, id="a newcomer suspends the step"),
+    ],
+)
+def test_the_lending_ratio_shortens_idle_steps_that_an_expected_newcomer_waits_for(
+    can_suspend: bool, until: float, share: float
 ):
-    usual = make_snapshot(config=replace(CONFIG, can_suspend=can_suspend), typical_prompt=100)
+    expectation = Expectation(online_until=until)
+    config = replace(CONFIG, can_suspend=can_suspend)
+    usual = make_snapshot(config=config, typical_prompt=100, expectation=expectation)
     backed_off = replace(usual, allowance=Allowance(lending_ratio=0.5))
 
     assert idle_budget(backed_off, IDLE) == pytest.approx(share * idle_budget(usual, IDLE))

@@ -12,7 +12,7 @@ from ballast_policy import host
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.plan import StepPlan
 from ballast_policy.request import RequestClass
-from ballast_policy.snapshot import PolicyConfig
+from ballast_policy.snapshot import PolicyConfig, TenantShare
 from ballast_sim.comparison import baselines
 from ballast_sim.errors import BadInput, PolicyDefect
 from ballast_sim.replay.jobs import SimulatedJob
@@ -277,3 +277,14 @@ def test_slots_that_nobody_held_for_waiting_offline_work_are_a_shortfall(make_sc
 
     assert report(simulate(scenario)).reservation_shortfall > 0.05
     assert report(simulate(held)).reservation_shortfall < 0.01
+
+
+def test_a_reservation_above_the_slot_cap_of_the_only_tenant_is_not_short(make_scenario):
+    capped = {"offline_share": 0.5, "tenants": {"default": TenantShare(max_slots=1)}}
+    long_answers = [Arrival(0.0, 1, 400)] * 20
+    scenario = make_scenario(online=[Arrival(0.0, 1, 4000)], offline=long_answers, config=capped)
+
+    result = simulate(scenario)
+
+    assert len(result.replicas[0].steps) > 1500, "more steps than a reservation may be short"
+    assert report(result).reservation_shortfall == 0

@@ -149,6 +149,13 @@ class Host:
         """Return the requests of a class that wait or are resident."""
         return self.backlog.count(request_class) + sum(self.held[request_class].values())
 
+    @property
+    def num_entitled(self) -> int:
+        """Return the offline requests that wait or are resident, counted up to the slot caps of their tenants."""
+        if caps := self.config.tenant_caps:
+            return sum([min(number, caps.get(tenant, number)) for tenant, number in self._present[OFFLINE].items()])
+        return self.count(OFFLINE)
+
     def configure(self, config: PolicyConfig) -> None:
         """Use another configuration from the next step on."""
         self.config = config
@@ -224,10 +231,7 @@ class Host:
 
     def dispatched(self) -> None:
         """Update the use of the reservation after a plan was carried out."""
-        demand = self.count(OFFLINE)
-        if caps := self.config.tenant_caps:
-            demand = sum([min(number, caps.get(tenant, number)) for tenant, number in self._present[OFFLINE].items()])
-        self.reservation = self.reservation.used_by(self.held[OFFLINE][RUNNING], demand)
+        self.reservation = self.reservation.used_by(self.held[OFFLINE][RUNNING], self.num_entitled)
 
     def _carry_out(self, plan: StepPlan, kv: Kv, now: float) -> Dispatch:
         for request in plan.preempt:

@@ -32,7 +32,7 @@ class PolicyConfig:
     num_blocks: int
     block_tokens: int = 16
     chunk_tokens: int = 512
-    """Most prefill tokens of a step with offline work or of unknown time; online alone may take `ONLINE_CHUNKS`."""
+    """Most prefill tokens of a step beside lent prompts, or of unknown time; online may take `ONLINE_CHUNKS`."""
     offline_share: float = 0.1
     """Reservation of offline in slots, KV blocks and prefill chunk."""
     offline_max_share: float = 1.0

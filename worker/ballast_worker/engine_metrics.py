@@ -74,8 +74,8 @@ def _limits(stats: EngineStats) -> Iterator[Metric]:
     yield gauge("ballast_batch_ceiling", ceiling, (), [((), stats.batch_ceiling)])
     yield gauge(
         "ballast_lending_ratio",
-        "Share of the time left by the SLO that offline may use. It falls below 1 after offline work made too many "
-        "requests miss their SLO.",
+        "Share of the time left by the SLO that offline may use. It falls with each request that offline work makes "
+        "miss its SLO, and others return it.",
         (),
         [((), stats.allowance.lending_ratio)],
     )

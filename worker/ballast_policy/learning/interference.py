@@ -140,7 +140,7 @@ class Interference:
         ratio = self.allowance.lending_ratio * exp(_LOSS_STEP * (1 - self.objective - is_lost))
         self.allowance = replace(self.allowance, lending_ratio=min(1.0, max(_LEAST_RATIO, ratio)))
         if now - self._adjusted >= _ADJUST_SECONDS:
-            self._adjust(now, min(now - self._adjusted, _LATENCY_SECONDS))
+            self._adjust(now, now - self._adjusted)
             self._adjusted = now
 
     def _adjust(self, now: float, seconds: float) -> None:
@@ -153,7 +153,7 @@ class Interference:
             crowding = max(0.0, sum(latency.measured for _, latency in self._tpot) / total - 1)
         share = self.allowance.share
         if self.cap is not None and share is not None:
-            target, moved = _TARGET * self.cap, seconds / _LATENCY_SECONDS
+            target, moved = _TARGET * self.cap, min(1.0, seconds / _LATENCY_SECONDS)
             measured = [found for found in (self._ttft, self._tpot) if found]
             is_known = min(map(len, measured), default=0) >= _LEAST
             self.inflation = max(map(_inflation, measured)) if is_known else 0.0

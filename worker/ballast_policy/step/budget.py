@@ -79,16 +79,19 @@ def step_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
 def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     """Return the budget of a step without online requests: always long enough for the next token of a request.
 
-    The newcomer bounds it, and the cap while the next online request is expected. If the engine can suspend steps, the
-    rest of the step only delays the second token of a newcomer, which catches up in its first tokens.
+    The newcomer bounds it. While the next online request is expected, so does the cap. If the engine can suspend steps,
+    the rest of the step only delays the second token of a newcomer, which catches up in its first tokens. Else the
+    newcomer waits for the end of the step, and the lending ratio shortens it while an online request is expected.
     """
     config, cost = snapshot.config, snapshot.cost
-    if config.can_suspend and not config.is_encoder:
+    is_waited_for = config.is_encoder or not config.can_suspend
+    if is_waited_for:
+        bound = _newcomer_bound(snapshot, part)
+    else:
         bound = min(config.ttft, max(1, _beginning(snapshot) - 1) * (config.tpot - part.seconds))
-    else:  # a newcomer waits for the end of the step: the lending ratio shortens it while too many are late
-        bound = _newcomer_bound(snapshot, part) * snapshot.allowance.lending_ratio
     if snapshot.now <= snapshot.expectation.online_until:
-        bound = min(bound, _idle_cap_bound(snapshot))
+        ratio = snapshot.allowance.lending_ratio if is_waited_for else 1.0
+        bound = min(bound * ratio, _idle_cap_bound(snapshot))
     longest = max([request.num_tokens for request in (*snapshot.residents, *snapshot.waiting)], default=0)
     token = max(cost.decode(longest), cost.prefill(0, longest) if config.is_encoder else cost.prefill(longest, 1))
     return max(bound, _IDLE_STEP * cost.k0, (cost.k0 + token) * (1 + ROUNDING), part.seconds)

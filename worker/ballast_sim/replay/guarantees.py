@@ -5,6 +5,7 @@ The checks use the state after a plan was executed, and share only the formula o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -66,9 +67,9 @@ class Guarantees:
         self, snapshot: EngineSnapshot, plan: StepPlan, running: Mapping[RequestClass, int], reserved: int
     ) -> None:
         """Check G2: while offline work is there, offline holds its reservation after a bounded number of steps."""
-        resident = sum(1 for request in snapshot.residents if request.request_class is RequestClass.OFFLINE)
-        waiting = sum(1 for request in snapshot.waiting if request.request_class is RequestClass.OFFLINE)
-        wanted = min(reserved, resident + waiting)
+        offline = (r for r in (*snapshot.residents, *snapshot.waiting) if r.request_class is RequestClass.OFFLINE)
+        caps, present = snapshot.config.tenant_caps, Counter(request.tenant for request in offline)
+        wanted = min(reserved, sum(min(number, caps.get(tenant, number)) for tenant, number in present.items()))
         if not wanted:
             self.short_steps = 0
             return

@@ -51,8 +51,8 @@ class ReplayedStep(NamedTuple):
     seconds: float
     online_slots: int
     offline_slots: int
-    offline_present: int
-    """Offline requests that wait, run or are parked here."""
+    offline_entitled: int
+    """Offline requests that wait, run or are parked here, counted up to the slot caps of their tenants."""
     ceiling: int | None
     """Batch ceiling, as the policy knew it."""
     online_prefill: int
@@ -239,7 +239,7 @@ class Replica:
                     seconds,
                     held[ONLINE][RUNNING],
                     held[OFFLINE][RUNNING],
-                    host.count(OFFLINE),
+                    host.num_entitled,
                     host.ceiling,
                     *tokens,
                     dispatch.is_nested,

@@ -152,7 +152,7 @@ def _shortfall(steps: Sequence[ReplayedStep], config: PolicyConfig) -> float:
     prefill = 0
     for step in steps:
         reservation = reserved(step.ceiling)
-        due = min(reservation.slots, step.offline_present)
+        due = min(reservation.slots, step.offline_entitled)
         owed += due * step.seconds
         prefill = prefill if step.is_nested else step.offline_prefill
         if prefill < reservation.chunk:
