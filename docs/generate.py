@@ -215,7 +215,10 @@ def metrics() -> str:
     intro = (
         "The metrics that `GET /metrics` of a worker exports. Series with the label `tenant` are exported only on the "
         "port `runtime.metricsPort`. The metrics `vllm:*` repeat those that Gateway API routers read, for online "
-        "requests only. An unknown number is not exported, for example those of the queue while Redis is unreachable."
+        "requests only. With vLLM, they are vLLM's own: only `vllm:num_requests_running` and "
+        "`vllm:num_requests_waiting` leave out offline requests, and some `ballast_*` "
+        "[are missing](../how-to/vllm.md#probes-metrics-drain). An unknown number is not exported, for example those "
+        "of the queue while Redis is unreachable."
         "\n\n"
     )
     return "# Metrics\n\n" + NOTE + intro + head + rows

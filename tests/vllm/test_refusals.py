@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from bare_core import BareCore
 from vllm.config import KVTransferConfig
 
+from ballast_vllm.serve import check, parsed
 from ballast_vllm.versions import UnsupportedVllm, check_version
 
 
@@ -42,16 +45,31 @@ def test_an_untested_feature_is_refused(tiny_model, change, sentence):
     setattr(getattr(config, section) if section else config, name, value)
 
     with pytest.raises(UnsupportedVllm, match=sentence):
-        check_config(config, aligns_mamba=False)
+        check_config(config)
 
 
-def test_mamba_alignment_is_refused(tiny_model):
-    from ballast_vllm.refusals import check_config
+MAMBA = {
+    "architectures": ["JambaForCausalLM"],
+    "model_type": "jamba",
+    "num_hidden_layers": 2,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 258,
+    "max_position_embeddings": 512,
+}
+"""A model with Mamba layers and layers with attention."""
 
-    config = BareCore(tiny_model).scheduler.vllm_config
 
-    with pytest.raises(UnsupportedVllm, match="Mamba layers in the cache mode `align`"):
-        check_config(config, aligns_mamba=True)
+@pytest.mark.parametrize("argument", [None, "--mamba-cache-mode=none"])
+def test_mamba_layers_with_prefix_caching_are_refused_before_loading(tmp_path, argument):
+    (tmp_path / "config.json").write_text(json.dumps(MAMBA))
+    arguments = ["--dtype=float32", "--skip-tokenizer-init", *filter(None, [argument])]
+
+    with pytest.raises(UnsupportedVllm, match=r"set engine\.prefixCache to false"):
+        check(parsed([str(tmp_path), *arguments], []))
+    check(parsed([str(tmp_path), *arguments, "--no-enable-prefix-caching"], []))
 
 
 @pytest.mark.parametrize("version", ["0.31.0", "0.33.0", "0.33.1+cpu", "1.0.0"])

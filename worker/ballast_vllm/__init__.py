@@ -9,8 +9,8 @@ The halves share only the following contract:
 
 - A request states its place in the policy in `SamplingParams.extra_args["ballast"]`, or in
   `PoolingParams.extra_kwargs["ballast"]`: see `requests`. A request without it is online, of the tenant `default`.
-- `additional_config["ballast"]` holds the policy configuration at the start: see `settings`. It must not change between
-  two starts, because vLLM compiles again when it does.
+- `additional_config["ballast"]` holds the policy configuration of a scheduler without an API server: see `settings`. It
+  must not change between two starts, because vLLM compiles again when it does.
 - The utility call `ballast_configure(fields)` changes the policy configuration from the next step on.
 - The utility call `ballast_stats(since)` returns all counters, and the steps after the number `since`: see `stats`.
 

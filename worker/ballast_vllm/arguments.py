@@ -87,7 +87,8 @@ def _model(model: Model) -> Iterator[tuple[str, Any]]:
 
 def _engine(engine: EngineSettings) -> Iterator[str]:
     mebibytes = engine.kv_memory_mebibytes
-    yield "--enable-prefix-caching" if engine.prefix_cache else "--no-enable-prefix-caching"
+    if not engine.prefix_cache:  # else vLLM decides: models without KV, such as BERT, have no prefix cache
+        yield "--no-enable-prefix-caching"
     yield from _named(
         ("quantization", engine.quantization),
         ("kv-cache-dtype", KV_DTYPES.get(engine.kv_dtype, engine.kv_dtype) if engine.kv_dtype is not None else None),

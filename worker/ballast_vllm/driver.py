@@ -270,9 +270,9 @@ class Driver:
         """Note the batch of the step, which vLLM built from the grants. `scheduled`: its tokens by request id."""
         plan, host, counters = self._plan, self.host, self.counters
         pairs: Pairs = plan.grants
-        num_drafts = draft_context = 0
+        num_drafts = 0
         if scheduled != self.grants:
-            pairs, num_drafts, draft_context = self._compare(scheduled)
+            pairs, num_drafts = self._compare(scheduled)
         elif scheduled:
             counters.exact_steps += 1
         admissions = self._admitted(scheduled, now) if plan.admit else ()
@@ -302,7 +302,7 @@ class Driver:
         for request_class, held in host.held.items():
             counters.tokens.classes[request_class].parked_steps += held[PARKED]
         begun = self._clock()
-        work = StepWork(prefill, prefill_context, decode + num_drafts, context + draft_context)
+        work = StepWork(prefill, prefill_context, decode + num_drafts, context)
         flight = Flight(plan, pairs, None, work, now, admissions, begun, num_drafts)
         if self._is_async:
             flight.ends = self._run_ahead(pairs, resync=bool(num_drafts))
@@ -311,11 +311,14 @@ class Driver:
         self._flights.append(flight)
         counters.note_work(work, num_decodes=decode, ends=ends)
 
-    def _compare(self, scheduled: Mapping[str, int]) -> tuple[Pairs, int, int]:
-        """Return the grants that vLLM carried out, and the drafts that it added; count the differences."""
+    def _compare(self, scheduled: Mapping[str, int]) -> tuple[Pairs, int]:
+        """Return the grants that vLLM carried out, and the drafts that it added; count the differences.
+
+        Drafts add no context to the work of the step: the drafts of a decode and the decode read the same KV once.
+        """
         pairs: list[tuple[Request, int]] = []
         ids, counters = self._ids, self.counters
-        num_drafts = context = 0
+        num_drafts = 0
         is_exact = True
         for record, granted in self._plan.grants:
             num_tokens = scheduled.get(ids[record.seq], 0)
@@ -330,7 +333,7 @@ class Driver:
                 pairs.append((record, num_tokens))
         counters.draft_tokens += num_drafts
         counters.exact_steps += is_exact and bool(pairs)
-        return pairs, num_drafts, context
+        return pairs, num_drafts
 
     def _admitted(self, scheduled: Mapping[str, int], now: float) -> tuple[AdmissionRecord, ...]:
         """Note which requests of the plan vLLM admitted; the others wait again."""

@@ -53,7 +53,6 @@ PRIVATE = {
         "max_model_len",
         "num_prefill_lookahead",
         "num_spec_tokens",
-        "need_mamba_block_aligned_split",
         "use_v2_model_runner",
     ),
     "Request": (

@@ -57,17 +57,20 @@ CHECKS: tuple[Check, ...] = (
         lambda config: config.scheduler_config.max_num_active_seqs is not None,
         "max_num_active_seqs is set: remove it, and limit the batch with max_num_seqs.",
     ),
+    (
+        # With prefix caching, vLLM turns the mode `none` into `align`.
+        lambda config: config.cache_config.mamba_cache_mode == "align",
+        (
+            "mamba_cache_mode is align, as always if Mamba layers have a prefix cache, which Ballast does not support "
+            "yet: set engine.prefixCache to false, or --no-enable-prefix-caching."
+        ),
+    ),
 )
 """Each check states when it refuses a `VllmConfig`, and the sentence for the user."""
 
 
-def check_config(config: Any, *, aligns_mamba: bool) -> None:
+def check_config(config: Any) -> None:
     """Raise `UnsupportedVllm` with the first reason to refuse a `VllmConfig`."""
     for is_refused, sentence in CHECKS:
         if is_refused(config):
             raise UnsupportedVllm(sentence)
-    if aligns_mamba:
-        raise UnsupportedVllm(
-            "The model has Mamba layers in the cache mode `align`, which Ballast does not support yet: set "
-            "--mamba-cache-mode none, or switch prefix caching off."
-        )

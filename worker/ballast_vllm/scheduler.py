@@ -46,7 +46,7 @@ class _Ballast(PlannedBatch):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         config = self.vllm_config
-        check_config(config, aligns_mamba=self.need_mamba_block_aligned_split)
+        check_config(config)
         self.kv_blocks = KvBlocks(self)
         self.limits = StepLimits(
             self.scheduler_config.max_num_seqs,
@@ -70,6 +70,7 @@ class _Ballast(PlannedBatch):
             self.limits,
             num_blocks=self.kv_blocks.num_blocks,
             block_tokens=self.kv_blocks.block_tokens,
+            expert_share=expert_share(self.vllm_config.model_config),
         )
         can_chunk = self.scheduler_config.enable_chunked_prefill
         return Driver(
@@ -177,6 +178,12 @@ class BallastScheduler(AsyncBallastScheduler):
         config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
         chosen = AsyncBallastScheduler if config.scheduler_config.async_scheduling else SyncBallastScheduler
         return chosen(*args, **kwargs)
+
+
+def expert_share(model: Any) -> float:
+    """Return the share of the experts of a layer that one token passes; 0 for a dense model."""
+    num_passed, num_experts = model.get_num_experts_per_tok(), model.get_num_experts()
+    return num_passed / num_experts if 0 < num_passed < num_experts else 0.0
 
 
 def _configure(core: Any, message: Mapping[str, Any]) -> None:

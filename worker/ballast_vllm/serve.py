@@ -44,7 +44,8 @@ def serve(config: WorkerConfig, *, log_level: str, log_format: str, node: NodeRa
         BadArguments: vLLM refuses the arguments, or one of `engine.vllm.args` belongs to Ballast.
         UnsupportedVllm: Ballast does not support this version of vLLM, or one of its settings.
         NotServed: a directory has no checkpoint.
-        WorkerError: EngineCore or the feeder ended, and with it the server. vLLM itself ends with status 0 then.
+        WorkerError: EngineCore ended, and with it the server, which in vLLM itself ends with status 0. Or the feeder
+            had ended before a signal ended the server.
     """
     arguments = prepared(config, log_level=log_level, log_format=log_format, node=node)
     ServeSubcommand.cmd(arguments)
@@ -110,7 +111,7 @@ def check(arguments: argparse.Namespace) -> None:
         raise BadArguments(f"vLLM refuses the configuration: {sentences}") from error
     except (TypeError, ValueError, NotImplementedError) as error:
         raise BadArguments(f"vLLM refuses the configuration: {error}") from error
-    check_config(config, aligns_mamba=False)
+    check_config(config)
 
 
 def _parse(parser: Any, arguments: Sequence[str]) -> argparse.Namespace:

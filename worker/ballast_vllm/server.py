@@ -35,7 +35,7 @@ from ballast_vllm.drain import Drain
 from ballast_vllm.engine_client import EngineDead, EngineTap
 from ballast_vllm.items import HttpItemLoop, HttpReader, VllmEngine
 from ballast_vllm.metrics import ServerMetrics
-from ballast_vllm.settings import message_of
+from ballast_vllm.settings import message_of, stated_in
 from ballast_vllm.stats import engine_stats, steps
 from ballast_worker import settings
 from ballast_worker.bodies import MOST_BODY_BYTES, BodyMemory
@@ -188,6 +188,11 @@ class VllmServer:
             raise NotServed(
                 f"vLLM runs {self.tap.num_servers} API server processes, and Ballast supports one: each would have its "
                 "own limits and count only its own requests. Remove --api-server-count"
+            )
+        if stated := stated_in(self._app.state.vllm_config.additional_config):
+            raise NotServed(
+                f'--additional-config sets {", ".join(sorted(stated))} in "ballast", which Ballast\'s middleware '
+                f"overwrites. Remove it, and set the fields in the file that {configuration.FILE_VARIABLE} names"
             )
         if problem := self._slo_problem(self.config):
             raise NotServed(problem)

@@ -1,8 +1,11 @@
 """The policy configuration in EngineCore: where it comes from, and how a utility call changes it.
 
-At the start, each field comes from the first of these places:
+With the middleware, the API server sends every hot field at its start, from `BALLAST_CONFIG`, the variables and their
+defaults. It refuses `additional_config["ballast"]`, which it would overwrite.
 
-1. `--additional-config '{"ballast": {...}}'`: fields of `PolicyConfig`, as below.
+For a scheduler without the middleware, such as that of `vllm.LLM`, each field comes from the first of these places:
+
+1. `additional_config["ballast"]`: fields of `PolicyConfig`, as below.
 2. A worker configuration file (`WorkerConfig`), named by `{"ballast": {"config": PATH}}` or by the variable
    `BALLAST_CONFIG`.
 3. The defaults of `PolicyConfig`, with vLLM's `max_num_seqs` as the slots.
@@ -78,16 +81,18 @@ class StepLimits:
         return replace(config, slots=slots, chunk_tokens=chunk)
 
 
-def initial(additional: Any, limits: StepLimits, *, num_blocks: int, block_tokens: int) -> PolicyConfig:
+def initial(
+    additional: Any, limits: StepLimits, *, num_blocks: int, block_tokens: int, expert_share: float = 0.0
+) -> PolicyConfig:
     """Return the configuration at the start of EngineCore. `additional` is vLLM's `additional_config`."""
-    stated = additional.get(KEY) if isinstance(additional, Mapping) else None
-    stated = dict(stated or {})
+    stated = stated_in(additional)
     config = PolicyConfig(
         slots=limits.max_num_seqs,
         num_blocks=num_blocks,
         block_tokens=block_tokens,
         chunk_tokens=limits.max_step_tokens,
         can_suspend=False,
+        expert_share=expert_share,
     )
     path = stated.pop("config", None) or os.environ.get(FILE_VARIABLE)
     if path:
@@ -96,6 +101,11 @@ def initial(additional: Any, limits: StepLimits, *, num_blocks: int, block_token
         if file.slots is not None:
             config = replace(config, slots=file.slots)
     return limits.fit(changed(config, stated))
+
+
+def stated_in(additional: Any) -> dict[str, Any]:
+    """Return Ballast's part of vLLM's `additional_config`."""
+    return dict((additional.get(KEY) if isinstance(additional, Mapping) else None) or {})
 
 
 def changed(config: PolicyConfig, message: Mapping[str, Any]) -> PolicyConfig:

@@ -70,7 +70,7 @@ def test_a_field_changes_the_arguments_of_vllm(case: str, places: dict[str, Path
 
 def test_without_a_field_vllm_decides(places: dict[str, Path]) -> None:
     decided = ("--dtype", "--max-model-len", "--max-num-seqs", "--kv-cache-", "--quantization", "--enable-lora",
-               "--tensor-parallel-size", "--speculative-config")  # fmt: skip
+               "--tensor-parallel-size", "--speculative-config", "--enable-prefix-caching", "--no-enable-")  # fmt: skip
 
     assert [each for each in arguments(places) if each.startswith(decided)] == []
 

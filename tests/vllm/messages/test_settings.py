@@ -98,6 +98,12 @@ def test_a_field_of_vllm_s_additional_config_comes_before_the_file(tmp_path):
     assert stated == {"config": str(path), "offline_share": 0.5}, "vLLM hashes its configuration"
 
 
+def test_the_share_of_experts_stays_through_a_hot_change():
+    config = initial(None, LIMITS, num_blocks=10, block_tokens=32, expert_share=4 / 64)
+
+    assert LIMITS.fit(changed(config, {"slots": 3})).expert_share == 4 / 64
+
+
 def test_a_variable_names_the_file(tmp_path, monkeypatch):
     path = tmp_path / "worker.yaml"
     path.write_text(FILE)

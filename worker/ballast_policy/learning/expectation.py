@@ -20,7 +20,7 @@ REFRESH = 16
 (azure-40-32)."""
 BURST_SECONDS, NUM_BURSTS, NUM_RECENT = 1.0, 100, 5
 """Online prompts within the first time are a burst, and the last bursts are remembered. Half or twice of the time costs
-1 point of TTFT, half or twice of the number less (bursts-40-32). The rate of prompts is that of the recent bursts."""
+1 point of TTFT, of the number less. The recent bursts set the rate of prompts: 3 or 10 are alike (bursts-40-32)."""
 RATE_SECONDS = 60.0
 """Time in which the weight of an arrival falls to 37 %. Half or twice of it changes nothing (sparse-2s)."""
 SILENT_GAPS = 10

@@ -38,7 +38,7 @@ _RECOVERY_SECONDS = 18.0
 objective of 99 %. Half of it gains 8 points of the total and loses 0.3 of TTFT attainment, twice of it costs 1 and
 loses 0.1 (bursts-40-32)."""
 _LEAST_RATIO = 0.1
-"""Least lending ratio: requests that are lost to the reservation must not end lending for good."""
+"""Least lending ratio: losses to the reservation must not end lending. Half or twice changes nothing (bursts-40-32)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,42 @@
+"""The cost model knows the experts of vLLM's model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from bare_core import BareCore
+
+MODEL = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "vocab_size": 512,
+    "max_position_embeddings": 2048,
+}
+
+
+@pytest.mark.parametrize(("per_token", "share"), [(4, 4 / 64), (64, 0.0)], ids=["some experts", "all experts"])
+def test_a_mixture_of_experts_is_fitted_with_its_share_of_experts(tmp_path, per_token, share):
+    (tmp_path / "config.json").write_text(json.dumps({**MODEL, "num_experts": 64, "num_experts_per_tok": per_token}))
+    scheduler = BareCore(tmp_path, skip_tokenizer_init=True).scheduler
+    host = scheduler.driver.host
+
+    assert host.config.expert_share == share
+    assert (len(host.fit._missed) > 1) is (share > 0)
+
+    scheduler.ballast_configure({"slots": 3})
+
+    assert (host.config.slots, host.config.expert_share) == (3, share)
+
+
+def test_a_dense_model_is_fitted_without_experts(tiny_model):
+    host = BareCore(tiny_model).scheduler.driver.host
+
+    assert (host.config.expert_share, len(host.fit._missed)) == (0.0, 1)
