@@ -239,6 +239,8 @@ def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
     loads = [float(text) / 100 for text in asked.load.split(",")]
     sides = {side: Process(side, setup) for side in SIDES if side != "offline alone"}
     plain = Process("offline alone", setup)
+    for process in (plain, *sides.values()):
+        process.run(Run("ready", seconds=0.1))  # no side loads its model while another one is measured
     offline = plain.run(Run("offline alone", seconds=5.0 if asked.quick else 60.0))
     plain.close()
     ceiling = offline.offline_tokens / offline.seconds

@@ -6,13 +6,15 @@ An engine request waits until the test gives it outputs. An output for a request
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ballast_policy.host import Host
@@ -35,6 +37,8 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     reason: str | None = None
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
+    parts: asyncio.Queue[int | None] = field(default_factory=asyncio.Queue)
+    """The tokens that a stream did not send yet, and None at the end."""
 
 
 class FakeEngine:
@@ -44,6 +48,8 @@ class FakeEngine:
         self.errored = False
         self.sent: dict[str, Any] = {}
         """Requests as EngineCore got them, by id."""
+        self.aborted: list[str] = []
+        """Requests whose client left before their end."""
         self.configured: list[Any] = []
         self.host = Host(PolicyConfig(slots=slots, num_blocks=100, block_tokens=16))
         self.model_config = SimpleNamespace(
@@ -59,6 +65,7 @@ class FakeEngine:
             override_generation_config={},
         )
         self.vllm_config = SimpleNamespace(
+            additional_config={},
             parallel_config=SimpleNamespace(_api_process_count=1),
             device_config=SimpleNamespace(device_type="cpu"),
             cache_config=SimpleNamespace(block_size=16, cache_dtype="auto"),
@@ -89,9 +96,12 @@ class FakeEngine:
         for output in outputs:
             answer = self.answers[output.request_id]
             answer.tokens += output.new_token_ids
+            for token in output.new_token_ids:
+                answer.parts.put_nowait(token)
             if output.finish_reason is not None:
                 answer.reason = output.finish_reason
                 del self.answers[output.request_id]
+                answer.parts.put_nowait(None)
                 answer.is_over.set()
 
     def give(self, request_id: str, *tokens: int, reason: str | None = None) -> None:
@@ -102,20 +112,32 @@ class FakeEngine:
         )
         self.output_processor.process_outputs([output], 0.0, None)
 
-    async def generate(self, number: int, body: dict[str, Any]) -> Answer:
-        """Return the answer to a body, as vLLM's routes do."""
+    @asynccontextmanager
+    async def _running(self, number: int, body: dict[str, Any]) -> AsyncIterator[Answer]:
         request = SimpleNamespace(
             request_id=f"r{number}", prompt_token_ids=[1, 2, 3], pooling_params=None, prompt_embeds=None,
             sampling_params=SimpleNamespace(**GREEDY | body.get("sampling", {})), lora_request=None, resumable=False,
-            priority=body.get("priority", 0), cache_salt=None,
+            priority=body.get("priority", 0), cache_salt=body.get("cache_salt"),
         )  # fmt: skip
         answer = self.answers[request.request_id] = Answer()
         try:
             await self.engine_core.add_request_async(request)
-            await answer.is_over.wait()
+            yield answer
         finally:
-            self.answers.pop(request.request_id, None)
+            if self.answers.pop(request.request_id, None) is not None:
+                self.aborted.append(request.request_id)
+
+    async def generate(self, number: int, body: dict[str, Any]) -> Answer:
+        """Return the answer to a body, as vLLM's routes do."""
+        async with self._running(number, body) as answer:
+            await answer.is_over.wait()
         return answer
+
+    async def stream(self, number: int, body: dict[str, Any]) -> AsyncIterator[bytes]:
+        """Yield the answer to a body token by token, as vLLM's routes do."""
+        async with self._running(number, body) as answer:
+            while (token := await answer.parts.get()) is not None:
+                yield b"%d" % token
 
 
 class FakeVllm(Starlette):
@@ -143,6 +165,8 @@ class FakeVllm(Starlette):
         if body.get("max_tokens") == 0:
             return JSONResponse({"error": {"message": "max_tokens must be at least 1", "code": 400}}, 400)
         self._count += 1
+        if body.get("stream"):
+            return StreamingResponse(self._engine.stream(self._count, body))
         work = asyncio.ensure_future(self._engine.generate(self._count, body))
         gone = asyncio.ensure_future(request.receive())
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)

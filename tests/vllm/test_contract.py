@@ -20,9 +20,20 @@ from ballast_vllm.engine_client import DECIDING
 from ballast_vllm.internals import PRIVATE, PlanQueue
 
 CHUNKS = {"chunk_tokens": 32}
+REACHED = {
+    "KVCacheBlocks": ("blocks",),  # the hit of `get_computed_blocks`, in `KvBlocks.match_prefix`
+    "KVCacheCoordinator": ("single_type_managers",),  # the block tables, in `KvBlocks`
+    "PauseState": ("UNPAUSED", "PAUSED_ALL"),  # in `schedule` of `ballast_vllm.scheduler`
+    "Scheduler": ("pause_state",),  # also there
+}
+"""Members that Ballast uses and `PRIVATE` does not name, by class."""
 
 
-@pytest.mark.parametrize(("name", "members"), PRIVATE.items(), ids=list(PRIVATE))
+@pytest.mark.parametrize(
+    ("name", "members"),
+    [*PRIVATE.items(), *REACHED.items()],
+    ids=[*PRIVATE, *(f"{name}, reached" for name in REACHED)],
+)
 def test_every_private_member_exists(name, members):
     assert set(members) - source.members(name) == set()
 
@@ -162,6 +173,19 @@ def test_the_blocks_of_a_shared_prefix_count_their_users(tiny_model):
     core.abort(waiting)
     assert blocks.num_free == 29
     assert blocks.num_cached >= 6
+
+
+def test_requests_with_different_salts_share_no_block(tiny_model):
+    core = BareCore(tiny_model)
+    prompt = list(range(100))
+    core.add(prompt=prompt, cache_salt="a\n")
+    core.step()
+
+    for salt, num_cached in (("b\n", 0), (None, 0), ("a\n", 96)):
+        waiting = core.add(prompt=prompt, cache_salt=salt)
+        record = core.scheduler.driver.records[waiting]
+        core.scheduler.kv_blocks.match_prefix(core.scheduler.requests[waiting], record)
+        assert record.num_cached == num_cached, salt
 
 
 def test_the_fields_that_decide_the_tokens_of_an_answer_exist():

@@ -9,16 +9,23 @@ from real_core import RealCore, prompt_of, run_mixed
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 1}
 
 
+@pytest.mark.parametrize(
+    ("method", "is_async"),
+    [("ngram", False), ("ngram_gpu", True)],  # vLLM runs `ngram` only with synchronous scheduling
+    ids=["sync", "async"],
+)
 @pytest.mark.parametrize("blocks", [600, 110], ids=["plenty of KV", "tight KV"])
-def test_only_drafts_exceed_a_grant(tiny_model, blocks):
-    core = BareCore(tiny_model, blocks=blocks, speculative_config=NGRAM, policy={"ttft": 1.0, "tpot": 0.05})
+def test_only_drafts_exceed_a_grant(tiny_model, blocks, method, is_async):
+    drafts, policy = {**NGRAM, "method": method}, {"ttft": 1.0, "tpot": 0.05}
+    core = BareCore(tiny_model, blocks=blocks, is_async=is_async, speculative_config=drafts, policy=policy)
     rng, counters = core.rng, core.scheduler.driver.counters
-    outputs = {}
+    outputs, num_prompt = {}, 0
     while not core.is_idle or len(core.made) < 100:
         if len(core.made) < 100 and rng.random() < 0.3:
-            output = rng.randint(1, 80)
-            outputs[core.add(rng.choice(["online", "offline"]), prompt=rng.randint(1, 200), output=output)] = output
-        before, grants = counters.draft_tokens, core.scheduler.driver.grants
+            kind, prompt, output = rng.choice(["online", "offline"]), rng.randint(1, 200), rng.randint(1, 80)
+            outputs[core.add(kind, prompt=prompt, output=output)] = output
+            num_prompt += prompt
+        before = counters.draft_tokens
         output = core.step()
         core.check()
         if output is not None:
@@ -36,6 +43,9 @@ def test_only_drafts_exceed_a_grant(tiny_model, blocks):
     found = core.scheduler.ballast_stats()
     assert found["draft_tokens"] > 0
     assert sum(of["decode_tokens"] for of in found["classes"].values()) == sum(outputs.values())
+    assert sum(of["default"] for of in found["service"].values()) == num_prompt + 2 * sum(outputs.values())
+    if blocks == 600:
+        assert not any(of["wasted_tokens"] for of in found["classes"].values())
 
 
 @pytest.mark.timeout(900)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import threading
@@ -26,6 +27,7 @@ BODY = {"model": "m", "prompt": "Once"}
 
 @dataclass
 class Running:
+    app: FakeVllm
     engine: FakeEngine
     server: VllmServer
     client: httpx.AsyncClient
@@ -68,7 +70,7 @@ async def running(**arguments: Any) -> AsyncIterator[Running]:
         layer = layer.app
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://vllm", timeout=60) as client:
-        yield Running(engine, layer.server, client)
+        yield Running(app, engine, layer.server, client)
     events.put_nowait({"type": "lifespan.shutdown"})
     await life
 
@@ -190,6 +192,62 @@ def test_requests_that_outlive_the_drain_are_aborted(variables):
             return (await post).status_code, found.engine.answers
 
     assert asyncio.run(main()) == (200, {})
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_its_request(variables):
+    async def main():
+        async with running() as found:
+            received, answered = asyncio.Queue(), asyncio.Queue()
+            scope = {
+                "type": "http",
+                "method": "POST",
+                "path": "/v1/completions",
+                "headers": [],
+                "query_string": b"",
+                "client": ("10.0.0.1", 1),
+            }
+            received.put_nowait({"type": "http.request", "body": json.dumps(BODY | {"stream": True}).encode()})
+            call = asyncio.create_task(found.app(scope, received.get, answered.put))
+            await found.sent("r1")
+            found.engine.give("r1", 5)
+            parts = [await answered.get() for _ in range(2)]
+            received.put_nowait({"type": "http.disconnect"})
+            await call
+            return parts[1]["body"], found.engine.aborted, found.server
+
+    part, aborted, server = asyncio.run(main())
+
+    assert part == b"5"
+    assert aborted == ["r1"]
+    assert server.tap.live == {}
+    assert set(server.tap.num_live.values()) == set(server.tap.num_begun.values()) == {0}
+    assert server.recorder.outcomes["online", "aborted"] == 1
+
+
+@pytest.mark.parametrize("isolates", [False, True], ids=["shared", "isolated"])
+def test_a_salt_of_a_client_reaches_the_prefix_cache_of_another_tenant_only_if_it_is_shared(variables, isolates):
+    variables("BALLAST_ENGINE_ISOLATE_TENANTS", str(isolates).lower())
+    salts = (None, "x", "a", "b", "a\n", "b\n", "\na", "\nb", "a\nx", "b\nx")
+
+    async def main():
+        found_salts = {"a": [], "b": []}
+        async with running() as found:
+            for i, (tenant, salt) in enumerate([(tenant, salt) for tenant in found_salts for salt in salts], 1):
+                headers = {"x-llm-d-inference-fairness-id": tenant}
+                body = BODY | {"cache_salt": salt}
+                post = asyncio.create_task(found.client.post("/v1/completions", json=body, headers=headers))
+                found_salts[tenant].append((await found.sent(f"r{i}")).cache_salt)
+                found.engine.give(f"r{i}", 5, reason="stop")
+                await post
+        return found_salts
+
+    found = asyncio.run(main())
+
+    if isolates:
+        assert not set(found["a"]) & set(found["b"])
+        assert [len(set(of)) for of in found.values()] == [len(salts)] * 2
+    else:
+        assert found == {"a": list(salts), "b": list(salts)}
 
 
 def test_the_health_turns_bad_when_enginecore_ends(variables):
@@ -337,6 +395,27 @@ def test_an_item_that_vllm_refuses_keeps_the_sentence_and_spends_no_other_attemp
     assert (result.status_code, result.error["message"]) == (400, "max_tokens must be at least 1")
 
 
+def test_an_item_that_runs_is_aborted_when_its_job_is_cancelled(fed, as_item):
+    async def main():
+        async with running() as found:
+            await _until(lambda: fed.settings.read().urls)
+            job_id = (await asyncio.to_thread(fed.submissions.submit, [as_item("a")])).job_id
+            await found.sent("r1")
+            found.engine.give("r1", 11)
+            await asyncio.to_thread(fed.jobs.cancel, job_id)
+            outcomes = found.server.feeder.recorder.outcomes
+            await _until(lambda: outcomes["offline", "aborted"])
+            await _until(lambda: fed.jobs.get(job_id).state.is_over and not found.server.tap.live)
+            return fed.jobs.get(job_id), found.engine.aborted, found.server.engine.items
+
+    job, aborted, items = asyncio.run(main())
+
+    assert job.state is JobState.CANCELLED
+    assert (job.counts.leased, job.counts.waiting, job.counts.succeeded) == (0, 0, 0)
+    assert aborted == ["r1"]
+    assert items == {}
+
+
 def test_items_in_flight_are_tried_again_when_enginecore_ends(fed, as_item):
     async def main():
         async with running() as found:
@@ -354,8 +433,6 @@ def test_items_in_flight_are_tried_again_when_enginecore_ends(fed, as_item):
 
 @pytest.fixture
 def as_item():
-    import json
-
     def line(custom_id: str, **body: Any) -> str:
         return json.dumps({"custom_id": custom_id, "url": "/v1/completions", "body": BODY | body})
 

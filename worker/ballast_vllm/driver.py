@@ -448,6 +448,8 @@ class Driver:
             if request is None:
                 continue
             num_drawn = request.num_output_tokens - record.num_output
+            if num_drawn:  # `end` may count drafts of the step before that were rejected meanwhile
+                end = record.num_prompt + record.num_output  # noqa: PLW2901 - the value that holds now
             record.num_computed = end
             record.num_tokens = end if num_drawn else max(end + 1, record.num_tokens)
             num_new, num_wasted = computed(record, num_tokens, now)

@@ -63,6 +63,18 @@ def test_a_request_without_a_known_key_is_refused_on_every_route_but_probes(serv
     assert (gone.status_code, gone.json()["error"]["code"]) == (403, "unknown_tenant")
 
 
+def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_its_request(serving, eventually):
+    body = {**BODY, "max_tokens": 900, "ignore_eos": True, "stream": True}
+    aborted = 'ballast_requests_total{class="online",outcome="aborted"}'
+    before = serving.series().get(aborted, 0.0)
+
+    with serving.client() as client, client.stream("POST", "/v1/completions", json=body, headers=LAB) as response:
+        assert next(response.iter_lines()).startswith("data: ")
+
+    eventually(lambda: serving.series().get(aborted, 0.0) == before + 1, "the request to be aborted")
+    eventually(lambda: serving.series()['ballast_slots{class="online",state="running"}'] == 0, "its slot to be free")
+
+
 def test_the_openai_package_gets_streams_with_usage(serving):
     client = openai.OpenAI(base_url=f"{serving.url}/v1", api_key="web-key")
     ask = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9, "temperature": 0}

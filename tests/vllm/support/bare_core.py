@@ -86,6 +86,7 @@ class BareCore:
         request_id: str | None = None,
         pooling: bool = False,
         resumable: bool = False,
+        cache_salt: str | None = None,
         status: RequestStatus = RequestStatus.WAITING,
         **place: Any,
     ) -> str:
@@ -101,6 +102,7 @@ class BareCore:
             sampling_params=None if pooling else sampling,
             pooling_params=PoolingParams(task="embed", extra_kwargs=stated) if pooling else None,
             block_hasher=self._hasher,
+            cache_salt=cache_salt,
             resumable=resumable,
         )
         request.status = status
@@ -136,7 +138,7 @@ class BareCore:
                 self.answers[one.request_id] = self.answers.get(one.request_id, 0) + len(one.new_token_ids)
                 if one.finish_reason is not None:
                     self.ended.add(one.request_id)
-        if scheduler.num_spec_tokens:
+        if scheduler.num_spec_tokens and not self.is_async:  # an asynchronous one schedules drafts before it knows them
             drafted = [request for request in scheduler.running if not request.is_prefill_chunk]
             drafts = [[9] * self.rng.randint(0, scheduler.num_spec_tokens) for _ in drafted]
             scheduler.update_draft_token_ids(DraftTokenIds([request.request_id for request in drafted], drafts))
