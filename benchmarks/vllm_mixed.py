@@ -1,6 +1,6 @@
 """Compare Ballast inside vLLM with vLLM's priorities, on the same arrivals and the same vLLM.
 
-    make vllm-env && .venv-vllm/bin/python benchmarks/vllm_mixed.py [--load 20,40,60] [--requests N] [--quick]
+    make vllm-env && .venv-vllm/bin/python benchmarks/vllm_mixed.py [--load 20,40,60] [--caps] [--requests N] [--quick]
 
 Online requests follow the Azure conversation trace, at rates that take a share of the tokens per second of offline
 alone. All lengths are divided by `--scale`. Offline work never runs out. The model is a Llama with random weights in
@@ -42,6 +42,8 @@ SEQS, BUDGETS = (1, 2, 4), (2048, 256, 64)
 SLACK = 1.25
 TUNING = 171
 """Requests of another slice on which settings are tuned, and on which Ballast learns the cost of a step."""
+CAP_WARM = 8
+"""Times `TUNING` that a side with a cap runs before its first row: its feedback needs about a minute."""
 SLICES = 3
 """Slices of the trace that are pooled. They begin 1,000 requests apart."""
 CAPS = (0.10, 0.25)
@@ -88,12 +90,12 @@ class Found:
     online_tokens: int = 0
     offline_tokens: int = 0
     seconds: float = 0.0
-    measured: float = 0.0
-    """Inflation under a cap that Ballast measured itself at the end, as a fraction; the largest of pooled runs."""
+    measured: list[float] = field(default_factory=list)
+    """Inflation under a cap that Ballast measured itself at the end of each pooled run, as a fraction."""
 
     def pool(self, other: Found) -> None:
         """Add another run."""
-        self.measured = max(self.measured, other.measured)
+        self.measured += other.measured
         self.ttft += other.ttft
         self.tpot += other.tpot
         self.online_tokens += other.online_tokens
@@ -167,7 +169,7 @@ class Side:
             online_tokens=replayed.online_tokens,
             offline_tokens=replayed.offline_tokens(last),
             seconds=last,
-            measured=scheduler.driver.host.interference.inflation if run.policy is not None else 0.0,
+            measured=[scheduler.driver.host.interference.inflation] if run.policy is not None else [],
         )
 
 
@@ -218,7 +220,8 @@ def row(name: str, found: Found, alone: Found, slo: tuple[float, float], ceiling
             figures[f"{what}_p{share}_ms"] = 1e3 * value
             figures[f"{what}_p{share}_added"] = value / percentile(getattr(alone, what), share) - 1
     figures["attainment"] = found.attainment(*slo)
-    figures["measured_inflation"] = found.measured
+    measured = sorted(found.measured)
+    figures["measured_inflation"] = measured[len(measured) // 2] if measured else 0.0
     figures["offline_tokens_per_s"] = found.offline_tokens / found.seconds
     figures["total_tokens_per_s"] = (found.offline_tokens + found.online_tokens) / found.seconds
     print(
@@ -226,7 +229,7 @@ def row(name: str, found: Found, alone: Found, slo: tuple[float, float], ceiling
         f"{figures['tpot_p50_ms']:7.1f} ms{figures['tpot_p99_ms']:6.1f} ms{figures['tpot_p99_added']:+7.0%}"
         f"{figures['attainment']:8.1%}{figures['offline_tokens_per_s']:11,.0f}"
         f"{figures['offline_tokens_per_s'] / ceiling:10.0%}{figures['total_tokens_per_s']:9,.0f}"
-        + (f"  Ballast measured {found.measured:+.0%}" if found.measured else ""),
+        + (f"  Ballast measured {measured[0]:+.0%} to {measured[-1]:+.0%}" if measured and measured[-1] else ""),
         flush=True,
     )
     return figures
@@ -237,7 +240,8 @@ def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
     turns, each = (1, 60) if asked.quick else (asked.turns, -(-asked.requests // asked.turns))
     tuning = min(TUNING, each)
     loads = [float(text) / 100 for text in asked.load.split(",")]
-    sides = {side: Process(side, setup) for side in SIDES if side != "offline alone"}
+    names = ("online alone",) if asked.caps else SIDES[1:]
+    sides = {side: Process(side, setup) for side in names}
     plain = Process("offline alone", setup)
     for process in (plain, *sides.values()):
         process.run(Run("ready", seconds=0.1))  # no side loads its model while another one is measured
@@ -256,28 +260,33 @@ def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
         first = sides["online alone"].pooled(runs("online alone", fills=False))
         slo = (SLACK * percentile(first.ttft, 99), SLACK * percentile(first.tpot, 99))
         print(f"\nLoad {load:.0%}, TTFT {1e3 * slo[0]:.0f} ms, TPOT {1e3 * slo[1]:.1f} ms\n{HEADER}")
-        seqs, budget = best(sides, Run("tuning", 10_000, tuning, rate), slo, setup.slots)
-        cases = [
-            ("online alone", sides["online alone"], runs("online alone", fills=False)),
-            ("priorities", sides["priorities"], runs("priorities")),
-            (f"priorities, {seqs} seqs, {budget} tokens", sides["priorities"], runs("best", seqs=seqs, budget=budget)),
-        ]
-        caps: tuple[float | None, ...] = (None, *(CAPS if load == loads[len(loads) // 2] else ()))
-        for cap in caps:  # a cap has a process of its own, because it learns from all its turns
+        cases = [("online alone", sides["online alone"], runs("online alone", fills=False))]
+        if not asked.caps:
+            seqs, budget = best(sides, Run("tuning", 10_000, tuning, rate), slo, setup.slots)
+            name = f"priorities, {seqs} seqs, {budget} tokens"
+            cases += [
+                ("priorities", sides["priorities"], runs("priorities")),
+                (name, sides["priorities"], runs("best", seqs=seqs, budget=budget)),
+            ]
+        caps = CAPS if asked.caps or load == loads[len(loads) // 2] else ()
+        for cap in caps if asked.caps else (None, *caps):  # each cap learns from all its turns, in its own process
             name = "Ballast" if cap is None else f"Ballast, cap of {cap:.0%}"
             policy = {"ttft": slo[0], "tpot": slo[1], "max_interference": cap}
             process = sides["Ballast"] if cap is None else Process("Ballast", setup)
-            process.run(Run("warm", 10_000, tuning, rate, policy=policy))  # learns the cost of mixed steps
+            warm = tuning if cap is None or asked.quick else CAP_WARM * tuning
+            process.run(Run("warm", 10_000, warm, rate, policy=policy))  # learns the cost of mixed steps
             cases.append((name, process, runs(name, policy=policy)))
         pooled = {name: Found() for name, _, _ in cases}
         for turn in range(turns):
             for name, process, of_turns in cases:
                 pooled[name].pool(process.run(of_turns[turn]))
-        for _, process, _ in cases[4:]:
-            process.close()
+        for _, process, _ in cases:
+            if process not in sides.values():
+                process.close()
         figures = [row(name, found, pooled["online alone"], slo, ceiling) for name, found in pooled.items()]
         rows += [{"load_percent": 100 * load, **each_row} for each_row in figures]
-        goals(figures)
+        if not asked.caps:
+            goals(figures)
     for side in sides.values():
         side.close()
     return {"offline_alone_tokens_per_s": ceiling, "rows": rows}
@@ -319,6 +328,7 @@ def main() -> int:
     options = parser(__doc__)
     options.set_defaults(model=None)
     options.add_argument("--load", default="20,40,60", help="percent of the tokens per second of offline alone")
+    options.add_argument("--caps", action="store_true", help="only online alone, and Ballast with caps")
     options.add_argument("--requests", type=int, default=2052, help="online requests of each row")
     options.add_argument("--turns", type=int, default=12, help="parts of the trace that are pooled, of three slices")
     options.add_argument("--scale", type=float, default=16.0, help="divisor of the lengths")

@@ -5,13 +5,17 @@ The image has vLLM for a CPU. It takes several minutes and several gigabytes to 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import jobs
 import pytest
+import yaml
 from client import Client
 from cluster import INFD, Cluster, until
 from images import VLLM_WORKER
+from programs import ROOT
 from release import Release
 from small_vllm import ARGUMENTS, START_SECONDS, template
 from small_vllm import ENGINE as SMALL
@@ -237,3 +241,74 @@ def test_a_pod_that_is_deleted_gives_its_items_back(
     job.finish(seconds=900, compared=6)
     (pod,) = cluster.wait_pods(NAME, 1, namespace=namespace, seconds=START_SECONDS)
     assert pod["metadata"]["uid"] != vllm["metadata"]["uid"]
+
+
+GUIDE = ROOT / "docs" / "how-to" / "vllm.md"
+PLAIN = "plain"
+"""The namespace of the Deployment in the guide."""
+
+
+@pytest.fixture
+def plain(cluster: Cluster, release: Release, node: str) -> Iterator[str]:
+    """Apply the Deployment and the Service of the guide. Return the URL of the Service.
+
+    Image, model, Redis and device are those of this cluster, and the pod may use the Valkey of the chart.
+    """
+    found = re.search(r"```yaml\n(apiVersion: apps/v1\n.*?)```", GUIDE.read_text(), re.DOTALL)
+    assert found is not None
+    deployment, service = yaml.safe_load_all(found.group(1))
+    pod = deployment["spec"]["template"]
+    pod["metadata"]["labels"]["ballast.dev/queue-client"] = "true"
+    pod["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
+    pod["spec"]["volumes"][0] = {"name": "models", "emptyDir": {}}
+    (container,) = pod["spec"]["containers"]
+    container["image"] = VLLM_WORKER.name
+    own = {"/models/llama-3.2-1b": "/opt/ballast/models/ballast-tiny", "llama": jobs.MODEL}
+    container["command"] = [*(own.get(word, word) for word in container["command"]), *FOR_CPU]
+    container["resources"] = {}
+    container["env"] += [
+        {"name": name, "value": value}
+        for name, value in {
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "TORCH_COMPILE_DISABLE": "1",
+            # If an attempt was spent, the counts of a job would show a lost item.
+            "BALLAST_OFFLINE_MAX_ATTEMPTS": "1",
+            **({"BALLAST_RUNTIME_REDIS_CA_FILE": "/etc/ballast/redis/ca.crt"} if release.redis_ca else {}),
+        }.items()
+    ]
+    url = release.redis_url.replace("://", f"://:{release.redis_password}@")
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "ballast-redis"},
+        "stringData": {"url": url, "ca.crt": release.redis_ca},
+    }
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": PLAIN}}
+    cluster.apply(namespace, namespace="default")
+    cluster.apply(secret, deployment, service, namespace=PLAIN)
+    wait_rolled_out(cluster)
+    yield f"http://llama.{PLAIN}:8000/v1"
+    cluster.kubectl("delete", "namespace", PLAIN, "--timeout=120s", seconds=130)
+
+
+FOR_CPU = (*ARGUMENTS, "--dtype=float32", "--max-model-len=1024", "--max-num-seqs=8")
+
+
+def wait_rolled_out(cluster: Cluster) -> None:
+    words = ("rollout", "status", "deployment/llama", "-n", PLAIN, f"--timeout={START_SECONDS}s")
+    cluster.kubectl(*words, seconds=START_SECONDS + 10)
+
+
+def test_the_deployment_of_the_guide_serves_and_keeps_each_item_of_a_job_over_a_rollout(
+    cluster: Cluster, client: Client, plain: str
+) -> None:
+    answer = client.script("chat.py", plain, jobs.MODEL, "Hi")
+    job = jobs.submit(client, "team/llama", LONG, most=128)
+    job.wait_leased()
+
+    cluster.kubectl("rollout", "restart", "deployment/llama", "-n", PLAIN)
+    wait_rolled_out(cluster)
+
+    assert answer["usage"]["completion_tokens"] == 16
+    assert job.counts["succeeded"] < job.count, "the job was over before"
+    job.finish(seconds=900, compared=6)

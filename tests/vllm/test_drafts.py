@@ -11,12 +11,18 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1,
 
 @pytest.mark.parametrize(
     ("method", "is_async"),
-    [("ngram", False), ("ngram_gpu", True)],  # vLLM runs `ngram` only with synchronous scheduling
-    ids=["sync", "async"],
+    [
+        ("ngram", False),
+        ("ngram_gpu", True),  # vLLM runs `ngram` only with synchronous scheduling
+        ("draft_model", False),
+        ("draft_model", True),
+    ],
 )
 @pytest.mark.parametrize("blocks", [600, 110], ids=["plenty of KV", "tight KV"])
 def test_only_drafts_exceed_a_grant(tiny_model, blocks, method, is_async):
     drafts, policy = {**NGRAM, "method": method}, {"ttft": 1.0, "tpot": 0.05}
+    if method == "draft_model":
+        drafts = {"method": method, "model": str(tiny_model), "num_speculative_tokens": 3}
     core = BareCore(tiny_model, blocks=blocks, is_async=is_async, speculative_config=drafts, policy=policy)
     rng, counters = core.rng, core.scheduler.driver.counters
     outputs, num_prompt = {}, 0

@@ -279,7 +279,7 @@ class Driver:
         prefill = decode = context = ends = 0
         prefill_context = 0.0
         blocks, ids, has_decodes = self._blocks, self._ids, not host.config.is_encoder
-        block_tokens = blocks.block_tokens
+        block_tokens, num_ahead = blocks.block_tokens, blocks.num_lookahead_tokens
         for record, num_tokens in pairs:
             start = record.num_computed
             end = record.num_computed = start + num_tokens
@@ -290,7 +290,7 @@ class Driver:
                 prefill += num_tokens
                 prefill_context += attended(start, num_tokens)
                 ends += end
-            if end > record.num_blocks * block_tokens or num_drafts:
+            if end + num_ahead > record.num_blocks * block_tokens or num_drafts:
                 record.num_blocks = record.num_private_blocks = blocks.held(ids[record.seq])
         if plan.wait_until <= now:  # in a batch window no request misses a step
             for record in self._snapshot_waiting:

@@ -53,6 +53,7 @@ PRIVATE = {
         "max_model_len",
         "num_prefill_lookahead",
         "num_spec_tokens",
+        "num_lookahead_tokens",
         "use_v2_model_runner",
     ),
     "Request": (
@@ -208,6 +209,8 @@ class KvBlocks:
             self.block_tokens = 16
             self.num_blocks = -(-int(scheduler.max_model_len) // 16) * 2 * scheduler.scheduler_config.max_num_seqs
             self.tables = {}
+        self.num_lookahead_tokens: int = scheduler.num_lookahead_tokens
+        """Tokens beyond those of a step for which vLLM takes blocks: a draft model writes KV there."""
         self.num_shared_blocks = 0
         """Blocks at the start of a prompt that requests may share: the longest hit of a resident."""
 

@@ -15,6 +15,7 @@ from vllm.entrypoints.cli.serve import ServeSubcommand
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 from vllm.logger import configure_logging_from_args
+from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -67,7 +68,7 @@ def prepared(
     check_version(vllm.__version__)
     cli_env_setup()
     logging = {"log_level": log_level.upper(), "formatter": log_format}
-    own = [*serve_arguments(config, node), f"--logging-config={json.dumps(logging)}"]
+    own = [*serve_arguments(config, node, is_cpu=current_platform.is_cpu()), f"--logging-config={json.dumps(logging)}"]
     arguments = parsed(own, config.engine.vllm.args)
     os.environ["VLLM_LOGGING_LEVEL"] = logging["log_level"]
     os.environ[LAUNCHED] = "1"

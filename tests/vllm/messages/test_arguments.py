@@ -27,10 +27,10 @@ def places(tmp_path: Path) -> dict[str, Path]:
     return found
 
 
-def arguments(places: dict[str, Path], **sections: Any) -> list[str]:
+def arguments(places: dict[str, Path], *, is_cpu: bool = False, **sections: Any) -> list[str]:
     sections["engine"] = {"backend": "vllm"} | sections.get("engine", {})
     sections["model"] = {"uri": str(places["model"])} | sections.get("model", {})
-    return serve_arguments(WorkerConfig.model_validate(sections))
+    return serve_arguments(WorkerConfig.model_validate(sections), is_cpu=is_cpu)
 
 
 FIELDS: dict[str, tuple[dict[str, Any], list[str]]] = {
@@ -93,6 +93,15 @@ def test_adapters_are_loaded_by_name_with_the_largest_rank_that_vllm_knows(place
         {"name": "a/eight", "path": str(places["eight"])},
         {"name": "a/twenty", "path": str(places["twenty"])},
     ]
+
+
+def test_at_most_eight_adapters_are_in_a_step_of_a_gpu_and_all_with_one_free_place_in_that_of_a_cpu(
+    places: dict[str, Path],
+) -> None:
+    adapters = [{"name": f"a{number}", "uri": f"file://{places['eight']}"} for number in range(10)]
+
+    assert "--max-loras=8" in arguments(places, model={"adapters": adapters})
+    assert "--max-loras=11" in arguments(places, model={"adapters": adapters}, is_cpu=True)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

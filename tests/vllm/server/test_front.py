@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -42,6 +43,18 @@ def write(folder, config) -> None:
     fresh = folder / "fresh"
     fresh.write_text(yaml.safe_dump(config))
     fresh.rename(folder / "worker.yaml")
+
+
+@pytest.fixture
+def change(serving, folder, eventually):
+    """`change(generation, limits)` puts limits into force until the end of the test; tests share the server."""
+
+    def changed(generation: int, limits: Mapping[str, int]) -> None:
+        write(folder, CONFIG | {"limits": limits, "runtime": {"generation": generation, "created": 1}})
+        eventually(lambda: serving.series()["ballast_config_generation"] == generation, "the change")
+
+    yield changed
+    changed(1, CONFIG["limits"])
 
 
 def test_a_request_without_a_known_key_is_refused_on_every_route_but_probes(serving):
@@ -161,9 +174,8 @@ def test_header_and_service_tier_state_the_class(serving, headers, tier, expecte
     assert serving.series()[name] >= before + 2
 
 
-def test_a_changed_file_is_in_force_without_a_restart(serving, folder, eventually):
-    write(folder, CONFIG | {"limits": {"maxBodyKibibytes": 1024}, "runtime": {"generation": 2, "created": 1}})
-    eventually(lambda: serving.series()["ballast_config_generation"] == 2, "the second generation")
+def test_a_changed_file_is_in_force_without_a_restart(serving, change):
+    change(2, {"maxBodyKibibytes": 1024})
 
     with serving.client(headers=LAB) as client:
         found = client.post("/tokenize", json={"model": "m", "prompt": "a" * 20_000})
@@ -173,10 +185,8 @@ def test_a_changed_file_is_in_force_without_a_restart(serving, folder, eventuall
     assert (status["generation"], status["model"], status["slots"]) == (2, "m", 2)
 
 
-def test_an_online_request_that_would_wait_too_long_is_refused(serving, folder, eventually):
-    limits, runtime = {"maxQueueMilliseconds": 1}, {"generation": 3, "created": 1}
-    write(folder, CONFIG | {"limits": limits, "runtime": runtime})
-    eventually(lambda: serving.series()["ballast_config_generation"] == 3, "the third generation")
+def test_an_online_request_that_would_wait_too_long_is_refused(serving, change):
+    change(3, {"maxQueueMilliseconds": 1})
     found = []
 
     with serving.client(headers=WEB) as client, ThreadPoolExecutor(12) as threads:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
 import pytest
-from small_models import make_adapter
 
 from ballast_worker.errors import WorkerError
 
@@ -22,16 +22,13 @@ def path(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def serving(launch, wandering_model, path, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("adapters")
-    uris = {name: f"file://{make_adapter(folder / name, wandering_model, seed=i)}" for i, name in enumerate("ab")}
+def serving(launch, wandering_model, path):
     config = {
         "model": {
             "uri": f"file://{wandering_model}",
             "servedName": "m",
             "dtype": "float32",
             "maxModelLen": 512,
-            "adapters": [{"name": "a", "uri": uris["a"]}, {"name": "b", "uri": uris["b"], "tenants": ["legal"]}],
         },
         "engine": {
             "backend": "vllm",
@@ -58,21 +55,10 @@ def test_the_configuration_is_in_force(serving):
     refused = ask(serving, "m", logprobs=8)
 
     assert status["slots"] == 5
-    assert set(models) == {"m", "a", "b"}
-    assert models["m"] == 512
+    assert models == {"m": 512}
     assert refused.status_code == 400
     assert "7" in refused.json()["error"]["message"]
     assert "no effect" not in serving.log.read_text()
-
-
-def test_each_adapter_answers_by_its_name_for_its_tenants(serving):
-    texts = {model: ask(serving, model, "legal").json()["choices"][0]["text"] for model in ("m", "a", "b")}
-    refused = ask(serving, "b", "research")
-
-    assert len(set(texts.values())) == 3
-    assert ask(serving, "a", "research").json()["choices"][0]["text"] == texts["a"]
-    assert refused.status_code == 404
-    assert refused.json()["error"]["message"].startswith("The model `b` does not exist")
 
 
 def test_tenants_are_named_on_the_metrics_port_only(serving, path, eventually):
@@ -84,20 +70,40 @@ def test_tenants_are_named_on_the_metrics_port_only(serving, path, eventually):
     assert httpx.get(f"{owner}/v1/models", timeout=60).status_code == 404
 
 
-def test_a_hot_change_of_the_file_is_in_force_without_a_restart(serving, path, eventually):
-    config = json.loads(path.read_text())
-    fresh = path.with_name("fresh")
-    fresh.write_text(json.dumps({**config, "offline": {"tenants": [{"name": "legal"}]}}))
-    fresh.rename(path)
+@pytest.fixture
+def change(serving, path, eventually):
+    """`change(offline)` puts `offline` into force until the end of the test; tests share the server."""
+    before = json.loads(path.read_text())
+
+    def changed(offline: Mapping[str, object]) -> None:
+        fresh = path.with_name("fresh")
+        fresh.write_text(json.dumps({**before, "offline": offline}))
+        fresh.rename(path)
+
+    yield changed
+    changed({})
+    eventually(lambda: ask(serving, "m", "research").status_code == 200, "the tenant to be known again")
+
+
+def test_a_hot_change_of_the_file_is_in_force_without_a_restart(serving, change, eventually):
+    change({"tenants": [{"name": "legal"}]})
 
     eventually(lambda: ask(serving, "m", "research").status_code == 403, "the tenant to be unknown")
     assert ask(serving, "m", "legal").status_code == 200
 
 
-def test_the_death_of_engine_core_is_stated_and_no_success(serving):
-    os.kill(serving.engine_core(), signal.SIGKILL)
+def test_the_death_of_engine_core_is_stated_and_no_success(launch, tiny_model, tmp_path):
+    config = {
+        "model": {"uri": f"file://{tiny_model}", "dtype": "float32", "maxModelLen": 512},
+        "engine": {"backend": "vllm", "kvMemoryMebibytes": 128, "vllm": {"args": ["--enforce-eager"]}},
+        "slots": 2,
+    }
 
-    assert serving.process.wait(60) == WorkerError.exit_code
+    with launch(tmp_path / "worker.yaml", config) as serving:
+        os.kill(serving.engine_core(), signal.SIGKILL)
+        code = serving.process.wait(60)
+
+    assert code == WorkerError.exit_code
     assert "ballast-vllm: EngineCore of vLLM ended." in serving.log.read_text().splitlines()
 
 

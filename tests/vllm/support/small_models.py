@@ -29,6 +29,49 @@ def make_llama(directory: Path, *, spread: float | None = None, seed: int = 3) -
     return directory
 
 
+def make_idefics(directory: Path) -> Path:
+    """Write a float32 Idefics3: it sees an image as 4 tokens, and knows the tokens that enclose reasoning."""
+    import torch
+    from transformers import Idefics3Config, Idefics3ForConditionalGeneration, Idefics3Processor, LlamaConfig
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    torch.manual_seed(3)
+    image = ("<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>")
+    tokenizer = make_tokenizer("<think>", "</think>", *image)
+    config = Idefics3Config(
+        vision_config={
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "image_size": 56,
+            "patch_size": 14,
+        },
+        text_config=LlamaConfig(
+            hidden_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            intermediate_size=688,
+            vocab_size=len(tokenizer),
+            max_position_embeddings=2048,
+            bos_token_id=256,
+            eos_token_id=257,
+            pad_token_id=257,
+            initializer_range=0.12,
+        ),
+        scale_factor=2,
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        pad_token_id=257,
+        tie_word_embeddings=False,
+    )
+    Idefics3ForConditionalGeneration(config).to(torch.float32).save_pretrained(directory)
+    edge = {"longest_edge": 56}
+    images = Idefics3ImageProcessorPil(size=edge, max_image_size=edge, do_image_splitting=False)
+    Idefics3Processor(images, tokenizer, image_seq_len=4).save_pretrained(directory)
+    return directory
+
+
 def make_adapter(directory: Path, model: Path, *, seed: int, rank: int = 4) -> Path:
     """Write a LoRA adapter with random weights for a model of `make_llama`."""
     import json
@@ -53,8 +96,8 @@ def make_adapter(directory: Path, model: Path, *, seed: int, rank: int = 4) -> P
     return directory
 
 
-def make_tokenizer():
-    """Return a tokenizer with one token for each byte."""
+def make_tokenizer(*special: str):
+    """Return a tokenizer with one token for each byte, and more tokens that stand for themselves."""
     from tokenizers import Tokenizer, decoders, models
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import PreTrainedTokenizerFast
@@ -63,4 +106,5 @@ def make_tokenizer():
     tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([*special])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")

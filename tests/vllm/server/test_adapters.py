@@ -1,0 +1,112 @@
+"""LoRA adapters: online requests and items name them, and each tenant has its own."""
+
+from __future__ import annotations
+
+import pytest
+from small_models import make_adapter
+
+from ballast_queue.redis_store import Queue
+
+pytestmark = pytest.mark.timeout(900)
+
+QUEUE = "test/adapters"
+NAMES = ("m", "a", "b", "c")
+
+
+@pytest.fixture(scope="module")
+def config(wandering_model, valkey, tmp_path_factory):
+    """Three adapters, of which `b` belongs to the tenant `legal`."""
+    folder = tmp_path_factory.mktemp("adapters")
+    adapters = [
+        {"name": name, "uri": f"file://{make_adapter(folder / name, wandering_model, seed=seed)}"}
+        for seed, name in enumerate("abc")
+    ]
+    adapters[1]["tenants"] = ["legal"]
+    return {
+        "model": {
+            "uri": f"file://{wandering_model}",
+            "servedName": "m",
+            "dtype": "float32",
+            "maxModelLen": 512,
+            "adapters": adapters,
+        },
+        "engine": {"backend": "vllm", "kvMemoryMebibytes": 128, "vllm": {"args": ["--enforce-eager"]}},
+        "slots": 5,
+        "offline": {"queue": QUEUE},
+        "runtime": {"redisUrl": valkey.url},
+    }
+
+
+@pytest.fixture(scope="module")
+def serving(launch, config, tmp_path_factory):
+    with launch(tmp_path_factory.mktemp("configuration") / "worker.yaml", config) as found:
+        yield found
+
+
+def ask(serving, model, tenant, **more):
+    body = {"model": model, "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0, **more}
+    with serving.client(headers={"x-llm-d-inference-fairness-id": tenant}) as client:
+        return client.post("/v1/completions", json=body)
+
+
+@pytest.fixture(scope="module")
+def texts(serving):
+    """The online answer of each model."""
+    return {model: ask(serving, model, "legal").json()["choices"][0]["text"] for model in NAMES}
+
+
+@pytest.fixture
+def run(valkey, eventually, as_line):
+    """`run(models, tenant)` runs a job with an item for each model, and returns the results in order."""
+
+    def ran(models, tenant, queue_name=QUEUE):
+        queue = Queue.connect(valkey.url, queue_name)
+        eventually(lambda: queue.settings.read().urls, "the server to configure the queue")
+        body = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+        lines = [as_line(str(n), "/v1/completions", **{**body, "model": model}) for n, model in enumerate(models)]
+        job_id = queue.submissions.submit(lines, tenant=tenant).job_id
+        eventually(lambda: queue.jobs.get(job_id).state.is_over, "the job to be over")
+        found = {result.custom_id: result for result in queue.results.read(job_id)}
+        queue.close()
+        return [found[str(n)] for n in range(len(models))]
+
+    return ran
+
+
+def test_each_adapter_answers_by_its_name_for_its_tenants(serving, texts):
+    with serving.client() as client:
+        listed = {model["id"] for model in client.get("/v1/models").json()["data"]}
+    refused = ask(serving, "b", "research")
+
+    assert listed == {*NAMES}
+    assert len(set(texts.values())) == len(NAMES)
+    assert ask(serving, "a", "research").json()["choices"][0]["text"] == texts["a"]
+    assert refused.status_code == 404
+    assert refused.json()["error"]["message"].startswith("The model `b` does not exist")
+
+
+def test_items_of_the_model_and_of_adapters_in_the_same_steps_have_the_online_answers(run, texts):
+    models = NAMES * 8
+
+    results = run(models, "legal")
+
+    assert [result.body["choices"][0]["text"] for result in results] == [texts[model] for model in models]
+    assert [result.body["model"] for result in results] == [*models]
+
+
+def test_an_item_with_the_adapter_of_another_tenant_is_a_dead_letter(run, texts):
+    own, foreign = run(("a", "b"), "research")
+
+    assert own.body["choices"][0]["text"] == texts["a"]
+    assert foreign.status_code == 404
+    assert foreign.error["message"].startswith("The model `b` does not exist")
+
+
+def test_items_of_more_adapters_than_a_step_computes_are_all_answered(launch, config, run, texts, tmp_path):
+    engine = config["engine"] | {"vllm": {"args": ["--enforce-eager", "--max-loras=1"]}}
+    queue_name, models = f"{QUEUE}-one-at-a-time", ("a", "b", "c") * 8
+
+    with launch(tmp_path / "worker.yaml", config | {"engine": engine, "offline": {"queue": queue_name}}):
+        results = run(models, "legal", queue_name)
+
+    assert [result.body["choices"][0]["text"] for result in results] == [texts[model] for model in models]

@@ -1,0 +1,94 @@
+"""A model that sees images and reasons: requests, and items of jobs."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import pytest
+from small_models import make_idefics
+
+from ballast_queue.redis_store import Queue
+
+pytestmark = pytest.mark.timeout(900)
+
+QUEUE = "test/images"
+URL = "/v1/chat/completions"
+END_OF_REASONING = 259
+"""The token `</think>`."""
+
+
+@pytest.fixture(scope="module")
+def serving(start, tmp_path_factory, valkey):
+    model = make_idefics(tmp_path_factory.mktemp("models") / "idefics")
+    variables = {"BALLAST_RUNTIME_REDIS_URL": valkey.url, "BALLAST_OFFLINE_QUEUE": QUEUE}
+    with start(model, "--reasoning-parser", "deepseek_r1", **variables) as found:
+        yield found
+
+
+def picture(color: str) -> str:
+    """Return an image of one color as a data URL."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (80, 60), color).save(file, "png")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def body(*parts, **more):
+    """A greedy chat about text and images."""
+    return {"messages": [{"role": "user", "content": [*parts]}], "max_tokens": 12, "temperature": 0, **more}
+
+
+def text(words):
+    return {"type": "text", "text": words}
+
+
+def image(color):
+    return {"type": "image_url", "image_url": {"url": picture(color)}}
+
+
+BODIES = {
+    "text": body(text("What is it?")),
+    "red": body(text("What is it?"), image("red")),
+    "blue": body(text("What is it?"), image("blue")),
+    "two": body(image("red"), text("and"), image("blue")),
+    "end of reasoning": body(text("What is it?"), image("red"), logit_bias={str(END_OF_REASONING): 100}),
+}
+
+
+@pytest.fixture(scope="module")
+def online(serving):
+    """The response to each body."""
+    with serving.client() as client:
+        return {name: client.post(URL, json={"model": "m", **body}).json() for name, body in BODIES.items()}
+
+
+def test_an_image_decides_the_answer_and_is_counted_in_the_prompt(online):
+    prompt = {name: found["usage"]["prompt_tokens"] for name, found in online.items()}
+    answers = {name: found["choices"][0]["message"]["reasoning"] for name, found in online.items()}
+
+    assert prompt["red"] == prompt["blue"] == prompt["text"] + 7 + 1  # 4 of the image, 3 around it, a line break
+    assert len({answers[name] for name in ("text", "red", "blue", "two")}) == 4
+
+
+def test_the_reasoning_is_apart_from_the_answer(online):
+    whole, ended = (online[name]["choices"][0]["message"] for name in ("red", "end of reasoning"))
+
+    assert whole["reasoning"]
+    assert whole["content"] is None
+    assert not ended["reasoning"]
+
+
+def test_an_item_with_images_has_the_answer_of_the_same_online_request(serving, online, valkey, eventually, as_line):
+    queue = Queue.connect(valkey.url, QUEUE)
+    eventually(lambda: queue.settings.read().urls, "the server to configure the queue")
+
+    job_id = queue.submissions.submit([as_line(name, URL, **body) for name, body in BODIES.items()]).job_id
+    eventually(lambda: queue.jobs.get(job_id).state.is_over, "the job to be over")
+    results = {result.custom_id: result for result in queue.results.read(job_id)}
+    queue.close()
+
+    for name, expected in online.items():
+        assert results[name].body["choices"] == expected["choices"], name
+        assert results[name].tokens_in == expected["usage"]["prompt_tokens"], name
