@@ -12,13 +12,14 @@ every burst has batch work beside it. Prompts share no prefix.
 - S0: interactive only. S1: batch requests are sent as ordinary ones, at a quarter of the sustained rate, as published.
   S6: a gateway sends a small fixed number of them at a time. All three run on vLLM's default scheduling.
 - priorities: many batch requests wait in the engine, with vLLM's lower priority.
-- ballast: the same requests wait. The SLO is 1.25 times the p99 of TTFT and ITL in S0, from the same run.
+- ballast: the same requests wait. The SLO is 1.25 times the p99 of TTFT and ITL in S0.
 
 The sustained rate is that of interactive requests alone which all arrive at once. Latencies are of requests that arrive
 in the bursts of measured cycles: all but the first two. ITL is the mean gap between two tokens of one request. Batch
 tokens are those of prompts and answers in the measured cycles. Times are CPU time of the computing thread, and jump to
-the next request when nothing is left to do, so other work on the machine counts little. With `--parallel`, the
-other scenarios run beside each other after S0.
+the next request when nothing is left to do, so other work on the machine counts little. The speed of a machine still
+changes within minutes. So each scenario has a process of its own, and all of them run a cycle one after the other,
+before the next cycle. The SLO is from an earlier run of S0.
 """
 
 from __future__ import annotations
@@ -29,9 +30,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from math import ceil, log, sqrt
+from math import ceil, inf, log, sqrt
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -40,7 +40,7 @@ from llm_d.picture import Column, Curve, draw
 from llm_d.protocol import ANSWER, DEVIATION, MEAN, MOST, PROMPT, SCENARIOS, Protocol
 from replay import Arrival, Clock, machine, parser, percentile, write
 from replay.random_llama import LlamaShape, make_model
-from replay.side_process import SideProcess, send_result
+from replay.side_process import SideProcess, pause, send_result
 from replay.vllm_engine import BALLAST, PLAIN, PRIORITIES, UNBOUNDED, Feed, VllmEngine, backlog
 
 SHAPE = LlamaShape(hidden=384, layers=6, heads=6, kv_heads=3, intermediate=1024, vocabulary=258)
@@ -119,7 +119,8 @@ def replay(engine: VllmEngine, run: Run) -> Found:
     protocol = Protocol(**run.protocol) if run.protocol else None
     starts = [a.seconds for a in protocol.traffic(protocol.cycles)] if protocol else [0.0] * run.count
     online = [Arrival(at, PROMPT // SCALE, ANSWER // SCALE) for at in starts]
-    replayed = engine.replay(online, batch(), feed(run))
+    cycle = protocol.cycle_seconds if protocol is not None else inf
+    replayed = engine.replay(online, batch(), feed(run), pause=pause, pause_seconds=cycle)
     found = Found(seconds=max(answer.last for answer in replayed.online))
     if protocol is None:
         return found
@@ -184,25 +185,29 @@ def compare(asked: argparse.Namespace, model: Path) -> dict[str, Any]:
         burst_rate=burst, idle_rate=IDLE * burst, phase_seconds=asked.phase, cycles=asked.cycles,
         warmup_cycles=asked.warmup,
     )  # fmt: skip
-    base = Run("S0", asdict(protocol), batch_rate=BATCH_LOAD * sustained)
+    base, measured = Run("S0", asdict(protocol), batch_rate=BATCH_LOAD * sustained), asked.cycles - asked.warmup
     print(
         f"The engine sustains {sustained:.1f} interactive requests/s. Bursts of {burst:.1f}/s, {asked.phase:g} s long, "
-        f"{asked.cycles - asked.warmup} measured cycles. S1: {base.batch_rate:.1f} batch requests/s."
+        f"{measured} measured cycles. S1: {base.batch_rate:.1f} batch requests/s."
     )
-    found = {"S0": plain.run(base)}
+    first = plain.run(replace(base, protocol=base.protocol | {"cycles": asked.warmup + -(-measured // 2)}))
     plain.close()
-    slo = {"ttft": FACTOR * percentile(found["S0"].ttft, 99), "tpot": FACTOR * percentile(found["S0"].itl, 99)}
-    print(f"SLO: TTFT {1e3 * slo['ttft']:.0f} ms, ITL {1e3 * slo['tpot']:.1f} ms. {len(found['S0'].ttft)} requests.\n")
-
-    def measure(scenario: str) -> None:
-        process = Process(SCHEDULER[scenario], model)
+    slo = {"ttft": FACTOR * percentile(first.ttft, 99), "tpot": FACTOR * percentile(first.itl, 99)}
+    print(f"SLO: TTFT {1e3 * slo['ttft']:.0f} ms, ITL {1e3 * slo['tpot']:.1f} ms, from {len(first.ttft)} requests.\n")
+    sides = {scenario: Process(SCHEDULER[scenario], model) for scenario in SCHEDULER}
+    for side in sides.values():
+        side.run(Run("S0", count=1))  # no side loads its model while another one is measured
+    for scenario, side in sides.items():
         policy = {**slo, "max_interference": None} if scenario == "ballast" else None
-        found[scenario] = process.run(replace(base, scenario=scenario, policy=policy))
-        process.close()
-
-    others = [scenario for scenario in SCHEDULER if scenario != "S0"]
-    with ThreadPoolExecutor(len(others) if asked.parallel else 1) as pool:
-        list(pool.map(measure, others))
+        side.begin(asdict(replace(base, scenario=scenario, policy=policy)))
+    found: dict[str, Found] = {}
+    while len(found) < len(sides):
+        for scenario in [name for name in sides if name not in found]:
+            result = sides[scenario].advance()
+            if result is not None:
+                found[scenario] = Found(**result)
+    for side in sides.values():
+        side.close()
     print(HEADER)
     rows = [row(name, found, protocol) for name in SCHEDULER]
     last = rows[-1]
@@ -258,7 +263,6 @@ def main() -> int:
     options.add_argument("--cycles", type=int, default=10, help="cycles, warm-up included")
     options.add_argument("--warmup", type=int, default=2, help="cycles at the start whose latencies do not count")
     options.add_argument("--phase", type=float, default=10.0, help="seconds of an idle phase and of a burst")
-    options.add_argument("--parallel", action="store_true", help="measure the scenarios beside each other")
     options.add_argument("--draw", type=Path, nargs=2, metavar=("FOUND", "PICTURE"), help="draw the figures of --json")
     options.add_argument("--scheduler", choices=tuple(SCHEDULER.values()), help=argparse.SUPPRESS)
     asked = options.parse_args()

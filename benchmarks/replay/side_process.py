@@ -19,6 +19,7 @@ VARIABLES = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 RESULT = "RESULT "
+PAUSED = "PAUSED"
 
 
 def send_result(found: dict[str, Any]) -> None:
@@ -26,11 +27,18 @@ def send_result(found: dict[str, Any]) -> None:
     print(f"{RESULT}{json.dumps(found)}", flush=True)
 
 
+def pause() -> None:
+    """Wait until the process that compares calls `advance`."""
+    print(PAUSED, flush=True)
+    sys.stdin.readline()
+
+
 class SideProcess:
     """Runs a script that reads one run per line from its input, and calls `send_result` for each."""
 
     def __init__(self, script: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         self._name = " ".join(arguments[:2])
+        self._run: dict[str, Any] | None = None
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", script, *arguments],
             env=os.environ | VARIABLES | dict(environment or {}),
@@ -45,14 +53,33 @@ class SideProcess:
         Raises:
             SystemExit: the process ended.
         """
+        self.begin(run)
+        while True:
+            found = self.advance()
+            if found is not None:
+                return found
+
+    def begin(self, run: dict[str, Any]) -> None:
+        """Send a run. It begins with the first call of `advance`, which the caller repeats until there is a result."""
+        self._run = run
+
+    def advance(self) -> dict[str, Any] | None:
+        """Replay until the script calls `pause`, or to the end, and return the result at the end.
+
+        Raises:
+            SystemExit: the process ended.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(run) + "\n")
+        run, self._run = self._run, None
+        self._process.stdin.write("\n" if run is None else json.dumps(run) + "\n")
         self._process.stdin.flush()
         for line in self._process.stdout:
             if line.startswith(RESULT):
                 found: dict[str, Any] = json.loads(line.removeprefix(RESULT))
                 return found
+            if line.startswith(PAUSED):
+                return None
         raise SystemExit(f"The process of {self._name} ended with status {self._process.wait()}.")
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
@@ -116,17 +116,30 @@ class VllmEngine:
         self._serial = count()
 
     def replay(
-        self, online: Sequence[Arrival], offline: Iterator[Arrival], feed: Feed, *, seconds: float = 0.0
+        self,
+        online: Sequence[Arrival],
+        offline: Iterator[Arrival],
+        feed: Feed,
+        *,
+        seconds: float = 0.0,
+        pause: Callable[[], None] | None = None,
+        pause_seconds: float = inf,
     ) -> Replayed:
-        """Replay until the last online request has its answer, and for `seconds` if there are no online requests."""
+        """Replay until the last online request has its answer, and for `seconds` if there are no online requests.
+
+        `pause` is called after each `pause_seconds`. A clock of CPU time stops in it.
+        """
         last = online[-1].at if online else seconds
         due = dict(zip((f"online-{next(self._serial)}" for _ in online), online, strict=True))
         found = {name: Answer(arrival.at, num_output=arrival.num_output) for name, arrival in due.items()}
         replayed = Replayed(list(found.values()))
         left = list(due.items())[::-1]
         waiting: dict[str, int] = {}
-        num_sent, num_left, begin = 0, len(due), self.clock()
+        num_sent, num_left, begin, next_pause = 0, len(due), self.clock(), pause_seconds
         while (now := self.clock() - begin) < last or (num_left and now < last + MOST_WAIT):
+            if pause is not None and now >= next_pause:
+                next_pause += pause_seconds
+                pause()
             while left and left[-1][1].at <= now:
                 name, arrival = left.pop()
                 self._add(name, arrival, late=now - arrival.at)

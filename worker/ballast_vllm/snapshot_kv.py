@@ -15,6 +15,7 @@ class VllmBlocks(Protocol):
     """vLLM's KV blocks, as the policy counts them."""
 
     num_shared_blocks: int
+    num_lookahead_tokens: int
     block_tokens: int
     num_blocks: int
 
