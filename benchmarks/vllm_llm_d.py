@@ -194,9 +194,10 @@ def compare(asked: argparse.Namespace, model: Path) -> dict[str, Any]:
     plain.close()
     slo = {"ttft": FACTOR * percentile(first.ttft, 99), "tpot": FACTOR * percentile(first.itl, 99)}
     print(f"SLO: TTFT {1e3 * slo['ttft']:.0f} ms, ITL {1e3 * slo['tpot']:.1f} ms, from {len(first.ttft)} requests.\n")
-    sides = {scenario: Process(SCHEDULER[scenario], model) for scenario in SCHEDULER}
-    for side in sides.values():
-        side.run(Run("S0", count=1))  # no side loads its model while another one is measured
+    sides: dict[str, Process] = {}
+    for scenario, scheduler in SCHEDULER.items():
+        sides[scenario] = Process(scheduler, model)
+        sides[scenario].run(Run("S0", count=1))  # no side loads its model or warms up beside another one
     for scenario, side in sides.items():
         policy = {**slo, "max_interference": None} if scenario == "ballast" else None
         side.begin(asdict(replace(base, scenario=scenario, policy=policy)))
@@ -215,7 +216,9 @@ def compare(asked: argparse.Namespace, model: Path) -> dict[str, Any]:
         f"\nBallast: TTFT p99 {last['ttft_p99_over_alone']:.2f} and ITL p99 {last['itl_p99_over_alone']:.2f} times S0 "
         f"(goal: {FACTOR:g}), with {last['tokens_of_s1']:.0%} of the batch tokens of S1 (goal: {SHARE:.0%})"
     )
-    curves = {name: {"worst_ttft": one.worst_ttft, "offline_tokens": one.offline_tokens} for name, one in found.items()}
+    curves = {
+        name: {"worst_ttft": found[name].worst_ttft, "offline_tokens": found[name].offline_tokens} for name in SCHEDULER
+    }
     return {"sustained_per_s": sustained, "protocol": asdict(protocol), "slo": slo, "rows": rows, "curves": curves}
 
 

@@ -284,11 +284,13 @@ def plain(cluster: Cluster, release: Release, node: str) -> Iterator[str]:
         "stringData": {"url": url, "ca.crt": release.redis_ca},
     }
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": PLAIN}}
-    cluster.apply(namespace, namespace="default")
-    cluster.apply(secret, deployment, service, namespace=PLAIN)
-    wait_rolled_out(cluster)
-    yield f"http://llama.{PLAIN}:8000/v1"
-    cluster.kubectl("delete", "namespace", PLAIN, "--timeout=120s", seconds=130)
+    try:
+        cluster.apply(namespace, namespace="default")
+        cluster.apply(secret, deployment, service, namespace=PLAIN)
+        wait_rolled_out(cluster)
+        yield f"http://llama.{PLAIN}:8000/v1"
+    finally:
+        cluster.kubectl("delete", "namespace", PLAIN, "--ignore-not-found", "--timeout=120s", seconds=130)
 
 
 FOR_CPU = (*ARGUMENTS, "--dtype=float32", "--max-model-len=1024", "--max-num-seqs=8")

@@ -30,7 +30,8 @@ def send_result(found: dict[str, Any]) -> None:
 def pause() -> None:
     """Wait until the process that compares calls `advance`."""
     print(PAUSED, flush=True)
-    sys.stdin.readline()
+    if not sys.stdin.readline():
+        sys.exit()  # the other process has ended
 
 
 class SideProcess:
@@ -60,7 +61,7 @@ class SideProcess:
                 return found
 
     def begin(self, run: dict[str, Any]) -> None:
-        """Send a run. It begins with the first call of `advance`, which the caller repeats until there is a result."""
+        """Set the next run. It begins with the first `advance`, which the caller repeats until there is a result."""
         self._run = run
 
     def advance(self) -> dict[str, Any] | None:

@@ -165,6 +165,15 @@ def test_a_setting_that_ballast_does_not_support_is_refused_before_anything_is_l
         check(arguments)
 
 
+def test_on_a_cpu_a_place_for_adapters_stays_empty(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 8}))
+    arguments = own(tiny_model, model={"adapters": [{"name": "sql", "uri": f"file://{tmp_path}"}]})
+
+    check(parsed(arguments, ["--max-loras=2"]))
+    with pytest.raises(BadArguments, match=r"sets --max-loras=1. On a CPU it must be above the number of adapters, 1"):
+        check(parsed(arguments, ["--max-loras=1"]))
+
+
 def test_the_nodes_of_a_model_have_the_same_arguments_but_for_their_rank(tiny_model: Path) -> None:
     sections = {"model": {"uri": str(tiny_model)}, "engine": {"backend": "vllm"}}
     config = WorkerConfig.model_validate(sections | {"runtime": {"nodes": 2, "tensorParallel": 4}})

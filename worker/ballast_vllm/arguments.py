@@ -114,8 +114,8 @@ def _adapters(config: WorkerConfig, model: str, *, is_cpu: bool) -> Iterator[str
     adapters = config.model.adapters
     if not adapters:
         return
-    # On a CPU, vLLM 0.32 adds the adapter in the last place to a request without one, if another request of the step
-    # has an adapter. So the last place stays empty there.
+    # On a CPU, vLLM 0.32 adds the adapter in the last of its `max-loras` places to requests without one, if a request
+    # for any adapter is in the same step. So the last place stays empty there.
     most = len(adapters) + 1 if is_cpu else min(len(adapters), MOST_ADAPTERS_AT_A_TIME)
     modules, ranks = [], []
     for adapter in adapters:

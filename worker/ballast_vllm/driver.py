@@ -212,11 +212,10 @@ class Driver:
             self._release_blocked(now)
         kv.step += 1
         kv.is_eager = sum([held[RUNNING] for held in host.held.values()]) < host.config.slots
-        if self._num_draft_tokens and self.draft_gain.is_on:
+        num_ahead = self._blocks.num_lookahead_tokens + self._num_draft_tokens * self.draft_gain.is_on
+        if num_ahead:
             num_running = sum([held[RUNNING] for held in host.held.values()])
-            kv.draft_blocks = -(-num_running * self._num_draft_tokens // self._blocks.block_tokens)
-        else:
-            kv.draft_blocks = 0
+            kv.draft_blocks = -(-num_running * num_ahead // self._blocks.block_tokens)
         self._count_private()
         snapshot = host.snapshot(kv, now)
         if self.draft_gain.per_decode:

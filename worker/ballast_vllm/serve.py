@@ -113,6 +113,13 @@ def check(arguments: argparse.Namespace) -> None:
     except (TypeError, ValueError, NotImplementedError) as error:
         raise BadArguments(f"vLLM refuses the configuration: {error}") from error
     check_config(config)
+    num_adapters = len(arguments.lora_modules or ())
+    if current_platform.is_cpu() and num_adapters >= arguments.max_loras and arguments.enable_lora:
+        raise BadArguments(
+            f"{FIELD} sets --max-loras={arguments.max_loras}. On a CPU it must be above the number of adapters, "
+            f"{num_adapters}, because vLLM adds the adapter in the last place to requests without one. Remove the "
+            "argument"
+        )
 
 
 def _parse(parser: Any, arguments: Sequence[str]) -> argparse.Namespace:

@@ -34,7 +34,7 @@ class SnapshotKv:
         """Look up each prefix, because slots are free."""
         self.step = 0
         self.draft_blocks = 0
-        """Blocks that the drafts of a step may take."""
+        """Blocks that the drafts of a step and a draft model may take."""
         self._blocks = blocks
         self._live = live
         self._hinted: dict[int, int] = {}

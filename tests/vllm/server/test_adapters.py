@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from small_models import make_adapter
 
@@ -102,11 +104,14 @@ def test_an_item_with_the_adapter_of_another_tenant_is_a_dead_letter(run, texts)
     assert foreign.error["message"].startswith("The model `b` does not exist")
 
 
-def test_items_of_more_adapters_than_a_step_computes_are_all_answered(launch, config, run, texts, tmp_path):
-    engine = config["engine"] | {"vllm": {"args": ["--enforce-eager", "--max-loras=1"]}}
+def test_items_of_more_adapters_than_a_step_computes_are_all_answered(start, config, run, texts, valkey):
+    model = config["model"]["uri"][7:]
+    adapters = [{"name": found["name"], "path": found["uri"][7:]} for found in config["model"]["adapters"]]
+    modules = ("--lora-modules", *map(json.dumps, adapters))
     queue_name, models = f"{QUEUE}-one-at-a-time", ("a", "b", "c") * 8
+    variables = {"BALLAST_RUNTIME_REDIS_URL": valkey.url, "BALLAST_OFFLINE_QUEUE": queue_name}
 
-    with launch(tmp_path / "worker.yaml", config | {"engine": engine, "offline": {"queue": queue_name}}):
+    with start(model, "--enable-lora", "--max-loras=1", "--max-lora-rank=8", *modules, **variables):
         results = run(models, "legal", queue_name)
 
     assert [result.body["choices"][0]["text"] for result in results] == [texts[model] for model in models]

@@ -72,21 +72,21 @@ def test_tenants_are_named_on_the_metrics_port_only(serving, path, eventually):
 
 @pytest.fixture
 def change(serving, path, eventually):
-    """`change(offline)` puts `offline` into force until the end of the test; tests share the server."""
+    """`change(offline={...})` puts sections into force until the end of the test; tests share the server."""
     before = json.loads(path.read_text())
 
-    def changed(offline: Mapping[str, object]) -> None:
+    def changed(**sections: Mapping[str, object]) -> None:
         fresh = path.with_name("fresh")
-        fresh.write_text(json.dumps({**before, "offline": offline}))
+        fresh.write_text(json.dumps({**before, **sections}))
         fresh.rename(path)
 
     yield changed
-    changed({})
+    changed()
     eventually(lambda: ask(serving, "m", "research").status_code == 200, "the tenant to be known again")
 
 
 def test_a_hot_change_of_the_file_is_in_force_without_a_restart(serving, change, eventually):
-    change({"tenants": [{"name": "legal"}]})
+    change(offline={"tenants": [{"name": "legal"}]})
 
     eventually(lambda: ask(serving, "m", "research").status_code == 403, "the tenant to be unknown")
     assert ask(serving, "m", "legal").status_code == 200
