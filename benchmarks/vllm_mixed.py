@@ -8,9 +8,9 @@ float32. `LLMEngine` computes in this process, without HTTP.
 
 The SLO is 1.25 times the p99 of online alone at the same load. The sides are online alone; vLLM's priorities with its
 default settings; priorities with the `max_num_seqs` and the token budget that were best on another part of the trace:
-of the settings that lose at most one point of attainment, the one with most offline tokens; Ballast; and, at the
-middle load, Ballast with a cap on interference. `--caps` runs online alone and the caps only. A request attains the
-SLO if both its TTFT and its TPOT do.
+of the settings that lose at most one point of attainment, the one with most offline tokens; and Ballast. With `--caps`,
+the sides are online alone, and Ballast with caps on interference. A request attains the SLO if both its TTFT and its
+TPOT do.
 
 All times are CPU time of the computing thread, and vLLM and Ballast see the same clock, so other work on the machine
 counts little. The speed of a machine still changes within minutes, so the slices of the trace are cut into short parts,
@@ -33,7 +33,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from replay import Arrival, Clock, azure, machine, parser, percentile, write
+from replay import Arrival, Clock, azure, machine, median, parser, percentile, write
 from replay.random_llama import LlamaShape, make_model
 from replay.side_process import SideProcess, send_result
 from replay.vllm_engine import BALLAST, BUDGET, PLAIN, PRIORITIES, SCHEDULERS, UNBOUNDED, Feed, VllmEngine, backlog
@@ -221,8 +221,8 @@ def row(name: str, found: Found, alone: Found, slo: tuple[float, float], ceiling
             figures[f"{what}_p{share}_ms"] = 1e3 * value
             figures[f"{what}_p{share}_added"] = value / percentile(getattr(alone, what), share) - 1
     figures["attainment"] = found.attainment(*slo)
-    measured = sorted(found.measured)
-    figures["measured_inflation"] = measured[len(measured) // 2] if measured else 0.0
+    measured = found.measured
+    figures["measured_inflation"] = median(measured) if measured else 0.0
     figures["offline_tokens_per_s"] = found.offline_tokens / found.seconds
     figures["total_tokens_per_s"] = (found.offline_tokens + found.online_tokens) / found.seconds
     print(
@@ -230,7 +230,7 @@ def row(name: str, found: Found, alone: Found, slo: tuple[float, float], ceiling
         f"{figures['tpot_p50_ms']:7.1f} ms{figures['tpot_p99_ms']:6.1f} ms{figures['tpot_p99_added']:+7.0%}"
         f"{figures['attainment']:8.1%}{figures['offline_tokens_per_s']:11,.0f}"
         f"{figures['offline_tokens_per_s'] / ceiling:10.0%}{figures['total_tokens_per_s']:9,.0f}"
-        + (f"  Ballast measured {measured[0]:+.0%} to {measured[-1]:+.0%}" if measured and measured[-1] else ""),
+        + (f"  Ballast measured {min(measured):+.0%} to {max(measured):+.0%}" if any(measured) else ""),
         flush=True,
     )
     return figures
@@ -269,8 +269,7 @@ def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
                 ("priorities", sides["priorities"], runs("priorities")),
                 (name, sides["priorities"], runs("best", seqs=seqs, budget=budget)),
             ]
-        caps = CAPS if asked.caps or load == loads[len(loads) // 2] else ()
-        for cap in caps if asked.caps else (None, *caps):  # each cap learns from all its turns, in its own process
+        for cap in CAPS if asked.caps else (None,):  # each cap learns from all its turns, in its own process
             name = "Ballast" if cap is None else f"Ballast, cap of {cap:.0%}"
             policy = {"ttft": slo[0], "tpot": slo[1], "max_interference": cap}
             process = sides["Ballast"] if cap is None else Process("Ballast", setup)
@@ -329,7 +328,7 @@ def main() -> int:
     options = parser(__doc__)
     options.set_defaults(model=None)
     options.add_argument("--load", default="20,40,60", help="percent of the tokens per second of offline alone")
-    options.add_argument("--caps", action="store_true", help="only online alone, and Ballast with caps")
+    options.add_argument("--caps", action="store_true", help="compare Ballast with caps instead")
     options.add_argument("--requests", type=int, default=2052, help="online requests of each row")
     options.add_argument("--turns", type=int, default=12, help="parts of the trace that are pooled, of three slices")
     options.add_argument("--scale", type=float, default=16.0, help="divisor of the lengths")

@@ -54,6 +54,21 @@ def test_only_drafts_exceed_a_grant(tiny_model, blocks, method, is_async):
         assert not any(of["wasted_tokens"] for of in found["classes"].values())
 
 
+def test_no_blocks_are_kept_for_drafts_while_they_are_off(tiny_model):
+    core = BareCore(tiny_model, speculative_config=NGRAM)
+    for _ in range(4):
+        core.add(prompt=16, output=64)
+    driver = core.scheduler.driver
+    core.step()
+    core.step()
+    with_drafts = driver._kv.draft_blocks
+    driver.draft_gain.is_on = False
+    core.step()
+
+    assert with_drafts > 0
+    assert driver._kv.draft_blocks == 0
+
+
 @pytest.mark.timeout(900)
 def test_answers_with_n_grams_are_those_without(wandering_model):
     answers = []

@@ -211,11 +211,10 @@ class Driver:
         if self._blocked:
             self._release_blocked(now)
         kv.step += 1
-        kv.is_eager = sum([held[RUNNING] for held in host.held.values()]) < host.config.slots
+        num_running = sum([held[RUNNING] for held in host.held.values()])
         num_ahead = self._blocks.num_lookahead_tokens + self._num_draft_tokens * self.draft_gain.is_on
-        if num_ahead:
-            num_running = sum([held[RUNNING] for held in host.held.values()])
-            kv.draft_blocks = -(-num_running * num_ahead // self._blocks.block_tokens)
+        kv.is_eager = num_running < host.config.slots
+        kv.draft_blocks = -(-num_running * num_ahead // self._blocks.block_tokens)
         self._count_private()
         snapshot = host.snapshot(kv, now)
         if self.draft_gain.per_decode:
@@ -448,9 +447,9 @@ class Driver:
                 continue
             num_drawn = request.num_output_tokens - record.num_output
             if num_drawn:  # `end` may count drafts of the step before that were rejected meanwhile
-                end = record.num_prompt + record.num_output  # noqa: PLW2901 - the value that holds now
-            record.num_computed = end
-            record.num_tokens = end if num_drawn else max(end + 1, record.num_tokens)
+                record.num_computed = record.num_tokens = record.num_prompt + record.num_output
+            else:
+                record.num_computed, record.num_tokens = end, max(end + 1, record.num_tokens)
             num_new, num_wasted = computed(record, num_tokens, now)
             if num_new or num_wasted:
                 counters.note_tokens(record, num_new, num_wasted, is_generated=False)

@@ -8,31 +8,36 @@ from pathlib import Path
 def make_llama(directory: Path, *, spread: float | None = None, seed: int = 3) -> Path:
     """Write a float32 Llama; with a large `spread` of the weights its greedy answers wander."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        hidden_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=688,
-        vocab_size=258,
-        max_position_embeddings=2048,
-        bos_token_id=256,
-        eos_token_id=257,
-        tie_word_embeddings=spread is None,
-        **({} if spread is None else {"initializer_range": spread}),
-    )
+    more = {} if spread is None else {"initializer_range": spread}
+    config = llama_config(num_hidden_layers=4, vocab_size=258, tie_word_embeddings=spread is None, **more)
     LlamaForCausalLM(config).to(torch.float32).save_pretrained(directory)
     make_tokenizer().save_pretrained(directory)
     return directory
 
 
+def llama_config(**fields):
+    """Return the configuration of a small Llama."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        hidden_size=256,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=688,
+        max_position_embeddings=2048,
+        bos_token_id=256,
+        eos_token_id=257,
+        **fields,
+    )
+
+
 def make_idefics(directory: Path) -> Path:
     """Write a float32 Idefics3: it sees an image as 4 tokens, and knows the tokens that enclose reasoning."""
     import torch
-    from transformers import Idefics3Config, Idefics3ForConditionalGeneration, Idefics3Processor, LlamaConfig
+    from transformers import Idefics3Config, Idefics3ForConditionalGeneration, Idefics3Processor
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
     torch.manual_seed(3)
@@ -47,18 +52,8 @@ def make_idefics(directory: Path) -> Path:
             "image_size": 56,
             "patch_size": 14,
         },
-        text_config=LlamaConfig(
-            hidden_size=256,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            intermediate_size=688,
-            vocab_size=len(tokenizer),
-            max_position_embeddings=2048,
-            bos_token_id=256,
-            eos_token_id=257,
-            pad_token_id=257,
-            initializer_range=0.12,
+        text_config=llama_config(
+            num_hidden_layers=2, vocab_size=len(tokenizer), pad_token_id=257, initializer_range=0.12
         ),
         scale_factor=2,
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
