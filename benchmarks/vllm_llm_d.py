@@ -19,7 +19,7 @@ in the bursts of measured cycles: all but the first two. ITL is the mean gap bet
 tokens are those of prompts and answers in the measured cycles. Times are CPU time of the computing thread, and jump to
 the next request when nothing is left to do, so other work on the machine counts little. The speed of a machine still
 changes within minutes. So each scenario has a process of its own, and all of them run a cycle one after the other,
-before the next cycle. The SLO is from an earlier run of S0.
+before the next cycle. The SLO follows the bursts of S0 so far, with the one that was just before.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from math import ceil, inf, log, sqrt
 from pathlib import Path
 from random import Random
@@ -41,7 +42,7 @@ from llm_d.protocol import ANSWER, DEVIATION, MEAN, MOST, PROMPT, SCENARIOS, Pro
 from replay import Arrival, Clock, machine, parser, percentile, write
 from replay.random_llama import LlamaShape, make_model
 from replay.side_process import SideProcess, pause, send_result
-from replay.vllm_engine import BALLAST, PLAIN, PRIORITIES, UNBOUNDED, Feed, VllmEngine, backlog
+from replay.vllm_engine import BALLAST, PLAIN, PRIORITIES, UNBOUNDED, Feed, Replayed, VllmEngine, backlog
 
 SHAPE = LlamaShape(hidden=384, layers=6, heads=6, kv_heads=3, intermediate=1024, vocabulary=258)
 SCALE = 4
@@ -120,13 +121,24 @@ def replay(engine: VllmEngine, run: Run) -> Found:
     starts = [a.seconds for a in protocol.traffic(protocol.cycles)] if protocol else [0.0] * run.count
     online = [Arrival(at, PROMPT // SCALE, ANSWER // SCALE) for at in starts]
     cycle = protocol.cycle_seconds if protocol is not None else inf
-    replayed = engine.replay(online, batch(), feed(run), pause=pause, pause_seconds=cycle)
+
+    def report(so_far: Replayed) -> None:
+        every_cycle = replace(protocol, warmup_cycles=0) if protocol is not None else None
+        policy = pause(asdict(summary(so_far, every_cycle)))
+        if policy:
+            engine.scheduler.ballast_configure(policy)
+
+    return summary(engine.replay(online, batch(), feed(run), pause=report, pause_seconds=cycle), protocol)
+
+
+def summary(replayed: Replayed, protocol: Protocol | None) -> Found:
+    """Return the result of a replay, or of its first cycles."""
     found = Found(seconds=max(answer.last for answer in replayed.online))
     if protocol is None:
         return found
     end = protocol.cycles * protocol.cycle_seconds
     found.worst_ttft, found.offline_tokens = [0.0] * ceil(end), [0] * ceil(end)
-    for answer in replayed.online:
+    for answer in (answer for answer in replayed.online if answer.last):
         second = int(answer.arrival)
         found.worst_ttft[second] = max(found.worst_ttft[second], answer.ttft)
         if is_measured(protocol, answer.arrival) and protocol.is_burst(answer.arrival):
@@ -177,9 +189,9 @@ class Process(SideProcess):
 
 def compare(asked: argparse.Namespace, model: Path) -> dict[str, Any]:
     """Measure every scenario."""
-    count = 10 * SLOTS // (4 if asked.quick else 1)
+    num = 10 * SLOTS // (4 if asked.quick else 1)
     plain = Process(PLAIN, model)
-    sustained = count / plain.run(Run("S0", count=count)).seconds
+    sustained = num / plain.run(Run("S0", count=num)).seconds
     burst = LOAD * sustained
     protocol = Protocol(
         burst_rate=burst, idle_rate=IDLE * burst, phase_seconds=asked.phase, cycles=asked.cycles,
@@ -190,23 +202,27 @@ def compare(asked: argparse.Namespace, model: Path) -> dict[str, Any]:
         f"The engine sustains {sustained:.1f} interactive requests/s. Bursts of {burst:.1f}/s, {asked.phase:g} s long, "
         f"{measured} measured cycles. S1: {base.batch_rate:.1f} batch requests/s."
     )
-    first = plain.run(replace(base, protocol=base.protocol | {"cycles": asked.warmup + -(-measured // 2)}))
     plain.close()
-    slo = {"ttft": FACTOR * percentile(first.ttft, 99), "tpot": FACTOR * percentile(first.itl, 99)}
-    print(f"SLO: TTFT {1e3 * slo['ttft']:.0f} ms, ITL {1e3 * slo['tpot']:.1f} ms, from {len(first.ttft)} requests.\n")
     sides: dict[str, Process] = {}
     for scenario, scheduler in SCHEDULER.items():
         sides[scenario] = Process(scheduler, model)
         sides[scenario].run(Run("S0", count=1))  # no side loads its model or warms up beside another one
-    for scenario, side in sides.items():
-        policy = {**slo, "max_interference": None} if scenario == "ballast" else None
-        side.begin(asdict(replace(base, scenario=scenario, policy=policy)))
     found: dict[str, Found] = {}
-    while len(found) < len(sides):
+    slo: dict[str, Any] = {}
+    for cycle in count():
         for scenario in [name for name in sides if name not in found]:
-            result = sides[scenario].advance()
-            if result is not None:
+            policy = slo if scenario == "ballast" else None
+            if cycle == 0:
+                sides[scenario].begin(asdict(replace(base, scenario=scenario, policy=policy)))
+            result, is_end = sides[scenario].advance(policy)
+            if is_end:
                 found[scenario] = Found(**result)
+            if scenario == "S0":
+                ttft, itl = (FACTOR * percentile(result[what], 99) for what in ("ttft", "itl"))
+                slo = {"ttft": ttft, "tpot": itl, "max_interference": None}
+                print(f"SLO of cycle {cycle + 1}: TTFT {1e3 * ttft:.0f} ms, ITL {1e3 * itl:.1f} ms", flush=True)
+        if len(found) == len(sides):
+            break
     for side in sides.values():
         side.close()
     print(HEADER)

@@ -19,7 +19,7 @@ VARIABLES = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 RESULT = "RESULT "
-PAUSED = "PAUSED"
+PAUSED = "PAUSED "
 
 
 def send_result(found: dict[str, Any]) -> None:
@@ -27,11 +27,14 @@ def send_result(found: dict[str, Any]) -> None:
     print(f"{RESULT}{json.dumps(found)}", flush=True)
 
 
-def pause() -> None:
-    """Wait until the process that compares calls `advance`."""
-    print(PAUSED, flush=True)
-    if not sys.stdin.readline():
+def pause(so_far: dict[str, Any]) -> dict[str, Any]:
+    """Report the result so far, wait until the process that compares calls `advance`, and return its message."""
+    print(f"{PAUSED}{json.dumps(so_far)}", flush=True)
+    line = sys.stdin.readline()
+    if not line:
         sys.exit()  # the other process has ended
+    message: dict[str, Any] = json.loads(line)
+    return message
 
 
 class SideProcess:
@@ -56,16 +59,19 @@ class SideProcess:
         """
         self.begin(run)
         while True:
-            found = self.advance()
-            if found is not None:
+            found, is_end = self.advance()
+            if is_end:
                 return found
 
     def begin(self, run: dict[str, Any]) -> None:
-        """Set the next run. It begins with the first `advance`, which the caller repeats until there is a result."""
+        """Set the next run. It begins with the first `advance`, which the caller repeats to the end."""
         self._run = run
 
-    def advance(self) -> dict[str, Any] | None:
-        """Replay until the script calls `pause`, or to the end, and return the result at the end.
+    def advance(self, message: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], bool]:
+        """Replay until the script calls `pause`, or to the end. Return the result so far, and whether it is the end.
+
+        Args:
+            message: What the `pause` in which the script waits returns.
 
         Raises:
             SystemExit: the process ended.
@@ -73,14 +79,12 @@ class SideProcess:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         run, self._run = self._run, None
-        self._process.stdin.write("\n" if run is None else json.dumps(run) + "\n")
+        self._process.stdin.write(json.dumps(message or {} if run is None else run) + "\n")
         self._process.stdin.flush()
         for line in self._process.stdout:
-            if line.startswith(RESULT):
-                found: dict[str, Any] = json.loads(line.removeprefix(RESULT))
-                return found
-            if line.startswith(PAUSED):
-                return None
+            for mark in (RESULT, PAUSED):
+                if line.startswith(mark):
+                    return json.loads(line.removeprefix(mark)), mark == RESULT
         raise SystemExit(f"The process of {self._name} ended with status {self._process.wait()}.")
 
     def close(self) -> None:

@@ -122,12 +122,12 @@ class VllmEngine:
         feed: Feed,
         *,
         seconds: float = 0.0,
-        pause: Callable[[], None] | None = None,
+        pause: Callable[[Replayed], None] | None = None,
         pause_seconds: float = inf,
     ) -> Replayed:
         """Replay until the last online request has its answer, and for `seconds` if there are no online requests.
 
-        `pause` is called after each `pause_seconds`. A clock of CPU time stops in it.
+        `pause` is called with the result so far after each `pause_seconds`. A clock of CPU time stops in it.
         """
         last = online[-1].at if online else seconds
         due = dict(zip((f"online-{next(self._serial)}" for _ in online), online, strict=True))
@@ -139,7 +139,7 @@ class VllmEngine:
         while (now := self.clock() - begin) < last or (num_left and now < last + MOST_WAIT):
             if pause is not None and now >= next_pause:
                 next_pause += pause_seconds
-                pause()
+                pause(replayed)
             while left and left[-1][1].at <= now:
                 name, arrival = left.pop()
                 self._add(name, arrival, late=now - arrival.at)

@@ -70,7 +70,7 @@ def test_the_queue_of_a_deleted_resource_is_kept_for_its_days_and_then_removed(
     with running(controllers.kubeconfig, tmp_path, **environment, BALLAST_UNUSED_QUEUE_DAYS="0.00001") as operator:
         until(lambda: not gone.jobs.newest(), said="removed")
         until(lambda: registered(kept) == {kept.name})
-        assert "unused queues removed" in operator.text()
+        until(lambda: "unused queues removed" in operator.text(), said="logged after the removal")
         assert kept.jobs.newest()
     for queue in (gone, kept):
         queue.close()
