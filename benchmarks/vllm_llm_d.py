@@ -18,8 +18,9 @@ The sustained rate is that of interactive requests alone which all arrive at onc
 in the bursts of measured cycles: all but the first two. ITL is the mean gap between two tokens of one request. Batch
 tokens are those of prompts and answers in the measured cycles. Times are CPU time of the computing thread, and jump to
 the next request when nothing is left to do, so other work on the machine counts little. The speed of a machine still
-changes within minutes. So each scenario has a process of its own, and all of them run a cycle one after the other,
-before the next cycle. The SLO follows the bursts of S0 so far, with the one that was just before.
+changes within minutes, by half and more. So each scenario has a process of its own, and they take turns of two seconds.
+Before each turn, plain vLLM computes a fixed number of requests, and the clocks run by what these take: a load of 88 %
+stays one. The SLO follows the bursts of S0 so far, without the first cycle, in which Ballast has no SLO.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from typing import Any
 
 from llm_d.picture import Column, Curve, draw
 from llm_d.protocol import ANSWER, DEVIATION, MEAN, MOST, PROMPT, SCENARIOS, Protocol
-from replay import Arrival, Clock, machine, parser, percentile, write
+from replay import Arrival, Clock, machine, median, parser, percentile, write
 from replay.random_llama import LlamaShape, make_model
 from replay.side_process import SideProcess, pause, send_result
 from replay.vllm_engine import BALLAST, PLAIN, PRIORITIES, UNBOUNDED, Feed, Replayed, VllmEngine, backlog
@@ -57,6 +58,10 @@ CONCURRENCY = 10
 """Batch requests in flight of S6."""
 FACTOR, SHARE = 1.25, 0.8
 """The goal: latencies over those of S0, and batch tokens over those of S1."""
+TURN = 2.0
+"""Seconds that a scenario runs before the next one runs."""
+PACED = 32
+"""Requests that plain vLLM computes before each turn, all at once: times are relative to theirs."""
 SCHEDULER = {"S0": PLAIN, "S1": PLAIN, "S6": PLAIN, "priorities": PRIORITIES, "ballast": BALLAST}
 
 
@@ -68,7 +73,6 @@ class Run:
     protocol: dict[str, Any] | None = None
     count: int = 0
     batch_rate: float = 0.0
-    policy: dict[str, Any] | None = None
 
 
 @dataclass
@@ -115,20 +119,19 @@ def feed(run: Run) -> Feed:
 
 def replay(engine: VllmEngine, run: Run) -> Found:
     """Replay one run."""
-    if run.policy is not None:
-        engine.scheduler.ballast_configure(run.policy)
     protocol = Protocol(**run.protocol) if run.protocol else None
     starts = [a.seconds for a in protocol.traffic(protocol.cycles)] if protocol else [0.0] * run.count
     online = [Arrival(at, PROMPT // SCALE, ANSWER // SCALE) for at in starts]
-    cycle = protocol.cycle_seconds if protocol is not None else inf
 
     def report(so_far: Replayed) -> None:
-        every_cycle = replace(protocol, warmup_cycles=0) if protocol is not None else None
-        policy = pause(asdict(summary(so_far, every_cycle)))
-        if policy:
-            engine.scheduler.ballast_configure(policy)
+        seen = protocol and replace(protocol, warmup_cycles=protocol.warmup_cycles - 1)
+        message = pause(asdict(summary(so_far, seen)))
+        engine.clock.set_pace(message["pace"])
+        if message["slo"]:
+            engine.scheduler.ballast_configure(message["slo"])
 
-    return summary(engine.replay(online, batch(), feed(run), pause=report, pause_seconds=cycle), protocol)
+    turn = TURN if protocol is not None else inf
+    return summary(engine.replay(online, batch(), feed(run), pause=report, pause_seconds=turn), protocol)
 
 
 def summary(replayed: Replayed, protocol: Protocol | None) -> Found:
@@ -187,11 +190,31 @@ class Process(SideProcess):
         return Found(**self.replay(asdict(run)))
 
 
+class Pace:
+    """How fast the machine is now, compared with the time in which the sustained rate was measured."""
+
+    def __init__(self, plain: Process) -> None:
+        self._plain = plain
+        self._seconds = [self._replay() for _ in range(3)]
+        self.found: list[float] = []
+
+    def _replay(self) -> float:
+        return self._plain.run(Run("S0", count=PACED)).seconds
+
+    def measure(self) -> float:
+        """Return the seconds at first over the seconds now, of the same requests; the median of three."""
+        self._seconds.append(self._replay())
+        self.found.append(median(self._seconds[:4]) / median(self._seconds[-3:]))
+        return self.found[-1]
+
+
 def compare(asked: argparse.Namespace, model: Path) -> dict[str, Any]:
     """Measure every scenario."""
     num = 10 * SLOTS // (4 if asked.quick else 1)
     plain = Process(PLAIN, model)
+    pace = Pace(plain)
     sustained = num / plain.run(Run("S0", count=num)).seconds
+    pace.measure()
     burst = LOAD * sustained
     protocol = Protocol(
         burst_rate=burst, idle_rate=IDLE * burst, phase_seconds=asked.phase, cycles=asked.cycles,
@@ -202,29 +225,31 @@ def compare(asked: argparse.Namespace, model: Path) -> dict[str, Any]:
         f"The engine sustains {sustained:.1f} interactive requests/s. Bursts of {burst:.1f}/s, {asked.phase:g} s long, "
         f"{measured} measured cycles. S1: {base.batch_rate:.1f} batch requests/s."
     )
-    plain.close()
     sides: dict[str, Process] = {}
     for scenario, scheduler in SCHEDULER.items():
         sides[scenario] = Process(scheduler, model)
         sides[scenario].run(Run("S0", count=1))  # no side loads its model or warms up beside another one
     found: dict[str, Found] = {}
     slo: dict[str, Any] = {}
-    for cycle in count():
+    for turn in count():
+        paced = pace.measure()
         for scenario in [name for name in sides if name not in found]:
-            policy = slo if scenario == "ballast" else None
-            if cycle == 0:
-                sides[scenario].begin(asdict(replace(base, scenario=scenario, policy=policy)))
-            result, is_end = sides[scenario].advance(policy)
+            if turn == 0:
+                sides[scenario].begin(asdict(replace(base, scenario=scenario)))
+            result, is_end = sides[scenario].advance({"pace": paced, "slo": slo if scenario == "ballast" else None})
             if is_end:
                 found[scenario] = Found(**result)
-            if scenario == "S0":
+            if scenario == "S0" and result["ttft"]:
                 ttft, itl = (FACTOR * percentile(result[what], 99) for what in ("ttft", "itl"))
                 slo = {"ttft": ttft, "tpot": itl, "max_interference": None}
-                print(f"SLO of cycle {cycle + 1}: TTFT {1e3 * ttft:.0f} ms, ITL {1e3 * itl:.1f} ms", flush=True)
+                if (TURN * turn) % protocol.cycle_seconds == 0:
+                    told = f"TTFT {1e3 * ttft:.0f} ms, ITL {1e3 * itl:.1f} ms"
+                    print(f"SLO after {TURN * turn:.0f} s: {told}. Pace of the machine: {paced:.2f}", flush=True)
         if len(found) == len(sides):
             break
-    for side in sides.values():
+    for side in (plain, *sides.values()):
         side.close()
+    print(f"\nThe pace of the machine was {min(pace.found):.2f} to {max(pace.found):.2f}.")
     print(HEADER)
     rows = [row(name, found, protocol) for name in SCHEDULER]
     last = rows[-1]

@@ -66,10 +66,15 @@ class Clock:
 
     def __init__(self) -> None:
         self._source = time.pthread_getcpuclockid(threading.get_ident())
-        self._skipped = 0.0
+        self._pace, self._since, self._skipped = 1.0, 0.0, 0.0
 
     def __call__(self) -> float:
-        return time.clock_gettime(self._source) + self._skipped
+        return (time.clock_gettime(self._source) - self._since) * self._pace + self._skipped
+
+    def set_pace(self, pace: float) -> None:
+        """Count so many seconds for each second of CPU time from now on."""
+        self._skipped = self()
+        self._pace, self._since = pace, time.clock_gettime(self._source)
 
     def jump(self, seconds: float) -> None:
         """Advance the time."""

@@ -97,6 +97,14 @@ def test_where_the_lending_ratio_backs_off_less_risk_is_taken_and_less_of_the_ti
     assert step_budget(without_slo, OnlineStep((), (), ONLINE_ALONE, ONLINE_ALONE)) == inf
 
 
+def test_a_step_of_online_alone_lends_nothing():
+    request = make_decode(num_output=20, first_token=9.8)
+
+    alone = budget(request, snapshot=make_snapshot(allowance=Allowance(share=0.25, is_alone=True)))
+
+    assert alone == ONLINE_ALONE < budget(request, snapshot=make_snapshot(allowance=Allowance(share=0.25)))
+
+
 def test_without_risk_nothing_of_the_slack_is_lent():
     snapshot = make_snapshot(config=replace(CONFIG, most_risk=0.0))
 

@@ -330,6 +330,22 @@ def test_latencies_from_before_the_cost_model_is_trusted_do_not_count():
     assert host.interference.inflation == 0
 
 
+@pytest.mark.parametrize(("cap", "share"), [(0.5, 1 / 32), (None, 0.0)], ids=["under a cap", "without a cap"])
+def test_under_a_cap_online_computes_some_steps_alone_from_which_the_cost_model_learns(cap, share):
+    engine = FakeEngine(
+        make_host(num_blocks=2000, offline_share=0.0, max_interference=cap),
+        [Arrival(0.0, ONLINE, 8, 640), *(Arrival(0.0, OFFLINE, 8, 640) for _ in range(8))],
+    )
+    classes = []
+    while engine.has_work:
+        dispatch = engine.begin()
+        classes.append({request.request_class for request, _ in dispatch.grants})
+        engine.compute(dispatch)
+
+    steps = [found for found in classes if ONLINE in found]
+    assert steps.count({ONLINE}) / len(steps) == pytest.approx(share, abs=0.005)
+
+
 def test_only_complete_answers_count_for_the_lengths_of_answers():
     host = make_host()
     for seq in range(64):

@@ -210,6 +210,16 @@ def test_another_cap_is_judged_by_what_came_under_it():
     assert traffic.allowance.share > begun
 
 
+def test_no_step_is_of_online_alone_after_the_cap_is_removed():
+    traffic = Traffic(cap=0.1)
+    while not traffic.allowance.is_alone:
+        traffic.step(ALONE)
+
+    traffic.state.configure(None, 0.0)
+
+    assert not traffic.allowance.is_alone
+
+
 def test_what_ran_under_other_conditions_is_not_counted():
     traffic = Traffic(cap=0.1)
     running = make_request(0, 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 
 import pytest
 from small_models import make_adapter
@@ -62,14 +63,13 @@ def run(valkey, eventually, as_line):
     """`run(models, tenant)` runs a job with an item for each model, and returns the results in order."""
 
     def ran(models, tenant, queue_name=QUEUE):
-        queue = Queue.connect(valkey.url, queue_name)
-        eventually(lambda: queue.settings.read().urls, "the server to configure the queue")
-        body = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
-        lines = [as_line(str(n), "/v1/completions", **{**body, "model": model}) for n, model in enumerate(models)]
-        job_id = queue.submissions.submit(lines, tenant=tenant).job_id
-        eventually(lambda: queue.jobs.get(job_id).state.is_over, "the job to be over")
-        found = {result.custom_id: result for result in queue.results.read(job_id)}
-        queue.close()
+        with closing(Queue.connect(valkey.url, queue_name)) as queue:
+            eventually(lambda: queue.settings.read().urls, "the server to configure the queue")
+            body = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+            lines = [as_line(str(n), "/v1/completions", **{**body, "model": model}) for n, model in enumerate(models)]
+            job_id = queue.submissions.submit(lines, tenant=tenant).job_id
+            eventually(lambda: queue.jobs.get(job_id).state.is_over, "the job to be over")
+            found = {result.custom_id: result for result in queue.results.read(job_id)}
         return [found[str(n)] for n in range(len(models))]
 
     return ran

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from contextlib import closing
 
 import pytest
 from small_models import make_idefics
@@ -78,16 +79,15 @@ def test_the_reasoning_is_apart_from_the_answer(online):
     assert whole["reasoning"]
     assert whole["content"] is None
     assert not ended["reasoning"]
+    assert ended["content"]
 
 
 def test_an_item_with_images_has_the_answer_of_the_same_online_request(serving, online, valkey, eventually, as_line):
-    queue = Queue.connect(valkey.url, QUEUE)
-    eventually(lambda: queue.settings.read().urls, "the server to configure the queue")
-
-    job_id = queue.submissions.submit([as_line(name, URL, **body) for name, body in BODIES.items()]).job_id
-    eventually(lambda: queue.jobs.get(job_id).state.is_over, "the job to be over")
-    results = {result.custom_id: result for result in queue.results.read(job_id)}
-    queue.close()
+    with closing(Queue.connect(valkey.url, QUEUE)) as queue:
+        eventually(lambda: queue.settings.read().urls, "the server to configure the queue")
+        job_id = queue.submissions.submit([as_line(name, URL, **body) for name, body in BODIES.items()]).job_id
+        eventually(lambda: queue.jobs.get(job_id).state.is_over, "the job to be over")
+        results = {result.custom_id: result for result in queue.results.read(job_id)}
 
     for name, expected in online.items():
         assert results[name].body["choices"] == expected["choices"], name

@@ -120,3 +120,11 @@ def test_keys_of_vllm_beside_those_of_ballast_are_refused(start, wandering_model
 
         assert serving.process.returncode != 0
         assert "a request has one key. Remove --api-key" in serving.log.read_text()
+
+
+def test_a_server_without_the_scheduler_of_ballast_is_refused(start, wandering_model, eventually):
+    with start(wandering_model, "--scheduler-cls", "vllm.v1.core.sched.scheduler.Scheduler", is_awaited=False) as plain:
+        eventually(lambda: plain.process.poll() is not None, "the server to end")
+
+        assert plain.process.returncode != 0
+        assert "start it with --scheduler-cls ballast_vllm.scheduler.BallastScheduler" in plain.log.read_text()

@@ -52,8 +52,7 @@ class Ledger:
         self.reserved = {tenant: share for tenant, share in reserved.items() if share > 0}
 
     def charge(self, tenant: str, cost: float) -> None:
-        weighted = cost / self.weight(tenant)
-        self._last = self.services[tenant] = self.services.get(tenant, 0.0) + weighted
+        self._last = self.services[tenant] = self.service(tenant) + cost / self.weight(tenant)
 
     def lift(self, tenant: str, active_tenants: Iterable[str]) -> None:
         """Raise a tenant that returns from idle to the least served of the tenants that wait or run.

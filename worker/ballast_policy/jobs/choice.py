@@ -77,7 +77,7 @@ def share_out(
     taken: dict[str, int] = {}
     left = dict(free_slots or {})
     for _ in range(count):
-        heads = [queue[-1] for queue in queues.values() if left.get(queue[-1].tenant, 1) > 0]
+        heads = [queue[-1] for queue in queues.values() if queue and left.get(queue[-1].tenant, 1) > 0]
         if not heads:
             break
         job = _first(heads, ledger, slots)
@@ -89,8 +89,6 @@ def share_out(
             slots.count(job.tenant)
         if taken[job.job_id] == job.waiting:
             queues[job.priority, job.tenant].pop()
-            if not queues[job.priority, job.tenant]:
-                del queues[job.priority, job.tenant]
     return taken
 
 

@@ -30,6 +30,8 @@ _TARGET = 0.92
 own time (`benchmarks/frontier.py` shows that the caps hold)."""
 _DRIFT = 1e-4
 """Least share by which one step moves the median time of online. Half or twice of it changes nothing (sparse-2s)."""
+_ALONE_STEPS = 32
+"""Under a cap, one of so many steps with online work lends nothing, for the fit (`vllm_mixed.py --caps`)."""
 _LOSS_STEP = 0.05
 """Share of the lending ratio that one lost request takes. Half of it gains 13 points of the total and loses 0.3 of TTFT
 attainment, twice of it costs 10 and gains 1.0 (bursts-40-32)."""
@@ -50,7 +52,9 @@ class Allowance:
     crowding: float = 0.0
     """Share by which requests stay longer than alone, and so by which more of them decode at a time (Little's law)."""
     typical: float = 0.0
-    """Median time of a step of online alone, in seconds; 0 while unknown."""
+    """Under a cap, the median time of a step of online alone, in seconds; 0 while unknown."""
+    is_alone: bool = False
+    """Whether this step is one in which online computes alone, which the cost model and `typical` learn from."""
     lending_ratio: float = 1.0
     """Part of the remaining budget, and of the risk, that offline may use."""
 
@@ -83,18 +87,17 @@ class Interference:
         self._ttft: deque[tuple[float, _Latency]] = deque(maxlen=_LATENCIES)
         """Latencies with the time of their measurement."""
         self._tpot: deque[tuple[float, _Latency]] = deque(maxlen=_LATENCIES)
-        self._adjusted = 0.0
-        self._typical, self._num_steps = 0.0, 0
+        self._adjusted, self._num_steps = 0.0, 0
 
     def configure(self, cap: float | None, objective: float) -> None:
         if cap != self.cap:
-            self.allowance = replace(self.allowance, share=None if cap is None else _TARGET * cap)
+            self.allowance = replace(self.allowance, share=cap and _TARGET * cap, is_alone=False)
             self.restart()
         self.cap, self.objective = cap, objective
 
     def restart(self) -> None:
-        """Forget all latencies, including those of running requests, after a change of conditions."""
-        self.inflation = 0.0
+        """Forget all latencies, including those of running requests, and soon the median, as conditions changed."""
+        self.inflation, self._num_steps = 0.0, 0
         for kept in (self._open, self._ttft, self._tpot):
             kept.clear()
 
@@ -103,14 +106,14 @@ class Interference:
         self.ended(now)
         if plan.predicted_seconds > 0:
             self._rate = 1.0 - min(1.0, plan.online_seconds / plan.predicted_seconds)
-            if seconds := plan.online_seconds:
+            if self.cap is not None and (seconds := plan.online_seconds):
                 self._num_steps += 1
-                drift, typical = max(_DRIFT, 1 / (1 + self._num_steps)), self._typical or seconds
-                self._typical = typical * (1 + drift if seconds > typical else 1 - drift)
+                drift, typical = max(_DRIFT, 1 / (1 + self._num_steps)), self.allowance.typical or seconds
+                typical *= 1 + drift if seconds > typical else 1 - drift
+                self.allowance = replace(self.allowance, typical=typical, is_alone=self._num_steps % _ALONE_STEPS == 0)
 
     def ended(self, now: float) -> None:
-        self._delay = self._at(now)
-        self._since, self._rate = now, 0.0
+        self._delay, self._since, self._rate = self._at(now), now, 0.0
 
     def _at(self, now: float) -> float:
         return self._delay + (now - self._since) * self._rate
@@ -160,12 +163,11 @@ class Interference:
             share += (target - (self.inflation if is_known else share)) * moved
             share = min(max(0.0, share), 4 * self.cap)  # bounds an unused share; 2 or 8 changes nothing (sparse-2s)
         ratio = min(1.0, self.allowance.lending_ratio + seconds * (1 - self.objective) / _RECOVERY_SECONDS)
-        self.allowance = Allowance(share, crowding, self._typical, ratio)
+        self.allowance = replace(self.allowance, share=share, crowding=crowding, lending_ratio=ratio)
 
 
 def _inflation(latencies: Collection[tuple[float, _Latency]]) -> float:
     """Return the larger inflation of the median and of the 99th percentile."""
     measured = sorted(latency.measured for _, latency in latencies)
     alone = sorted(latency.alone for _, latency in latencies)
-    marks = (int(0.5 * len(alone)), int(0.99 * len(alone)))
-    return max((measured[mark] / alone[mark] if alone[mark] else inf) for mark in marks) - 1
+    return max((measured[i] / alone[i] if alone[i] else inf) for i in (len(alone) // 2, int(0.99 * len(alone)))) - 1

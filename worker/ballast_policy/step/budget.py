@@ -61,8 +61,8 @@ def step_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     - The prompts: at most half of the least slack among online requests that prefill or wait.
     - The cap on interference, if there is one.
 
-    The lending ratio reduces both the risk and the time beside online's part. Small steps of a mixture of experts lend
-    nothing while their decodes can save time for a full step: each token of a small step reads other experts.
+    The lending ratio reduces the risk and the time beside online's part, to 0 if online computes alone. Small steps of
+    a mixture of experts lend nothing while their decodes can save time for a full step: each token reads other experts.
     """
     tpot, slack, least = _decode_slack(snapshot, part)
     slack = min(slack, _prefill_slack(snapshot, part))
@@ -72,7 +72,7 @@ def step_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     full = part.seconds + _FULL * part.experts
     if part.experts and bound < full <= (most if snapshot.config.can_suspend else min(most, newcomer)):
         bound = part.seconds  # decodes save time for a full step
-    ratio = snapshot.allowance.lending_ratio
+    ratio = 0.0 if snapshot.allowance.is_alone else snapshot.allowance.lending_ratio
     return part.seconds + (bound - part.seconds) * ratio if ratio < 1 and part.seconds < bound < inf else bound
 
 

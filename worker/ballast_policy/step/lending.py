@@ -38,6 +38,9 @@ def lend(step: StepDraft, reserved: Reserved, *, growth_blocks: int, budget: flo
     step.blocks.free += growth_blocks
     _grow(step)
     step.count_decodes(offline)
+    if offline.started:
+        started = set(offline.started)
+        offline.waiting = [request for request in offline.waiting if request not in started]
     if expects_online:
         held_blocks += floor(step.snapshot.expectation.watermark_share * config.num_blocks)
     left = step.time.chunk - most_prefill(config, step.cost) + config.chunk_tokens

@@ -64,33 +64,30 @@ def fill_reservation(step: StepDraft) -> Reserved:
 
 def _start(step: StepDraft, num_free: int, tokens: int) -> int:
     """Start offline requests in `num_free` slots. Return the blocks of the first that fits but finds too few free."""
-    offline, held_blocks = step.offline, 0
+    offline, used, held_blocks = step.offline, step.offline.num_blocks, 0
     for request in candidates(offline, offline.waiting):
         left = request.num_tokens - computed(request)
         granted = left if left == 1 or (tokens > 0 and step.is_whole(request.num_tokens)) else min(left, tokens)
         is_behind = held_blocks > 0 and request.phase is WAITING
-        if granted < 1 or is_behind or step.tenant_slots_left.get(request.tenant, 1) < 1 or not _fits(step, request):
+        is_stopped = is_behind or step.tenant_slots_left.get(request.tenant, 1) < 1
+        if granted < 1 or is_stopped or not _fits(step, request, used):
             continue
         whole = step.blocks.whole(request)
         if whole and whole + step.blocks.num_promised > step.blocks.free:
             held_blocks = held_blocks or whole
             continue
-        offline.num_blocks += whole
+        used += whole
         step.start(request, granted, Reason.OFFLINE_RESERVATION)
         tokens -= granted if left > 1 else 0
         num_free -= 1
         if not num_free:
             break
-    if offline.started:
-        started = set(offline.started)
-        offline.waiting = [request for request in offline.waiting if request not in started]
     return held_blocks
 
 
-def _fits(step: StepDraft, request: Request) -> bool:
-    """Return whether all of a request fits into the reserved blocks beside the KV of offline."""
-    needed, held = step.blocks.whole(request), step.offline.num_blocks
-    left, tail = step.coverage.blocks - held, 0
-    if request.phase is WAITING and held:
+def _fits(step: StepDraft, request: Request, used: int) -> bool:
+    """Return whether all of a request fits into the reserved blocks beside the `used` blocks of offline."""
+    needed, left, tail = step.blocks.whole(request), step.coverage.blocks - used, 0
+    if request.phase is WAITING and used:
         tail = -(-min(step.config.tail_tokens, request.max_output - request.num_output) // step.config.block_tokens)
     return not needed or needed + tail <= left
