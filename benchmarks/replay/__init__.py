@@ -72,7 +72,7 @@ class Clock:
         return (time.clock_gettime(self._source) - self._since) * self._pace + self._skipped
 
     def set_pace(self, pace: float) -> None:
-        """Count so many seconds for each second of CPU time from now on."""
+        """Count `pace` seconds for each second of CPU time from now on."""
         self._skipped = self()
         self._pace, self._since = pace, time.clock_gettime(self._source)
 

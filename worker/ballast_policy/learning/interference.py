@@ -31,7 +31,7 @@ own time (`benchmarks/frontier.py` shows that the caps hold)."""
 _DRIFT = 1e-4
 """Least share by which one step moves the median time of online. Half or twice of it changes nothing (sparse-2s)."""
 _ALONE_STEPS = 32
-"""Under a cap, one of so many steps with online work lends nothing, for the fit (`vllm_mixed.py --caps`)."""
+"""Under a cap, one step with online work in this many lends nothing, for the fit (`vllm_mixed.py --caps`)."""
 _LOSS_STEP = 0.05
 """Share of the lending ratio that one lost request takes. Half of it gains 13 points of the total and loses 0.3 of TTFT
 attainment, twice of it costs 10 and gains 1.0 (bursts-40-32)."""
