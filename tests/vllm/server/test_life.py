@@ -47,7 +47,7 @@ def test_a_drain_gives_items_back_and_the_next_server_finishes_them(started, que
         eventually(lambda: first.series()[decoded] > 60, "items to be half done")
         online: list[httpx.Response] = []
         with first.client() as client:
-            body = {"model": "m", **LONG, "max_tokens": 50}
+            body = {"model": "m", **LONG, "max_tokens": 300}  # runs for longer than a look at the metrics takes
             thread = threading.Thread(target=lambda: online.append(client.post("/v1/completions", json=body)))
             thread.start()
             eventually(lambda: first.series()['ballast_slots{class="online",state="running"}'] > 0, "the request")
