@@ -19,8 +19,8 @@ in the bursts of measured cycles: all but the first two. ITL is the mean gap bet
 tokens are those of prompts and answers in the measured cycles. Times are CPU time of the computing thread, and jump to
 the next request when nothing is left to do, so other work on the machine counts little. The speed of a machine still
 changes within minutes, by half and more. So each scenario has a process of its own, and they take turns of two seconds.
-Before each turn, plain vLLM computes a fixed number of requests, and the clocks run by what these take: a load of 88 %
-stays one. The SLO follows the bursts of S0 so far, without the first cycle, in which Ballast has no SLO.
+Before each turn, plain vLLM computes a fixed number of requests. The longer these take, the slower the clocks run, so
+the load stays at 88 %. The SLO follows the bursts of S0 so far. In the first cycle, Ballast has no SLO.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ FACTOR, SHARE = 1.25, 0.8
 TURN = 2.0
 """Seconds that a scenario runs before the next one runs."""
 PACED = 32
-"""Requests that plain vLLM computes before each turn, all at once: times are relative to theirs."""
+"""Requests that plain vLLM computes before each turn, all at once. Their time sets the pace of the clocks."""
 SCHEDULER = {"S0": PLAIN, "S1": PLAIN, "S6": PLAIN, "priorities": PRIORITIES, "ballast": BALLAST}
 
 

@@ -127,7 +127,7 @@ class VllmEngine:
     ) -> Replayed:
         """Replay until the last online request has its answer, and for `seconds` if there are no online requests.
 
-        `pause` is called with the result so far after each `pause_seconds`. A clock of CPU time stops in it.
+        `pause` is called with the result so far after each `pause_seconds`. The clock stands still in it.
         """
         last = online[-1].at if online else seconds
         due = dict(zip((f"online-{next(self._serial)}" for _ in online), online, strict=True))
@@ -140,6 +140,7 @@ class VllmEngine:
             if pause is not None and now >= next_pause:
                 next_pause += pause_seconds
                 pause(replayed)
+                self.clock.jump(now + begin - self.clock())
             while left and left[-1][1].at <= now:
                 name, arrival = left.pop()
                 self._add(name, arrival, late=now - arrival.at)

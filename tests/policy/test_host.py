@@ -331,7 +331,7 @@ def test_latencies_from_before_the_cost_model_is_trusted_do_not_count():
 
 
 @pytest.mark.parametrize(("cap", "share"), [(0.5, 1 / 32), (None, 0.0)], ids=["under a cap", "without a cap"])
-def test_under_a_cap_online_computes_some_steps_alone_from_which_the_cost_model_learns(cap, share):
+def test_under_a_cap_online_computes_one_of_32_steps_alone(cap, share):
     engine = FakeEngine(
         make_host(num_blocks=2000, offline_share=0.0, max_interference=cap),
         [Arrival(0.0, ONLINE, 8, 640), *(Arrival(0.0, OFFLINE, 8, 640) for _ in range(8))],

@@ -102,7 +102,7 @@ class Interference:
             kept.clear()
 
     def began(self, plan: StepPlan, now: float) -> None:
-        """Advance the clock in this step by its time without the part of online."""
+        """Advance the clock in this step by its time without the part of online. Under a cap, learn the median part."""
         self.ended(now)
         if plan.predicted_seconds > 0:
             self._rate = 1.0 - min(1.0, plan.online_seconds / plan.predicted_seconds)
