@@ -127,7 +127,7 @@ class VllmEngine:
     ) -> Replayed:
         """Replay until the last online request has its answer, and for `seconds` if there are no online requests.
 
-        `pause` is called with the result so far after each `pause_seconds`. The clock stands still in it.
+        `pause` is called with the result so far after each `pause_seconds`. The clock leaves out its time.
         """
         last = online[-1].at if online else seconds
         due = dict(zip((f"online-{next(self._serial)}" for _ in online), online, strict=True))
