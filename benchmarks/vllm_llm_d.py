@@ -12,7 +12,7 @@ every burst has batch work beside it. Prompts share no prefix.
 - S0: interactive only. S1: batch requests are sent as ordinary ones, at a quarter of the sustained rate, as published.
   S6: a gateway sends a small fixed number of them at a time. All three run on vLLM's default scheduling.
 - priorities: many batch requests wait in the engine, with vLLM's lower priority.
-- ballast: the same requests wait. The SLO is 1.25 times the p99 of TTFT and ITL in S0.
+- ballast: the same requests wait. The SLO is 1.25 times the p99 of TTFT and ITL in S0. ballast-alone has no batch work.
 
 The sustained rate is that of interactive requests alone which all arrive at once. Latencies are of requests that arrive
 in the bursts of measured cycles: all but the first two. ITL is the mean gap between two tokens of one request. Batch
@@ -20,7 +20,8 @@ tokens are those of prompts and answers in the measured cycles. Times are CPU ti
 the next request when nothing is left to do, so other work on the machine counts little. The speed of a machine still
 changes within minutes, by half and more. So each scenario has a process of its own, and they take turns of two seconds.
 Before each turn, plain vLLM computes a fixed number of requests. The longer these take, the slower the clocks run, so
-the load stays at 88 %. The SLO follows the bursts of S0 so far. In the first cycle, Ballast has no SLO.
+the load stays at 88 %. The SLO follows the bursts of S0 so far, from the last one that is not measured on. Before the
+first measured cycle, Ballast has no SLO.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from random import Random
 from typing import Any
 
 from llm_d.picture import Column, Curve, draw
-from llm_d.protocol import ANSWER, DEVIATION, MEAN, MOST, PROMPT, SCENARIOS, Protocol
+from llm_d.protocol import ALONE, ANSWER, DEVIATION, MEAN, MOST, PROMPT, SCENARIOS, Protocol
 from replay import Arrival, Clock, machine, median, parser, percentile, write
 from replay.random_llama import LlamaShape, make_model
 from replay.side_process import SideProcess, pause, send_result
@@ -62,7 +63,11 @@ TURN = 2.0
 """Seconds that a scenario runs before the next one runs."""
 PACED = 32
 """Requests that plain vLLM computes before each turn, all at once. Their time sets the pace of the clocks."""
-SCHEDULER = {"S0": PLAIN, "S1": PLAIN, "S6": PLAIN, "priorities": PRIORITIES, "ballast": BALLAST}
+SCHEDULER = dict.fromkeys(SCENARIOS, PLAIN) | {
+    "priorities": PRIORITIES,
+    "ballast-alone": BALLAST,
+    "ballast": BALLAST,
+}
 
 
 @dataclass
@@ -108,7 +113,7 @@ def batch() -> Iterator[Arrival]:
 
 def feed(run: Run) -> Feed:
     """Return how the batch requests of a scenario are sent."""
-    if run.protocol is None or run.scenario == "S0":
+    if run.protocol is None or run.scenario in ALONE:
         return Feed()
     if run.scenario == "S1":
         return Feed(most=sys.maxsize, rate=run.batch_rate)
@@ -236,15 +241,19 @@ def compare(asked: argparse.Namespace, model: Path) -> dict[str, Any]:
         for scenario in [name for name in sides if name not in found]:
             if turn == 0:
                 sides[scenario].begin(asdict(replace(base, scenario=scenario)))
-            result, is_end = sides[scenario].advance({"pace": paced, "slo": slo if scenario == "ballast" else None})
+            told = slo if SCHEDULER[scenario] == BALLAST else None
+            result, is_end = sides[scenario].advance({"pace": paced, "slo": told})
             if is_end:
                 found[scenario] = Found(**result)
-            if scenario == "S0" and result["ttft"]:
+            if scenario == "S0" and TURN * turn >= protocol.warmup_cycles * protocol.cycle_seconds:
                 ttft, itl = (FACTOR * percentile(result[what], 99) for what in ("ttft", "itl"))
                 slo = {"ttft": ttft, "tpot": itl, "max_interference": None}
                 if (TURN * turn) % protocol.cycle_seconds == 0:
-                    told = f"TTFT {1e3 * ttft:.0f} ms, ITL {1e3 * itl:.1f} ms"
-                    print(f"SLO after {TURN * turn:.0f} s: {told}. Pace of the machine: {paced:.2f}", flush=True)
+                    print(
+                        f"SLO after {TURN * turn:.0f} s: TTFT {1e3 * ttft:.0f} ms, ITL {1e3 * itl:.1f} ms. "
+                        f"Pace of the machine: {paced:.2f}",
+                        flush=True,
+                    )
         if len(found) == len(sides):
             break
     for side in (plain, *sides.values()):
@@ -264,7 +273,7 @@ def compare(asked: argparse.Namespace, model: Path) -> dict[str, Any]:
 
 
 HEADER = (
-    f"{'scenario':32}{'TTFT p50':>10}{'p95':>9}{'p99':>9}{'x S0':>7}{'ITL p50':>10}{'p95':>9}{'p99':>9}{'x S0':>7}"
+    f"{'scenario':42}{'TTFT p50':>10}{'p95':>9}{'p99':>9}{'x S0':>7}{'ITL p50':>10}{'p95':>9}{'p99':>9}{'x S0':>7}"
     f"{'batch/s':>9}{'in bursts':>11}{'of S1':>7}"
 )
 
@@ -274,7 +283,7 @@ def row(scenario: str, found: dict[str, Found], protocol: Protocol) -> dict[str,
     one, alone, s1 = found[scenario], found["S0"], found["S1"]
     seconds = (protocol.cycles - protocol.warmup_cycles) * protocol.cycle_seconds
     figures: dict[str, Any] = {"scenario": scenario, "requests": len(one.ttft)}
-    text = f"{f'{scenario}: {SCENARIOS[scenario]}':32}"
+    text = f"{f'{scenario}: {SCENARIOS[scenario]}':42}"
     for what, digits in (("ttft", 0), ("itl", 1)):
         values = [1e3 * percentile(getattr(one, what), share) for share in (50, 95, 99)]
         figures[f"{what}_ms"] = values

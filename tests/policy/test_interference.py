@@ -57,7 +57,26 @@ def test_the_clock_of_delay_knows_what_online_alone_would_have_taken():
     traffic.serve(40)
 
     assert traffic.state.inflation == pytest.approx(0.5)
-    assert traffic.allowance.crowding == pytest.approx(0.5)
+
+
+def test_the_delay_is_that_of_the_answers_in_progress():
+    traffic = Traffic()
+    early, late, waiting = (make_request(seq, 0.0) for seq in range(3))
+    for request in (early, late, waiting):
+        traffic.state.arrived(request, 0.0)
+    for request, steps in ((early, 3), (late, 1)):
+        traffic.state.answered(request, traffic.now)
+        for _ in range(steps):
+            traffic.step(ALONE)
+
+    assert traffic.state.delay == pytest.approx((4 + 1) / 2 * (STEP - ALONE))
+
+    traffic.state.finished(early, traffic.now)
+    assert traffic.state.delay == pytest.approx(STEP - ALONE)
+
+    traffic.state.finished(late, traffic.now)
+    traffic.state.finished(waiting, traffic.now)
+    assert traffic.state.delay == 0
 
 
 def test_a_request_that_arrives_during_an_offline_step_waits_for_its_rest():

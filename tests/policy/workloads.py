@@ -160,7 +160,6 @@ expectations = st.just(UNKNOWN) | st.builds(
 allowances = st.just(UNCHECKED) | st.builds(
     Allowance,
     share=st.sampled_from([None, 0.0, 0.1, 1.0]),
-    crowding=st.sampled_from([0.0, 0.5, 2.0]),
     typical=st.sampled_from([0.0, 0.008]),
     lending_ratio=st.sampled_from([0.1, 0.6, 1.0]),
 )
@@ -203,7 +202,8 @@ def snapshots(draw: st.DrawFn) -> EngineSnapshot:
     for tenant in "abc":
         host.ledgers[OFFLINE].charge(tenant, draw(st.integers(0, 50)))
     snapshot = make_snapshot(host, requests, now=NOW, free_blocks=free_blocks)
-    return replace(snapshot, expectation=draw(expectations), allowance=draw(allowances))
+    delay = draw(st.sampled_from([0.0, 0.05, 3.0]))
+    return replace(snapshot, expectation=draw(expectations), allowance=draw(allowances), online_delay=delay)
 
 
 NOW = 10.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter
@@ -525,10 +526,11 @@ def test_a_worker_serves_and_works_off_a_job_with_another_engine(
         return SerialEngine(executor=executor, tokenizer=tokenizer, policy=policy, options=options)
 
     config = make_config(offline={"queue": queue_name}, runtime={"redisUrl": valkey.url})
-    body = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 4}
-    line = '{"custom_id": "%s", "method": "POST", "url": "/v1/completions", "body": {"model": "tiny", "prompt": "a"}}'
+    # Without `ignore_eos`, a sampled answer may end with EOS before its limit, and its outcome would be "stop".
+    body = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
+    items = [{"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body} for name in ("a", "b", "c")]
     queue = Queue.connect(valkey.url, queue_name)
-    job_id = queue.submissions.submit([line % name for name in "abc"]).job_id
+    job_id = queue.submissions.submit([json.dumps(item) for item in items]).job_id
     with serve(config, build=build) as serving, serving.client() as client:
         answer = client.post("/v1/completions", json=body)
         job = eventually(lambda: (job := queue.jobs.get(job_id)).state.is_over and job, "the job to be over")

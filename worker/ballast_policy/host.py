@@ -10,8 +10,7 @@ the clock. The host decides, carries the decision out on the KV, and learns from
     observed                the time of the step
     configure, forget       use another configuration; forget everything except the cost model
 
-An engine that carries plans out itself calls `snapshot`, then `admit`, `preempt`, `park` and `resume` for each request,
-and `dispatched` at the end.
+An engine that carries plans out itself calls `snapshot`, `admit`, `preempt`, `park`, `resume`, and then `dispatched`.
 """
 
 from __future__ import annotations
@@ -201,6 +200,7 @@ class Host:
             ledgers=self.ledgers,
             typical_prompt=int(self.expectations.typical_prompt),
             allowance=self.interference.allowance,
+            online_delay=self.interference.delay,
             expectation=self.expectations.expectation,
         )
         hinted = dict.fromkeys(RequestClass, HINTED)

@@ -107,5 +107,7 @@ class EngineSnapshot:
     """Tokens that an online prompt usually has to compute; 0 while unknown."""
     allowance: Allowance = UNCHECKED
     """Limits that follow from measured latencies, see `Interference`."""
+    online_delay: float = 0.0
+    """Mean delay in seconds of the online answers that have begun, because of offline work, see `Interference`."""
     expectation: Expectation = UNKNOWN
     """Lengths of answers and demand of online, see `ExpectationLearner`."""

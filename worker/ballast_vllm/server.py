@@ -170,6 +170,7 @@ class VllmServer:
 
     async def stop(self) -> None:
         """Return the items that are left, and stop the threads."""
+        await self._watch()  # when EngineCore ends, vLLM may stop the server before the next poll
         if self.feeder is not None:
             self.feeder.drain()
             await asyncio.to_thread(self.feeder.drained.wait, REPORT_SECONDS)

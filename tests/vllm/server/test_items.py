@@ -127,7 +127,8 @@ def test_the_series_of_a_worker_are_beside_those_of_vllm(serving, items, as_line
         body = {"model": "m", "prompt": "Once", "max_tokens": 5, "temperature": 0}
         assert client.post("/v1/completions", json=body).status_code == 200
         assert client.post("/v1/completions", json=body, headers={"x-ballast-class": "offline"}).status_code == 200
-    items([as_line(f"i{n}", "/v1/completions", prompt="Once", max_tokens=5) for n in range(3)], tenant="lab")
+    body = {"prompt": "Once", "max_tokens": 5, "ignore_eos": True}
+    items([as_line(f"i{n}", "/v1/completions", **body) for n in range(3)], tenant="lab")
 
     def gained(name: str) -> float:
         return after.get(name, 0.0) - before.get(name, 0.0)

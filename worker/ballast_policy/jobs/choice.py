@@ -65,8 +65,7 @@ def share_out(
 ) -> dict[str, int]:
     """Return how many items to claim of each job: `count` in total, and of each tenant at most its `free_slots`.
 
-    Each pick is charged `cost`, the expected cost of an item, before the next pick, so that tenants take turns. A
-    tenant below its reservation goes first in its priority.
+    Each pick is charged the expected `cost` of an item. A tenant below its reservation goes first in its priority.
     """
     ledger = Ledger(weights)
     ledger.services.update(services)

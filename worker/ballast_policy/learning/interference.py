@@ -49,8 +49,6 @@ class Allowance:
 
     share: float | None = None
     """Share by which a step may exceed a typical step of online alone; None is the cap itself."""
-    crowding: float = 0.0
-    """Share by which requests stay longer than alone, and so by which more of them decode at a time (Little's law)."""
     typical: float = 0.0
     """Under a cap, the median time of a step of online alone, in seconds; 0 while unknown."""
     is_alone: bool = False
@@ -79,15 +77,8 @@ class Interference:
         self.cap: float | None = None
         self.objective = 0.0
         self.allowance = Allowance()
-        self.inflation = 0.0
-        """Under a cap, the largest inflation of TTFT and TPOT, median and 99th percentile, at the last adjustment."""
-        self._delay = self._since = self._rate = 0.0
-        self._open: dict[int, tuple[float, _Latency | None]] = {}
-        """By request: the clock of delay at its arrival, or the clock at its first token and its TTFT."""
-        self._ttft: deque[tuple[float, _Latency]] = deque(maxlen=_LATENCIES)
-        """Latencies with the time of their measurement."""
-        self._tpot: deque[tuple[float, _Latency]] = deque(maxlen=_LATENCIES)
-        self._adjusted, self._num_steps = 0.0, 0
+        self._delay = self._since = self._rate = self._adjusted = 0.0
+        self.restart()
 
     def configure(self, cap: float | None, objective: float) -> None:
         if cap != self.cap:
@@ -97,9 +88,16 @@ class Interference:
 
     def restart(self) -> None:
         """Forget all latencies, including those of running requests, and soon the median, as conditions changed."""
-        self.inflation, self._num_steps = 0.0, 0
-        for kept in (self._open, self._ttft, self._tpot):
-            kept.clear()
+        self.inflation = 0.0
+        """Under a cap, the largest inflation of TTFT and TPOT, median and 99th percentile, at the last adjustment."""
+        self._open: dict[int, tuple[float, _Latency | None]] = {}
+        """By request: the clock of delay at its arrival, or the clock at its first token and its TTFT."""
+        self._num_begun = self._begun = 0.0
+        """Answers that have begun, and the sum of their clocks at the first token."""
+        self._ttft: deque[tuple[float, _Latency]] = deque(maxlen=_LATENCIES)
+        """Latencies with the time of their measurement."""
+        self._tpot: deque[tuple[float, _Latency]] = deque(maxlen=_LATENCIES)
+        self._num_steps = 0
 
     def began(self, plan: StepPlan, now: float) -> None:
         """Advance the clock in this step by its time without the part of online. Under a cap, learn the median part."""
@@ -115,6 +113,11 @@ class Interference:
     def ended(self, now: float) -> None:
         self._delay, self._since, self._rate = self._at(now), now, 0.0
 
+    @property
+    def delay(self) -> float:
+        """Return the mean delay in seconds of the online answers that have begun, so far."""
+        return max(0.0, self._delay - self._begun / self._num_begun) if self._num_begun else 0.0
+
     def _at(self, now: float) -> float:
         return self._delay + (now - self._since) * self._rate
 
@@ -129,11 +132,13 @@ class Interference:
             ttft = _Latency(taken, max(taken - (delay - begun[0]), 0.0))
             self._ttft.append((now, ttft))
             self._open[request.seq] = delay, ttft
+            self._num_begun, self._begun = self._num_begun + 1, self._begun + delay
 
     def finished(self, request: Request, now: float) -> None:
         begun, ttft = self._open.pop(request.seq, (0.0, None))
         if ttft is None:
             return
+        self._num_begun, self._begun = self._num_begun - 1, self._begun - begun
         is_lost = ttft.is_lost(request.ttft)
         if request.num_output > 1:
             taken, num = now - request.first_token, request.num_output - 1
@@ -151,9 +156,6 @@ class Interference:
         for latencies in (self._ttft, self._tpot):
             while latencies and latencies[0][0] < now - _LATENCY_SECONDS:
                 latencies.popleft()
-        crowding = 0.0
-        if total := sum(latency.alone for _, latency in self._tpot):
-            crowding = max(0.0, sum(latency.measured for _, latency in self._tpot) / total - 1)
         share = self.allowance.share
         if self.cap is not None and share is not None:
             target, moved = _TARGET * self.cap, min(1.0, seconds / _LATENCY_SECONDS)
@@ -163,7 +165,7 @@ class Interference:
             share += (target - (self.inflation if is_known else share)) * moved
             share = min(max(0.0, share), 4 * self.cap)  # bounds an unused share; 2 or 8 changes nothing (sparse-2s)
         ratio = min(1.0, self.allowance.lending_ratio + seconds * (1 - self.objective) / _RECOVERY_SECONDS)
-        self.allowance = replace(self.allowance, share=share, crowding=crowding, lending_ratio=ratio)
+        self.allowance = replace(self.allowance, share=share, lending_ratio=ratio)
 
 
 def _inflation(latencies: Collection[tuple[float, _Latency]]) -> float:

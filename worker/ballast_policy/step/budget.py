@@ -79,9 +79,8 @@ def step_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
 def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     """Return the budget of a step without online requests: always long enough for the next token of a request.
 
-    The newcomer bounds it. While the next online request is expected, so does the cap. If the engine can suspend steps,
-    the rest of the step only delays the second token of a newcomer, which catches up in its first tokens. Else the
-    newcomer waits for the end of the step, and the lending ratio shortens it while an online request is expected.
+    The newcomer bounds it, and the cap while one is expected. If the engine can suspend steps, their rest only delays
+    the second token of a newcomer. Else the newcomer waits for the end, which the lending ratio brings forward.
     """
     config, cost = snapshot.config, snapshot.cost
     is_waited_for = config.is_encoder or not config.can_suspend

@@ -127,10 +127,7 @@ class StepDraft:
         draft.because.append(Because(request, reason))
 
     def reclaim(self, candidates: Iterable[Request], missing: int, growing: Collection[Request] = ()) -> bool:
-        """Preempt the cheapest candidates that free `missing` blocks; do nothing if all of them free fewer.
-
-        Each request of `growing` stands for one of these blocks.
-        """
+        """Preempt the cheapest candidates that free `missing` blocks, one of them for each of `growing`, or none."""
         victims = choose_victims(candidates, missing, self.config.block_tokens, growing) if missing > 0 else []
         for request in victims or ():
             self.preempt(request, Reason.KV_RECLAIMED)

@@ -51,27 +51,33 @@ def online_step(
 def online_seconds(step: StepDraft) -> float:
     """Return the time that the step would take if offline work had never run; 0 if online has no part in it.
 
-    Without offline work, online requests finish earlier, so that fewer decodes and less prefill meet in one step.
+    Without it, answers end earlier, so that a smaller share of them meets in one step: the time of an answer alone over
+    its time now (Little's law). The mean answer in progress has half of the delay of a whole one.
     """
-    online, cost, draft = step.online, step.cost, step.draft
+    online, cost, draft, snapshot = step.online, step.cost, step.draft, step.snapshot
     prefill = [(r, tokens) for r, tokens in draft.prefill_grants.items() if r.request_class is ONLINE]
     started = [request for request in draft.decodes if request.request_class is ONLINE]
     if not (prefill or started or online.decodes):
         return 0.0
     num_decodes = len(online.decodes) + len(started)
     context = online.context + sum(request.num_tokens for request in started)
-    crowding, num_tokens = 1 + step.snapshot.allowance.crowding, num_decodes + sum([tokens for _, tokens in prefill])
+    num_tokens = num_decodes + sum([tokens for _, tokens in prefill])
     linear = sum([cost.k1 * tokens + cost.k2 * attended(computed(r), tokens) for r, tokens in prefill])
     linear += cost.k3 * num_decodes + cost.k4 * context
-    return cost.k0 + linear / crowding + cost.experts(num_tokens / crowding)
+    seconds = cost.k0 + linear + cost.experts(num_tokens)
+    answer, delay = snapshot.expectation.online_answer, 2 * snapshot.online_delay
+    for _ in range(4 if answer and delay else 0):  # the share depends on itself; more iterations change nothing
+        share = answer * seconds / (answer * seconds + delay)
+        seconds = cost.k0 + linear * share + cost.experts(num_tokens * share)
+    return seconds
 
 
 def serve_online(step: StepDraft, reserved: Reserved) -> tuple[Reserved, Collection[Request]]:
     """Grant prefill tokens in order of priority: to residents first, then to requests that take a slot.
 
-    Prefill gets the tokens for which the decodes in the step can wait. Requests that can have their first token in time
-    go first (`triage`). They take free slots, slots that offline borrows (`lend` parks the holders), and slots of lower
-    priorities. Return `reserved` with the blocks that online waits for, and the requests that will be late.
+    Requests that can have their first token in time go first. They take free slots, slots that offline borrows (`lend`
+    parks the holders), and slots of lower priorities. Return `reserved` with the blocks that online waits for, and the
+    requests that will be late.
     """
     online = step.online
     if not (online.prefills or online.parked or online.waiting):
@@ -208,12 +214,10 @@ class _Service:
         KV that offline borrows or a lower priority holds counts as free.
         """
         step, blocks, online = self.step, self.step.blocks, self.step.online
-        if ONLINE not in step.snapshot.expectation.outputs:
+        if ONLINE not in step.snapshot.expectation.outputs or not (online.started or online.residents):
             return True
         if self.peak is None:
             self.peak = step.kv_peak(online.residents + online.started)
-        if not (online.started or online.residents):
-            return True
         free = blocks.free - whole - blocks.num_promised - self.reserved.held_blocks
         missing = self.peak.missing(request, whole, free)
         if missing <= free:

@@ -8,9 +8,7 @@
    Requests that do not fit are parked.
 
 A running request keeps its slot against requests of its own priority. A free slot goes to the first request in order,
-parked or waiting. A request of a higher priority takes the slot of the lowest. The first request that does not fit ends
-the admissions of its class. A RUNNING request that waits for prefill tokens keeps its slot if it is online or covered
-by the reservation. An idle engine may wait for a batch first (`starts_at`).
+parked or waiting. A request of a higher priority takes the slot of the lowest. An idle engine may wait for a batch.
 """
 
 from __future__ import annotations
