@@ -12,7 +12,8 @@ every burst has batch work beside it. Prompts share no prefix.
 - S0: interactive only. S1: batch requests are sent as ordinary ones, at a quarter of the sustained rate, as published.
   S6: a gateway sends a small fixed number of them at a time. All three run on vLLM's default scheduling.
 - priorities: many batch requests wait in the engine, with vLLM's lower priority.
-- ballast: the same requests wait. The SLO is 1.25 times the p99 of TTFT and ITL in S0. ballast-alone has no batch work.
+- ballast: the same requests wait. The SLO is 1.25 times the p99 of TTFT and ITL in an earlier run of S0.
+- ballast-alone: the same without batch work.
 
 The sustained rate is that of interactive requests alone which all arrive at once. Latencies are of requests that arrive
 in the bursts of measured cycles: all but the first two. ITL is the mean gap between two tokens of one request. Batch
@@ -20,8 +21,7 @@ tokens are those of prompts and answers in the measured cycles. Times are CPU ti
 the next request when nothing is left to do, so other work on the machine counts little. The speed of a machine still
 changes within minutes, by half and more. So each scenario has a process of its own, and they take turns of two seconds.
 Before each turn, plain vLLM computes a fixed number of requests. The longer these take, the slower the clocks run, so
-the load stays at 88 %. The SLO follows the bursts of S0 so far, from the last one that is not measured on. Before the
-first measured cycle, Ballast has no SLO.
+the load stays at 88 %.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from math import ceil, inf, log, sqrt
@@ -78,6 +78,8 @@ class Run:
     protocol: dict[str, Any] | None = None
     count: int = 0
     batch_rate: float = 0.0
+    slo: dict[str, Any] | None = None
+    """Of Ballast."""
 
 
 @dataclass
@@ -128,25 +130,23 @@ def replay(engine: VllmEngine, run: Run) -> Found:
     starts = [a.seconds for a in protocol.traffic(protocol.cycles)] if protocol else [0.0] * run.count
     online = [Arrival(at, PROMPT // SCALE, ANSWER // SCALE) for at in starts]
 
-    def report(so_far: Replayed) -> None:
-        seen = protocol and replace(protocol, warmup_cycles=protocol.warmup_cycles - 1)
-        message = pause(asdict(summary(so_far, seen)))
-        engine.clock.set_pace(message["pace"])
-        if message["slo"]:
-            engine.scheduler.ballast_configure(message["slo"])
+    def report(_: Replayed) -> None:
+        engine.clock.set_pace(pause({})["pace"])
 
+    if run.slo is not None:
+        engine.scheduler.ballast_configure(run.slo)
     turn = TURN if protocol is not None else inf
     return summary(engine.replay(online, batch(), feed(run), pause=report, pause_seconds=turn), protocol)
 
 
 def summary(replayed: Replayed, protocol: Protocol | None) -> Found:
-    """Return the result of a replay, or of its first cycles."""
+    """Return the result of a replay."""
     found = Found(seconds=max(answer.last for answer in replayed.online))
     if protocol is None:
         return found
     end = protocol.cycles * protocol.cycle_seconds
     found.worst_ttft, found.offline_tokens = [0.0] * ceil(end), [0] * ceil(end)
-    for answer in (answer for answer in replayed.online if answer.last):
+    for answer in replayed.online:
         second = int(answer.arrival)
         found.worst_ttft[second] = max(found.worst_ttft[second], answer.ttft)
         if is_measured(protocol, answer.arrival) and protocol.is_burst(answer.arrival):
@@ -195,6 +195,21 @@ class Process(SideProcess):
         return Found(**self.replay(asdict(run)))
 
 
+def in_turns(sides: Mapping[str, Process], pace: Pace) -> dict[str, Found]:
+    """Let the sides take turns until their runs end. Return the results."""
+    found: dict[str, Found] = {}
+    numbers = count(1)
+    while len(found) < len(sides):
+        paced, turn = pace.measure(), next(numbers)
+        for scenario in [name for name in sides if name not in found]:
+            result, is_end = sides[scenario].advance({"pace": paced})
+            if is_end:
+                found[scenario] = Found(**result)
+        if turn % 10 == 0:
+            print(f"{TURN * turn:.0f} s of each side. Pace of the machine: {paced:.2f}", flush=True)
+    return found
+
+
 class Pace:
     """How fast the machine is now, compared with the time in which the sustained rate was measured."""
 
@@ -230,32 +245,17 @@ def compare(asked: argparse.Namespace, model: Path) -> dict[str, Any]:
         f"The engine sustains {sustained:.1f} interactive requests/s. Bursts of {burst:.1f}/s, {asked.phase:g} s long, "
         f"{measured} measured cycles. S1: {base.batch_rate:.1f} batch requests/s."
     )
-    sides: dict[str, Process] = {}
-    for scenario, scheduler in SCHEDULER.items():
-        sides[scenario] = Process(scheduler, model)
-        sides[scenario].run(Run("S0", count=1))  # no side loads its model or warms up beside another one
-    found: dict[str, Found] = {}
-    slo: dict[str, Any] = {}
-    for turn in count():
-        paced = pace.measure()
-        for scenario in [name for name in sides if name not in found]:
-            if turn == 0:
-                sides[scenario].begin(asdict(replace(base, scenario=scenario)))
-            told = slo if SCHEDULER[scenario] == BALLAST else None
-            result, is_end = sides[scenario].advance({"pace": paced, "slo": told})
-            if is_end:
-                found[scenario] = Found(**result)
-            if scenario == "S0" and TURN * turn >= protocol.warmup_cycles * protocol.cycle_seconds:
-                ttft, itl = (FACTOR * percentile(result[what], 99) for what in ("ttft", "itl"))
-                slo = {"ttft": ttft, "tpot": itl, "max_interference": None}
-                if (TURN * turn) % protocol.cycle_seconds == 0:
-                    print(
-                        f"SLO after {TURN * turn:.0f} s: TTFT {1e3 * ttft:.0f} ms, ITL {1e3 * itl:.1f} ms. "
-                        f"Pace of the machine: {paced:.2f}",
-                        flush=True,
-                    )
-        if len(found) == len(sides):
-            break
+    sides = {scenario: Process(scheduler, model) for scenario, scheduler in SCHEDULER.items()}
+    for side in sides.values():
+        side.run(Run("S0", count=1))  # no side loads its model or warms up beside another one
+    sides["S0"].begin(asdict(base))
+    alone = in_turns({"S0": sides["S0"]}, pace)["S0"]
+    ttft, itl = (FACTOR * percentile(values, 99) for values in (alone.ttft, alone.itl))
+    slo = {"ttft": ttft, "tpot": itl, "max_interference": None}
+    print(f"SLO: TTFT {1e3 * ttft:.0f} ms, ITL {1e3 * itl:.1f} ms", flush=True)
+    for scenario, side in sides.items():
+        side.begin(asdict(replace(base, scenario=scenario, slo=slo if SCHEDULER[scenario] == BALLAST else None)))
+    found = in_turns(sides, pace)
     for side in (plain, *sides.values()):
         side.close()
     print(f"\nThe pace of the machine was {min(pace.found):.2f} to {max(pace.found):.2f}.")

@@ -341,13 +341,19 @@ def g4_the_prediction_is_that_of_the_grants(snapshot: EngineSnapshot, plan: Step
 
 
 def g4_online_alone_takes_its_part_less_the_crowding(snapshot: EngineSnapshot, plan: StepPlan) -> None:
-    """Requests that leave sooner meet fewer others. Without delay so far, online alone takes its part of the step."""
-    cost, part, least = snapshot.cost, 0.0, 0.0
+    """Requests that leave sooner meet fewer others: their share is the time of an answer alone over its time now."""
+    cost, answer, delay = snapshot.cost, snapshot.expectation.online_in_progress, 2 * snapshot.online_delay
     if granted := [(r, n) for r, n in plan.grants if r.request_class is ONLINE]:
-        part, least = cost.predict(work_of(granted)), cost.k0
-    assert least - 1e-9 <= plan.online_seconds <= part + 1e-9
-    if not snapshot.online_delay or not snapshot.expectation.online_answer:
-        assert abs(plan.online_seconds - part) < 1e-9
+        part = cost.predict(work_of(granted))
+        assert cost.k0 - 1e-9 <= plan.online_seconds <= part + 1e-9
+        if not delay or not answer:
+            assert abs(plan.online_seconds - part) < 1e-9
+        elif not cost.k5 and part - cost.k0 > 1e-6:
+            share = (plan.online_seconds - cost.k0) / (part - cost.k0)
+            alone = answer * plan.online_seconds
+            assert abs(share * (alone + delay) - alone) <= 1e-6 * (alone + delay)
+    else:
+        assert plan.online_seconds == 0
 
 
 def g5_nobody_is_overtaken_by_a_lower_priority(snapshot: EngineSnapshot, plan: StepPlan) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from math import exp, inf
+from random import Random
 
 import pytest
+from fake_engine import FakeEngine
+from workloads import EXACT, Arrival
 
+from ballast_policy.host import Host
 from ballast_policy.learning.interference import Allowance, Interference
 from ballast_policy.plan import StepPlan
 from ballast_policy.request import Request, RequestClass
+from ballast_policy.snapshot import PolicyConfig
 
 ALONE, STEP = 0.02, 0.03
 """A step takes half as long again as online alone would need."""
@@ -59,7 +64,7 @@ def test_the_clock_of_delay_knows_what_online_alone_would_have_taken():
     assert traffic.state.inflation == pytest.approx(0.5)
 
 
-def test_the_delay_is_that_of_the_answers_in_progress():
+def test_the_delay_is_the_mean_of_the_requests_in_progress():
     traffic = Traffic()
     early, late, waiting = (make_request(seq, 0.0) for seq in range(3))
     for request in (early, late, waiting):
@@ -68,15 +73,54 @@ def test_the_delay_is_that_of_the_answers_in_progress():
         traffic.state.answered(request, traffic.now)
         for _ in range(steps):
             traffic.step(ALONE)
+    each = STEP - ALONE
 
-    assert traffic.state.delay == pytest.approx((4 + 1) / 2 * (STEP - ALONE))
+    assert traffic.state.delay == pytest.approx((4 + 1 + 4) / 3 * each)
 
     traffic.state.finished(early, traffic.now)
-    assert traffic.state.delay == pytest.approx(STEP - ALONE)
+    assert traffic.state.delay == pytest.approx((1 + 4) / 2 * each)
 
     traffic.state.finished(late, traffic.now)
     traffic.state.finished(waiting, traffic.now)
     assert traffic.state.delay == 0
+
+
+@pytest.mark.parametrize("length", ["alike", "varied"])
+def test_the_delay_by_offline_work_ends_with_it(length: str):
+    """Busy traffic must not keep its own delay alive. Long answers are in progress for longer than short ones."""
+    rng, at, arrivals = Random(1), 0.0, []
+    while at < 24:
+        at += rng.expovariate(60)
+        output = 50 if length == "alike" else 1 + int(rng.expovariate(1 / 49))
+        arrivals.append(Arrival(at, RequestClass.ONLINE, 8, output))
+    arrivals += [Arrival(0.0, RequestClass.OFFLINE, 64, 200, abort_after=150)] * 60
+    engine = FakeEngine(Host(PolicyConfig(slots=128, num_blocks=10_000), cost=EXACT), arrivals)
+    alone, whole = 0.0, 0.0
+    while engine.coming:
+        dispatch = engine.begin()
+        if engine.now > 16:
+            assert not engine.host.count(RequestClass.OFFLINE)
+            alone, whole = alone + dispatch.plan.online_seconds, whole + dispatch.plan.predicted_seconds
+        engine.compute(dispatch)
+
+    assert alone == pytest.approx(whole, rel=0.05)
+
+
+def test_a_request_that_arrived_under_another_slo_is_not_lost():
+    """Of 40 ms to the first token, online alone would have needed 20. The SLO becomes 30 ms while the request waits."""
+    kept, changed = Interference(), Interference()
+    for state, slo in ((kept, 0.03), (changed, 1.0)):
+        state.configure(None, 0.99, (slo, inf))
+        request = make_request(0, 0.0, ttft=0.03)
+        state.arrived(request, 0.0)
+        state.configure(None, 0.99, (0.03, inf))
+        state.began(StepPlan(predicted_seconds=0.04, online_seconds=0.02), 0.0)
+        request.num_output, request.first_token = 1, 0.04
+        state.answered(request, 0.04)
+        state.finished(request, 0.04)
+
+    assert kept.allowance.lending_ratio < 1
+    assert changed.allowance.lending_ratio == 1
 
 
 def test_a_request_that_arrives_during_an_offline_step_waits_for_its_rest():

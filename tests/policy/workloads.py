@@ -155,6 +155,7 @@ expectations = st.just(UNKNOWN) | st.builds(
     online_until=st.sampled_from([-inf, 0.2, inf]),
     online_spread=st.sampled_from([0.0, 100.0]),
     online_answer=st.sampled_from([0.0, 12.0]),
+    online_in_progress=st.sampled_from([0.0, 18.0]),
     online_short=st.sampled_from([0, 4]),
 )
 allowances = st.just(UNCHECKED) | st.builds(

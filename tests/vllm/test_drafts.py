@@ -70,9 +70,13 @@ def test_no_blocks_are_kept_for_drafts_while_they_are_off(tiny_model):
 
 
 @pytest.mark.timeout(900)
-def test_answers_with_n_grams_are_those_without(wandering_model):
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_answers_with_drafts_are_those_without(wandering_model, method):
+    drafts = NGRAM
+    if method == "draft_model":
+        drafts = {"method": method, "model": str(wandering_model), "num_speculative_tokens": 3}
     answers = []
-    for arguments in ({}, {"speculative_config": NGRAM}):
+    for arguments in ({}, {"speculative_config": drafts}):
         core = RealCore(wandering_model, policy={"ttft": 0.5, "tpot": 0.1, "chunk_tokens": 48}, **arguments)
         try:
             repeated = prompt_of("repeated", shortest=12, longest=12) * 6

@@ -163,7 +163,7 @@ class Host:
         for ledger in self.ledgers.values():
             ledger.weights = weights
             ledger.reserve(reserved)
-        self.interference.configure(config.max_interference, config.objective)
+        self.interference.configure(config.max_interference, config.objective, (config.ttft, config.tpot))
         self._refit()
 
     def forget(self) -> None:

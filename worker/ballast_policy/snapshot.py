@@ -108,6 +108,6 @@ class EngineSnapshot:
     allowance: Allowance = UNCHECKED
     """Limits that follow from measured latencies, see `Interference`."""
     online_delay: float = 0.0
-    """Mean delay in seconds of the online answers that have begun, because of offline work, see `Interference`."""
+    """Mean delay in seconds of the online requests in progress, because of offline work, see `Interference`."""
     expectation: Expectation = UNKNOWN
     """Lengths of answers and demand of online, see `ExpectationLearner`."""

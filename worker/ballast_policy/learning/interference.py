@@ -1,8 +1,7 @@
 """The interference of offline work: how much later online tokens come than they would without it.
 
-A step of `seconds` delays the online requests that wait or decode by `seconds - alone`, if online alone would take
-`alone`. The sum over all steps is a clock of delay. The delay of a request is the advance of this clock between its
-arrival and its tokens. Its latency alone is its measured latency minus its delay.
+A step delays the online requests that wait or decode by the time that online alone would not take. The sum over all
+steps is a clock of delay. The delay of a request is the advance of this clock between its arrival and its tokens.
 """
 
 from __future__ import annotations
@@ -19,15 +18,13 @@ from ballast_policy.request import Request, RequestClass
 _LATENCIES = 2048
 """Most requests whose latencies are kept. Bounds memory."""
 _LATENCY_SECONDS = 60.0
-"""Age of the oldest latencies, and the time in which the share moves by its distance from the target: the share
-recovers within about a minute at any request rate."""
+"""Age of the oldest latencies, and the time in which the share moves by its distance from the target, at any rate."""
 _ADJUST_SECONDS = 4.0
 """Least time between two adjustments. Bounds the cost: half or twice of it changes nothing (sparse-2s)."""
 _LEAST = 8
 """Requests with which the feedback begins. Half or twice of it changes nothing (sparse-2s)."""
 _TARGET = 0.92
-"""Share of the cap that the measured inflation may reach: the clock of delay counts some of the crowding as online's
-own time (`benchmarks/frontier.py` shows that the caps hold)."""
+"""Share of the cap that the measured inflation may reach; the rest is for its error (`benchmarks/frontier.py`)."""
 _DRIFT = 1e-4
 """Least share by which one step moves the median time of online. Half or twice of it changes nothing (sparse-2s)."""
 _ALONE_STEPS = 32
@@ -58,7 +55,6 @@ class Allowance:
 
 
 UNCHECKED = Allowance()
-"""Before the first measurement."""
 
 
 class _Latency(NamedTuple):
@@ -75,29 +71,29 @@ class Interference:
 
     def __init__(self) -> None:
         self.cap: float | None = None
-        self.objective = 0.0
+        self.objective, self.slo = 0.0, (inf, inf)
         self.allowance = Allowance()
         self._delay = self._since = self._rate = self._adjusted = 0.0
         self.restart()
 
-    def configure(self, cap: float | None, objective: float) -> None:
+    def configure(self, cap: float | None, objective: float, slo: tuple[float, float] = (inf, inf)) -> None:
+        """Use other targets. Requests that arrived under another cap or SLO do not count."""
         if cap != self.cap:
             self.allowance = replace(self.allowance, share=cap and _TARGET * cap, is_alone=False)
+        if (cap, slo) != (self.cap, self.slo):
             self.restart()
-        self.cap, self.objective = cap, objective
+        self.cap, self.objective, self.slo = cap, objective, slo
 
     def restart(self) -> None:
         """Forget all latencies, including those of running requests, and soon the median, as conditions changed."""
         self.inflation = 0.0
         """Under a cap, the largest inflation of TTFT and TPOT, median and 99th percentile, at the last adjustment."""
         self._open: dict[int, tuple[float, _Latency | None]] = {}
-        """By request: the clock of delay at its arrival, or the clock at its first token and its TTFT."""
-        self._num_begun = self._begun = 0.0
-        """Answers that have begun, and the sum of their clocks at the first token."""
+        """By request: the clock of delay at its arrival, or at its first token with its TTFT. `_clocks` sums them."""
+        self._clocks, self._num_steps = 0.0, 0
         self._ttft: deque[tuple[float, _Latency]] = deque(maxlen=_LATENCIES)
         """Latencies with the time of their measurement."""
         self._tpot: deque[tuple[float, _Latency]] = deque(maxlen=_LATENCIES)
-        self._num_steps = 0
 
     def began(self, plan: StepPlan, now: float) -> None:
         """Advance the clock in this step by its time without the part of online. Under a cap, learn the median part."""
@@ -115,8 +111,8 @@ class Interference:
 
     @property
     def delay(self) -> float:
-        """Return the mean delay in seconds of the online answers that have begun, so far."""
-        return max(0.0, self._delay - self._begun / self._num_begun) if self._num_begun else 0.0
+        """Return the mean delay in seconds of the online requests in progress, since their arrival or first token."""
+        return max(0.0, self._delay - self._clocks / len(self._open)) if self._open else 0.0
 
     def _at(self, now: float) -> float:
         return self._delay + (now - self._since) * self._rate
@@ -124,6 +120,7 @@ class Interference:
     def arrived(self, request: Request, now: float) -> None:
         if request.request_class is RequestClass.ONLINE:
             self._open[request.seq] = self._at(now), None
+            self._clocks += self._at(now)
 
     def answered(self, request: Request, now: float) -> None:
         begun = self._open.get(request.seq)
@@ -132,13 +129,13 @@ class Interference:
             ttft = _Latency(taken, max(taken - (delay - begun[0]), 0.0))
             self._ttft.append((now, ttft))
             self._open[request.seq] = delay, ttft
-            self._num_begun, self._begun = self._num_begun + 1, self._begun + delay
+            self._clocks += delay - begun[0]
 
     def finished(self, request: Request, now: float) -> None:
         begun, ttft = self._open.pop(request.seq, (0.0, None))
+        self._clocks -= begun
         if ttft is None:
             return
-        self._num_begun, self._begun = self._num_begun - 1, self._begun - begun
         is_lost = ttft.is_lost(request.ttft)
         if request.num_output > 1:
             taken, num = now - request.first_token, request.num_output - 1

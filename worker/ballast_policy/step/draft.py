@@ -124,7 +124,7 @@ class StepDraft:
         if request in draft.park:
             draft.park.remove(request)
         draft.preempt.append(request)
-        draft.because.append(Because(request, reason))
+        draft.explain(request, reason)
 
     def reclaim(self, candidates: Iterable[Request], missing: int, growing: Collection[Request] = ()) -> bool:
         """Preempt the cheapest candidates that free `missing` blocks, one of them for each of `growing`, or none."""

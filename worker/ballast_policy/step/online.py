@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from math import inf
+from math import inf, sqrt
 
 from ballast_policy.learning.cost import attended
 from ballast_policy.plan import Reason
@@ -51,8 +51,9 @@ def online_step(
 def online_seconds(step: StepDraft) -> float:
     """Return the time that the step would take if offline work had never run; 0 if online has no part in it.
 
-    Without it, answers end earlier, so that a smaller share of them meets in one step: the time of an answer alone over
-    its time now (Little's law). The mean answer in progress has half of the delay of a whole one.
+    Answers would end earlier, so that a smaller share of them meets in one step: by Little's law, the time of an answer
+    alone over its time now. A request in progress has half of the delay of its whole answer, on average. As the time
+    alone depends on the share in turn, the share is the root of a quadratic equation.
     """
     online, cost, draft, snapshot = step.online, step.cost, step.draft, step.snapshot
     prefill = [(r, tokens) for r, tokens in draft.prefill_grants.items() if r.request_class is ONLINE]
@@ -64,12 +65,11 @@ def online_seconds(step: StepDraft) -> float:
     num_tokens = num_decodes + sum([tokens for _, tokens in prefill])
     linear = sum([cost.k1 * tokens + cost.k2 * attended(computed(r), tokens) for r, tokens in prefill])
     linear += cost.k3 * num_decodes + cost.k4 * context
-    seconds = cost.k0 + linear + cost.experts(num_tokens)
-    answer, delay = snapshot.expectation.online_answer, 2 * snapshot.online_delay
-    for _ in range(4 if answer and delay else 0):  # the share depends on itself; more iterations change nothing
-        share = answer * seconds / (answer * seconds + delay)
-        seconds = cost.k0 + linear * share + cost.experts(num_tokens * share)
-    return seconds
+    work, share = linear + cost.experts(num_tokens), 1.0
+    if snapshot.online_delay and snapshot.expectation.online_in_progress and work:
+        rest = 2 * snapshot.online_delay / snapshot.expectation.online_in_progress + cost.k0 - work
+        share = (sqrt(rest * rest + 4 * work * cost.k0) - rest) / (2 * work)
+    return cost.k0 + linear * share + cost.experts(num_tokens * share)
 
 
 def serve_online(step: StepDraft, reserved: Reserved) -> tuple[Reserved, Collection[Request]]:
