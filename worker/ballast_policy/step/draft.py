@@ -127,7 +127,7 @@ class StepDraft:
         draft.explain(request, reason)
 
     def reclaim(self, candidates: Iterable[Request], missing: int, growing: Collection[Request] = ()) -> bool:
-        """Preempt the cheapest candidates that free `missing` blocks, one of them for each of `growing`, or none."""
+        """Preempt the cheapest candidates that free `missing` blocks. If all of them free fewer, preempt none."""
         victims = choose_victims(candidates, missing, self.config.block_tokens, growing) if missing > 0 else []
         for request in victims or ():
             self.preempt(request, Reason.KV_RECLAIMED)
