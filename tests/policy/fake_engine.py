@@ -9,14 +9,15 @@ from paged_kv import PagedKv
 from workloads import EXACT, Arrival
 
 from ballast_policy.host import Dispatch, Host
+from ballast_policy.learning.cost import CostModel
 from ballast_policy.request import RUNNING, Request
 
 
 class FakeEngine:
     """Takes arrivals in and steps until each has ended. It refuses whatever an engine could not do."""
 
-    def __init__(self, host: Host, arrivals: Iterable[Arrival]) -> None:
-        self.host, self.now, self.num_steps = host, 0.0, 0
+    def __init__(self, host: Host, arrivals: Iterable[Arrival], *, cost: CostModel = EXACT) -> None:
+        self.host, self.cost, self.now, self.num_steps = host, cost, 0.0, 0
         self.coming = sorted(arrivals, key=lambda arrival: arrival.at, reverse=True)
         self.present: dict[Request, Arrival] = {}
         self.since: dict[Request, int] = {}
@@ -50,7 +51,7 @@ class FakeEngine:
     def compute(self, dispatch: Dispatch) -> None:
         """Compute a step, which stands still for the next arrival if the plan lets it."""
         host, plan, work = self.host, dispatch.plan, work_of(dispatch.grants)
-        seconds = left = EXACT.predict(work) or 0.001
+        seconds = left = self.cost.predict(work) or 0.001
         host.began(plan, self.now)
         if plan.suspendable_seconds and self.coming and (wait := self.coming[-1].at - self.now) < left:
             self.now, left = self.now + wait, left - wait

@@ -340,20 +340,10 @@ def g4_the_prediction_is_that_of_the_grants(snapshot: EngineSnapshot, plan: Step
     assert abs(snapshot.cost.predict(work_of(plan.grants)) - plan.predicted_seconds) < 1e-9
 
 
-def g4_online_alone_takes_its_part_less_the_crowding(snapshot: EngineSnapshot, plan: StepPlan) -> None:
-    """Requests that leave sooner meet fewer others: their share is the time of an answer alone over its time now."""
-    cost, answer, delay = snapshot.cost, snapshot.expectation.online_in_progress, 2 * snapshot.online_delay
-    if granted := [(r, n) for r, n in plan.grants if r.request_class is ONLINE]:
-        part = cost.predict(work_of(granted))
-        assert cost.k0 - 1e-9 <= plan.online_seconds <= part + 1e-9
-        if not delay or not answer:
-            assert abs(plan.online_seconds - part) < 1e-9
-        elif not cost.k5 and part - cost.k0 > 1e-6:
-            share = (plan.online_seconds - cost.k0) / (part - cost.k0)
-            alone = answer * plan.online_seconds
-            assert abs(share * (alone + delay) - alone) <= 1e-6 * (alone + delay)
-    else:
-        assert plan.online_seconds == 0
+def g4_online_alone_takes_its_part(snapshot: EngineSnapshot, plan: StepPlan) -> None:
+    part = snapshot.cost.predict(work_of([(r, n) for r, n in plan.grants if r.request_class is ONLINE]))
+    assert abs(plan.predicted_seconds - plan.parts.offline - part) < 1e-9
+    assert abs(plan.parts.decodes + plan.parts.prefill - max(0.0, part - snapshot.cost.k0)) < 1e-9
 
 
 def g5_nobody_is_overtaken_by_a_lower_priority(snapshot: EngineSnapshot, plan: StepPlan) -> None:
@@ -403,7 +393,7 @@ LAWS = (
     g3_no_engine_idles_while_work_waits,
     g4_lent_work_fits_the_budget,
     g4_the_prediction_is_that_of_the_grants,
-    g4_online_alone_takes_its_part_less_the_crowding,
+    g4_online_alone_takes_its_part,
     g5_nobody_is_overtaken_by_a_lower_priority,
     everything_has_its_because,
     without_an_slo_or_a_cap_nothing_bounds_a_step,

@@ -15,7 +15,7 @@ from ballast_policy.host import Host
 from ballast_policy.learning.cost import CostModel, Fit, StepWork, attended
 from ballast_policy.learning.expectation import Expectation
 from ballast_policy.learning.interference import Allowance, Interference
-from ballast_policy.plan import Reason, StepPlan
+from ballast_policy.plan import Reason, StepParts, StepPlan
 from ballast_policy.request import Request, RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 from ballast_policy.step.planner import plan
@@ -201,7 +201,7 @@ def test_a_cap_on_interference_needs_no_tokens():
         now = float(seq)
         request = Request(seq, ONLINE, now, 100, 1, num_tokens=100)
         interference.arrived(request, now)
-        interference.began(StepPlan(predicted_seconds=0.2, online_seconds=0.1), now)
+        interference.began(StepPlan(predicted_seconds=0.2, parts=StepParts(offline=0.1)), now)
         interference.ended(now + 0.2)
         interference.answered(request, now + 0.2)
         interference.finished(request, now + 0.2)

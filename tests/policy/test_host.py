@@ -12,7 +12,7 @@ from workloads import EXACT, Arrival, CountedKv, make_snapshot
 
 from ballast_policy.host import MOST_IDLE, REFIT_STEPS, Host, IllegalPlan
 from ballast_policy.learning.cost import StepWork
-from ballast_policy.plan import StepPlan
+from ballast_policy.plan import StepParts, StepPlan
 from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, WAITING, Request, RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig, TenantShare
 from ballast_policy.step.planner import plan
@@ -315,7 +315,7 @@ def test_latencies_from_before_the_cost_model_is_trusted_do_not_count():
     for seq in range(10):
         request = make_request(seq, ONLINE, arrival=float(seq))
         enter(host, request, now=float(seq))
-        host.began(StepPlan(predicted_seconds=1.0, online_seconds=0.5), float(seq))
+        host.began(StepPlan(predicted_seconds=1.0, parts=StepParts(offline=0.5)), float(seq))
         host.admit(request)
         request.num_computed = 8
         host.computed(request, 8, seq + 1.0)

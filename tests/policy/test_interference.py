@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from math import exp, inf
 from random import Random
+from statistics import fmean
 
 import pytest
 from fake_engine import FakeEngine
 from workloads import EXACT, Arrival
 
 from ballast_policy.host import Host
+from ballast_policy.learning.cost import CostModel
 from ballast_policy.learning.interference import Allowance, Interference
-from ballast_policy.plan import StepPlan
+from ballast_policy.plan import StepParts, StepPlan
 from ballast_policy.request import Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig
 
+CROWDED = CostModel(k0=0.005, k1=5e-5, k3=5e-4, is_trusted=True)
 ALONE, STEP = 0.02, 0.03
 """A step takes half as long again as online alone would need."""
 
@@ -51,7 +54,7 @@ class Traffic:
             self.now += gap
 
     def step(self, alone: float) -> None:
-        self.state.began(StepPlan(predicted_seconds=STEP, online_seconds=alone), self.now)
+        self.state.began(StepPlan(predicted_seconds=STEP, parts=StepParts(offline=STEP - alone)), self.now)
         self.now += STEP
         self.state.ended(self.now)
 
@@ -64,46 +67,49 @@ def test_the_clock_of_delay_knows_what_online_alone_would_have_taken():
     assert traffic.state.inflation == pytest.approx(0.5)
 
 
-def test_the_delay_is_the_mean_of_the_requests_in_progress():
-    traffic = Traffic()
-    early, late, waiting = (make_request(seq, 0.0) for seq in range(3))
-    for request in (early, late, waiting):
-        traffic.state.arrived(request, 0.0)
-    for request, steps in ((early, 3), (late, 1)):
-        traffic.state.answered(request, traffic.now)
-        for _ in range(steps):
-            traffic.step(ALONE)
-    each = STEP - ALONE
+def test_an_answer_that_ends_sooner_meets_a_smaller_share_of_the_work_of_others():
+    """Five decodes in steps of 15 ms, or ten of them in steps of 30 ms."""
+    state, request = Interference(), make_request(0, 0.0)
+    state.arrived(request, 0.0)
+    request.first_token = 0.0
+    state.answered(request, 0.0)
+    state.began(StepPlan(predicted_seconds=0.03, parts=StepParts(offline=0.01, decodes=0.01)), 0.0)
+    request.num_output = 101
+    state.finished(request, 3.0)
 
-    assert traffic.state.delay == pytest.approx((4 + 1 + 4) / 3 * each)
-
-    traffic.state.finished(early, traffic.now)
-    assert traffic.state.delay == pytest.approx((1 + 4) / 2 * each)
-
-    traffic.state.finished(late, traffic.now)
-    traffic.state.finished(waiting, traffic.now)
-    assert traffic.state.delay == 0
+    [(_, tpot)] = state.tpot
+    assert tpot.measured == pytest.approx(0.03)
+    assert tpot.alone == pytest.approx(0.015)
 
 
+@pytest.mark.parametrize("can_suspend", [True, False])
+@pytest.mark.parametrize("cost", [EXACT, CROWDED], ids=["cheap decodes", "expensive decodes"])
+@pytest.mark.parametrize("prompt", [8, 200])
 @pytest.mark.parametrize("length", ["alike", "varied"])
-def test_the_delay_by_offline_work_ends_with_it(length: str):
-    """Busy traffic must not keep its own delay alive. Long answers are in progress for longer than short ones."""
+def test_the_time_per_token_of_online_alone_is_that_of_a_run_without_offline(
+    length: str, prompt: int, cost: CostModel, can_suspend: bool
+):
+    """Later answers meet more prefill and more decodes of others."""
     rng, at, arrivals = Random(1), 0.0, []
-    while at < 24:
-        at += rng.expovariate(60)
-        output = 50 if length == "alike" else 1 + int(rng.expovariate(1 / 49))
-        arrivals.append(Arrival(at, RequestClass.ONLINE, 8, output))
-    arrivals += [Arrival(0.0, RequestClass.OFFLINE, 64, 200, abort_after=150)] * 60
-    engine = FakeEngine(Host(PolicyConfig(slots=128, num_blocks=10_000), cost=EXACT), arrivals)
-    alone, whole = 0.0, 0.0
-    while engine.coming:
-        dispatch = engine.begin()
-        if engine.now > 16:
-            assert not engine.host.count(RequestClass.OFFLINE)
-            alone, whole = alone + dispatch.plan.online_seconds, whole + dispatch.plan.predicted_seconds
-        engine.compute(dispatch)
+    while at < 10:
+        at += rng.expovariate(20)
+        output = 50 if length == "alike" else 2 + int(rng.expovariate(1 / 49))
+        arrivals.append(Arrival(at, RequestClass.ONLINE, prompt, output))
+    config = PolicyConfig(slots=64, num_blocks=10_000, ttft=1.0, tpot=0.03, can_suspend=can_suspend)
 
-    assert alone == pytest.approx(whole, rel=0.05)
+    def replayed(offline: list[Arrival]) -> tuple[float, float]:
+        host = Host(config, cost=cost)
+        engine = FakeEngine(host, arrivals + offline, cost=cost)
+        while engine.coming:
+            engine.step()
+        found = [latency for _, latency in host.interference.tpot]
+        return fmean(latency.measured for latency in found), fmean(latency.alone for latency in found)
+
+    alone, estimated = replayed([])
+    assert estimated == pytest.approx(alone, rel=1e-6)
+    delayed, estimated = replayed([Arrival(0.0, RequestClass.OFFLINE, 64, 20_000)] * 60)
+    assert delayed > 1.8 * alone
+    assert estimated == pytest.approx(alone, abs=0.2 * (delayed - alone))
 
 
 def test_a_request_that_arrived_under_another_slo_is_not_lost():
@@ -114,7 +120,7 @@ def test_a_request_that_arrived_under_another_slo_is_not_lost():
         request = make_request(0, 0.0, ttft=0.03)
         state.arrived(request, 0.0)
         state.configure(None, 0.99, (0.03, inf))
-        state.began(StepPlan(predicted_seconds=0.04, online_seconds=0.02), 0.0)
+        state.began(StepPlan(predicted_seconds=0.04, parts=StepParts(offline=0.02)), 0.0)
         request.num_output, request.first_token = 1, 0.04
         state.answered(request, 0.04)
         state.finished(request, 0.04)
@@ -129,10 +135,10 @@ def test_a_request_that_arrives_during_an_offline_step_waits_for_its_rest():
     state.configure(0.1, 0.0)
     for seq in range(10):
         now = float(seq)
-        state.began(StepPlan(predicted_seconds=0.1, online_seconds=0.0), now)
+        state.began(StepPlan(predicted_seconds=0.1, parts=StepParts(offline=0.1)), now)
         request = make_request(seq, now + 0.075)
         state.arrived(request, now + 0.075)
-        state.began(StepPlan(predicted_seconds=0.02, online_seconds=0.02), now + 0.1)
+        state.began(StepPlan(predicted_seconds=0.02), now + 0.1)
         request.num_output, request.first_token = 1, now + 0.12
         state.answered(request, now + 0.12)
         request.num_output = 2

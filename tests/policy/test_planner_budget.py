@@ -103,19 +103,9 @@ class TestBudget:
 
         decided = engine.plan()
 
-        assert decided.online_seconds == pytest.approx(EXACT.k0 + EXACT.decode(10))
-        assert decided.budget_seconds == pytest.approx(1.1 * decided.online_seconds)
-
-    def test_online_alone_has_fewer_decodes_in_a_step_by_the_share_that_answers_are_shorter(self):
-        engine = Engine(slots=16)
-        engine.cost = CostModel(k0=0.01, k3=0.001, is_trusted=True)
-        for _ in range(10):
-            engine.decoding(ONLINE)
-        alone, now, tokens = 0.01 + 5 * 0.001, 0.03, 20  # five decodes in steps of 15 ms, or ten in steps of 30 ms
-        engine.extra["expectation"] = Expectation(online_in_progress=tokens)
-        engine.extra["online_delay"] = tokens * (now - alone) / 2
-
-        assert engine.plan().online_seconds == pytest.approx(alone)
+        alone = EXACT.k0 + EXACT.decode(10)
+        assert decided.predicted_seconds - decided.parts.offline == pytest.approx(alone)
+        assert decided.budget_seconds == pytest.approx(1.1 * alone)
 
     def test_a_cap_bounds_a_step_without_online_as_long_as_it_is_expected(self):
         engine = Engine(max_interference=0.1)

@@ -155,7 +155,6 @@ expectations = st.just(UNKNOWN) | st.builds(
     online_until=st.sampled_from([-inf, 0.2, inf]),
     online_spread=st.sampled_from([0.0, 100.0]),
     online_answer=st.sampled_from([0.0, 12.0]),
-    online_in_progress=st.sampled_from([0.0, 18.0]),
     online_short=st.sampled_from([0, 4]),
 )
 allowances = st.just(UNCHECKED) | st.builds(
@@ -203,8 +202,7 @@ def snapshots(draw: st.DrawFn) -> EngineSnapshot:
     for tenant in "abc":
         host.ledgers[OFFLINE].charge(tenant, draw(st.integers(0, 50)))
     snapshot = make_snapshot(host, requests, now=NOW, free_blocks=free_blocks)
-    delay = draw(st.sampled_from([0.0, 0.05, 3.0]))
-    return replace(snapshot, expectation=draw(expectations), allowance=draw(allowances), online_delay=delay)
+    return replace(snapshot, expectation=draw(expectations), allowance=draw(allowances))
 
 
 NOW = 10.0

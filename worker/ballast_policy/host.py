@@ -200,7 +200,6 @@ class Host:
             ledgers=self.ledgers,
             typical_prompt=int(self.expectations.typical_prompt),
             allowance=self.interference.allowance,
-            online_delay=self.interference.delay,
             expectation=self.expectations.expectation,
         )
         hinted = dict.fromkeys(RequestClass, HINTED)
@@ -319,7 +318,7 @@ class Host:
             bills[tenant] = bills.get(tenant, 0.0) + cost
         if is_drawn and request.first_token == inf:
             request.first_token = now
-            self.interference.answered(request, now)
+            self.interference.answered(request, now, self.cost.k0 + self.cost.prefill(0, request.num_prompt))
         return found
 
     def settle(self) -> Iterable[tuple[RequestClass, Mapping[str, float]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -33,6 +33,14 @@ class Because(NamedTuple):
     reason: Reason
 
 
+class StepParts(NamedTuple):
+    """Parts of the predicted seconds of a step: what offline adds, and what requests of online add."""
+
+    offline: float = 0.0
+    decodes: float = 0.0
+    prefill: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """The actions of the engine, in this order: preempt, park, resume, admit, then compute `grants`.
@@ -56,7 +64,6 @@ class StepPlan:
     reservation of offline may exceed it by themselves."""
     wait_until: float = float("-inf")
     """Time of the next plan after an empty one, unless a request arrives earlier; -inf if unknown."""
-    online_seconds: float = 0.0
-    """Predicted time that online alone would take for its part of the step."""
+    parts: StepParts = field(default_factory=StepParts)
     suspendable_seconds: float = 0.0
     """Time for which the step may be suspended for new online requests (`plan_nested`)."""

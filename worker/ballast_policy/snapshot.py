@@ -107,7 +107,5 @@ class EngineSnapshot:
     """Tokens that an online prompt usually has to compute; 0 while unknown."""
     allowance: Allowance = UNCHECKED
     """Limits that follow from measured latencies, see `Interference`."""
-    online_delay: float = 0.0
-    """Mean delay in seconds of the online requests in progress, because of offline work, see `Interference`."""
     expectation: Expectation = UNKNOWN
     """Lengths of answers and demand of online, see `ExpectationLearner`."""

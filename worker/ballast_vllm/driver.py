@@ -6,7 +6,7 @@ The scheduler calls, in this order:
     leave               requests finished, for any reason
     begin               plan a step: preempt, park and resume, and set `grants` and `admissions`
     dispatched          vLLM built the batch of the step
-    arrived, computed   the output of the step is there; vLLM added it to the requests
+    computed            vLLM added the output of the step to the requests
 
 With asynchronous scheduling, a step begins before the output of the step before it is there.
 """
@@ -296,6 +296,8 @@ class Driver:
                     record.steps_waited += 1
             host.dispatched()
         if not pairs:
+            if not self._flights:
+                host.ended(now)
             return
         for request_class, held in host.held.items():
             counters.tokens.classes[request_class].parked_steps += held[PARKED]
@@ -305,7 +307,7 @@ class Driver:
         if self._is_async:
             flight.ends = self._run_ahead(pairs, resync=bool(num_drafts))
         if not self._flights:
-            host.began(plan, begun)
+            host.began(plan, now)  # what follows a step counts as its time, up to the plan of the next one
         self._flights.append(flight)
         counters.note_work(work, num_decodes=decode, ends=ends)
 
@@ -385,10 +387,6 @@ class Driver:
         record.num_tokens = request.num_tokens + num_drawing
         if num_drawing and record.num_tokens - record.num_prompt >= record.max_output:
             record.num_tokens = record.num_computed
-
-    def arrived(self, now: float) -> None:
-        """Note that the step at the head of the flights ended; call it before vLLM reads the output."""
-        self.host.ended(now)
 
     def computed(self, now: float) -> None:
         """Charge the step at the head of the flights, after vLLM added its output to the requests."""

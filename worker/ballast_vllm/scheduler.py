@@ -119,8 +119,6 @@ class _Ballast(PlannedBatch):
         is_step = bool(scheduler_output.num_scheduled_tokens)
         driver = self.driver
         now = self.clock()
-        if is_step:
-            driver.arrived(now)
         driver.leave(self.finished_req_ids, now)  # aborted during the step
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if is_step:

@@ -57,8 +57,6 @@ class Expectation:
     """Standard deviation of the online prompt tokens of one second; of `t` seconds it is `sqrt(t)` times that."""
     online_answer: float = 0.0
     """Mean tokens of an online answer; 0 while unknown."""
-    online_in_progress: float = 0.0
-    """Mean tokens of the whole of an online answer in progress: long answers are in progress for longer."""
     online_short: int = 8
     """Tokens that all but 1 % of the online answers reach. Half of the default: 1.1 points of TTFT (bursts-40-32)."""
 
@@ -150,6 +148,5 @@ class ExpectationLearner:
             outputs=outputs,
             online_tokens=fmean(list(self._bursts)[-NUM_RECENT:] or [0]) / BURST_SECONDS,
             online_answer=sum(answers) / len(answers) if answers else 0.0,
-            online_in_progress=sum([length * length for length in answers]) / max(1, sum(answers)),
             online_short=answers[len(answers) // 100] if answers else UNKNOWN.online_short,
         )

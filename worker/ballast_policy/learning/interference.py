@@ -1,7 +1,8 @@
 """The interference of offline work: how much later online tokens come than they would without it.
 
-A step delays the online requests that wait or decode by the time that online alone would not take. The sum over all
-steps is a clock of delay. The delay of a request is the advance of this clock between its arrival and its tokens.
+A step delays the online requests that wait or decode by the time that offline adds. The sum over all steps is a clock.
+The delay of a request is the advance of this clock between its arrival and its tokens. Two more clocks have the work of
+online itself, of which a request that is served sooner meets less.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from dataclasses import dataclass, replace
 from math import exp, inf
 from typing import NamedTuple
 
+import numpy as np
+
+from ballast_policy.learning.cost import Floats
 from ballast_policy.plan import StepPlan
 from ballast_policy.request import Request, RequestClass
 
@@ -55,15 +59,13 @@ class Allowance:
 
 
 UNCHECKED = Allowance()
+_BEGIN, _IDLE = np.zeros(4), np.array((1.0, 0.0, 0.0, 0.0))
+"""Clocks: the time, the delay by offline, the decodes of online, and its prefill. Their rates without a step."""
 
 
 class _Latency(NamedTuple):
     measured: float
     alone: float
-
-    def is_lost(self, slo: float) -> bool:
-        """Return whether the request misses an SLO that it would meet without offline work."""
-        return self.measured > slo >= self.alone
 
 
 class Interference:
@@ -73,7 +75,8 @@ class Interference:
         self.cap: float | None = None
         self.objective, self.slo = 0.0, (inf, inf)
         self.allowance = Allowance()
-        self._delay = self._since = self._rate = self._adjusted = 0.0
+        self._since = self._adjusted = 0.0
+        self._clocks, self._rates = _BEGIN, _IDLE
         self.restart()
 
     def configure(self, cap: float | None, objective: float, slo: tuple[float, float] = (inf, inf)) -> None:
@@ -88,60 +91,58 @@ class Interference:
         """Forget all latencies, including those of running requests, and soon the median, as conditions changed."""
         self.inflation = 0.0
         """Under a cap, the largest inflation of TTFT and TPOT, median and 99th percentile, at the last adjustment."""
-        self._open: dict[int, tuple[float, _Latency | None]] = {}
-        """By request: the clock of delay at its arrival, or at its first token with its TTFT. `_clocks` sums them."""
-        self._clocks, self._num_steps = 0.0, 0
-        self._ttft: deque[tuple[float, _Latency]] = deque(maxlen=_LATENCIES)
+        self._open: dict[int, tuple[Floats, _Latency | None]] = {}
+        """By request: the clocks at its arrival, or at its first token with its TTFT."""
+        self._num_answers, self._sums, self._num_steps = 0, _BEGIN, 0
+        """The open requests with a first token, and the sums of their clocks."""
+        self.ttft: deque[tuple[float, _Latency]] = deque(maxlen=_LATENCIES)
         """Latencies with the time of their measurement."""
-        self._tpot: deque[tuple[float, _Latency]] = deque(maxlen=_LATENCIES)
+        self.tpot: deque[tuple[float, _Latency]] = deque(maxlen=_LATENCIES)
 
     def began(self, plan: StepPlan, now: float) -> None:
-        """Advance the clock in this step by its time without the part of online. Under a cap, learn the median part."""
+        """Advance the clocks with this step. Under a cap, learn the median of the part of online."""
         self.ended(now)
         if plan.predicted_seconds > 0:
-            self._rate = 1.0 - min(1.0, plan.online_seconds / plan.predicted_seconds)
-            if self.cap is not None and (seconds := plan.online_seconds):
+            self._rates = np.array((plan.predicted_seconds, *plan.parts)) / plan.predicted_seconds
+            if self.cap is not None and (seconds := plan.predicted_seconds - plan.parts.offline):
                 self._num_steps += 1
                 drift, typical = max(_DRIFT, 1 / (1 + self._num_steps)), self.allowance.typical or seconds
                 typical *= 1 + drift if seconds > typical else 1 - drift
                 self.allowance = replace(self.allowance, typical=typical, is_alone=self._num_steps % _ALONE_STEPS == 0)
 
     def ended(self, now: float) -> None:
-        self._delay, self._since, self._rate = self._at(now), now, 0.0
+        self._clocks, self._since, self._rates = self._at(now), now, _IDLE
 
-    @property
-    def delay(self) -> float:
-        """Return the mean delay in seconds of the online requests in progress, since their arrival or first token."""
-        return max(0.0, self._delay - self._clocks / len(self._open)) if self._open else 0.0
-
-    def _at(self, now: float) -> float:
-        return self._delay + (now - self._since) * self._rate
+    def _at(self, now: float) -> Floats:
+        return self._clocks + (now - self._since) * self._rates
 
     def arrived(self, request: Request, now: float) -> None:
         if request.request_class is RequestClass.ONLINE:
             self._open[request.seq] = self._at(now), None
-            self._clocks += self._at(now)
 
-    def answered(self, request: Request, now: float) -> None:
-        begun = self._open.get(request.seq)
-        if begun is not None:
-            taken, delay = now - request.arrival, self._at(now)
-            ttft = _Latency(taken, max(taken - (delay - begun[0]), 0.0))
-            self._ttft.append((now, ttft))
-            self._open[request.seq] = delay, ttft
-            self._clocks += delay - begun[0]
+    def answered(self, request: Request, now: float, own: float = 0.0) -> None:
+        """Note the first token of a request; a step with its prefill alone takes `own` seconds."""
+        if begun := self._open.get(request.seq):
+            clocks, taken = self._at(now), now - request.arrival
+            _, delay, decodes, prefill = (clocks - begun[0]).tolist()
+            share = _share_alone(self._num_answers * clocks - self._sums)
+            delay += (1.0 - share) * (decodes + max(0.0, prefill - own))
+            ttft = _Latency(taken, max(0.0, taken - delay))
+            self.ttft.append((now, ttft))
+            self._open[request.seq] = clocks, ttft
+            self._num_answers, self._sums = self._num_answers + 1, self._sums + clocks
 
     def finished(self, request: Request, now: float) -> None:
-        begun, ttft = self._open.pop(request.seq, (0.0, None))
-        self._clocks -= begun
+        begun, ttft = self._open.pop(request.seq, (_BEGIN, None))
         if ttft is None:
             return
-        is_lost = ttft.is_lost(request.ttft)
+        self._num_answers, self._sums = self._num_answers - 1, self._sums - begun if self._num_answers > 1 else _BEGIN
+        is_lost = ttft.measured > request.ttft >= ttft.alone  # it misses an SLO that it would meet without offline
         if request.num_output > 1:
-            taken, num = now - request.first_token, request.num_output - 1
-            tpot = _Latency(taken / num, max(taken - (self._at(now) - begun), 0.0) / num)
-            self._tpot.append((now, tpot))
-            is_lost |= tpot.is_lost(request.tpot)
+            measured = (now - request.first_token) / (request.num_output - 1)
+            tpot = _Latency(measured, measured * _share_alone(self._at(now) - begun))
+            self.tpot.append((now, tpot))
+            is_lost |= tpot.measured > request.tpot >= tpot.alone
         ratio = self.allowance.lending_ratio * exp(_LOSS_STEP * (1 - self.objective - is_lost))
         self.allowance = replace(self.allowance, lending_ratio=min(1.0, max(_LEAST_RATIO, ratio)))
         if now - self._adjusted >= _ADJUST_SECONDS:
@@ -150,19 +151,29 @@ class Interference:
 
     def _adjust(self, now: float, seconds: float) -> None:
         """Adjust the allowance, `seconds` after the last adjustment."""
-        for latencies in (self._ttft, self._tpot):
+        for latencies in (self.ttft, self.tpot):
             while latencies and latencies[0][0] < now - _LATENCY_SECONDS:
                 latencies.popleft()
         share = self.allowance.share
         if self.cap is not None and share is not None:
             target, moved = _TARGET * self.cap, min(1.0, seconds / _LATENCY_SECONDS)
-            measured = [found for found in (self._ttft, self._tpot) if found]
+            measured = [found for found in (self.ttft, self.tpot) if found]
             is_known = min(map(len, measured), default=0) >= _LEAST
             self.inflation = max(map(_inflation, measured)) if is_known else 0.0
             share += (target - (self.inflation if is_known else share)) * moved
             share = min(max(0.0, share), 4 * self.cap)  # bounds an unused share; 2 or 8 changes nothing (sparse-2s)
         ratio = min(1.0, self.allowance.lending_ratio + seconds * (1 - self.objective) / _RECOVERY_SECONDS)
         self.allowance = replace(self.allowance, share=share, lending_ratio=ratio)
+
+
+def _share_alone(passed: Floats) -> float:
+    """Return the time of answers without offline as a share of their time, from the advance of the clocks.
+
+    By Little's law, they would meet this share of the work, too: `share * taken = taken - delay - work + share * work`.
+    """
+    taken, delay, decodes, prefill = passed.tolist()
+    work = decodes + prefill
+    return max(0.0, taken - delay - work) / (taken - work) if taken > work else 1.0
 
 
 def _inflation(latencies: Collection[tuple[float, _Latency]]) -> float:

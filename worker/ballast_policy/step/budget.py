@@ -42,7 +42,7 @@ class OnlineStep:
     fixed: float
     """The part of `seconds` that is not prefill."""
     alone: float = 0.0
-    """The result of `online_seconds`."""
+    """Predicted time of the step without offline."""
     experts: float = 0.0
     """Seconds for reading the experts that this part does not touch."""
 
@@ -152,10 +152,7 @@ def _cap_bound(snapshot: EngineSnapshot, alone: float) -> float:
 
 
 def _idle_cap_bound(snapshot: EngineSnapshot) -> float:
-    """Return the bound of the cap on a step without online requests: what it delays is a part of the whole answer.
-
-    A newcomer suspends the step for its first token, or waits for its end if the engine cannot suspend it.
-    """
+    """Return the bound of the cap on a step without online, which a newcomer suspends, or whose end it waits for."""
     config, cost = snapshot.config, snapshot.cost
     if config.max_interference is None:
         return inf

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, repeat
 
-from ballast_policy.plan import Because, Reason, StepPlan
+from ballast_policy.plan import Because, Reason, StepParts, StepPlan
 from ballast_policy.request import ONLINE, WAITING, Request, computed
 from ballast_policy.reservation import most_slots
 from ballast_policy.snapshot import EngineSnapshot
@@ -140,7 +140,7 @@ class StepDraft:
             peak.add(request, request.num_private_blocks + self.blocks.promised.get(request, 0))
         return peak
 
-    def as_plan(self, budget_seconds: float, *, online_seconds: float, suspendable_seconds: float = 0.0) -> StepPlan:
+    def as_plan(self, budget_seconds: float, parts: StepParts, *, suspendable_seconds: float = 0.0) -> StepPlan:
         draft = self.draft
         counted = [group.decodes for group in (self.online, self.offline) if group.is_counted]
         grants = (*zip(chain(*counted, draft.decodes), repeat(1)), *draft.prefill_grants.items())
@@ -153,7 +153,7 @@ class StepDraft:
             because=tuple(draft.because),
             predicted_seconds=self.time.seconds if grants else 0.0,
             budget_seconds=budget_seconds,
-            online_seconds=online_seconds,
+            parts=parts if grants else StepParts(),
             suspendable_seconds=suspendable_seconds,
         )
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from math import inf, sqrt
+from math import inf
 
 from ballast_policy.learning.cost import attended
-from ballast_policy.plan import Reason
+from ballast_policy.plan import Reason, StepParts
 from ballast_policy.request import ONLINE, PARKED, RUNNING, WAITING, Request, computed
 from ballast_policy.step.budget import OnlineStep, most_prefill, prefill_limits
 from ballast_policy.step.draft import StepDraft
@@ -48,28 +48,15 @@ def online_step(
     )
 
 
-def online_seconds(step: StepDraft) -> float:
-    """Return the time that the step would take if offline work had never run; 0 if online has no part in it.
-
-    Answers would end earlier, so that a smaller share of them meets in one step: by Little's law, the time of an answer
-    alone over its time now. A request in progress has half of the delay of its whole answer, on average. As the time
-    alone depends on the share in turn, the share is the root of a quadratic equation.
-    """
-    online, cost, draft, snapshot = step.online, step.cost, step.draft, step.snapshot
-    prefill = [(r, tokens) for r, tokens in draft.prefill_grants.items() if r.request_class is ONLINE]
-    started = [request for request in draft.decodes if request.request_class is ONLINE]
-    if not (prefill or started or online.decodes):
-        return 0.0
-    num_decodes = len(online.decodes) + len(started)
-    context = online.context + sum(request.num_tokens for request in started)
-    num_tokens = num_decodes + sum([tokens for _, tokens in prefill])
-    linear = sum([cost.k1 * tokens + cost.k2 * attended(computed(r), tokens) for r, tokens in prefill])
-    linear += cost.k3 * num_decodes + cost.k4 * context
-    work, share = linear + cost.experts(num_tokens), 1.0
-    if snapshot.online_delay and snapshot.expectation.online_in_progress and work:
-        rest = 2 * snapshot.online_delay / snapshot.expectation.online_in_progress + cost.k0 - work
-        share = (sqrt(rest * rest + 4 * work * cost.k0) - rest) / (2 * work)
-    return cost.k0 + linear * share + cost.experts(num_tokens * share)
+def online_parts(step: StepDraft) -> StepParts:
+    """Return the predicted time of the work of online in the step."""
+    cost, draft = step.cost, step.draft
+    contexts = [request.num_tokens for request in draft.decodes if request.request_class is ONLINE]
+    num, context = len(step.online.decodes) + len(contexts), step.online.context + sum(contexts)
+    chunks = [(computed(r), tokens) for r, tokens in draft.prefill_grants.items() if r.request_class is ONLINE]
+    prefill = sum([cost.k1 * tokens + cost.k2 * attended(done, tokens) for done, tokens in chunks])
+    prefill += cost.experts(sum([tokens for _, tokens in chunks]), num)
+    return StepParts(decodes=cost.k3 * num + cost.k4 * context + cost.experts(num), prefill=prefill)
 
 
 def serve_online(step: StepDraft, reserved: Reserved) -> tuple[Reserved, Collection[Request]]:

@@ -21,7 +21,7 @@ from ballast_policy.step.budget import idle_budget, step_budget
 from ballast_policy.step.decode_growth import grow
 from ballast_policy.step.draft import StepDraft
 from ballast_policy.step.lending import lend, park_above_caps
-from ballast_policy.step.online import online_seconds, online_step, serve_online
+from ballast_policy.step.online import online_parts, online_step, serve_online
 from ballast_policy.step.reserved import fill_reservation
 from ballast_policy.step.suspension import suspendable_seconds
 
@@ -39,7 +39,8 @@ def plan(snapshot: EngineSnapshot) -> StepPlan:
     growth_blocks = grow(step)
     reserved = fill_reservation(step)
     reserved, late = serve_online(step, reserved)
-    alone = online_seconds(step)
+    parts = online_parts(step)
+    alone = step.cost.k0 + sum(parts) if any(parts) else 0.0
     budget = inf
     if step.cost.is_trusted:
         part = online_step(step, reserved, late=late, alone=alone)
@@ -47,7 +48,8 @@ def plan(snapshot: EngineSnapshot) -> StepPlan:
     expects_online = step.has_online or snapshot.now <= snapshot.expectation.online_until
     lend(step, reserved, growth_blocks=growth_blocks, budget=budget, expects_online=expects_online)
     _break_deadlock(step)
-    return step.as_plan(budget, online_seconds=alone, suspendable_seconds=suspendable_seconds(step))
+    parts = parts._replace(offline=max(0.0, step.time.seconds - alone))
+    return step.as_plan(budget, parts, suspendable_seconds=suspendable_seconds(step))
 
 
 def starts_at(snapshot: EngineSnapshot) -> float:

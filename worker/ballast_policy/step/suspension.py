@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import inf
 
-from ballast_policy.plan import Reason, StepPlan
+from ballast_policy.plan import Reason, StepParts, StepPlan
 from ballast_policy.request import ONLINE, PARKED, Request, computed
 from ballast_policy.snapshot import EngineSnapshot
 from ballast_policy.step.budget import SUSPENDED_SHARE
@@ -70,4 +70,4 @@ def plan_nested(snapshot: EngineSnapshot, in_flight: Collection[Request], second
     excess = offline.num_held - step.most_offline_slots
     if online.started and excess > 0:
         step.park(step.coverage.running[-excess:], Reason.SLOT_RECLAIMED)
-    return step.as_plan(seconds, online_seconds=step.time.seconds)
+    return step.as_plan(seconds, StepParts(prefill=step.time.seconds))
