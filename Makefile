@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Processes that run the tests: one for each core, four at most. `PARALLEL=` runs them one after the other.
+PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
 # vLLM needs versions of its own, and gigabytes: it has an environment of its own.
 VLLM_VENV ?= .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
@@ -32,7 +34,7 @@ demo: $(VENV)/.ready ## Replay real online traffic with and without an offline j
 	@$(BIN)/ballast demo $(ARGS)
 
 test: $(VENV)/.ready ## Run all tests that need only Python and a C compiler (vLLM: make vllm); ARGS='-k queue'
-	@$(BIN)/python -m pytest -m 'not envtest and not promtool and not helm' $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m 'not envtest and not promtool and not helm' $(ARGS)
 
 nightly: $(VENV)/.ready ## Run the property tests on new examples, 5,000 for most tests (hours); ARGS=tests/queue
 	@HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m 'hypothesis and not envtest' --timeout 14400 --durations 10 $(ARGS)

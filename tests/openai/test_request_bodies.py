@@ -368,7 +368,7 @@ def test_any_body_is_served_or_refused_with_a_sentence(url, body):
         ({}, "an object with no fields"),
         ({"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}, "an object with 'a', 'b', 'c', 'd'"),
         ({"k" * 50: 1}, f"an object with '{'k' * 40}'"),
-        (object(), "object"),
+        pytest.param(object(), "object", id="an object"),
     ],
     ids=repr,
 )

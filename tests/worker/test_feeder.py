@@ -387,12 +387,13 @@ def test_a_job_from_the_inbox_is_told_whether_it_meets_its_deadline(fed, queue, 
                 desk.xadd(queue.store.keys.inbox, {"item": line, **fields, "end": str(int(i == 299))})
         late, fine = (
             eventually(
-                lambda name=name: (
-                    (jobs := {j.id: j for j in queue.jobs.newest()}).get(name) and jobs[name].outlook and jobs[name]
+                # The first outlook may be that of a part of the items.
+                lambda name=name, risky=risky: next(
+                    (j for j in queue.jobs.newest() if j.id == name and j.outlook and j.is_at_risk is risky), None
                 ),
                 "an outlook",
             )
-            for name in ("late", "fine")
+            for name, risky in (("late", True), ("fine", False))
         )
         at_risk = eventually(lambda: (n := _at_risk(client, queue.name)) and n, "the metric")
         for job_id in ("late", "fine", background):
