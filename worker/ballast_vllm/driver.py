@@ -32,7 +32,7 @@ from ballast_vllm.counters import Counters
 from ballast_vllm.drafts import DraftGain
 from ballast_vllm.plan_limits import limit_residents, whole_prompts
 from ballast_vllm.requests import RequestPlace, place_of
-from ballast_vllm.snapshot_kv import SnapshotKv, VllmBlocks
+from ballast_vllm.snapshot_kv import EAGER, SnapshotKv, VllmBlocks
 
 TIGHT = 4
 """Private blocks are counted when less than this part of the KV is free: only then a plan preempts for KV."""
@@ -213,7 +213,7 @@ class Driver:
         kv.step += 1
         num_running = sum([held[RUNNING] for held in host.held.values()])
         num_ahead = self._blocks.num_lookahead_tokens + self._num_draft_tokens * self.draft_gain.is_on
-        kv.is_eager = num_running < host.config.slots
+        kv.num_eager = EAGER if num_running < host.config.slots else 0
         kv.draft_blocks = -(-num_running * num_ahead // self._blocks.block_tokens)
         self._count_private()
         snapshot = host.snapshot(kv, now)

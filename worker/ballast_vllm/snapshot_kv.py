@@ -8,7 +8,9 @@ from typing import Any, Protocol
 from ballast_policy.request import ONLINE, Request
 
 HINT_STEPS = 8
-"""Steps for which a matched prefix stays valid while no slot is free. Bounds the cost of a long backlog."""
+"""Steps for which a matched prefix stays valid. Bounds the cost of a long backlog."""
+EAGER = 4
+"""Offline requests whose prefix is looked up in each step with a free slot: few steps admit more of them."""
 
 
 class VllmBlocks(Protocol):
@@ -30,8 +32,8 @@ class SnapshotKv:
     """The KV of a snapshot (`ballast_policy.host.Kv`): vLLM itself admits, extends and releases."""
 
     def __init__(self, blocks: VllmBlocks, live: Mapping[int, Any]) -> None:
-        self.is_eager = False
-        """Look up each prefix, because slots are free."""
+        self.num_eager = 0
+        """Offline requests that this step may still look up for certain."""
         self.step = 0
         self.draft_blocks = 0
         """Blocks that the drafts of a step and a draft model may take."""
@@ -46,11 +48,9 @@ class SnapshotKv:
 
     def hint(self, request: Request) -> None:
         """Look up the prefix of a waiting request, unless the last answer is recent."""
-        if (
-            self.is_eager
-            or request.request_class is ONLINE
-            or self._hinted.get(request.seq, -HINT_STEPS) + HINT_STEPS <= self.step
-        ):
+        is_online = request.request_class is ONLINE
+        if is_online or self.num_eager > 0 or self._hinted.get(request.seq, -HINT_STEPS) + HINT_STEPS <= self.step:
+            self.num_eager -= not is_online
             self._hinted[request.seq] = self.step
             self._blocks.match_prefix(self._live[request.seq], request)
 

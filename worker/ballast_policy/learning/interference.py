@@ -1,8 +1,7 @@
 """The interference of offline work: how much later online tokens come than they would without it.
 
-A step delays the online requests that wait or decode by the time that offline adds. The sum over all steps is a clock.
-The delay of a request is the advance of this clock between its arrival and its tokens. Two more clocks have the work of
-online itself, of which a request that is served sooner meets less.
+A step delays the online requests by the time that offline adds. The sum over all steps is a clock, and the delay of a
+request is its advance meanwhile. Two more clocks sum the work of online, of which a request served sooner meets less.
 """
 
 from __future__ import annotations
@@ -11,12 +10,10 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import exp, inf
+from operator import add
 from typing import NamedTuple
 
-import numpy as np
-
-from ballast_policy.learning.cost import Floats
-from ballast_policy.plan import StepPlan
+from ballast_policy.plan import StepParts, StepPlan
 from ballast_policy.request import Request, RequestClass
 
 _LATENCIES = 2048
@@ -59,8 +56,8 @@ class Allowance:
 
 
 UNCHECKED = Allowance()
-_BEGIN, _IDLE = np.zeros(4), np.array((1.0, 0.0, 0.0, 0.0))
-"""Clocks: the time, the delay by offline, the decodes of online, and its prefill. Their rates without a step."""
+_Clocks = tuple[float, ...]  # the time, the delay by offline, the decodes of online, and its prefill
+_BEGIN: _Clocks = (0.0, 0.0, 0.0, 0.0)
 
 
 class _Latency(NamedTuple):
@@ -76,7 +73,7 @@ class Interference:
         self.objective, self.slo = 0.0, (inf, inf)
         self.allowance = Allowance()
         self._since = self._adjusted = 0.0
-        self._clocks, self._rates = _BEGIN, _IDLE
+        self._clocks, self._rates = _BEGIN, StepParts()
         self.restart()
 
     def configure(self, cap: float | None, objective: float, slo: tuple[float, float] = (inf, inf)) -> None:
@@ -91,7 +88,7 @@ class Interference:
         """Forget all latencies, including those of running requests, and soon the median, as conditions changed."""
         self.inflation = 0.0
         """Under a cap, the largest inflation of TTFT and TPOT, median and 99th percentile, at the last adjustment."""
-        self._open: dict[int, tuple[Floats, _Latency | None]] = {}
+        self._open: dict[int, tuple[_Clocks, _Latency | None]] = {}
         """By request: the clocks at its arrival, or at its first token with its TTFT."""
         self._num_answers, self._sums, self._num_steps = 0, _BEGIN, 0
         """The open requests with a first token, and the sums of their clocks."""
@@ -103,7 +100,7 @@ class Interference:
         """Advance the clocks with this step. Under a cap, learn the median of the part of online."""
         self.ended(now)
         if plan.predicted_seconds > 0:
-            self._rates = np.array((plan.predicted_seconds, *plan.parts)) / plan.predicted_seconds
+            self._rates = StepParts(*[part / plan.predicted_seconds for part in plan.parts])
             if self.cap is not None and (seconds := plan.predicted_seconds - plan.parts.offline):
                 self._num_steps += 1
                 drift, typical = max(_DRIFT, 1 / (1 + self._num_steps)), self.allowance.typical or seconds
@@ -111,10 +108,11 @@ class Interference:
                 self.allowance = replace(self.allowance, typical=typical, is_alone=self._num_steps % _ALONE_STEPS == 0)
 
     def ended(self, now: float) -> None:
-        self._clocks, self._since, self._rates = self._at(now), now, _IDLE
+        self._clocks, self._since, self._rates = self._at(now), now, StepParts()
 
-    def _at(self, now: float) -> Floats:
-        return self._clocks + (now - self._since) * self._rates
+    def _at(self, now: float) -> _Clocks:
+        passed = now - self._since
+        return (now, *[clock + passed * rate for clock, rate in zip(self._clocks[1:], self._rates, strict=True)])
 
     def arrived(self, request: Request, now: float) -> None:
         if request.request_class is RequestClass.ONLINE:
@@ -124,23 +122,23 @@ class Interference:
         """Note the first token of a request; a step with its prefill alone takes `own` seconds."""
         if begun := self._open.get(request.seq):
             clocks, taken = self._at(now), now - request.arrival
-            _, delay, decodes, prefill = (clocks - begun[0]).tolist()
-            share = _share_alone(self._num_answers * clocks - self._sums)
+            _, delay, decodes, prefill = _passed(begun[0], clocks)
+            share = _share_alone(_passed(self._sums, clocks, self._num_answers)) if self._num_answers else 1.0
             delay += (1.0 - share) * (decodes + max(0.0, prefill - own))
             ttft = _Latency(taken, max(0.0, taken - delay))
             self.ttft.append((now, ttft))
             self._open[request.seq] = clocks, ttft
-            self._num_answers, self._sums = self._num_answers + 1, self._sums + clocks
+            self._num_answers, self._sums = self._num_answers + 1, tuple(map(add, self._sums, clocks))
 
     def finished(self, request: Request, now: float) -> None:
         begun, ttft = self._open.pop(request.seq, (_BEGIN, None))
         if ttft is None:
             return
-        self._num_answers, self._sums = self._num_answers - 1, self._sums - begun if self._num_answers > 1 else _BEGIN
+        self._num_answers, self._sums = self._num_answers - 1, _passed(begun, self._sums)
         is_lost = ttft.measured > request.ttft >= ttft.alone  # it misses an SLO that it would meet without offline
         if request.num_output > 1:
             measured = (now - request.first_token) / (request.num_output - 1)
-            tpot = _Latency(measured, measured * _share_alone(self._at(now) - begun))
+            tpot = _Latency(measured, measured * _share_alone(_passed(begun, self._at(now))))
             self.tpot.append((now, tpot))
             is_lost |= tpot.measured > request.tpot >= tpot.alone
         ratio = self.allowance.lending_ratio * exp(_LOSS_STEP * (1 - self.objective - is_lost))
@@ -166,12 +164,16 @@ class Interference:
         self.allowance = replace(self.allowance, share=share, lending_ratio=ratio)
 
 
-def _share_alone(passed: Floats) -> float:
+def _passed(begun: _Clocks, clocks: _Clocks, num: int = 1) -> _Clocks:
+    return tuple([num * clock - before for clock, before in zip(clocks, begun, strict=True)])
+
+
+def _share_alone(passed: _Clocks) -> float:
     """Return the time of answers without offline as a share of their time, from the advance of the clocks.
 
     By Little's law, they would meet this share of the work, too: `share * taken = taken - delay - work + share * work`.
     """
-    taken, delay, decodes, prefill = passed.tolist()
+    taken, delay, decodes, prefill = passed
     work = decodes + prefill
     return max(0.0, taken - delay - work) / (taken - work) if taken > work else 1.0
 
