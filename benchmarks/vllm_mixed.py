@@ -9,8 +9,8 @@ float32. `LLMEngine` computes in this process, without HTTP.
 The SLO is 1.25 times the p99 of online alone at the same load. The sides are online alone; vLLM's priorities with its
 default settings; priorities with the `max_num_seqs` and the token budget that were best on another part of the trace:
 of the settings that lose at most one point of attainment, the one with most offline tokens; and Ballast. With `--caps`,
-the sides are online alone in plain vLLM and in Ballast, and Ballast with caps on interference. A request attains the SLO if both its TTFT and its
-TPOT do.
+the sides are online alone in plain vLLM and in Ballast, and Ballast with caps on interference. A request attains the
+SLO if both its TTFT and its TPOT do.
 
 All times are CPU time of the computing thread, and vLLM and Ballast see the same clock, so other work on the machine
 counts little. The speed of a machine still changes within minutes, so the slices of the trace are cut into short parts,

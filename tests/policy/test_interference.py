@@ -5,13 +5,14 @@ from __future__ import annotations
 from math import exp, inf
 from random import Random
 from statistics import fmean
+from types import SimpleNamespace
 
 import pytest
 from fake_engine import FakeEngine
 from workloads import EXACT, Arrival
 
 from ballast_policy.host import Host
-from ballast_policy.learning.cost import CostModel
+from ballast_policy.learning.cost import CostModel, StepWork
 from ballast_policy.learning.interference import Allowance, Interference
 from ballast_policy.plan import StepParts, StepPlan
 from ballast_policy.request import Request, RequestClass
@@ -86,10 +87,10 @@ def test_an_answer_that_ends_sooner_meets_a_smaller_share_of_the_work_of_others(
 @pytest.mark.parametrize("cost", [EXACT, CROWDED], ids=["cheap decodes", "expensive decodes"])
 @pytest.mark.parametrize("prompt", [8, 200])
 @pytest.mark.parametrize("length", ["alike", "varied"])
-def test_the_time_per_token_of_online_alone_is_that_of_a_run_without_offline(
+def test_the_latency_of_online_alone_is_that_of_a_run_without_offline(
     length: str, prompt: int, cost: CostModel, can_suspend: bool
 ):
-    """Later answers meet more prefill and more decodes of others."""
+    """Later answers meet more prefill and more decodes of others. Suspension shortens the TTFT."""
     rng, at, arrivals = Random(1), 0.0, []
     while at < 10:
         at += rng.expovariate(20)
@@ -97,19 +98,49 @@ def test_the_time_per_token_of_online_alone_is_that_of_a_run_without_offline(
         arrivals.append(Arrival(at, RequestClass.ONLINE, prompt, output))
     config = PolicyConfig(slots=64, num_blocks=10_000, ttft=1.0, tpot=0.03, can_suspend=can_suspend)
 
-    def replayed(offline: list[Arrival]) -> tuple[float, float]:
-        host = Host(config, cost=cost)
-        engine = FakeEngine(host, arrivals + offline, cost=cost)
-        while engine.coming:
-            engine.step()
-        found = [latency for _, latency in host.interference.tpot]
-        return fmean(latency.measured for latency in found), fmean(latency.alone for latency in found)
+    tpot_of_a_run, ttft_of_a_run = replayed(config, cost, arrivals)
+    tpot, ttft = replayed(config, cost, arrivals + [Arrival(0.0, RequestClass.OFFLINE, 64, 20_000)] * 60)
 
-    alone, estimated = replayed([])
-    assert estimated == pytest.approx(alone, rel=1e-6)
-    delayed, estimated = replayed([Arrival(0.0, RequestClass.OFFLINE, 64, 20_000)] * 60)
-    assert delayed > 1.8 * alone
-    assert estimated == pytest.approx(alone, abs=0.2 * (delayed - alone))
+    assert tpot.measured > 1.8 * tpot_of_a_run.measured
+    for found, of_a_run in ((tpot, tpot_of_a_run), (ttft, ttft_of_a_run)):
+        assert of_a_run.alone == pytest.approx(of_a_run.measured, rel=1e-6)
+        if found is tpot or not can_suspend:
+            assert found.alone == pytest.approx(of_a_run.measured, abs=0.25 * (found.measured - of_a_run.measured))
+        assert found.alone <= found.measured
+    assert tpot.alone == pytest.approx(tpot_of_a_run.measured, abs=0.12 * (tpot.measured - tpot_of_a_run.measured))
+
+
+@pytest.mark.parametrize("cost", [EXACT, CROWDED, CostModel(k0=0.002, k3=0.001), CostModel(k3=0.002)])
+def test_a_request_meets_its_own_work_in_any_case(cost: CostModel):
+    arrivals = [Arrival(0.5 * i, RequestClass.ONLINE, 8, 20) for i in range(20)]
+    config = PolicyConfig(slots=64, num_blocks=10_000, can_suspend=False)
+    tpot, _ = replayed(config, cost, arrivals + [Arrival(0.0, RequestClass.OFFLINE, 64, 20_000)] * 8)
+
+    assert tpot.measured > 1.2 * cost.predict(StepWork(num_decode=1, decode_context=20))
+    assert tpot.alone == pytest.approx(cost.predict(StepWork(num_decode=1, decode_context=20)), rel=0.03)
+
+
+def test_decodes_that_cost_nothing_are_no_delay():
+    arrivals = [Arrival(0.05 * i, RequestClass.ONLINE, 8, 20) for i in range(100)]
+    config = PolicyConfig(slots=64, num_blocks=10_000, max_interference=0.1)
+    tpot, _ = replayed(config, CostModel(k0=0.01, k1=1e-4, is_trusted=True), arrivals)
+
+    assert tpot.alone == pytest.approx(tpot.measured, rel=1e-6)
+
+
+def replayed(config: PolicyConfig, cost: CostModel, arrivals: list[Arrival]) -> tuple[SimpleNamespace, SimpleNamespace]:
+    """Return the means of TPOT and TTFT."""
+    host = Host(config, cost=cost)
+    engine = FakeEngine(host, arrivals, cost=cost)
+    while engine.coming:
+        engine.step()
+    tpot, ttft = (
+        SimpleNamespace(
+            measured=fmean(latency.measured for _, latency in found), alone=fmean(latency.alone for _, latency in found)
+        )
+        for found in (host.interference.tpot, host.interference.ttft)
+    )
+    return tpot, ttft
 
 
 def test_a_request_that_arrived_under_another_slo_is_not_lost():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from math import inf
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -11,8 +13,10 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import RequestStatus
 
-from ballast_policy.request import OFFLINE, ONLINE
+from ballast_policy.learning.cost import CostModel
+from ballast_policy.request import OFFLINE, ONLINE, Request
 from ballast_vllm.settings import InvalidSettings
+from ballast_vllm.snapshot_kv import EAGER, HINT_STEPS
 from ballast_vllm.stats import engine_stats, steps
 
 
@@ -137,6 +141,40 @@ def test_a_paused_engine_admits_nothing_and_finishes_what_runs(tiny_model):
         core.step()
     assert core.answers[waiting] == 2
     core.check_idle()
+
+
+def test_a_pause_is_no_delay_by_offline_work(tiny_model):
+    core = BareCore(tiny_model, slots=2)
+    host = core.scheduler.driver.host
+    host.fit, host.cost = None, CostModel(k0=0.001, k3=0.001, is_trusted=True)
+    core.add("offline", output=20)
+    core.step()
+    core.step()
+    core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    core.add("online", output=1)
+    time.sleep(0.3)
+    core.scheduler.set_pause_state(PauseState.UNPAUSED)
+    while not core.is_idle:
+        core.step()
+
+    [(_, ttft)] = host.interference.ttft
+    assert 0.3 <= ttft.alone <= ttft.measured
+
+
+def test_the_prefixes_of_a_long_backlog_are_looked_up_in_turns(tiny_model):
+    core = BareCore(tiny_model, slots=64)
+    kv = core.scheduler.driver._kv
+    looked_up = []
+    kv._blocks = SimpleNamespace(match_prefix=lambda _, request: looked_up.append(request.seq))
+    waiting = [Request(seq, OFFLINE, 0.0, num_prompt=8, max_output=1) for seq in range(10)]
+    kv._live = dict.fromkeys(range(10))
+    for _ in range(2 * HINT_STEPS):
+        kv.step += 1
+        kv.num_eager = EAGER
+        for request in waiting:
+            kv.hint(request)
+
+    assert [looked_up.count(seq) for seq in range(10)] == [2 * HINT_STEPS] * EAGER + [2] * (10 - EAGER)
 
 
 def test_a_reset_of_the_prefix_cache_preempts_what_runs(tiny_model):

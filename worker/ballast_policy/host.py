@@ -140,7 +140,7 @@ class Host:
             del present[request.tenant]
         if request.request_class is OFFLINE and not self.count(OFFLINE):
             self.reservation = self.reservation.used_by(0, 0)  # no later step updates it
-        self.interference.finished(request, now)
+        self.interference.finished(request, now, self.cost.decode(request.num_tokens, num=request.num_output - 1))
         if is_complete:
             self.expectations.finished(request)
 
@@ -318,7 +318,8 @@ class Host:
             bills[tenant] = bills.get(tenant, 0.0) + cost
         if is_drawn and request.first_token == inf:
             request.first_token = now
-            self.interference.answered(request, now, self.cost.k0 + self.cost.prefill(0, request.num_prompt))
+            own = self.cost.k0 + self.cost.prefill(done := request.num_prompt_cached, request.num_prompt - done)
+            self.interference.answered(request, now, own)
         return found
 
     def settle(self) -> Iterable[tuple[RequestClass, Mapping[str, float]]]:
@@ -354,12 +355,9 @@ class Host:
                 self.interference.restart()
         self.ceiling = None
         if self.cost.is_trusted:
+            config, prompt = self.config, int(self.expectations.typical_prompt)
             self.ceiling = self.cost.batch_ceiling(
-                slots=self.config.slots,
-                mean_context=self._mean_context,
-                tpot=self.config.tpot,
-                ttft=self.config.ttft,
-                prompt=int(self.expectations.typical_prompt),
+                slots=config.slots, mean_context=self._mean_context, tpot=config.tpot, ttft=config.ttft, prompt=prompt
             )
         sizes = self.config.reservation(self.ceiling)
         self.reservation = replace(sizes, in_use=self.reservation.in_use, is_met=self.reservation.is_met)

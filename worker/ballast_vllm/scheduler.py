@@ -126,6 +126,10 @@ class _Ballast(PlannedBatch):
         driver.leave(self.finished_req_ids, now)
         return outputs
 
+    def set_pause_state(self, pause_state: Any) -> None:
+        self.driver.host.ended(self.clock())  # no pause counts as the time of a step
+        super().set_pause_state(pause_state)
+
     def _note_preempted(self, request: Any) -> None:
         self.driver.counters.unplanned_preemptions += not self._is_planned
         self.driver.preempted(request)

@@ -70,10 +70,9 @@ class Interference:
 
     def __init__(self) -> None:
         self.cap: float | None = None
-        self.objective, self.slo = 0.0, (inf, inf)
-        self.allowance = Allowance()
-        self._since = self._adjusted = 0.0
-        self._clocks, self._rates = _BEGIN, StepParts()
+        self.objective, self.slo, self.allowance = 0.0, (inf, inf), Allowance()
+        self._adjusted = 0.0
+        self._step = self._before = 0.0, _BEGIN, StepParts()
         self.restart()
 
     def configure(self, cap: float | None, objective: float, slo: tuple[float, float] = (inf, inf)) -> None:
@@ -100,7 +99,7 @@ class Interference:
         """Advance the clocks with this step. Under a cap, learn the median of the part of online."""
         self.ended(now)
         if plan.predicted_seconds > 0:
-            self._rates = StepParts(*[part / plan.predicted_seconds for part in plan.parts])
+            self._step = now, self._step[1], StepParts(*[part / plan.predicted_seconds for part in plan.parts])
             if self.cap is not None and (seconds := plan.predicted_seconds - plan.parts.offline):
                 self._num_steps += 1
                 drift, typical = max(_DRIFT, 1 / (1 + self._num_steps)), self.allowance.typical or seconds
@@ -108,18 +107,19 @@ class Interference:
                 self.allowance = replace(self.allowance, typical=typical, is_alone=self._num_steps % _ALONE_STEPS == 0)
 
     def ended(self, now: float) -> None:
-        self._clocks, self._since, self._rates = self._at(now), now, StepParts()
+        self._step, self._before = (now, self._at(now), StepParts()), self._step
 
     def _at(self, now: float) -> _Clocks:
-        passed = now - self._since
-        return (now, *[clock + passed * rate for clock, rate in zip(self._clocks[1:], self._rates, strict=True)])
+        since, clocks, rates = self._step if now >= self._step[0] else self._before
+        passed = max(0.0, now - since)
+        return (now, *[clock + passed * rate for clock, rate in zip(clocks[1:], rates, strict=True)])
 
     def arrived(self, request: Request, now: float) -> None:
         if request.request_class is RequestClass.ONLINE:
-            self._open[request.seq] = self._at(now), None
+            self._open[request.seq] = self._at(min(now, request.arrival)), None  # it may have come during a step
 
     def answered(self, request: Request, now: float, own: float = 0.0) -> None:
-        """Note the first token of a request; a step with its prefill alone takes `own` seconds."""
+        """Note the first token. `own`: seconds of a step with the prefill of this request alone; later, its decodes."""
         if begun := self._open.get(request.seq):
             clocks, taken = self._at(now), now - request.arrival
             _, delay, decodes, prefill = _passed(begun[0], clocks)
@@ -130,7 +130,7 @@ class Interference:
             self._open[request.seq] = clocks, ttft
             self._num_answers, self._sums = self._num_answers + 1, tuple(map(add, self._sums, clocks))
 
-    def finished(self, request: Request, now: float) -> None:
+    def finished(self, request: Request, now: float, own: float = 0.0) -> None:
         begun, ttft = self._open.pop(request.seq, (_BEGIN, None))
         if ttft is None:
             return
@@ -138,7 +138,7 @@ class Interference:
         is_lost = ttft.measured > request.ttft >= ttft.alone  # it misses an SLO that it would meet without offline
         if request.num_output > 1:
             measured = (now - request.first_token) / (request.num_output - 1)
-            tpot = _Latency(measured, measured * _share_alone(_passed(begun, self._at(now))))
+            tpot = _Latency(measured, measured * _share_alone(_passed(begun, self._at(now)), own))
             self.tpot.append((now, tpot))
             is_lost |= tpot.measured > request.tpot >= tpot.alone
         ratio = self.allowance.lending_ratio * exp(_LOSS_STEP * (1 - self.objective - is_lost))
@@ -168,18 +168,19 @@ def _passed(begun: _Clocks, clocks: _Clocks, num: int = 1) -> _Clocks:
     return tuple([num * clock - before for clock, before in zip(clocks, begun, strict=True)])
 
 
-def _share_alone(passed: _Clocks) -> float:
+def _share_alone(passed: _Clocks, own: float = 0.0) -> float:
     """Return the time of answers without offline as a share of their time, from the advance of the clocks.
 
     By Little's law, they would meet this share of the work, too: `share * taken = taken - delay - work + share * work`.
     """
     taken, delay, decodes, prefill = passed
-    work = decodes + prefill
-    return max(0.0, taken - delay - work) / (taken - work) if taken > work else 1.0
+    work = max(0.0, decodes + prefill - own)
+    return min(1.0, max(0.0, taken - delay - work) / (taken - work)) if taken > work else 1.0
 
 
 def _inflation(latencies: Collection[tuple[float, _Latency]]) -> float:
     """Return the larger inflation of the median and of the 99th percentile."""
     measured = sorted(latency.measured for _, latency in latencies)
     alone = sorted(latency.alone for _, latency in latencies)
-    return max((measured[i] / alone[i] if alone[i] else inf) for i in (len(alone) // 2, int(0.99 * len(alone)))) - 1
+    ranks = len(alone) // 2, int(0.99 * len(alone))
+    return max(measured[i] / alone[i] if alone[i] else inf if measured[i] else 1.0 for i in ranks) - 1

@@ -48,15 +48,16 @@ def online_step(
     )
 
 
-def online_parts(step: StepDraft) -> StepParts:
-    """Return the predicted time of the work of online in the step."""
+def online_parts(step: StepDraft) -> tuple[float, StepParts]:
+    """Return the predicted time of the step without offline, 0 if online has no part in it, and the work of online."""
     cost, draft = step.cost, step.draft
     contexts = [request.num_tokens for request in draft.decodes if request.request_class is ONLINE]
     num, context = len(step.online.decodes) + len(contexts), step.online.context + sum(contexts)
     chunks = [(computed(r), tokens) for r, tokens in draft.prefill_grants.items() if r.request_class is ONLINE]
     prefill = sum([cost.k1 * tokens + cost.k2 * attended(done, tokens) for done, tokens in chunks])
     prefill += cost.experts(sum([tokens for _, tokens in chunks]), num)
-    return StepParts(decodes=cost.k3 * num + cost.k4 * context + cost.experts(num), prefill=prefill)
+    decodes = cost.k3 * num + cost.k4 * context + cost.experts(num)
+    return cost.k0 + decodes + prefill if num or chunks else 0.0, StepParts(decodes=decodes, prefill=prefill)
 
 
 def serve_online(step: StepDraft, reserved: Reserved) -> tuple[Reserved, Collection[Request]]:

@@ -39,8 +39,7 @@ def plan(snapshot: EngineSnapshot) -> StepPlan:
     growth_blocks = grow(step)
     reserved = fill_reservation(step)
     reserved, late = serve_online(step, reserved)
-    parts = online_parts(step)
-    alone = step.cost.k0 + sum(parts) if any(parts) else 0.0
+    alone, parts = online_parts(step)
     budget = inf
     if step.cost.is_trusted:
         part = online_step(step, reserved, late=late, alone=alone)
