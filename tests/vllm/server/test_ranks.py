@@ -12,8 +12,8 @@ from ballast_worker.errors import WorkerError
 pytestmark = pytest.mark.timeout(1500)
 
 
-@pytest.fixture(scope="module")
-def serving(launch, wandering_model, tmp_path_factory):
+@pytest.fixture
+def serving(launch, wandering_model, tmp_path):
     config = {
         "model": {"uri": f"file://{wandering_model}", "servedName": "m", "dtype": "float32", "maxModelLen": 512},
         "engine": {
@@ -25,7 +25,7 @@ def serving(launch, wandering_model, tmp_path_factory):
         "slots": 4,
         "runtime": {"tensorParallel": 2},
     }
-    with launch(tmp_path_factory.mktemp("configuration") / "worker.yaml", config) as found:
+    with launch(tmp_path / "worker.yaml", config) as found:
         yield found
 
 
