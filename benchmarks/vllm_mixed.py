@@ -269,11 +269,11 @@ def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
                 ("priorities", sides["priorities"], runs("priorities")),
                 (name, sides["priorities"], runs("best", seqs=seqs, budget=budget)),
             ]
+        policy: dict[str, Any] = {"ttft": slo[0], "tpot": slo[1]}
         if asked.caps:
-            process = sides["Ballast"]
-            process.run(Run("warm", 10_000, tuning, rate, fills=False, policy={"ttft": slo[0], "tpot": slo[1]}))
-            of_turns = runs("alone", fills=False, policy={"ttft": slo[0], "tpot": slo[1]})
-            cases.append(("online alone in Ballast", process, of_turns))
+            sides["Ballast"].run(Run("warm", 10_000, tuning, rate, fills=False, policy=policy))
+            name = "online alone in Ballast"
+            cases.append((name, sides["Ballast"], runs(name, fills=False, policy=policy)))
         for cap in CAPS if asked.caps else (None,):  # each cap learns from all its turns, in its own process
             name = "Ballast" if cap is None else f"Ballast, cap of {cap:.0%}"
             policy = {"ttft": slo[0], "tpot": slo[1], "max_interference": cap}

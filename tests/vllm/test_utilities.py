@@ -16,7 +16,7 @@ from vllm.v1.request import RequestStatus
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.request import OFFLINE, ONLINE, Request
 from ballast_vllm.settings import InvalidSettings
-from ballast_vllm.snapshot_kv import EAGER, HINT_STEPS
+from ballast_vllm.snapshot_kv import EAGER, HINT_STEPS, SnapshotKv
 from ballast_vllm.stats import engine_stats, steps
 
 
@@ -161,13 +161,11 @@ def test_a_pause_is_no_delay_by_offline_work(tiny_model):
     assert 0.3 <= ttft.alone <= ttft.measured
 
 
-def test_the_prefixes_of_a_long_backlog_are_looked_up_in_turns(tiny_model):
-    core = BareCore(tiny_model, slots=64)
-    kv = core.scheduler.driver._kv
+def test_the_prefixes_of_a_long_backlog_are_looked_up_in_turns():
     looked_up = []
-    kv._blocks = SimpleNamespace(match_prefix=lambda _, request: looked_up.append(request.seq))
+    blocks = SimpleNamespace(match_prefix=lambda _, request: looked_up.append(request.seq))
+    kv = SnapshotKv(blocks, dict.fromkeys(range(10)))
     waiting = [Request(seq, OFFLINE, 0.0, num_prompt=8, max_output=1) for seq in range(10)]
-    kv._live = dict.fromkeys(range(10))
     for _ in range(2 * HINT_STEPS):
         kv.step += 1
         kv.num_eager = EAGER

@@ -34,7 +34,7 @@ class Because(NamedTuple):
 
 
 class StepParts(NamedTuple):
-    """Parts of the predicted seconds of a step: what offline adds, and what requests of online add."""
+    """Parts of the predicted seconds of a step: what offline adds, and the work of online. A nested step is prefill."""
 
     offline: float = 0.0
     decodes: float = 0.0

@@ -33,7 +33,7 @@ class SnapshotKv:
 
     def __init__(self, blocks: VllmBlocks, live: Mapping[int, Any]) -> None:
         self.num_eager = 0
-        """Offline requests that this step may still look up for certain."""
+        """Offline requests that this step looks up although the last answer is recent."""
         self.step = 0
         self.draft_blocks = 0
         """Blocks that the drafts of a step and a draft model may take."""
