@@ -5,10 +5,13 @@ The image has vLLM for a CPU. It takes several minutes and several gigabytes to 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import adapters
 import jobs
 import pytest
 import yaml
@@ -16,6 +19,7 @@ from client import Client
 from cluster import INFD, Cluster, until
 from images import VLLM_WORKER
 from programs import ROOT
+from reference import greedy
 from release import Release
 from small_vllm import ARGUMENTS, START_SECONDS, template
 from small_vllm import ENGINE as SMALL
@@ -200,6 +204,52 @@ def test_a_second_resource_embeds_the_texts_of_a_job(
     for number, vector in enumerate(vectors):
         assert sum(x * x for x in vector) == pytest.approx(1, abs=1e-3)
         assert vector == pytest.approx(vectors[number % len(TEXTS)], abs=1e-5)
+
+
+def test_adapters_answer_with_their_weights_for_their_tenants(
+    cluster: Cluster, client: Client, namespace: str, node: str, tmp_path: Path
+) -> None:
+    queue = f"{namespace}/adapted"
+    folders = {name: adapters.make(tmp_path / name, seed=seed) for seed, name in enumerate(("shared", "contracts"))}
+    cluster.apply(*(adapters.config_map(folder) for folder in folders.values()), namespace=namespace)
+    listed: list[dict[str, Any]] = [{"name": name, "uri": f"file:///adapters/{name}"} for name in folders]
+    listed[1]["tenants"] = ["legal"]
+    spec = MANIFEST["spec"] | {
+        "model": MANIFEST["spec"]["model"] | {"adapters": listed},
+        "engine": SMALL,
+        "template": template(node) | adapters.mounted(*folders),
+    }
+    cluster.apply(MANIFEST | {"metadata": {"name": "adapted"}, "spec": spec}, namespace=namespace)
+
+    def results(models: list[str], tenant: str) -> dict[str, Any]:
+        lines = [
+            line | {"custom_id": f"{model}-{number}", "body": line["body"] | {"model": model}}
+            for model in models
+            for number, line in enumerate(jobs.lines(10))
+        ]
+        job = client.submit(lines, queue=queue, options=("--tenant", tenant))
+        until(lambda: client.job(job, queue=queue)["state"] in jobs.OVER, seconds=180, said="the job is over", pause=2)
+        return {result["custom_id"]: result for result in client.results(job, queue=queue)}
+
+    try:
+        cluster.wait_ready("adapted", namespace=namespace, seconds=START_SECONDS)
+        url = f"{cluster.get(INFD, 'adapted', namespace=namespace)['status']['endpoint']}/v1"
+        legal, research = results([jobs.MODEL, *folders], "legal"), results(["shared", "contracts"], "research")
+        online = client.script("chat.py", url, "shared", "Hi")
+        refused = client.script("refused.py", url, "contracts", "Hi")
+    finally:
+        cluster.kubectl("delete", "infd", "adapted", "-n", namespace, "--timeout=60s", seconds=70)
+
+    for found, models in ((legal, (jobs.MODEL, *folders)), (research, ("shared",))):
+        for model in models:
+            for number in range(10):
+                wanted = greedy(jobs.prompt(number), 16, folders.get(model))
+                assert found[f"{model}-{number}"]["response"]["body"]["choices"][0]["text"] == wanted
+    for number in range(10):
+        assert "The model `contracts` does not exist" in json.dumps(research[f"contracts-{number}"]["error"])
+    assert online["model"] == "shared"
+    assert refused["status"] == 404
+    assert "The model `contracts` does not exist" in refused["message"]
 
 
 KILL = """

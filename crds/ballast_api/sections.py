@@ -208,7 +208,8 @@ class Slo(ApiModel):
     needs vLLM. `engine.prefillChunkTokens` has no effect on it: online prompts take at most half of this time in a
     step."""
     objective_percent: Hot[float] = Field(default=99, ge=50, lt=100)
-    """Share of online requests that must meet the SLO: 99 promises the p99. Alerts use this share."""
+    """Share of online requests that must meet the SLO: 99 promises the p99. Alerts use this share. Offline work gets
+    less time when it causes half of the misses that this share allows."""
 
     @property
     def milliseconds(self) -> Mapping[SloName, float]:

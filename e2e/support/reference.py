@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from programs import ROOT
@@ -20,11 +22,36 @@ def _loaded() -> tuple[Any, Any]:
     return tokenizer, AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
 
 
-def greedy(prompt: str, most: int) -> str:
-    """Return the greedy continuation of a prompt."""
+@cache
+def _with_adapter(adapter: Path) -> Any:
+    """Return the model with the weights of a LoRA adapter added to its own."""
+    from copy import deepcopy
+
+    import torch
+    from safetensors.torch import load_file
+
+    model = deepcopy(_loaded()[1])
+    config, weights = (
+        json.loads((adapter / "adapter_config.json").read_text()),
+        load_file(adapter / "adapter_model.safetensors"),
+    )
+    with torch.inference_mode():
+        for name, down in weights.items():
+            module, found, _ = name.partition(".lora_A")
+            if found:
+                up = weights[f"{module}.lora_B.weight"]
+                own = model.get_submodule(module.removeprefix("base_model.model.")).weight
+                own += config["lora_alpha"] / config["r"] * (up @ down)
+    return model
+
+
+def greedy(prompt: str, most: int, adapter: Path | None = None) -> str:
+    """Return the greedy continuation of a prompt, with or without a LoRA adapter in the directory `adapter`."""
     import torch
 
     tokenizer, model = _loaded()
+    if adapter is not None:
+        model = _with_adapter(adapter)
     inputs = tokenizer(prompt, return_tensors="pt")
     with torch.inference_mode():
         ids = model.generate(**inputs, max_new_tokens=most, do_sample=False)[0]

@@ -404,7 +404,7 @@ def test_another_configuration_holds_from_the_next_step_on():
     assert seen[0].config.slots == 4
     assert seen[0].reservation.slots == 2
     assert seen[0].allowance.share == pytest.approx(0.46)
-    assert (host.interference.cap, host.interference.objective) == (0.5, 0.9)
+    assert (host.interference.cap, host.interference.may_lose) == (0.5, pytest.approx(0.05))
     assert host.ledgers[OFFLINE].reserved == {"a": 0.25}
     assert host.ledgers[OFFLINE].service("a") == 25
     assert [r.tenant for r in seen[0].waiting].count("a") <= 2

@@ -50,7 +50,7 @@ class PolicyConfig:
     """Most that offline work may add to TTFT and TPOT of online, median and 99th percentile, as a fraction of their
     values without it; None if only the SLO limits it."""
     objective: float = 0.0
-    """Share of online requests that must keep the SLO they would keep alone; if fewer do, less is lent."""
+    """Share of online requests that shall meet the SLO. Less is lent if offline causes half of the allowed misses."""
     can_suspend: bool = True
     """Whether the engine can suspend a step at a layer boundary."""
     is_encoder: bool = False

@@ -34,7 +34,7 @@ _LOSS_STEP = 0.05
 """Share of the lending ratio that one lost request takes. Half of it gains 13 points of the total and loses 0.3 of TTFT
 attainment, twice of it costs 10 and gains 1.0 (bursts-40-32)."""
 _RECOVERY_SECONDS = 18.0
-"""Time in which the ratio recovers from 0 to 1 at any rate of requests, if all of them may be lost: 1,800 s at an
+"""Time in which the ratio recovers from 0 to 1 at any rate of requests, if all of them may be lost: 3,600 s at an
 objective of 99 %. Half of it gains 8 points of the total and loses 0.3 of TTFT attainment, twice of it costs 1 and
 loses 0.1 (bursts-40-32)."""
 _LEAST_RATIO = 0.1
@@ -70,7 +70,7 @@ class Interference:
 
     def __init__(self) -> None:
         self.cap: float | None = None
-        self.objective, self.slo, self.allowance = 0.0, (inf, inf), Allowance()
+        self.may_lose, self.slo, self.allowance = 1.0, (inf, inf), Allowance()
         self._adjusted = 0.0
         self._step = self._before = 0.0, _BEGIN, StepParts()
         self.restart()
@@ -81,7 +81,8 @@ class Interference:
             self.allowance = replace(self.allowance, share=cap and _TARGET * cap, is_alone=False)
         if (cap, slo) != (self.cap, self.slo):
             self.restart()
-        self.cap, self.objective, self.slo = cap, objective, slo
+        # Half of what the objective leaves: online alone misses its SLO at times, too.
+        self.cap, self.may_lose, self.slo = cap, (1 - objective) / 2, slo
 
     def restart(self) -> None:
         """Forget all latencies, including those of running requests, and soon the median, as conditions changed."""
@@ -141,7 +142,7 @@ class Interference:
             tpot = _Latency(measured, measured * _share_alone(_passed(begun, self._at(now)), own))
             self.tpot.append((now, tpot))
             is_lost |= tpot.measured > request.tpot >= tpot.alone
-        ratio = self.allowance.lending_ratio * exp(_LOSS_STEP * (1 - self.objective - is_lost))
+        ratio = self.allowance.lending_ratio * exp(_LOSS_STEP * (self.may_lose - is_lost))
         self.allowance = replace(self.allowance, lending_ratio=min(1.0, max(_LEAST_RATIO, ratio)))
         if now - self._adjusted >= _ADJUST_SECONDS:
             self._adjust(now, now - self._adjusted)
@@ -160,7 +161,7 @@ class Interference:
             self.inflation = max(map(_inflation, measured)) if is_known else 0.0
             share += (target - (self.inflation if is_known else share)) * moved
             share = min(max(0.0, share), 4 * self.cap)  # bounds an unused share; 2 or 8 changes nothing (sparse-2s)
-        ratio = min(1.0, self.allowance.lending_ratio + seconds * (1 - self.objective) / _RECOVERY_SECONDS)
+        ratio = min(1.0, self.allowance.lending_ratio + seconds * self.may_lose / _RECOVERY_SECONDS)
         self.allowance = replace(self.allowance, share=share, lending_ratio=ratio)
 
 
