@@ -209,7 +209,7 @@ class Slo(ApiModel):
     step."""
     objective_percent: Hot[float] = Field(default=99, ge=50, lt=100)
     """Share of online requests that must meet the SLO: 99 promises the p99. Alerts use this share. Offline work gets
-    less time when it causes half of the misses that this share allows."""
+    less time when it causes more than half of the misses that this share allows."""
 
     @property
     def milliseconds(self) -> Mapping[SloName, float]:

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import base64
-import json
+import sys
 from pathlib import Path
 from typing import Any
 
+from programs import ROOT
 from reference import MODEL
 
-RANK = 4
+sys.path.insert(0, str(ROOT / "tests" / "vllm" / "support"))
+
+from small_models import make_adapter
 
 
 def make(directory: Path, *, seed: int) -> Path:
-    """Write a LoRA adapter with random weights, which are small enough to leave words in the answers."""
-    import torch
-    from safetensors.torch import save_file
-
-    config = json.loads((MODEL / "config.json").read_text())
-    generator = torch.Generator().manual_seed(seed)
-    hidden, head = config["hidden_size"], config["head_dim"]
-    outputs = {"q_proj": head * config["num_attention_heads"], "v_proj": head * config["num_key_value_heads"]}
-    weights = {}
-    for layer in range(config["num_hidden_layers"]):
-        for name, size in outputs.items():
-            module = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            weights[f"{module}.lora_A.weight"] = 0.1 * torch.randn(RANK, hidden, generator=generator)
-            weights[f"{module}.lora_B.weight"] = 0.1 * torch.randn(size, RANK, generator=generator)
-    directory.mkdir()
-    save_file(weights, directory / "adapter_model.safetensors")
-    about = {"r": RANK, "lora_alpha": 2 * RANK, "target_modules": list(outputs), "peft_type": "LORA", "bias": "none"}
-    (directory / "adapter_config.json").write_text(json.dumps(about))
-    return directory
+    """Write a LoRA adapter whose random weights are small enough to leave words in the answers."""
+    return make_adapter(directory, MODEL, seed=seed, scale=0.1)
 
 
 def config_map(directory: Path) -> dict[str, Any]:

@@ -31,10 +31,8 @@ def _with_adapter(adapter: Path) -> Any:
     from safetensors.torch import load_file
 
     model = deepcopy(_loaded()[1])
-    config, weights = (
-        json.loads((adapter / "adapter_config.json").read_text()),
-        load_file(adapter / "adapter_model.safetensors"),
-    )
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    weights = load_file(adapter / "adapter_model.safetensors")
     with torch.inference_mode():
         for name, down in weights.items():
             module, found, _ = name.partition(".lora_A")

@@ -67,8 +67,8 @@ def make_idefics(directory: Path) -> Path:
     return directory
 
 
-def make_adapter(directory: Path, model: Path, *, seed: int, rank: int = 4) -> Path:
-    """Write a LoRA adapter with random weights for a model of `make_llama`."""
+def make_adapter(directory: Path, model: Path, *, seed: int, rank: int = 4, scale: float = 1.0) -> Path:
+    """Write a LoRA adapter for a Llama, with random weights of the standard deviation `scale`."""
     import json
 
     import torch
@@ -82,8 +82,8 @@ def make_adapter(directory: Path, model: Path, *, seed: int, rank: int = 4) -> P
     for layer in range(config["num_hidden_layers"]):
         for name, size in outputs.items():
             prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            weights[f"{prefix}.lora_A.weight"] = torch.randn(rank, hidden, generator=generator)
-            weights[f"{prefix}.lora_B.weight"] = torch.randn(size, rank, generator=generator)
+            weights[f"{prefix}.lora_A.weight"] = scale * torch.randn(rank, hidden, generator=generator)
+            weights[f"{prefix}.lora_B.weight"] = scale * torch.randn(size, rank, generator=generator)
     directory.mkdir()
     save_file(weights, directory / "adapter_model.safetensors")
     about = {"r": rank, "lora_alpha": 2 * rank, "target_modules": list(outputs), "peft_type": "LORA", "bias": "none"}

@@ -81,7 +81,7 @@ class Interference:
             self.allowance = replace(self.allowance, share=cap and _TARGET * cap, is_alone=False)
         if (cap, slo) != (self.cap, self.slo):
             self.restart()
-        # Half of what the objective leaves: online alone misses its SLO at times, too.
+        # Offline may cause half of the misses that the objective allows. Online causes some itself.
         self.cap, self.may_lose, self.slo = cap, (1 - objective) / 2, slo
 
     def restart(self) -> None:
