@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -259,10 +259,21 @@ class Poller:
 
     def _admits(self, namespace: str, host: str) -> bool:
         """Return whether the operator may connect to a host. Runs on a thread, before each connection."""
-        assert self._loop is not None, "polls begin on the event loop"
-        asked = asyncio.run_coroutine_threadsafe(self._hosts.admits(namespace, host), self._loop)
+        loop = self._loop
+        assert loop is not None, "polls begin on the event loop"
+        answer: Future[bool] = Future()
+
+        async def ask() -> None:
+            try:
+                answer.set_result(await self._hosts.admits(namespace, host))
+            except Exception as error:  # noqa: BLE001 - raised again in the thread that asks
+                answer.set_exception(error)
+
+        # The loop creates the coroutine. One that is created here would never be awaited if the loop ended meanwhile.
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(lambda: loop.create_task(ask()))
         try:
-            return asked.result(TIMEOUT_SECONDS)
+            return answer.result(TIMEOUT_SECONDS)
         except (ClusterUnavailable, ClusterRefused, TimeoutError):
             return False
 

@@ -96,6 +96,35 @@ def test_silent_servers_of_one_namespace_do_not_delay_the_polls_of_another(valke
     assert len(finished) <= NUM_SILENT // 2, "the honest poll waited for the silent ones"
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_poll_that_outlives_the_event_loop_connects_nowhere(monkeypatch: pytest.MonkeyPatch, is_closed: bool) -> None:
+    monkeypatch.setattr("ballast_operator.poller.TIMEOUT_SECONDS", 0.05)
+    asked: list[str] = []
+
+    class Hosts:
+        def admits(self, _: str, host: str) -> Any:
+            asked.append(host)  # the coroutine of a real host would never be awaited
+            return AdmitsAll().admits("", "")
+
+    poller = Poller(
+        cast(Any, FakeAddresses()),
+        cast(Any, Hosts()),
+        every_seconds=60,
+        keep_seconds=60,
+        polled=lambda _: None,
+        outdated=lambda: None,
+    )
+    poller._loop = asyncio.new_event_loop()
+    if is_closed:
+        poller._loop.close()
+
+    assert not poller._admits("honest", "redis")
+    assert not asked
+
+    poller._loop.close()
+    poller.close()
+
+
 class FakeCluster:
     """Has one Secret, with this URL."""
 
