@@ -230,6 +230,7 @@ def operator_metrics() -> OperatorMetrics:
     found.errors.labels("")
     found.observe_call("", "", 0)
     found.foreign.labels("")
+    found.conditions.labels("", "", "", "", "", "")
     for phase in PHASES:
         found.resources.labels("", phase)
     for state in REPLICA_STATES:

@@ -20,6 +20,7 @@ import yaml
 from control_plane import free_port
 
 from ballast_api import crd, names
+from ballast_api.inference_deployment import InferenceDeployment
 from ballast_operator import permissions
 from ballast_operator.settings import PREFIX, OperatorSettings
 from ballast_queue.errors import QueueUnavailable
@@ -464,3 +465,14 @@ def test_the_usual_roles_of_kubernetes_get_rights_on_resources_and_not_on_their_
     assert ("inferencedeployments", "create") in verbs["edit"]
     assert ("inferencedeployments/scale", "patch") in verbs["edit"]
     assert not [resource for resource, _ in verbs["edit"] if "status" in resource]
+
+
+@pytest.mark.parametrize(("repository", "backend"), [("", "native"), ("ballast-worker-vllm", "vllm")])
+def test_the_notes_show_a_resource_that_this_release_can_serve(helm: Helm, repository: str, backend: str) -> None:
+    values = helm.values({"image": {"vllmWorker": {"repository": repository}}}, "values.yaml")
+
+    found = helm.run("install", "ballast", str(CHART), "--dry-run=client", "-f", values).stdout.partition("NOTES:")[2]
+    resource = yaml.safe_load(found.partition("<<END\n")[2].partition("  END\n")[0])
+
+    assert InferenceDeployment.model_validate(resource).spec.backend == backend
+    assert ("build worker/Dockerfile.vllm" in found) is (backend == "native")

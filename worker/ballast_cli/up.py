@@ -47,9 +47,9 @@ ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="WorkerConfig in YAML. Options override it.", show_default=False)
 ]
 Port = Annotated[
-    int | None, typer.Option("--port", min=0, max=65535, help="HTTP port. 0 picks a free one. [default: 8000]")
+    int | None, typer.Option("--port", min=0, max=65535, help="HTTP port, by default 8000. 0 picks a free one.")
 ]
-Host = Annotated[str | None, typer.Option("--host", help="HTTP address. [default: 127.0.0.1]")]
+Host = Annotated[str | None, typer.Option("--host", help="HTTP address, by default 127.0.0.1.")]
 Slots = Annotated[
     int | None,
     typer.Option(
@@ -154,10 +154,11 @@ def _serve(
 def _load_functions(config: WorkerConfig, url: str) -> None:
     """Load the function library of the queue. A failure is a message: the worker serves online requests without it."""
     from ballast_queue.redis_store import Queue  # noqa: PLC0415  `ballast --help` works without redis
-    from ballast_worker.settings import redis_password  # noqa: PLC0415  the worker is an extra
+    from ballast_worker.settings import redis_ca, redis_password  # noqa: PLC0415  the worker is an extra
 
     try:
-        Queue.connect(url, config.queue_name, password=redis_password(config), loads_functions=True).close()
+        password, ca = redis_password(config), redis_ca(config)
+        Queue.connect(url, config.queue_name, password=password, ca=ca, loads_functions=True).close()
     except QueueError as error:
         say(f"{error}. Offline work waits.")
 

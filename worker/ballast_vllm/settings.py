@@ -50,6 +50,8 @@ HOT = frozenset(
 )
 """Fields that a message may name. The others follow from vLLM."""
 UNLIMITED = ("ttft", "tpot")
+WHOLE = frozenset({"slots", "chunk_tokens", "tail_tokens"})
+SHARES = frozenset({"offline_share", "offline_max_share", "objective"})
 LEAST_CHUNK = 16
 
 
@@ -126,8 +128,12 @@ def changed(config: PolicyConfig, message: Mapping[str, Any]) -> PolicyConfig:
             continue
         if value is None and name == "max_interference":
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise InvalidSettings(f"{name} is {value!r}: expected a number of at least 0")
+        is_whole = name in WHOLE
+        if isinstance(value, bool) or not isinstance(value, int if is_whole else int | float) or not value >= 0:
+            kind = "whole number" if is_whole else "number"
+            raise InvalidSettings(f"{name} is {value!r}: expected a {kind} of at least 0")
+        if name in SHARES and value > 1:
+            raise InvalidSettings(f"{name} is {value!r}: expected a fraction of at most 1, for example 0.1 for 10 %")
     if "tenants" in found:
         found["tenants"] = _tenants(found["tenants"])
     return replace(config, **found)
