@@ -270,8 +270,10 @@ class Poller:
                 answer.set_exception(error)
 
         # The loop creates the coroutine. One that is created here would never be awaited if the loop ended meanwhile.
-        with contextlib.suppress(RuntimeError):  # the loop is closed
+        try:
             loop.call_soon_threadsafe(lambda: loop.create_task(ask()))
+        except RuntimeError:  # the loop is closed
+            return False
         try:
             return answer.result(TIMEOUT_SECONDS)
         except (ClusterUnavailable, ClusterRefused, TimeoutError):
