@@ -135,8 +135,8 @@ def _serve(
 ) -> None:
     """Run the worker until a signal arrives or a process ends."""
     runtime = config.runtime
-    url = _redis_url(config)
-    _load_functions(config, url)
+    url, password, ca = _redis(config)
+    _load_functions(config, url, password, ca)
     say(f"Starting the worker with {config.model.uri} ...")
     command = worker_command(watched.target, ray=ray)
     worker = WorkerProcess.start(command, log=data_dir / "worker.log", host=runtime.host, port=runtime.port)
@@ -151,24 +151,23 @@ def _serve(
         _stop(worker, drain=runtime.drain_seconds, grace=grace, is_hurried=lambda: signals.received > 1)
 
 
-def _load_functions(config: WorkerConfig, url: str) -> None:
+def _load_functions(config: WorkerConfig, url: str, password: str | None, ca: str | None) -> None:
     """Load the function library of the queue. A failure is a message: the worker serves online requests without it."""
     from ballast_queue.redis_store import Queue  # noqa: PLC0415  `ballast --help` works without redis
-    from ballast_worker.settings import redis_ca, redis_password  # noqa: PLC0415  the worker is an extra
 
     try:
-        password, ca = redis_password(config), redis_ca(config)
         Queue.connect(url, config.queue_name, password=password, ca=ca, loads_functions=True).close()
     except QueueError as error:
         say(f"{error}. Offline work waits.")
 
 
-def _redis_url(config: WorkerConfig) -> str:
+def _redis(config: WorkerConfig) -> tuple[str, str | None, str | None]:
+    """Return the URL, the password and the authorities of Redis."""
     from ballast_worker.errors import NotServed  # noqa: PLC0415  the worker is an extra
-    from ballast_worker.settings import redis_url  # noqa: PLC0415
+    from ballast_worker.settings import redis_ca, redis_password, redis_url  # noqa: PLC0415
 
     try:
-        return redis_url(config) or ""
+        return redis_url(config) or "", redis_password(config), redis_ca(config)
     except NotServed as error:
         raise Usage(f"{error}.") from None
 
