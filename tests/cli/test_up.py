@@ -16,7 +16,10 @@ from pathlib import Path
 import pytest
 import redis
 
+import ballast_cli
 from ballast_cli.worker_file import DEMO_MODEL_NAME
+
+DEMO_MODEL = Path(ballast_cli.__file__).parent / "demo" / "model"
 
 pytestmark = pytest.mark.slow
 WAIT_SECONDS = 120
@@ -162,6 +165,21 @@ def test_the_password_of_a_url_is_neither_shown_nor_readable_by_others(tmp_path:
 
     assert "secret" not in "".join(running.said)
     assert modes["up.json"] == modes["worker.yaml"] == 0o600
+
+
+@pytest.mark.parametrize("field", ["redisCaFile", "redisPasswordFile", "redisUrlFile"])
+def test_a_file_for_redis_that_cannot_be_read_is_named(tmp_path: Path, field: str):
+    address = "" if field == "redisUrlFile" else 'redisUrl: "rediss://127.0.0.1:1", '
+    (tmp_path / "worker.yaml").write_text(
+        f"model: {{uri: {DEMO_MODEL}}}\nruntime: {{{address}{field}: /nowhere/file}}\n"
+    )
+
+    done = ballast(tmp_path, "up", "--config", "worker.yaml", "--port", 0)
+
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"ballast: runtime.{field} /nowhere/file cannot be read: No such file or directory.\n",
+    )
 
 
 def test_a_second_up_in_the_same_directory_is_refused(up: Up):
