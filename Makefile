@@ -146,9 +146,9 @@ $(VLLM_VENV)/.ready: pyproject.toml constraints-vllm.txt
 $(RAY_VENV)/.ready: pyproject.toml constraints-vllm.txt constraints-ray.txt
 	$(call INSTALL_VLLM,$(RAY_VENV),-c constraints-ray.txt -e '.[ray$(,)vllm]')
 
-vllm-env: $(VLLM_VENV)/.ready
+vllm-env: $(VLLM_VENV)/.ready ## Create the environment of vLLM, without running its tests
 
-ray-env: $(RAY_VENV)/.ready
+ray-env: $(RAY_VENV)/.ready ## Create the environment of Ray, without running its tests
 
 # vLLM and its packages raise warnings of their own, which are no errors here.
 vllm: $(VLLM_VENV)/.ready ## Test the policy inside vLLM; no other target runs these tests, or needs vLLM; ARGS='-k grants'
@@ -165,7 +165,7 @@ check: $(VENV)/.ready lint verify ## Check lint, types, import directions and ge
 	@$(BIN)/python -m pytest -m 'not slow and not envtest and not promtool and not helm' $(ARGS)
 	@$(BIN)/python benchmarks/size.py
 
-lint: $(VENV)/.ready
+lint: $(VENV)/.ready ## Check style, types and import directions
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy

@@ -1,6 +1,6 @@
 """Providers of the cluster. They create a cluster and load images into it; everything else is the same for all.
 
-`local`: real nodes in network namespaces of this machine, by the scripts in ../shared/kube (or BALLAST_KUBE).
+`local`: real nodes in network namespaces of this machine, by the scripts in the folder BALLAST_KUBE.
 `kind`: a kind cluster, with docker. A cluster that runs already is used, and is left running. A new one has as many
 nodes as BALLAST_E2E_NODES says, 1 by default.
 """
@@ -95,7 +95,7 @@ class Provider(Protocol):
 
 
 class Local:
-    """The cluster of ../shared/kube, whose containers run on this machine."""
+    """The cluster of BALLAST_KUBE, whose containers run on this machine."""
 
     def __init__(self) -> None:
         self._kube = Path(os.environ.get("BALLAST_KUBE") or ROOT.parent / "shared" / "kube").resolve()
