@@ -8,9 +8,9 @@ float32. `LLMEngine` computes in this process, without HTTP.
 
 The SLO is 1.25 times the p99 of online alone at the same load. The sides are online alone; vLLM's priorities with its
 default settings; priorities with the `max_num_seqs` and the token budget that were best on another part of the trace:
-of the settings that lose at most one point of attainment, the one with most offline tokens; and Ballast, with the
-default objective of 99 % and with 99.9 %. With `--caps`, the sides are online alone in plain vLLM and in Ballast, and
-Ballast with caps on interference. A request attains the SLO if both its TTFT and its TPOT do.
+of the settings that lose at most one point of attainment, the one with most offline tokens; and Ballast. With `--caps`,
+the sides are online alone in plain vLLM and in Ballast, and Ballast with caps on interference. A request attains the
+SLO if both its TTFT and its TPOT do.
 
 All times are CPU time of the computing thread, and vLLM and Ballast see the same clock, so other work on the machine
 counts little. The speed of a machine still changes within minutes, so the slices of the trace are cut into short parts,
@@ -41,15 +41,14 @@ from replay.vllm_engine import BALLAST, BUDGET, PLAIN, PRIORITIES, SCHEDULERS, U
 SEQS, BUDGETS = (1, 2, 4), (2048, 256, 64)
 """Settings that are tried for vLLM's priorities: divisors of `max_num_seqs`, and tokens per step."""
 SLACK = 1.25
-TUNING = 171
+TUNING, TUNING_START = 342, 3000
 """Requests of another slice on which settings are tuned, and on which Ballast learns the cost of a step."""
-CAP_WARM = 8
+CAP_WARM = 4
 """Times `TUNING` that a side with a cap runs before its first row: its feedback needs about a minute."""
 SLICES = 3
 """Slices of the trace that are pooled. They begin 1,000 requests apart."""
 CAPPED = {f"Ballast, cap of {cap:.0%}": {"max_interference": cap} for cap in (0.10, 0.25)}
-LENDING: dict[str, dict[str, float]] = {"Ballast": {}, "Ballast, objective 99.9 %": {"objective": 0.999}}
-"""Sides with Ballast, and the settings in which they differ: those of `--caps`, and the others."""
+"""Sides with Ballast of `--caps`, and the settings in which they differ."""
 SIDES = ("offline alone", "online alone", PRIORITIES, BALLAST)
 
 
@@ -265,7 +264,7 @@ def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
         print(f"\nLoad {load:.0%}, TTFT {1e3 * slo[0]:.0f} ms, TPOT {1e3 * slo[1]:.1f} ms\n{HEADER}")
         cases = [("online alone", sides["online alone"], runs("online alone", fills=False))]
         if not asked.caps:
-            seqs, budget = best(sides, Run("tuning", 10_000, tuning, rate), slo, setup.slots)
+            seqs, budget = best(sides, Run("tuning", TUNING_START, tuning, rate), slo, setup.slots)
             name = f"priorities, {seqs} seqs, {budget} tokens"
             cases += [
                 ("priorities", sides["priorities"], runs("priorities")),
@@ -273,13 +272,14 @@ def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
             ]
         policy: dict[str, Any] = {"ttft": slo[0], "tpot": slo[1]}
         if asked.caps:
-            sides["Ballast"].run(Run("warm", 10_000, tuning, rate, fills=False, policy=policy))
+            sides["Ballast"].run(Run("warm", TUNING_START, tuning, rate, fills=False, policy=policy))
             name = "online alone in Ballast"
             cases.append((name, sides["Ballast"], runs(name, fills=False, policy=policy)))
         warm = CAP_WARM * tuning if asked.caps and not asked.quick else tuning
-        for name, setting in (CAPPED if asked.caps else LENDING).items():  # each learns from its own turns only
+        for name, setting in (CAPPED if asked.caps else {"Ballast": {}}).items():  # each learns from its own turns only
             process = Process("Ballast", setup) if setting else sides["Ballast"]
-            process.run(Run("warm", 10_000, warm, rate, policy=policy | setting))  # learns the cost of mixed steps
+            # Ballast learns the cost of steps with online and offline work.
+            process.run(Run("warm", TUNING_START, warm, rate, policy=policy | setting))
             cases.append((name, process, runs(name, policy=policy | setting)))
         pooled = {name: Found() for name, _, _ in cases}
         for turn in range(turns):
@@ -339,7 +339,7 @@ def main() -> int:
     options.add_argument("--hidden", type=int, default=384, help="width of the model")
     options.add_argument("--layers", type=int, default=6)
     options.add_argument("--dtype", default="float32")
-    options.add_argument("--slots", type=int, default=32)
+    options.add_argument("--slots", type=int, default=128, help="default of `vllm serve` on a CPU: 128")
     options.add_argument("--longest", type=int, default=480, help="most tokens of a request")
     options.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
     options.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)

@@ -42,8 +42,7 @@ class Ledger:
     def reserve(self, reserved: Mapping[str, float]) -> None:
         """Use these shares of the slots from now on.
 
-        A tenant that reserves less than before gets at most the service of the most served other tenant: service by a
-        reservation is no debt.
+        Service by a reservation is no debt: a tenant that reserves less gets at most that of the most served other one.
         """
         for tenant, share in self.reserved.items():
             if reserved.get(tenant, 0.0) < share and tenant in self.services:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
-from math import inf
+from math import inf, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,7 +105,7 @@ class Fit:
 
     Steps with prefill and steps of decodes alone are kept apart, so that no kind displaces the other. Errors are
     relative to the time of the step. The model is trusted while it predicts half of the steps within `_trusted_error`,
-    and if there are steps of different sizes (`_is_varied`), which an encoder does not need. `capacity` bounds memory.
+    and if the steps differ enough (`_is_varied`), which an encoder does not need. `capacity` bounds memory.
     Half or twice of `_least` or `_trusted_error` changes the total by 0.1 points at most (sparse-2s).
     """
 
@@ -135,9 +135,10 @@ class Fit:
             return self.model
         rows = np.array([*self._recent[0], *self._recent[1]], np.float64)
         features, seconds = rows[:, :5], rows[:, 5]
-        tokens, least_error, seen = features[:, 1] + features[:, 3], inf, self._is_varied(features)
+        tokens, least_error = features[:, 1] + features[:, 3], inf
+        seen = self._is_encoder or self._is_varied(features / seconds[:, None])
         if self._is_encoder:  # in steps of one size, all time counts as that of tokens
-            features[:, 0], seen = tokens.min() < 0.9 * tokens.max(), True
+            features[:, 0] = tokens.min() < 0.9 * tokens.max()
         for missed in self._missed:
             weighted = np.column_stack((features, 1.0 - missed**tokens)) / seconds[:, None]
             coefficients = non_negative_least_squares(weighted)
@@ -152,13 +153,15 @@ class Fit:
                 self.model = CostModel(k0, k1, k2, k3, k4, k5, missed, is_trusted=is_trusted)
         return self.model
 
-    def _is_varied(self, features: Floats) -> bool:
-        """Return whether enough steps have prefill and none, or decodes and less than half of the largest prefill."""
-        if min(map(len, self._recent)) >= self._least:
-            return True
-        prefill, decodes = features[:, 1], features[:, 3]
-        small = (decodes > 0) & (prefill < 0.5 * prefill.max())
-        return bool(np.count_nonzero(small) >= self._least <= np.count_nonzero(prefill))
+    def _is_varied(self, weighted: Floats) -> bool:
+        """Return whether enough steps prefill, and enough decode alone or in so different steps that `k0` is known.
+
+        It is known if errors of `_trusted_error` leave half a step in doubt at most (standard error of least squares).
+        """
+        unit = weighted / np.maximum(np.linalg.norm(weighted, axis=0), 1e-30)
+        variance = np.linalg.inv(unit.T @ unit + 1e-9 * np.eye(unit.shape[1]))[0, 0] / len(unit)
+        is_known = len(self._recent[1]) >= self._least or self._trusted_error * sqrt(variance) <= 0.5
+        return bool(is_known and np.count_nonzero(unit[:, (1, 3)], axis=0).min() >= self._least)
 
 
 def non_negative_least_squares(rows: Floats) -> Floats:

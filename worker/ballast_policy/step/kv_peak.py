@@ -5,8 +5,7 @@ have grown by `b_k` tokens each, and the others have freed their blocks. So the 
 
     max over k of  k * blocks(b_k) - (private blocks of the residents that end before)
 
-and must be free (Past-Future, arXiv 2507.10150). The length of an answer is estimated from recent answers of the class
-(`Expectation.remaining`).
+and must be free (Past-Future, arXiv 2507.10150). `Expectation.remaining` estimates the length of an answer.
 """
 
 from __future__ import annotations
