@@ -64,7 +64,7 @@ def serve_online(step: StepDraft, reserved: Reserved) -> tuple[Reserved, Collect
     """Grant prefill tokens in order of priority: to residents first, then to requests that take a slot.
 
     Requests that can have their first token in time go first. They take free slots, slots that offline borrows (`lend`
-    parks the holders), slots of lower priorities. Return `reserved` with the blocks that online awaits, and who is late.
+    parks the holders), slots of lower priorities. Return `reserved` with blocks that online awaits, and late requests.
     """
     online = step.online
     if not (online.prefills or online.parked or online.waiting):
