@@ -131,6 +131,34 @@ def test_one_kind_of_step_alone_is_not_trusted(prefill: int):
     assert not fit.refit().is_trusted
 
 
+def filled(decodes: int, prefill: int) -> StepWork:
+    """A step of offline work, whose prefill fills what the decodes leave."""
+    return StepWork(prefill, attended(0, prefill), decodes, decodes * 80)
+
+
+def test_full_steps_alone_do_not_tell_what_an_empty_step_takes():
+    fit = Fit()
+    for step in range(200):
+        fit.add(filled(step % 32, 512 - step % 32), MODEL.predict(filled(step % 32, 512 - step % 32)))
+
+    assert not fit.refit().is_trusted
+
+
+def test_a_few_steps_of_other_sizes_after_hours_of_full_steps_are_enough():
+    """A worker has computed offline work alone. Its first online requests must not wait for 16 small steps."""
+    rng = np.random.default_rng(11)
+    fit = Fit()
+    works = [filled(32, 480) for _ in range(200)]
+    works += [filled(int(rng.integers(2, 32)), int(rng.integers(60, 480))) for _ in range(8)]
+    for work in works:
+        fit.add(work, MODEL.predict(work) * (1 + 0.05 * rng.standard_normal()))
+    found = fit.refit()
+
+    assert found.is_trusted
+    small = StepWork(num_decode=8, decode_context=800)
+    assert found.predict(small) == pytest.approx(MODEL.predict(small), abs=0.25 * MODEL.predict(filled(32, 480)))
+
+
 def test_hours_of_decodes_do_not_forget_what_prefill_costs():
     fit = fed(MODEL)
     for step in range(2000):
