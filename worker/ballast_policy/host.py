@@ -342,7 +342,7 @@ class Host:
             mean = work.decode_context / work.num_decode
             self._mean_context += (mean - self._mean_context) * (0.05 if self._mean_context else 1.0)
         self._num_observed += 1
-        if self._num_observed % REFIT_STEPS == 0:
+        if self._num_observed % (REFIT_STEPS if self.cost.is_trusted else REFIT_STEPS // 4) == 0:
             self._refit()
             for request_class, ledger in self.ledgers.items():
                 if len(ledger.services) > MOST_IDLE:

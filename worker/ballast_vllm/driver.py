@@ -30,7 +30,7 @@ from ballast_policy.snapshot import PolicyConfig
 from ballast_policy.step.planner import plan as plan_step
 from ballast_vllm.counters import Counters
 from ballast_vllm.drafts import DraftGain
-from ballast_vllm.plan_limits import limit_residents, whole_prompts
+from ballast_vllm.plan_limits import even_step, limit_residents, whole_prompts
 from ballast_vllm.requests import RequestPlace, place_of
 from ballast_vllm.snapshot_kv import EAGER, SnapshotKv, VllmBlocks
 
@@ -78,6 +78,7 @@ class Driver:
         *,
         most_residents: int | None = None,
         whole_prompts: int | None = None,
+        multiple: int = 1,
         is_async: bool = False,
         max_tokens: int,
         num_draft_tokens: int = 0,
@@ -87,6 +88,7 @@ class Driver:
         """`most_residents`: running and parked requests that vLLM can hold; None if only KV limits them.
 
         `whole_prompts`: most tokens of a step of a model that computes each prompt at once; None for other models.
+        `multiple`: tokens of which a step of other models is a multiple, where an offline prompt allows it.
         """
         self.host = Host(config, planner=planner)
         self.counters = Counters()
@@ -104,6 +106,7 @@ class Driver:
         self._kv = SnapshotKv(blocks, self.live)
         self._most_residents = most_residents
         self._whole_prompts = whole_prompts
+        self._multiple = multiple
         self._is_async = is_async
         self._max_tokens = max_tokens
         self._num_draft_tokens = num_draft_tokens
@@ -233,6 +236,8 @@ class Driver:
             plan = limit_residents(plan, snapshot.residents, self._most_residents - num_leaving)
         if self._whole_prompts is not None:
             plan = whole_prompts(plan, self._whole_prompts)
+        elif self._multiple > 1:
+            plan = even_step(plan, self._multiple)
         self._plan, self._snapshot_waiting = plan, snapshot.waiting
         live, ids = self.live, self._ids
         if plan.preempt:

@@ -1,4 +1,4 @@
-"""Limits of vLLM that the planner does not know: residents, and models that compute each prompt at once."""
+"""Limits of vLLM that the planner does not know: residents, sizes of a step, and models that compute whole prompts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ballast_policy.plan import Because, Reason, StepPlan
-from ballast_policy.request import ONLINE, PARKED, WAITING, Request
+from ballast_policy.request import OFFLINE, ONLINE, PARKED, WAITING, Request
+
+CPU_MULTIPLE = 32
+"""Tokens of which a step on a CPU shall be a multiple. oneDNN prepares a matrix product for each number of tokens, and
+vLLM keeps 32 of them for each layer: steps of any size take 15 % longer (`benchmarks/vllm_mixed.py --load 60`)."""
 
 
 def limit_residents(plan: StepPlan, residents: Sequence[Request], most: int) -> StepPlan:
@@ -28,6 +32,19 @@ def limit_residents(plan: StepPlan, residents: Sequence[Request], most: int) -> 
         park=tuple([r for r in plan.park if r not in gone]),
         because=(*plan.because, *[Because(r, Reason.NO_SLOT) for r in victims]),
     )
+
+
+def even_step(plan: StepPlan, multiple: int) -> StepPlan:
+    """Return the plan with a multiple of some tokens, if an offline prompt can do without the rest in this step."""
+    total = sum([num_tokens for _, num_tokens in plan.grants])
+    rest = total % multiple
+    if rest and total > multiple:
+        for index in reversed(range(len(plan.grants))):
+            record, num_tokens = plan.grants[index]
+            if record.request_class is OFFLINE and num_tokens > rest:
+                grants = (*plan.grants[:index], (record, num_tokens - rest), *plan.grants[index + 1 :])
+                return replace(plan, grants=grants)
+    return plan
 
 
 def whole_prompts(plan: StepPlan, most_tokens: int) -> StepPlan:

@@ -11,6 +11,7 @@ from math import inf
 from typing import Any
 
 from vllm import __version__ as vllm_version
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.interface import PauseState
 
 from ballast_policy.host import Planner
@@ -25,6 +26,7 @@ from ballast_vllm.internals import (
     is_complete,
     is_running,
 )
+from ballast_vllm.plan_limits import CPU_MULTIPLE
 from ballast_vllm.refusals import check_config
 from ballast_vllm.settings import StepLimits, changed, initial
 from ballast_vllm.versions import check_version
@@ -79,6 +81,7 @@ class _Ballast(PlannedBatch):
             self.kv_blocks,
             most_residents=self.most_residents,
             whole_prompts=None if can_chunk else self.max_num_scheduled_tokens,
+            multiple=CPU_MULTIPLE if current_platform.is_cpu() else 1,
             is_async=self.is_async,
             max_tokens=self.max_model_len,
             num_draft_tokens=self.num_spec_tokens,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ballast_policy.plan import Reason, StepPlan
 from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, Request, RequestClass
-from ballast_vllm.plan_limits import limit_residents, whole_prompts
+from ballast_vllm.plan_limits import even_step, limit_residents, whole_prompts
 
 
 def make_request(seq: int, request_class: RequestClass = OFFLINE, **values: object) -> Request:
@@ -48,3 +48,26 @@ def test_a_chunk_becomes_the_whole_prompt_and_the_rest_waits():
 
     assert found.grants == ((first, 60), (third, 30))
     assert found.admit == (first, third)
+
+
+def test_a_step_has_a_multiple_of_the_tokens_where_an_offline_prompt_can_be_shorter():
+    decode, online = make_request(1, ONLINE), make_request(2, ONLINE)
+    whole, cut = make_request(3), make_request(4)
+    plan = StepPlan(grants=((decode, 1), (online, 40), (whole, 30), (cut, 20)))
+
+    assert even_step(plan, 32).grants == ((decode, 1), (online, 40), (whole, 3), (cut, 20))
+    assert even_step(plan, 7) is plan
+    assert even_step(plan, 16).grants == ((decode, 1), (online, 40), (whole, 30), (cut, 9))
+
+
+def test_no_online_token_and_no_request_leaves_a_step_for_its_size():
+    online, decode, short = make_request(1, ONLINE), make_request(2), make_request(3)
+    plan = StepPlan(grants=((online, 70), (decode, 1), (short, 7)))
+
+    assert even_step(plan, 64) is plan
+
+
+def test_a_step_of_less_than_the_multiple_stays():
+    plan = StepPlan(grants=((make_request(1), 31),))
+
+    assert even_step(plan, 32) is plan
