@@ -10,7 +10,7 @@ from ballast_policy.request import OFFLINE, ONLINE, PARKED, WAITING, Request
 
 CPU_MULTIPLE = 32
 """Tokens of which a step on a CPU shall be a multiple. oneDNN prepares a matrix product for each number of tokens, and
-vLLM keeps 32 of them for each layer: steps of any size take 15 % longer (`benchmarks/vllm_mixed.py --load 60`)."""
+vLLM keeps 32 of them for each layer (`benchmarks/vllm_step_sizes.py`)."""
 
 
 def limit_residents(plan: StepPlan, residents: Sequence[Request], most: int) -> StepPlan:
