@@ -36,7 +36,7 @@ Planner = Callable[[EngineSnapshot], StepPlan]
 NestedPlanner = Callable[[EngineSnapshot, Collection[Request], float], StepPlan]
 
 REFIT_STEPS = 32
-"""Steps between two fits of the cost model. Bounds the cost: a fit takes some hundred microseconds."""
+"""Steps between two fits of a trusted cost model; a quarter if it is not. A fit takes some hundred microseconds."""
 MOST_IDLE = 1000
 """Tenants in a ledger beyond which idle tenants are dropped. Bounds memory."""
 HINTED = 32

@@ -32,6 +32,7 @@ class _RecordingScheduler(SyncBallastScheduler):
 
     ticks = ReplayClock("wall")
     work = BatchWork()
+    multiple = 1  # the simulator plans steps of any size
 
     def clock(self) -> float:
         return self.ticks.now()

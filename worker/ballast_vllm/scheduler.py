@@ -44,6 +44,7 @@ class _Ballast(PlannedBatch):
 
     planner: Planner = staticmethod(plan)
     is_async = False
+    multiple = CPU_MULTIPLE if current_platform.is_cpu() else 1
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -81,7 +82,7 @@ class _Ballast(PlannedBatch):
             self.kv_blocks,
             most_residents=self.most_residents,
             whole_prompts=None if can_chunk else self.max_num_scheduled_tokens,
-            multiple=CPU_MULTIPLE if current_platform.is_cpu() else 1,
+            multiple=self.multiple,
             is_async=self.is_async,
             max_tokens=self.max_model_len,
             num_draft_tokens=self.num_spec_tokens,

@@ -156,7 +156,7 @@ class Fit:
     def _is_varied(self, weighted: Floats) -> bool:
         """Return whether enough steps prefill, and enough decode alone or in so different steps that `k0` is known.
 
-        It is known if errors of `_trusted_error` leave half a step in doubt at most (standard error of least squares).
+        It is if errors of `_trusted_error` leave half a step in doubt at most. A tenth is too strict (sparse-2s-arxiv).
         """
         unit = weighted / np.maximum(np.linalg.norm(weighted, axis=0), 1e-30)
         variance = np.linalg.inv(unit.T @ unit + 1e-9 * np.eye(unit.shape[1]))[0, 0] / len(unit)
