@@ -333,6 +333,37 @@ def test_a_cap_bounds_an_idle_step_while_online_is_expected(fields: dict, expect
     assert idle_budget(snapshot, IDLE) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("config", "num_decodes", "expected"),
+    [
+        pytest.param({}, 0, 8 * COST.k0, id="seven fixed costs beside its own"),
+        pytest.param({}, 5, 8 * COST.k0 + 5 * COST.k3, id="and beside online decodes"),
+        pytest.param({"tpot": 0.1}, 0, 0.1 / 4, id="a quarter of the TPOT is always short enough"),
+        pytest.param({"can_suspend": True}, 0, 0.989, id="a newcomer suspends the step"),
+        pytest.param({"is_encoder": True, "tpot": inf}, 0, 0.989, id="an encoder computes whole prompts"),
+    ],
+)
+def test_a_step_that_cannot_be_suspended_is_short_enough_for_all_who_arrive_in_it(
+    config: dict, num_decodes: int, expected: float
+):
+    config = replace(CONFIG, tpot_share=1.0, **{"can_suspend": False, "tpot": 0.02} | config)
+    fixed = COST.k0 + num_decodes * COST.k3
+    decodes = [make_decode(seq=seq, tpot=0.05) for seq in range(num_decodes)]
+    snapshot = make_snapshot(config=config, typical_prompt=100, residents=())
+
+    assert step_budget(snapshot, OnlineStep(decodes, (), fixed, fixed)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("until", "expected"), [(10.1, 8 * COST.k0), (9.9, 0.989)], ids=["expected", "not expected"])
+def test_an_idle_step_that_cannot_be_suspended_is_short_while_online_is_expected(until: float, expected: float):
+    config = replace(CONFIG, can_suspend=False, tpot=0.02)
+    expectation = Expectation(online_until=until)
+
+    assert idle_budget(make_snapshot(config=config, typical_prompt=100, expectation=expectation), IDLE) == (
+        pytest.approx(expected)
+    )
+
+
 @pytest.mark.parametrize("cost", [COST, CostModel(k0=0.0, k3=0.3, is_trusted=True), CostModel(k1=0.3, is_trusted=True)])
 def test_an_idle_step_has_the_time_for_the_longest_next_token(cost: CostModel):
     config = replace(CONFIG, ttft=0.001, tpot=0.001)
@@ -362,8 +393,8 @@ def test_the_lending_ratio_shortens_idle_steps_that_an_expected_newcomer_waits_f
     can_suspend: bool, until: float, share: float
 ):
     expectation = Expectation(online_until=until)
-    config = replace(CONFIG, can_suspend=can_suspend)
-    usual = make_snapshot(config=config, typical_prompt=100, expectation=expectation)
+    config = replace(CONFIG, can_suspend=can_suspend, ttft=8 * COST.k0)  # short enough to bound the step
+    usual = make_snapshot(config=config, typical_prompt=10, expectation=expectation)
     backed_off = replace(usual, allowance=Allowance(lending_ratio=0.5))
 
     assert idle_budget(backed_off, IDLE) == pytest.approx(share * idle_budget(usual, IDLE))

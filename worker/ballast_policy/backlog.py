@@ -184,9 +184,7 @@ class _Listing:
         heapify(heap)
         below = None if slots is None else BelowReservation(slots, turns)
         while turns and self.left > 0 and (self.num_tokens > 0 or len(self.requests) < LEAST):
-            tenant = None
-            if below is not None and below.soonest <= below.slots.num_held:
-                tenant = below.first(turns)
+            tenant = below.first(turns) if below is not None and below.soonest <= below.slots.num_held else None
             if tenant is None:
                 while turns.get((first := heap[0])[3]) is not first:
                     heappop(heap)

@@ -34,9 +34,8 @@ class Reservation:
         """
         in_use = min(self.slots, running)
         is_met = in_use >= min(self.slots, entitled)
-        if in_use == self.in_use and is_met == self.is_met:
-            return self
-        return replace(self, in_use=in_use, is_met=is_met)
+        is_same = in_use == self.in_use and is_met == self.is_met
+        return self if is_same else replace(self, in_use=in_use, is_met=is_met)
 
 
 def most_slots(max_share: float, slots: int) -> int:

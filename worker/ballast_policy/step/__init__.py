@@ -1,4 +1,1 @@
-"""Plan one step: `planner.plan(snapshot)` returns a `StepPlan`.
-
-Law: pure. A plan depends on its snapshot alone, which has all that an engine learns and remembers.
-"""
+"""Plan one step: `planner.plan(snapshot)` returns a `StepPlan`. Law: pure. A plan depends on its snapshot alone."""

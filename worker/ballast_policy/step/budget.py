@@ -24,6 +24,8 @@ SUSPENDED_SHARE = 0.85
 """Share of the time for which decodes can wait that nested steps may take. Half costs 1.8 points (bursts-40-32)."""
 _FULL = 1.25
 """Least time that offline borrows beside online decodes, in readings of all experts (`llm_d_protocol.py --quick`)."""
+_LONGEST = 7.0
+"""Most fixed costs beyond online's in a step that cannot be suspended (`policy_change.py --only fast-steps`)."""
 _IDLE_STEP = 2.0
 """Least length of a step without online requests, in fixed costs. Half or twice of it changes nothing (sparse-2s)."""
 ONLINE_CHUNKS = 4
@@ -54,12 +56,13 @@ def most_prefill(config: PolicyConfig, cost: CostModel) -> int:
 
 
 def step_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
-    """Return the seconds that the step may take: the smallest of four bounds.
+    """Return the seconds that the step may take: the smallest of five bounds.
 
     - The newcomer: a request of the usual length that arrives as the step starts has its first token in time.
     - The decodes: at most one TPOT beside reading all experts, and half of their slack on top of online's part.
     - The prompts: at most half of the least slack among online requests that prefill or wait.
     - The cap on interference, if there is one.
+    - The length beyond which fixed costs hardly matter, if no newcomer can suspend the step: all of them wait for it.
 
     The lending ratio reduces the risk and the time beside online's part, to 0 if online computes alone. Small steps of
     a mixture of experts lend nothing while their decodes can save time for a full step: each token reads other experts.
@@ -68,7 +71,7 @@ def step_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     slack = min(slack, _prefill_slack(snapshot, part))
     newcomer = _newcomer_bound(snapshot, part, least)
     most = min(snapshot.config.tpot_share * tpot + snapshot.cost.k5, _cap_bound(snapshot, part.alone))
-    bound = min(newcomer, most, part.seconds + _SPENT * max(0.0, slack))
+    bound = min(newcomer, most, part.seconds + _SPENT * max(0.0, slack), _longest(snapshot, part))
     full = part.seconds + _FULL * part.experts
     if part.experts and bound < full <= (most if snapshot.config.can_suspend else min(most, newcomer)):
         bound = part.seconds  # decodes save time for a full step
@@ -90,7 +93,7 @@ def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
         bound = min(config.ttft, max(1, _beginning(snapshot) - 1) * (config.tpot - part.seconds))
     if snapshot.now <= snapshot.expectation.online_until:
         ratio = snapshot.allowance.lending_ratio if is_waited_for else 1.0
-        bound = min(bound * ratio, _idle_cap_bound(snapshot))
+        bound = min(_longest(snapshot, part), bound * ratio, _idle_cap_bound(snapshot))
     longest = max([request.num_tokens for request in (*snapshot.residents, *snapshot.waiting)], default=0)
     token = max(cost.decode(longest), cost.prefill(0, longest) if config.is_encoder else cost.prefill(longest, 1))
     return max(bound, _IDLE_STEP * cost.k0, (cost.k0 + token) * (1 + ROUNDING), part.seconds)
@@ -142,6 +145,13 @@ def _newcomer_bound(snapshot: EngineSnapshot, part: OnlineStep, saved: float = 0
     if config.can_suspend and saved:
         left = max(left, part.seconds + saved - (cost.k0 + cost.prefill(0, prompt)) / SUSPENDED_SHARE)
     return left if left > part.seconds else part.seconds + min(config.tpot, config.ttft)
+
+
+def _longest(snapshot: EngineSnapshot, part: OnlineStep) -> float:
+    """Return the bound of a step that no newcomer can suspend, but a quarter of the TPOT; infinite for other steps."""
+    config = snapshot.config
+    is_free = config.can_suspend or config.is_encoder or min(config.ttft, config.tpot) == inf
+    return inf if is_free else max(config.tpot / 4, part.fixed + _LONGEST * (snapshot.cost.k0 + snapshot.cost.k5))
 
 
 def _cap_bound(snapshot: EngineSnapshot, alone: float) -> float:
@@ -209,9 +219,7 @@ def _shared_slack(saved: Collection[float], burst: float, most_risk: float) -> f
     """
     far = 20 * burst
     risk = sum([exp(-left / burst) for left in saved if left < far])
-    if not risk:
-        return inf
-    return burst * log(most_risk * len(saved) / risk) if most_risk else 0.0
+    return inf if not risk else burst * log(most_risk * len(saved) / risk) if most_risk else 0.0
 
 
 def _catches_up(request: Request, late: float, fixed: float) -> bool:

@@ -30,9 +30,7 @@ def suspendable_seconds(step: StepDraft) -> float:
     for request in decodes:
         soon, late = sorted((request.arrival + request.ttft, request.first_token))
         budgeted = request.num_output * request.tpot if request.num_output else 0.0
-        due = soon + budgeted
-        if due < now:
-            due = late + budgeted
+        due = (soon if soon + budgeted >= now else late) + budgeted
         if now <= due < end + slack:
             slack = due - end
     for request in draft.prefill_grants:

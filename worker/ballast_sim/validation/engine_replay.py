@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, cycle
 from math import inf
 from pathlib import Path
@@ -155,7 +155,7 @@ class EngineUnderTest:
         engine = BallastEngine(
             executor=executor,
             tokenizer=self._tokenizer,
-            policy=self.config,
+            policy=replace(self.config, can_suspend=False),  # requests arrive between steps
             options=EngineOptions(self.directory, prefix_cache=False),
             clock=ticks.now,
         )
