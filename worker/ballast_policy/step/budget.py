@@ -148,7 +148,7 @@ def _newcomer_bound(snapshot: EngineSnapshot, part: OnlineStep, saved: float = 0
 
 
 def _longest(snapshot: EngineSnapshot, part: OnlineStep) -> float:
-    """Return the bound of a step that no newcomer can suspend, but a quarter of the TPOT; infinite for other steps."""
+    """Return the bound of a step that no newcomer can suspend: at least a quarter of the TPOT, as `k0` may be 0."""
     config = snapshot.config
     is_free = config.can_suspend or config.is_encoder or min(config.ttft, config.tpot) == inf
     return inf if is_free else max(config.tpot / 4, part.fixed + _LONGEST * (snapshot.cost.k0 + snapshot.cost.k5))
