@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from real_core import RealCore, run_mixed
 
+from ballast_vllm.plan_limits import CPU_MULTIPLE
+
 SLO = {"ttft": 0.5, "tpot": 0.1, "offline_share": 0.25, "chunk_tokens": 24}
 
 pytestmark = pytest.mark.timeout(900)
@@ -50,3 +52,31 @@ def test_answers_are_those_of_plain_vllm(wandering_model, plain_answers, blocks,
         assert sum(sum(of["preemptions"].values()) for of in held) > 0
     if "slots" in policy:
         assert sum(of["parked_steps"] for of in held) > 0
+
+
+def test_steps_with_offline_prompts_are_a_multiple_of_tokens(wandering_model, plain_answers):
+    core = RealCore(wandering_model, policy=SLO | {"chunk_tokens": 96})
+    run_step, steps = core.step, []
+
+    def step() -> None:
+        run_step()
+        steps.append(dict(core.core.scheduler.driver.grants))
+
+    core.step = step
+    try:
+        answers = run_mixed(core)
+    finally:
+        core.close()
+
+    assert answers == plain_answers
+    even = 0
+    for grants in steps:
+        total, longest = sum(grants.values()), longest_offline(grants)
+        if total > CPU_MULTIPLE and longest > total % CPU_MULTIPLE:
+            assert total % CPU_MULTIPLE == 0, grants
+            even += longest > 1
+    assert even > 5
+
+
+def longest_offline(grants: dict[str, int]) -> int:
+    return max((tokens for request_id, tokens in grants.items() if request_id.startswith("offline")), default=0)
