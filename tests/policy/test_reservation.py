@@ -166,7 +166,7 @@ def test_caps_are_counted_tenant_by_tenant():
     host = make_host({**BUSY, (OFFLINE, RUNNING): 3, (OFFLINE, WAITING): 9}, "capped", **caps)
     host.enter(Request(999, OFFLINE, 0.0, 8, 8, tenant="free", num_tokens=8), 0.0)
 
-    host.dispatched()
+    host.dispatched(StepPlan(), (), 0.0)
 
     assert not host.reservation.is_met, "a fourth could run"
 
@@ -178,7 +178,7 @@ def test_an_engine_that_falls_idle_owes_nothing():
         host.leave(request, 1.0, is_complete=False)
     host.enter(ended := Request(9, OFFLINE, 0.0, 8, 8, num_tokens=8), 1.0)
     host.admit(ended)
-    host.dispatched()
+    host.dispatched(StepPlan(), (), 0.0)
     assert host.reservation.in_use == 1
     host.leave(ended, 2.0, is_complete=True)
 

@@ -112,15 +112,23 @@ def test_requests_that_are_kept_are_in_time_in_any_order(drawn: list[tuple[int, 
     assert [r.tenant for r in in_time_first(order, off)] == [r.tenant for r in order], "tenants keep their turns"
 
 
-@given(jobs)
-def test_requests_that_are_all_in_time_are_deferred_in_no_order(drawn: list[tuple[int, int]]):
+@given(jobs, st.integers(0, 9), st.integers(0, 9))
+def test_requests_that_are_all_in_time_are_deferred_in_no_order(drawn: list[tuple[int, int]], now: int, saved: int):
     order = [make(i, *job) for i, job in enumerate(drawn)]
+    start = float(now - saved)
 
-    if all_in_time(order, COST, speed=1.0, start=0.0):
-        assert not find_late(order, COST, 0.0, speed=1.0, start=0.0)
-        assert not find_late(order[::-1], COST, 0.0, speed=1.0, start=0.0)
+    if all_in_time(order, COST, now, speed=1.0, start=start):
+        assert not find_late(order, COST, now, speed=1.0, start=start)
+        assert not find_late(order[::-1], COST, now, speed=1.0, start=start)
+
+
+def test_an_overdue_request_is_late_whatever_time_was_saved_up():
+    overdue = [make(1, 2, 5.0)]
+
+    assert not all_in_time(overdue, COST, 6.0, speed=1.0, start=0.0)
+    assert late(*overdue, now=6.0, start=0.0) == {1}
 
 
 def test_all_are_in_time_up_to_the_moment_the_first_is_due():
-    assert all_in_time([make(1, 2, 5.0), make(2, 3, 9.0)], COST, speed=1.0, start=0.0)
-    assert not all_in_time([make(1, 2, 5.0), make(2, 4, 9.0)], COST, speed=1.0, start=0.0)
+    assert all_in_time([make(1, 2, 5.0), make(2, 3, 9.0)], COST, 0.0, speed=1.0, start=0.0)
+    assert not all_in_time([make(1, 2, 5.0), make(2, 4, 9.0)], COST, 0.0, speed=1.0, start=0.0)

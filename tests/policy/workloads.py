@@ -131,6 +131,8 @@ def configs(draw: st.DrawFn, *, least_max_share: float = 0.1) -> PolicyConfig:
         tail_tokens=draw(st.sampled_from([0, 8, 64])),
         can_suspend=draw(st.sampled_from([True, True, False])),
         max_interference=draw(st.sampled_from([None, None, 0.1, 1.0, 0.001, 0.0])),
+        most_risk=draw(st.sampled_from([0.4, 0.4, 0.0, 1.0])),
+        tpot_share=draw(st.sampled_from([1.0, 1.0, 0.3])),
     )
 
 
@@ -162,6 +164,7 @@ allowances = st.just(UNCHECKED) | st.builds(
     Allowance,
     share=st.sampled_from([None, 0.0, 0.1, 1.0]),
     typical=st.sampled_from([0.0, 0.008]),
+    is_alone=st.sampled_from([False, False, True]),
     lending_ratio=st.sampled_from([0.1, 0.6, 1.0]),
 )
 

@@ -11,13 +11,13 @@ from queue_objects import make_line
 from ballast_cli.explain import scene
 from ballast_engine.build import build_engine
 from ballast_engine.request import GenerationRequest
+from ballast_policy.jobs.choice import LEAST_AHEAD
 from ballast_queue import unused
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_worker.feeder import Feeder
 from ballast_worker.items import GenerationReader
-from ballast_worker.prefetch import LEAST_AHEAD
 from ballast_worker.waiting_reasons import why
 
 

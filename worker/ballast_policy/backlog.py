@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
 
@@ -67,12 +67,10 @@ class Backlog:
     slack of an online request is 0, and infinite once `defer` finds its first token overdue.
     """
 
-    __slots__ = ("_bands", "_counts", "_priorities")
+    __slots__ = ("_bands", "_counts")
 
     def __init__(self) -> None:
         self._bands: dict[RequestClass, dict[int, dict[str, _Queue]]] = {c: {} for c in RequestClass}
-        self._priorities: dict[RequestClass, list[int]] = {c: [] for c in RequestClass}
-        """The bands in use, negated, so that the highest comes first."""
         self._counts: dict[RequestClass, int] = dict.fromkeys(RequestClass, 0)
 
     def __len__(self) -> int:
@@ -80,9 +78,9 @@ class Backlog:
 
     def __iter__(self) -> Iterator[Request]:
         """Yield all waiting requests, for inspection."""
-        for request_class in RequestClass:
-            for negated in self._priorities[request_class]:
-                for queue in self._bands[request_class][-negated].values():
+        for bands in self._bands.values():
+            for priority in sorted(bands, reverse=True):
+                for queue in bands[priority].values():
                     yield from islice(queue.requests, queue.start, None)
 
     def count(self, request_class: RequestClass) -> int:
@@ -97,7 +95,6 @@ class Backlog:
         bands = self._bands[request.request_class]
         if request.priority not in bands:
             bands[request.priority] = defaultdict(_Queue)
-            insort(self._priorities[request.request_class], -request.priority)
         bands[request.priority][request.tenant].add(request)
         self._counts[request.request_class] += 1
 
@@ -113,7 +110,6 @@ class Backlog:
             del bands[request.priority][request.tenant]
             if not bands[request.priority]:
                 del bands[request.priority]
-                self._priorities[request.request_class].remove(-request.priority)
 
     def defer(self, now: float) -> None:
         """Move online requests whose first token is overdue behind the others of their tenant and priority."""
@@ -145,10 +141,9 @@ class Backlog:
                 dict(free_slots) if free_slots and request_class is RequestClass.OFFLINE else {},
                 (slots or {}).get(request_class),
             )
-            for negated in self._priorities[request_class]:
+            for _, queues in sorted(self._bands[request_class].items(), reverse=True):
                 if listing.is_full:
                     break
-                queues = self._bands[request_class][-negated]
                 if len(queues) == 1 and not listing.free_slots:
                     listing.take_all(*queues.values())
                 else:
@@ -184,12 +179,12 @@ class _Listing:
         heapify(heap)
         below = None if slots is None else BelowReservation(slots, turns)
         while turns and self.left > 0 and (self.num_tokens > 0 or len(self.requests) < LEAST):
-            tenant = below.first(turns) if below is not None and below.soonest <= below.slots.num_held else None
+            tenant = None if below is None else below.first(turns)
             if tenant is None:
                 while turns.get((first := heap[0])[3]) is not first:
                     heappop(heap)
                 tenant = first[3]
-            service, _, index, _ = turn = turns[tenant]
+            service, _, index, _ = turns[tenant]
             queue = queues[tenant]
             request = queue.requests[index]
             index += 1
@@ -204,11 +199,8 @@ class _Listing:
                 del turns[tenant]
                 continue
             service += INPUT_COST * size / weight(tenant)
-            following = turns[tenant] = (service, queue.places[index], index, tenant)
-            if turn is heap[0]:
-                heapreplace(heap, following)
-            else:
-                heappush(heap, following)
+            turns[tenant] = following = (service, queue.places[index], index, tenant)
+            heappush(heap, following)
 
     def _take(self, request: Request) -> int:
         """List a request; return the tokens that it has to compute."""

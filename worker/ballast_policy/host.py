@@ -10,13 +10,15 @@ the clock. The host decides, carries the decision out on the KV, and learns from
     observed                the time of the step
     configure, forget       use another configuration; forget everything except the cost model
 
-An engine that carries plans out itself calls `snapshot`, `admit`, `preempt`, `park`, `resume`, and then `dispatched`.
+An engine that carries plans out itself calls `snapshot`, then `preempt`, `park`, `resume` and `admit` for the requests
+of the plan, and then `admissions` and `dispatched`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import inf
 from typing import Protocol
 
@@ -37,6 +39,8 @@ NestedPlanner = Callable[[EngineSnapshot, Collection[Request], float], StepPlan]
 
 REFIT_STEPS = 32
 """Steps between two fits of a trusted cost model; a quarter if it is not. A fit takes some hundred microseconds."""
+CONTEXT_DRIFT = 0.05
+"""Weight of a new step in the mean context of decodes. Half or twice of it changes nothing (bursts-40-32)."""
 MOST_IDLE = 1000
 """Tenants in a ledger beyond which idle tenants are dropped. Bounds memory."""
 HINTED = 32
@@ -189,7 +193,10 @@ class Host:
         residents = list(self.residents.values())
         self.backlog.defer(now)
         waiting = self._first_waiting(residents) if len(self.backlog) else []
-        snapshot = EngineSnapshot(
+        for request_class in RequestClass:
+            for request in islice((r for r in waiting if r.request_class is request_class), HINTED):
+                kv.hint(request)
+        return EngineSnapshot(
             now=now,
             residents=residents,
             waiting=waiting,
@@ -202,12 +209,6 @@ class Host:
             allowance=self.interference.allowance,
             expectation=self.expectations.expectation,
         )
-        hinted = dict.fromkeys(RequestClass, HINTED)
-        for request in waiting:
-            hinted[request.request_class] -= 1
-            if hinted[request.request_class] >= 0:
-                kv.hint(request)
-        return snapshot
 
     def _first_waiting(self, residents: Sequence[Request]) -> list[Request]:
         """Return the waiting requests that a step could admit, in order, and the next one of each class."""
@@ -221,15 +222,16 @@ class Host:
     def dispatch(self, snapshot: EngineSnapshot, plan: StepPlan, kv: Kv) -> Dispatch:
         """Carry out the plan of a step that begins now."""
         dispatch = self._carry_out(plan, kv, snapshot.now)
-        if plan.wait_until <= snapshot.now:  # in a batch window no request misses a step
-            for request in snapshot.waiting:
-                if request.phase is WAITING:
-                    request.steps_waited += 1
-            self.dispatched()
+        self.dispatched(plan, snapshot.waiting, snapshot.now)
         return dispatch
 
-    def dispatched(self) -> None:
-        """Update the use of the reservation after a plan was carried out."""
+    def dispatched(self, plan: StepPlan, waiting: Iterable[Request], now: float) -> None:
+        """Count the step of those in `waiting` that still wait, and update the use of the reservation."""
+        if plan.wait_until > now:
+            return  # in a batch window no request misses a step
+        for request in waiting:
+            if request.phase is WAITING:
+                request.steps_waited += 1
         self.reservation = self.reservation.used_by(self.held[OFFLINE][RUNNING], self.num_entitled)
 
     def _carry_out(self, plan: StepPlan, kv: Kv, now: float) -> Dispatch:
@@ -257,12 +259,16 @@ class Host:
             if request in plan.admit:
                 kv.release(request)
                 self.preempt(request)
+        return Dispatch(plan, grants, self.admissions(plan, now), num_deferred)
+
+    def admissions(self, plan: StepPlan, now: float) -> list[Request]:
+        """Return the requests that got their first slot, and note when. Their `num_computed` are cached tokens."""
         admissions = [r for r in plan.admit if r.phase is RUNNING and r.admitted == inf]
         for request in admissions:
             request.admitted = now
             request.num_prompt_cached = min(request.num_computed, request.num_prompt)
-            self.expectations.admitted(request, request.num_tokens - request.num_computed)
-        return Dispatch(plan, grants, admissions, num_deferred)
+            self.expectations.admitted(request, request.remaining)
+        return admissions
 
     def admit(self, request: Request) -> None:
         self._move(request, RUNNING, WAITING)
@@ -298,7 +304,7 @@ class Host:
         self.interference.ended(now)
 
     def computed(self, request: Request, num_tokens: int, now: float) -> tuple[int, int]:
-        """Charge `num_tokens` computed tokens, which `num_computed` includes, before `num_tokens` grows by a new token.
+        """Charge the last `num_tokens` of `request.num_computed`. Call it before the request gets its new token.
 
         Return how many of them are new prompt tokens, and how many were computed before, which are not charged again.
         """
@@ -324,14 +330,11 @@ class Host:
 
     def settle(self) -> Iterable[tuple[RequestClass, Mapping[str, float]]]:
         """Charge what the step computed to the tenants; return the charges by class and tenant."""
-        charged = []
-        for request_class, bills in self._bills.items():
-            if bills:
-                ledger = self.ledgers[request_class]
-                for tenant, cost in bills.items():
-                    ledger.charge(tenant, cost)
-                charged.append((request_class, bills))
-                self._bills[request_class] = {}
+        charged = [(request_class, bills) for request_class, bills in self._bills.items() if bills]
+        for request_class, bills in charged:
+            for tenant, cost in bills.items():
+                self.ledgers[request_class].charge(tenant, cost)
+            self._bills[request_class] = {}
         return charged
 
     def observed(self, work: StepWork, seconds: float) -> None:
@@ -340,7 +343,7 @@ class Host:
             self.fit.add(work, seconds)
         if work.num_decode:
             mean = work.decode_context / work.num_decode
-            self._mean_context += (mean - self._mean_context) * (0.05 if self._mean_context else 1.0)
+            self._mean_context += (mean - self._mean_context) * (CONTEXT_DRIFT if self._mean_context else 1.0)
         self._num_observed += 1
         if self._num_observed % (REFIT_STEPS if self.cost.is_trusted else REFIT_STEPS // 4) == 0:
             self._refit()

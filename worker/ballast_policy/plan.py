@@ -45,7 +45,7 @@ class StepParts(NamedTuple):
 class StepPlan:
     """The actions of the engine, in this order: preempt, park, resume, admit, then compute `grants`.
 
-    Each request that computes is in `grants` once, with its tokens, at least one. Those of `admit` and `resume` do.
+    Each request that computes is in `grants` once, with its tokens, at least one. All of `admit` and `resume` compute.
     The KV blocks that `grants` need are free once `preempt` is carried out, if the engine takes the cached blocks of
     all requests in `admit` before it allocates any other. A preempted request waits again, with the same `seq`.
 

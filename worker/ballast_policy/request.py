@@ -73,11 +73,11 @@ class Request:
     num_cached_idle: int = 0
     """Waiting: those of the cached blocks that count as free until it is admitted."""
     steps_waited: int = 0
-    """Steps that it waited for its slot among the first in order."""
+    """Steps in which it was among the first to wait and got no slot."""
     admitted: float = inf
     """Time of its first slot."""
     num_prompt_cached: int = 0
-    """Prompt tokens that the prefix cache held then."""
+    """Prompt tokens that the prefix cache held when it got its first slot."""
     most_computed: int = 0
     """Largest `num_computed` so far: a preempted request computes the tokens below it again."""
 

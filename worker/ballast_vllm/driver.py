@@ -295,11 +295,7 @@ class Driver:
                 ends += end
             if end + num_ahead > record.num_blocks * block_tokens or num_drafts:
                 record.num_blocks = record.num_private_blocks = blocks.held(ids[record.seq])
-        if plan.wait_until <= now:  # in a batch window no request misses a step
-            for record in self._snapshot_waiting:
-                if record.phase is WAITING:
-                    record.steps_waited += 1
-            host.dispatched()
+        host.dispatched(plan, self._snapshot_waiting, now)
         if not pairs:
             if not self._flights:
                 host.ended(now)
@@ -343,35 +339,30 @@ class Driver:
     def _admitted(self, scheduled: Mapping[str, int], now: float) -> tuple[AdmissionRecord, ...]:
         """Note which requests of the plan vLLM admitted; the others wait again."""
         host, live, batch, blocks = self.host, self.live, self._batch, self._blocks
-        admissions = []
         for record in self._plan.admit:
             request = live[record.seq]
             if not batch.is_running(request):
                 if record.phase is not WAITING:
                     host.preempt(record)
                 continue
-            request_id = request.request_id
             record.num_tokens = request.num_tokens
-            start = record.num_computed = request.num_computed_tokens - scheduled[request_id]
+            start = record.num_computed = request.num_computed_tokens - scheduled[request.request_id]
             if start:
                 blocks.num_shared_blocks = max(blocks.num_shared_blocks, -(-start // blocks.block_tokens))
-            if record.admitted < inf:
-                continue
-            record.admitted = now
-            record.num_prompt_cached = min(start, record.num_prompt)
-            host.expectations.admitted(record, record.num_tokens - start)
-            self.counters.note_admission(record.num_tokens, start)
-            admissions.append(
-                AdmissionRecord(
-                    request_id=request_id,
-                    request_class=record.request_class,
-                    queued_seconds=max(0.0, now - record.arrival),
-                    steps_waited=record.steps_waited,
-                    num_tokens=record.num_tokens,
-                    num_cached=start,
-                )
+        admissions = host.admissions(self._plan, now)
+        for record in admissions:
+            self.counters.note_admission(record.num_tokens, record.num_computed)
+        return tuple(
+            AdmissionRecord(
+                request_id=self._ids[record.seq],
+                request_class=record.request_class,
+                queued_seconds=max(0.0, now - record.arrival),
+                steps_waited=record.steps_waited,
+                num_tokens=record.num_tokens,
+                num_cached=record.num_computed,
             )
-        return tuple(admissions)
+            for record in admissions
+        )
 
     def _run_ahead(self, pairs: Pairs, *, resync: bool) -> list[int]:
         """Count the token that each complete request draws in this step as known; the next plan may use it."""

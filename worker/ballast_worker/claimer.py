@@ -10,7 +10,7 @@ from math import inf
 from ballast_engine.errors import InvalidRequest
 from ballast_log import Log
 from ballast_policy.fairness.ledger import token_cost
-from ballast_policy.jobs.choice import Candidate, in_submission_order, job_slack, share_out
+from ballast_policy.jobs.choice import LEAST_AHEAD, Candidate, in_submission_order, job_slack, share_out
 from ballast_policy.jobs.deadline import Rates
 from ballast_policy.request import RequestClass
 from ballast_policy.reservation import most_slots
@@ -25,7 +25,7 @@ from ballast_worker.in_flight import InFlightItem, InFlightItems
 from ballast_worker.items import ItemFailure, ItemLoop, ItemReader
 from ballast_worker.ledger_view import LedgerView
 from ballast_worker.openai import MODEL_NOT_FOUND
-from ballast_worker.prefetch import LEAST_AHEAD, OfflineSlots, Prefetch, groups_to_read, num_to_claim
+from ballast_worker.prefetch import OfflineSlots, Prefetch, groups_to_read, num_to_claim
 from ballast_worker.requests import RequestTiming
 
 log = Log(__name__)

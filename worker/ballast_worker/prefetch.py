@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from math import ceil, sqrt
 
+from ballast_policy.jobs.choice import LEAST_AHEAD
 from ballast_queue.claimable import Group
 
 MEMORY_SECONDS = 2.0
 """Half-life of the past in the measured rates."""
-LEAST_AHEAD = 2
-"""Least number of prefetched items beyond the free slots: one may start while the next is claimed."""
 
 
 @dataclass(slots=True)

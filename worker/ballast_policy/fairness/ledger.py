@@ -42,7 +42,8 @@ class Ledger:
     def reserve(self, reserved: Mapping[str, float]) -> None:
         """Use these shares of the slots from now on.
 
-        Service by a reservation is no debt: a tenant that reserves less gets at most that of the most served other one.
+        Service by a reservation is no debt. If the share of a tenant shrinks, its service becomes at most that of the
+        most served other tenant.
         """
         for tenant, share in self.reserved.items():
             if reserved.get(tenant, 0.0) < share and tenant in self.services:

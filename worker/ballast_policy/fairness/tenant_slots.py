@@ -58,19 +58,17 @@ class TenantSlots:
 class BelowReservation:
     """Finds the tenant that has been below its reservation longest, repeatedly while slots are counted."""
 
-    __slots__ = ("_heap", "slots", "soonest")
+    __slots__ = ("_heap", "_slots")
 
     def __init__(self, slots: TenantSlots, tenants: Container[str]) -> None:
-        self.slots = slots
+        self._slots = slots
         self._heap = [(slots.due(tenant), tenant) for tenant in slots.reserved if tenant in tenants]
         """Dues as of now. A tenant that gets a slot is due later, which `first` looks up."""
         heapify(self._heap)
-        self.soonest = self._heap[0][0] if self._heap else inf
-        """No tenant is below its reservation while the class holds fewer slots."""
 
     def first(self, tenants: Container[str]) -> str | None:
         """Return the tenant; None if none is below. A tenant that is not in `tenants` has no more work."""
-        heap, slots = self._heap, self.slots
+        heap, slots = self._heap, self._slots
         while heap and heap[0][0] <= slots.num_held:
             due, tenant = heap[0]
             if tenant not in tenants:
@@ -79,7 +77,6 @@ class BelowReservation:
                 return tenant
             else:
                 heapreplace(heap, (later, tenant))
-        self.soonest = heap[0][0] if heap else inf
         return None
 
 
@@ -88,11 +85,8 @@ def reserved_first(requests: Iterable[Request], slots: TenantSlots) -> list[Requ
 
     In each prefix of the result, each tenant with enough requests has its reservation.
     """
-    order = list(requests)
-    if not order or order[0].priority == order[-1].priority:
-        return _reserved_first(order, slots)
     out: list[Request] = []
-    for _, band in groupby(order, key=attrgetter("priority")):
+    for _, band in groupby(requests, key=attrgetter("priority")):
         equals = list(band)
         out += _reserved_first(equals, slots)
         for request in equals:

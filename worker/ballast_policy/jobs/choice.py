@@ -11,6 +11,9 @@ from ballast_policy.fairness.order import place, ranking
 from ballast_policy.fairness.tenant_slots import TenantSlots
 from ballast_policy.jobs.deadline import JobWork, Rates, seconds_of
 
+LEAST_AHEAD = 2
+"""Least number of prefetched items beyond the free slots: one may start while the next is claimed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:

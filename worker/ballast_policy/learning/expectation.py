@@ -18,9 +18,16 @@ NUM_LENGTHS = 256
 REFRESH = 16
 """Answers between two updates of their lengths. Bounds the cost: half or twice of it changes the total by 0.1 points
 (azure-40-32)."""
-BURST_SECONDS, NUM_BURSTS, NUM_RECENT = 1.0, 100, 5
-"""Online prompts within the first time are a burst, and the last bursts are remembered. Half or twice of the time costs
-1 point of TTFT, of the number less. The recent bursts set the rate of prompts: 3 or 10 are alike (bursts-40-32)."""
+BURST_SECONDS = 1.0
+"""Online prompts that arrive within this time are a burst. Half or twice of it costs 1 point of TTFT (bursts-40-32)."""
+NUM_BURSTS = 100
+"""Bursts that are remembered. Half or twice of it costs less than 1 point of TTFT (bursts-40-32)."""
+NUM_RECENT = 5
+"""Recent bursts that set the rate of prompts. 3 or 10 change nothing (bursts-40-32)."""
+TYPICAL_DRIFT = 0.1
+"""Weight of a new prompt in the mean. Half or twice of it changes nothing (bursts-40-32)."""
+WATERMARK_QUANTILE = 0.99
+"""Quantile of the bursts for which KV is kept free; 1 is the largest one (`benchmarks/kv_admission.py --load 40`)."""
 RATE_SECONDS = 60.0
 """Time in which the weight of an arrival falls to 37 %. Half or twice of it changes nothing (sparse-2s)."""
 SILENT_GAPS = 10
@@ -45,8 +52,6 @@ class Expectation:
     """Lengths of answers by class, sorted; a class is absent while they are unknown."""
     watermark_share: float = LEAST_WATERMARK
     """Share of the KV that lent admissions leave free while online is expected."""
-    unknown_share: float = 0.0
-    """Share of `max_output` that a request is expected to generate while the lengths of its class are unknown."""
     online_until: float = -inf
     """Time until which the next online request is expected; -inf if no request has arrived."""
     online_rate: float = 0.0
@@ -68,7 +73,7 @@ class Expectation:
         most = request.max_output - request.num_output
         lengths = self.outputs.get(request.request_class)
         if not lengths:
-            return min(max(unknown, int(self.unknown_share * most)), most)
+            return min(max(unknown, int(UNKNOWN_SHARE * most)), most)
         quantile, num_output = QUANTILES[request.request_class], request.num_output
         shorter = bisect_right(lengths, num_output)
         longer = len(lengths) - shorter
@@ -84,7 +89,7 @@ class ExpectationLearner:
     """Learns the expectation of one engine."""
 
     def __init__(self, num_tokens: int) -> None:
-        self.expectation = Expectation(unknown_share=UNKNOWN_SHARE)
+        self.expectation = Expectation()
         self._num_tokens = num_tokens
         """Tokens that the KV holds."""
         self._lengths: dict[RequestClass, deque[int]] = {c: deque(maxlen=NUM_LENGTHS) for c in RequestClass}
@@ -108,7 +113,7 @@ class ExpectationLearner:
     def admitted(self, request: Request, num_new: int) -> None:
         """Learn from a request that got its first slot, with `num_new` tokens to compute."""
         if request.request_class is ONLINE:
-            self.typical_prompt += (num_new - self.typical_prompt) * (0.1 if self.typical_prompt else 1.0)
+            self.typical_prompt += (num_new - self.typical_prompt) * (TYPICAL_DRIFT if self.typical_prompt else 1.0)
 
     def _update_rate(self, now: float) -> None:
         gap = now - self._last if self._count else 0.0
@@ -132,12 +137,13 @@ class ExpectationLearner:
         self._bursts.extend([0] * quiet)
         self._burst, self._since = 0, now
         ordered = sorted(self._bursts)
-        changes, variance = [(then - now) ** 2 for then, now in pairwise(self._bursts)], pvariance(ordered)
-        of_changes = sum(changes) / max(1, 2 * len(changes))  # von Neumann: the same, but for new phases of traffic
-        variance = (of_changes if of_changes < variance / 2 else variance) / BURST_SECONDS
-        share = ordered[int(0.99 * (len(ordered) - 1))] / self._num_tokens
+        variance = pvariance(ordered)
+        changes = [(then - now) ** 2 for then, now in pairwise(self._bursts)]
+        of_changes = sum(changes) / max(1, 2 * len(changes))  # von Neumann: a change of the mean does not raise it
+        spread = sqrt((of_changes if of_changes < variance / 2 else variance) / BURST_SECONDS)
+        share = ordered[int(WATERMARK_QUANTILE * (len(ordered) - 1))] / self._num_tokens
         watermark = min(max(share, LEAST_WATERMARK), MOST_WATERMARK)
-        self.expectation = replace(self.expectation, online_spread=sqrt(variance), watermark_share=watermark)
+        self.expectation = replace(self.expectation, online_spread=spread, watermark_share=watermark)
         self._publish()
 
     def _publish(self) -> None:

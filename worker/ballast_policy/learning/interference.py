@@ -1,7 +1,8 @@
 """The interference of offline work: how much later online tokens come than they would without it.
 
-A step delays the online requests by the time that offline adds. The sum over all steps is a clock, and the delay of a
-request is its advance meanwhile. Two more clocks sum the work of online, of which a request served sooner meets less.
+Offline work lengthens each step. A clock adds up this time, and the delay of a request is how far the clock moves while
+the request is in the engine. Two more clocks add up the work of online requests: a request that ends sooner overlaps
+with less of it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ballast_policy.plan import StepParts, StepPlan
 from ballast_policy.request import Request, RequestClass
 
 _LATENCIES = 2048
-"""Most requests whose latencies are kept. Bounds memory."""
+"""Most requests whose latencies are kept. Bounds memory: above 34 answers/s, they are of less than a minute."""
 _LATENCY_SECONDS = 60.0
 """Age of the oldest latencies, and the time in which the share moves by its distance from the target, at any rate."""
 _ADJUST_SECONDS = 4.0
@@ -37,6 +38,8 @@ _RECOVERY_SECONDS = 18.0
 """Time in which the ratio recovers from 0 to 1 at any rate of requests, if all of them may be lost: 3,600 s at an
 objective of 99 %. Half of it gains 8 points of the total and loses 0.3 of TTFT attainment, twice of it costs 1 and
 loses 0.1 (bursts-40-32)."""
+_SHARE_OF_MISSES = 0.5
+"""Share of the misses that the objective allows which offline may cause. Online causes some itself (bursts-40-32)."""
 _LEAST_RATIO = 0.1
 """Least lending ratio: losses to the reservation must not end lending. Half or twice changes nothing (bursts-40-32)."""
 
@@ -70,7 +73,10 @@ class Interference:
 
     def __init__(self) -> None:
         self.cap: float | None = None
-        self.may_lose, self.slo, self.allowance = 1.0, (inf, inf), Allowance()
+        self.may_lose = 1.0
+        """Share of the requests that offline may make miss their SLO."""
+        self.slo = inf, inf
+        self.allowance = Allowance()
         self._adjusted = 0.0
         self._step = self._before = 0.0, _BEGIN, StepParts()
         self.restart()
@@ -81,16 +87,17 @@ class Interference:
             self.allowance = replace(self.allowance, share=cap and _TARGET * cap, is_alone=False)
         if (cap, slo) != (self.cap, self.slo):
             self.restart()
-        # Offline may cause half of the misses that the objective allows. Online causes some itself.
-        self.cap, self.may_lose, self.slo = cap, (1 - objective) / 2, slo
+        self.cap, self.slo = cap, slo
+        self.may_lose = _SHARE_OF_MISSES * (1 - objective)
 
     def restart(self) -> None:
-        """Forget all latencies, including those of running requests, and soon the median, as conditions changed."""
+        """Forget all latencies, including those of requests in progress. The median adapts within some steps."""
         self.inflation = 0.0
         """Under a cap, the largest inflation of TTFT and TPOT, median and 99th percentile, at the last adjustment."""
         self._open: dict[int, tuple[_Clocks, _Latency | None]] = {}
         """By request: the clocks at its arrival, or at its first token with its TTFT."""
-        self._num_answers, self._sums, self._num_steps = 0, _BEGIN, 0
+        self._num_steps = 0
+        self._num_answers, self._sums = 0, _BEGIN
         """The open requests with a first token, and the sums of their clocks."""
         self.ttft: deque[tuple[float, _Latency]] = deque(maxlen=_LATENCIES)
         """Latencies with the time of their measurement."""
@@ -120,7 +127,7 @@ class Interference:
             self._open[request.seq] = self._at(min(now, request.arrival)), None  # it may have come during a step
 
     def answered(self, request: Request, now: float, own: float = 0.0) -> None:
-        """Note the first token. `own`: seconds of a step with the prefill of this request alone; later, its decodes."""
+        """Note the first token. `own`: seconds of a step with only this prompt."""
         if begun := self._open.get(request.seq):
             clocks, taken = self._at(now), now - request.arrival
             _, delay, decodes, prefill = _passed(begun[0], clocks)
@@ -132,6 +139,7 @@ class Interference:
             self._num_answers, self._sums = self._num_answers + 1, tuple(map(add, self._sums, clocks))
 
     def finished(self, request: Request, now: float, own: float = 0.0) -> None:
+        """Note the end of an answer. `own`: seconds of its decodes."""
         begun, ttft = self._open.pop(request.seq, (_BEGIN, None))
         if ttft is None:
             return
@@ -172,7 +180,8 @@ def _passed(begun: _Clocks, clocks: _Clocks, num: int = 1) -> _Clocks:
 def _share_alone(passed: _Clocks, own: float = 0.0) -> float:
     """Return the time of answers without offline as a share of their time, from the advance of the clocks.
 
-    By Little's law, they would meet this share of the work, too: `share * taken = taken - delay - work + share * work`.
+    Answers that take a share of the time overlap with the same share of the work of others (Little's law). So
+    `share * taken = taken - delay - work + share * work`.
     """
     taken, delay, decodes, prefill = passed
     work = max(0.0, decodes + prefill - own)

@@ -25,7 +25,7 @@ class Blocks:
     def needed(self, request: Request, num_tokens: int) -> int:
         """Return the free blocks that a request takes until its first `num_tokens` tokens are computed.
 
-        After a preemption in this step, all its cached blocks count: the freed blocks may include them.
+        After a preemption in this step, cached blocks count as needed, because the preemption may free them.
         """
         blocks = -(-num_tokens // self.block_tokens)
         if request.phase is not WAITING:
@@ -129,8 +129,8 @@ def choose_victims(
 ) -> list[Request] | None:
     """Return requests whose preemption frees at least `num_blocks`; None if all candidates free fewer.
 
-    Lower priorities go first, then the least unrecoverable work. Requests that a later and larger request makes
-    unnecessary are spared. Each request of `growing` needs one of the `num_blocks`, which its preemption saves.
+    Lower priorities go first, then the least unrecoverable work. A chosen request is spared if those chosen after it
+    free enough. A request of `growing` needs one of the `num_blocks` itself, so its preemption gains one more.
     """
     gains = {request: request.num_private_blocks + (request in growing) for request in candidates}
     if sum(gains.values()) < num_blocks:

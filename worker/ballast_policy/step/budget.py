@@ -7,25 +7,29 @@ from dataclasses import dataclass
 from itertools import islice
 from math import exp, inf, log, sqrt
 
-from ballast_policy.learning.cost import CostModel
-from ballast_policy.request import Request
+from ballast_policy.learning.cost import CostModel, attended
+from ballast_policy.request import Request, computed
 from ballast_policy.reservation import ROUNDING
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 
 _MOST_BOUNDING = 32
-"""Online requests that bound the budget, the first in order. Bounds the cost of a step: later requests wait anyway."""
+"""Online prompts that bound the budget, the first in order. Bounds the cost of a step (`benchmarks/plan.py`)."""
 _SPENT = 0.5
 """Share of its slack that online spends on one step. All of it costs 1.8 points of TTFT attainment (bursts-40-32)."""
 _PREFILL_PACE = 1.5
 """Least length of a step with online prefill, over decodes and experts. 1.25 or 2 changes nothing (bursts-40-32)."""
 _EARLY = 0.25
-"""Part of a mean answer in which it may catch up in any case. All of it costs 9 points of TPOT (`test_alike.py`)."""
+"""Part of a mean answer in which it may catch up in any case. All of it costs 9 points of TPOT
+(`tests/sim/test_alike.py`)."""
 SUSPENDED_SHARE = 0.85
 """Share of the time for which decodes can wait that nested steps may take. Half costs 1.8 points (bursts-40-32)."""
 _FULL = 1.25
-"""Least time that offline borrows beside online decodes, in readings of all experts (`llm_d_protocol.py --quick`)."""
+"""Least time that offline borrows beside online decodes in a mixture of experts, as a multiple of the time to read the
+experts that online does not touch (`benchmarks/llm_d_protocol.py --quick`)."""
 _LONGEST = 7.0
 """Most fixed costs beyond online's in a step that cannot be suspended (`policy_change.py --only fast-steps`)."""
+_LEAST_LONGEST = 0.25
+"""Part of the TPOT that such a step may take in any case (`policy_change.py --only fast-steps`)."""
 _IDLE_STEP = 2.0
 """Least length of a step without online requests, in fixed costs. Half or twice of it changes nothing (sparse-2s)."""
 ONLINE_CHUNKS = 4
@@ -64,8 +68,9 @@ def step_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     - The cap on interference, if there is one.
     - The length beyond which fixed costs hardly matter, if no newcomer can suspend the step: all of them wait for it.
 
-    The lending ratio reduces the risk and the time beside online's part, to 0 if online computes alone. Small steps of
-    a mixture of experts lend nothing while their decodes can save time for a full step: each token reads other experts.
+    The lending ratio reduces the risk and the time beside online's part, to 0 if online computes alone. In a mixture of
+    experts, each token of a small step reads experts that no other token needs. Such a step lends nothing if its
+    decodes can save enough time for a larger one.
     """
     tpot, slack, least = _decode_slack(snapshot, part)
     slack = min(slack, _prefill_slack(snapshot, part))
@@ -82,8 +87,9 @@ def step_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
 def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     """Return the budget of a step without online requests: always long enough for the next token of a request.
 
-    The newcomer bounds it, and the cap while one is expected. If the engine can suspend steps, their rest only delays
-    the second token of a newcomer. Else the newcomer waits for the end, which the lending ratio brings forward.
+    The newcomer bounds it, and the cap while one is expected. If the engine can suspend the step, a newcomer gets its
+    first token at once, and the rest of the step delays its second token. Otherwise the newcomer waits for the end of
+    the step, and the lending ratio shortens the step.
     """
     config, cost = snapshot.config, snapshot.cost
     is_waited_for = config.is_encoder or not config.can_suspend
@@ -102,12 +108,14 @@ def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
 def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, float]:
     """Return the seconds to which online prefill may extend this step, and the seconds of a usual step with prefill.
 
-    This step may last until the first decode would fall behind its mean TPOT. It may fall behind by what it catches up
-    in its early tokens, or later in the time that new requests leave. The second figure is one TPOT, or a step of which
-    prefill has a third. Both are infinite without decodes. An encoder takes half of the TTFT: requests wait for a step.
+    This step may last until the first decode would fall behind its mean TPOT. A young answer may fall behind if it can
+    catch up: within its first tokens, or later, in the time that new requests leave free. The second figure is one
+    TPOT, or a step of which prefill has a third. Both are infinite without decodes. An encoder takes half of the TTFT:
+    requests wait for a step.
     """
-    now, fixed, short, free = snapshot.now, part.fixed, _beginning(snapshot), 1.0
-    cost, prompt, usual, least_tpot, until = snapshot.cost, snapshot.typical_prompt or 1, snapshot.expectation, inf, inf
+    now, cost, usual, prompt = snapshot.now, snapshot.cost, snapshot.expectation, snapshot.typical_prompt or 1
+    fixed, short, free = part.fixed, _beginning(snapshot), 1.0
+    least_tpot = until = inf
     if snapshot.config.is_encoder:
         return snapshot.config.ttft / 2, inf
     early = min(short, _EARLY * (usual.online_answer or inf))
@@ -130,7 +138,7 @@ def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, f
 
 
 def _beginning(snapshot: EngineSnapshot) -> float:
-    """Return the tokens in which an answer may catch up: nearly all are longer, by one TTFT if they are alike."""
+    """Return the number of tokens within which a delayed answer must catch up. Nearly all answers are longer."""
     config, short, mean = snapshot.config, snapshot.expectation.online_short, snapshot.expectation.online_answer
     return min(short, max(_EARLY * (mean or inf), short - config.ttft / config.tpot))
 
@@ -148,10 +156,11 @@ def _newcomer_bound(snapshot: EngineSnapshot, part: OnlineStep, saved: float = 0
 
 
 def _longest(snapshot: EngineSnapshot, part: OnlineStep) -> float:
-    """Return the bound of a step that no newcomer can suspend: at least a quarter of the TPOT, as `k0` may be 0."""
-    config = snapshot.config
-    is_free = config.can_suspend or config.is_encoder or min(config.ttft, config.tpot) == inf
-    return inf if is_free else max(config.tpot / 4, part.fixed + _LONGEST * (snapshot.cost.k0 + snapshot.cost.k5))
+    """Return the bound of a step that no newcomer can suspend. A fit may put `k0` at 0, so it has a least value."""
+    config, cost = snapshot.config, snapshot.cost
+    if config.can_suspend or config.is_encoder or min(config.ttft, config.tpot) == inf:
+        return inf
+    return max(_LEAST_LONGEST * config.tpot, part.fixed + _LONGEST * (cost.k0 + cost.k5))
 
 
 def _cap_bound(snapshot: EngineSnapshot, alone: float) -> float:
@@ -217,9 +226,11 @@ def _shared_slack(saved: Collection[float], burst: float, most_risk: float) -> f
     The exponential is the risk that a burst makes a decode late. The mean counts all decodes that are close to being
     late, as one decode always has just begun.
     """
-    far = 20 * burst
+    far = 20 * burst  # the risk of a decode that saved more is nothing
     risk = sum([exp(-left / burst) for left in saved if left < far])
-    return inf if not risk else burst * log(most_risk * len(saved) / risk) if most_risk else 0.0
+    if not risk:
+        return inf
+    return burst * log(most_risk * len(saved) / risk) if most_risk else 0.0
 
 
 def _catches_up(request: Request, late: float, fixed: float) -> bool:
@@ -229,22 +240,16 @@ def _catches_up(request: Request, late: float, fixed: float) -> bool:
 
 def _prefill_slack(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     """Return the least slack of the requests that prefill or wait, behind all before them; inf if all are late."""
-    now, fixed, chunk = snapshot.now, part.fixed, snapshot.config.chunk_tokens
-    cost, num_decodes, k1, k2 = snapshot.cost, len(part.decodes), snapshot.cost.k1, snapshot.cost.k2
+    cost, chunk, num_decodes = snapshot.cost, snapshot.config.chunk_tokens, len(part.decodes)
     slack, tokens, context = inf, 0, 0.0
     least = part.seconds if snapshot.config.is_encoder else 0.0  # all prompts end with the step
-    for request in islice(part.pending, _MOST_BOUNDING):  # `attended` and `next_deadline` written out: many wait
-        computed, cached = request.num_computed, request.num_cached
-        if cached > computed:
-            computed = cached
-        remaining = request.num_tokens - computed
-        tokens += remaining
-        context += remaining * (computed + (remaining + 1) / 2)
-        due = request.arrival + request.ttft
-        if request.num_output:
-            due += request.num_output * request.tpot
-        step = fixed + cost.experts(min(tokens, chunk), num_decodes)
-        left = due - now - max(least, -(-tokens // chunk) * step + k1 * tokens + k2 * context)
+    for request in islice(part.pending, _MOST_BOUNDING):
+        done = computed(request)
+        tokens += request.num_tokens - done
+        context += attended(done, request.num_tokens - done)
+        step = part.fixed + cost.experts(min(tokens, chunk), num_decodes)
+        takes = max(least, -(-tokens // chunk) * step + cost.k1 * tokens + cost.k2 * context)
+        left = request.next_deadline - snapshot.now - takes
         if 0 <= left < slack:
             slack = left
     return slack

@@ -38,7 +38,7 @@ class KvPeak:
         self._most += self._longest(request)
 
     def missing(self, request: Request, num_blocks: int, free: int) -> int:
-        """Return the blocks that will be missing if a request is admitted; any number up to `free` if they suffice."""
+        """Return the blocks that will be missing if a request is admitted. If `free` suffices, it is an upper bound."""
         most = self._most + self._longest(request)
         if most <= free:
             return most

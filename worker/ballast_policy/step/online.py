@@ -100,7 +100,7 @@ class _Service:
         speed = 1 - part.fixed / pace
         start = snapshot.now - (until - pace if pace < inf else 0.0)
         everyone = [*online.prefills, *online.parked, *online.waiting]
-        if not all_in_time(everyone, cost, speed=speed, start=start):
+        if not all_in_time(everyone, cost, snapshot.now, speed=speed, start=start):
             self.order = list(self.gate.in_order(online.prefills))
             self.deferred = find_late(self.order, cost, snapshot.now, speed=speed, start=start)
 

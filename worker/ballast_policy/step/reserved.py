@@ -20,12 +20,11 @@ class Reserved:
     requests: Sequence[Request] = ()
     """Offline residents within the reservation that prefill, and have no grant yet."""
     held_blocks: int = 0
-    """Free blocks that admissions leave: for the next offline request within the reservation, then for online."""
+    """Free blocks that later admissions leave: for the first offline request that fits the reservation, and for the
+    first online request that finds too few."""
 
     def tokens_without(self, gone: Container[Request]) -> int:
         """Return the prefill tokens that the requests outside `gone` can use."""
-        if not self.tokens:
-            return 0
         return min(self.tokens, sum(request.remaining for request in self.requests if request not in gone))
 
     def seconds(self, step: StepDraft, free: int | None = None) -> float:

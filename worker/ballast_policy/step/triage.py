@@ -19,7 +19,7 @@ from ballast_policy.learning.cost import CostModel
 from ballast_policy.request import Request, computed, is_overdue
 
 
-def all_in_time(requests: Iterable[Request], cost: CostModel, *, speed: float, start: float) -> bool:
+def all_in_time(requests: Iterable[Request], cost: CostModel, now: float, *, speed: float, start: float) -> bool:
     """Return whether all prefill is done before any first token is due, in any order. If so, `find_late` is empty."""
     seconds, soonest = 0.0, inf
     for request in requests:
@@ -28,7 +28,7 @@ def all_in_time(requests: Iterable[Request], cost: CostModel, *, speed: float, s
         due = request.arrival + request.ttft
         if due < soonest and not request.num_output:
             soonest = due
-    return start + seconds / speed <= soonest
+    return max(now, start + seconds / speed) <= soonest
 
 
 def find_late(order: Iterable[Request], cost: CostModel, now: float, *, speed: float, start: float) -> set[Request]:

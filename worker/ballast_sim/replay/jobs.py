@@ -10,7 +10,7 @@ from math import inf
 
 from ballast_policy.fairness.ledger import token_cost
 from ballast_policy.fairness.tenant_slots import TenantSlots
-from ballast_policy.jobs.choice import Candidate, job_slack, share_out
+from ballast_policy.jobs.choice import LEAST_AHEAD, Candidate, in_submission_order, job_slack, share_out
 from ballast_policy.jobs.deadline import JobWork, Rates
 from ballast_policy.request import Request, RequestClass
 from ballast_policy.snapshot import TenantShare
@@ -133,7 +133,7 @@ class JobPool:
     def _candidates(self, jobs: Sequence[SimulatedJob], wanted: int, now: float) -> list[Candidate]:
         done, generated = (sum(getattr(job, name) for job in self.jobs) for name in ("num_finished", "num_generated"))
         rates = Rates(done / now, generated / now) if now else Rates()
-        return [
+        candidates = [
             Candidate(
                 job_id=job.name,
                 tenant=job.tenant,
@@ -145,6 +145,7 @@ class JobPool:
             )
             for seq, job in enumerate(jobs)
         ]
+        return in_submission_order(candidates)
 
     def _choose(self, candidates: Sequence[Candidate], wanted: int, replica: Replica) -> dict[str, int]:
         """Choose jobs as a worker does.
@@ -168,7 +169,7 @@ class JobPool:
             weights,
             count=wanted,
             cost=cost,
-            free_slots={name: most + 1 - held.get(name, 0) for name, most in caps.items()},
+            free_slots={name: most + LEAST_AHEAD - held.get(name, 0) for name, most in caps.items()},
             slots=TenantSlots(reserved, self._held) if reserved else None,
         )
 
