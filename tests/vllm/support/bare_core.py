@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import deque
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from vllm import EngineArgs, PoolingParams, SamplingParams
@@ -39,32 +41,31 @@ class BareCore:
         step_tokens: int = 512,
         **arguments: Any,
     ) -> None:
-        config = EngineArgs(
-            model=str(model),
-            dtype="float32",
-            max_model_len=2048,
-            max_num_seqs=slots,
-            max_num_batched_tokens=step_tokens + slots,
-            enforce_eager=True,
-            additional_config={"ballast": policy or {}},
-            **arguments,
-        ).create_engine_config()
-        config.scheduler_config.async_scheduling = is_async
-        config.cache_config.num_gpu_blocks, config.cache_config.block_size = blocks, BLOCK
-        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
-        self.is_async = is_async
-        self.scheduler = scheduler(
-            vllm_config=config,
-            kv_cache_config=KVCacheConfig(
-                num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
-            ),
-            structured_output_manager=StructuredOutputManager(config),
-            block_size=BLOCK,
-            log_stats=False,
-        )
-        if has_v2_runner:
-            self.scheduler.most_residents = slots
-            self.scheduler.driver._most_residents = slots
+        with mock.patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER=str(int(has_v2_runner))):
+            config = EngineArgs(
+                model=str(model),
+                dtype="float32",
+                max_model_len=2048,
+                max_num_seqs=slots,
+                max_num_batched_tokens=step_tokens + slots,
+                enforce_eager=True,
+                additional_config={"ballast": policy or {}},
+                **arguments,
+            ).create_engine_config()
+            config.scheduler_config.async_scheduling = is_async
+            config.cache_config.num_gpu_blocks, config.cache_config.block_size = blocks, BLOCK
+            spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
+            self.is_async = is_async
+            self.scheduler = scheduler(
+                vllm_config=config,
+                kv_cache_config=KVCacheConfig(
+                    num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
+                ),
+                structured_output_manager=StructuredOutputManager(config),
+                block_size=BLOCK,
+                log_stats=False,
+            )
+        assert self.scheduler.use_v2_model_runner is has_v2_runner
         hash_function = get_hash_fn_by_name("sha256_cbor")
         init_none_hash(hash_function)
         self._hasher = get_request_block_hasher(BLOCK, hash_function)

@@ -169,19 +169,20 @@ class Fit:
 def non_negative_least_squares(rows: Floats) -> Floats:
     """Return the x >= 0 that brings `rows @ x` closest to 1.
 
-    It solves the problem without bounds for each subset of the columns, 63 of them for six, and takes the best solution
-    without a negative number. Columns are scaled to unit length first: features differ by six orders of magnitude.
+    It solves the problem without bounds for each of the 64 subsets of six columns, and takes the best solution without a
+    negative number; of equal ones that with the fewest columns. Columns are scaled to unit length first: features
+    differ by six orders of magnitude.
     """
     scale = np.linalg.norm(rows, axis=0)
     scale[scale == 0] = 1.0
     scaled = rows / scale
     gram, target, size = scaled.T @ scaled, scaled.sum(axis=0), rows.shape[1]
-    used = np.array(list(product((False, True), repeat=size)))
+    used = np.array(sorted(product((True, False), repeat=size), key=sum))
     # Columns that always change together make a part singular: the ridge shares the time among them.
     ridge = 1e-10 * (used @ gram.diagonal())
     diagonal = np.where(used & (gram.diagonal() > 0), ridge[:, None], 1.0)
     parts = np.where(used[:, :, None] & used[:, None, :], gram, 0.0) + diagonal[:, :, None] * np.eye(size)
     solutions = np.linalg.solve(parts, (used * target)[:, :, None])[:, :, 0]
     gains = np.where((solutions >= 0).all(axis=1), solutions @ target, -inf)
-    best = solutions[np.argmax(gains >= gains.max() - 1e-12 * len(rows))]
+    best = solutions[np.argmax(gains >= gains.max() - 1e-9 * len(rows))]
     return np.asarray(best / scale, dtype=np.float64)

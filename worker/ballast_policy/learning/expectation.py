@@ -52,6 +52,8 @@ class Expectation:
     """Lengths of answers by class, sorted; a class is absent while they are unknown."""
     watermark_share: float = LEAST_WATERMARK
     """Share of the KV that lent admissions leave free while online is expected."""
+    unknown_share: float = 0.0
+    """Share of `max_output` that a request is expected to generate while the lengths of its class are unknown."""
     online_until: float = -inf
     """Time until which the next online request is expected; -inf if no request has arrived."""
     online_rate: float = 0.0
@@ -73,7 +75,7 @@ class Expectation:
         most = request.max_output - request.num_output
         lengths = self.outputs.get(request.request_class)
         if not lengths:
-            return min(max(unknown, int(UNKNOWN_SHARE * most)), most)
+            return min(max(unknown, int(self.unknown_share * most)), most)
         quantile, num_output = QUANTILES[request.request_class], request.num_output
         shorter = bisect_right(lengths, num_output)
         longer = len(lengths) - shorter
@@ -89,7 +91,7 @@ class ExpectationLearner:
     """Learns the expectation of one engine."""
 
     def __init__(self, num_tokens: int) -> None:
-        self.expectation = Expectation()
+        self.expectation = Expectation(unknown_share=UNKNOWN_SHARE)
         self._num_tokens = num_tokens
         """Tokens that the KV holds."""
         self._lengths: dict[RequestClass, deque[int]] = {c: deque(maxlen=NUM_LENGTHS) for c in RequestClass}
