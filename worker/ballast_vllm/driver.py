@@ -229,6 +229,9 @@ class Driver:
             num_leaving = len(snapshot.residents) - len(residents)
             if num_leaving:
                 snapshot = replace(snapshot, residents=residents)
+                if self._most_residents is not None:  # vLLM keeps their places until they leave
+                    slots = min(host.config.slots, self._most_residents - num_leaving)
+                    snapshot = replace(snapshot, config=replace(host.config, slots=slots))
         if not admits:
             snapshot = replace(snapshot, waiting=())
         plan = host.planner(snapshot)

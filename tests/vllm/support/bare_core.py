@@ -41,21 +41,22 @@ class BareCore:
         step_tokens: int = 512,
         **arguments: Any,
     ) -> None:
+        config = EngineArgs(
+            model=str(model),
+            dtype="float32",
+            max_model_len=2048,
+            max_num_seqs=slots,
+            max_num_batched_tokens=step_tokens + slots,
+            enforce_eager=True,
+            additional_config={"ballast": policy or {}},
+            **arguments,
+        ).create_engine_config()
+        config.scheduler_config.async_scheduling = is_async
+        config.cache_config.num_gpu_blocks, config.cache_config.block_size = blocks, BLOCK
+        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
+        self.is_async = is_async
+        # Not before the configuration, which refuses the V2 model runner without Triton.
         with mock.patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER=str(int(has_v2_runner))):
-            config = EngineArgs(
-                model=str(model),
-                dtype="float32",
-                max_model_len=2048,
-                max_num_seqs=slots,
-                max_num_batched_tokens=step_tokens + slots,
-                enforce_eager=True,
-                additional_config={"ballast": policy or {}},
-                **arguments,
-            ).create_engine_config()
-            config.scheduler_config.async_scheduling = is_async
-            config.cache_config.num_gpu_blocks, config.cache_config.block_size = blocks, BLOCK
-            spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
-            self.is_async = is_async
             self.scheduler = scheduler(
                 vllm_config=config,
                 kv_cache_config=KVCacheConfig(
