@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,27 +24,27 @@ class RealCore:
         *,
         policy: dict[str, Any] | None = None,
         slots: int = 8,
+        is_async: bool = False,
         scheduler: str | type = SCHEDULER,
         **arguments: Any,
     ) -> None:
-        """Without a `policy`, vLLM schedules by itself."""
+        """Without a `policy`, vLLM schedules by itself. vLLM switches asynchronous scheduling off on a CPU."""
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         if policy is not None:
             arguments |= {"scheduler_cls": scheduler, "additional_config": {"ballast": policy}}
-        self.engine = LLMEngine.from_engine_args(
-            EngineArgs(
-                model=str(model),
-                dtype="float32",
-                max_model_len=384,
-                max_num_seqs=slots,
-                max_num_batched_tokens=384 + slots,
-                block_size=32,
-                enforce_eager=True,
-                disable_log_stats=True,
-                seed=0,
-                **arguments,
-            )
-        )
+        config = EngineArgs(
+            model=str(model),
+            dtype="float32",
+            max_model_len=384,
+            max_num_seqs=slots,
+            max_num_batched_tokens=384 + slots,
+            block_size=32,
+            enforce_eager=True,
+            seed=0,
+            **arguments,
+        ).create_engine_config()
+        config.scheduler_config.async_scheduling = is_async
+        self.engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
         self.core: EngineCore = self.engine.engine_core.engine_core
         self.tokens: dict[str, list[int]] = {}
         self.reasons: dict[str, str] = {}
@@ -78,7 +79,13 @@ def prompt_of(seed: object, *, shortest: int = 8, longest: int = 200) -> list[in
     return [rng.randrange(256) for _ in range(rng.randint(shortest, longest))]
 
 
-def run_mixed(core: RealCore, *, number: int = 24, output: tuple[int, int] = (8, 50)) -> dict[str, list[int]]:
+def run_mixed(
+    core: RealCore,
+    *,
+    number: int = 24,
+    output: tuple[int, int] = (8, 50),
+    after_step: Callable[[], None] = lambda: None,
+) -> dict[str, list[int]]:
     """Run online and offline requests that arrive over time; return their answers. Arrivals depend on steps."""
     rng, left = Random(5), []
     for i in range(number):
@@ -92,5 +99,6 @@ def run_mixed(core: RealCore, *, number: int = 24, output: tuple[int, int] = (8,
             kind, request_id, prompt, length = online.pop()
             core.add(request_id, prompt, length, kind=kind)
         core.step()
+        after_step()
         assert core.num_steps < 20_000
     return core.tokens
