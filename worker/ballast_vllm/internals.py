@@ -85,8 +85,8 @@ UNLIMITED = 1 << 30
 YIELDING = frozenset({"ngram", "draft_model", "eagle", "eagle3", "mtp"})
 """Drafters of the V1 model runner that accept 0 as the number of drafts. The others fail, so they keep their number.
 
-Every drafter of the V2 model runner accepts 0. In vLLM 0.32, only the EAGLE and MTP families save time by it. The others
-compute their usual drafts, which vLLM discards.
+Every drafter of the V2 model runner accepts 0. In vLLM 0.32, only the EAGLE and MTP families save time by it. The
+others compute their usual drafts, which vLLM discards.
 """
 
 
