@@ -9,7 +9,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
 from vllm import EngineArgs, LLMEngine, SamplingParams
+from vllm.config import VllmConfig
+from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.engine.core import EngineCore
 
 SCHEDULER = "ballast_vllm.scheduler.BallastScheduler"
@@ -28,11 +31,11 @@ class RealCore:
         scheduler: str | type = SCHEDULER,
         **arguments: Any,
     ) -> None:
-        """Without a `policy`, vLLM schedules by itself. vLLM switches asynchronous scheduling off on a CPU."""
+        """Without a `policy`, vLLM schedules by itself."""
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         if policy is not None:
             arguments |= {"scheduler_cls": scheduler, "additional_config": {"ballast": policy}}
-        config = EngineArgs(
+        stated = EngineArgs(
             model=str(model),
             dtype="float32",
             max_model_len=384,
@@ -41,11 +44,16 @@ class RealCore:
             block_size=32,
             enforce_eager=True,
             seed=0,
+            async_scheduling=is_async,
+            disable_log_stats=True,
             **arguments,
-        ).create_engine_config()
-        config.scheduler_config.async_scheduling = is_async
-        self.engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            if is_async:
+                allow_async(patch)
+            self.engine = LLMEngine.from_engine_args(stated)
         self.core: EngineCore = self.engine.engine_core.engine_core
+        assert (self.core.batch_queue is not None) is is_async
         self.tokens: dict[str, list[int]] = {}
         self.reasons: dict[str, str] = {}
         self.num_steps = 0
@@ -71,6 +79,17 @@ class RealCore:
         self.core.shutdown()
         del self.engine, self.core
         gc.collect()
+
+
+def allow_async(patch: pytest.MonkeyPatch) -> None:
+    """Allow asynchronous scheduling on a CPU: vLLM switches it off there in each check of a configuration."""
+    check = CpuPlatform.check_and_update_config
+
+    def check_all_else(cls: type[CpuPlatform], config: VllmConfig) -> None:
+        check(config)
+        config.scheduler_config.async_scheduling = True
+
+    patch.setattr(CpuPlatform, "check_and_update_config", classmethod(check_all_else))
 
 
 def prompt_of(seed: object, *, shortest: int = 8, longest: int = 200) -> list[int]:
