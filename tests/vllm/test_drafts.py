@@ -6,6 +6,9 @@ import pytest
 from bare_core import BareCore
 from real_core import RealCore, prompt_of, run_mixed
 
+from ballast_policy.learning.cost import CostModel
+from ballast_vllm.drafts import WINDOW
+
 NUM_DRAFTS = 3
 NGRAM = {"method": "ngram", "num_speculative_tokens": NUM_DRAFTS, "prompt_lookup_min": 1, "prompt_lookup_max": 1}
 
@@ -112,6 +115,21 @@ def test_an_admission_of_one_token_has_no_room_for_drafts_while_they_are_off(tin
     core.add(prompt=prompt, output=60)  # two blocks of its prompt are cached
 
     assert list(core.step().num_scheduled_tokens.values()) == [1, 1]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_trial_without_drafts_follows_a_window_with_drafts(tiny_model, is_async):
+    core = BareCore(tiny_model, is_async=is_async, speculative_config=drafts_of("draft_model", tiny_model))
+    host, gain = core.scheduler.driver.host, core.scheduler.driver.draft_gain
+    host.fit, host.cost = None, CostModel(k0=4e-3, k3=3e-4, is_trusted=True)
+    core.add(prompt=16, output=1000)
+
+    numbers = [core.step().num_spec_tokens_to_schedule for _ in range(200)]
+
+    begin, length = 1 + WINDOW + is_async, WINDOW + 1
+    assert numbers[:begin] == [NUM_DRAFTS] * begin
+    assert numbers[begin : begin + length] == [0] * length
+    assert gain.is_on is gain.is_usual
 
 
 @pytest.mark.timeout(900)

@@ -136,6 +136,8 @@ class PlanQueue(RequestQueue):  # type: ignore[misc]
 class PlannedBatch(Scheduler):  # type: ignore[misc]
     """vLLM's scheduler, restricted to the grants and admissions of a plan."""
 
+    dynamic_sd_lookup: list[int] | None
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.waiting = self.plan_queue = PlanQueue()
@@ -162,12 +164,6 @@ class PlannedBatch(Scheduler):  # type: ignore[misc]
             queue.is_open = False
             queue.admissions.clear()
 
-    def _lookup_without_drafts(self) -> list[int] | None:
-        drafter = self.vllm_config.speculative_config
-        if drafter is None or not (self.use_v2_model_runner or drafter.method in YIELDING):
-            return self.dynamic_sd_lookup
-        return [0] * (self.scheduler_config.max_num_seqs + 1)
-
     def preempt(self, request: Any, now: float) -> None:
         """Free the KV of a running request and let it wait again."""
         self.running.remove(request)
@@ -180,6 +176,12 @@ class PlannedBatch(Scheduler):  # type: ignore[misc]
     def fail(self, request: Any) -> None:
         """End a request with an error in the next call of `update_from_output`."""
         self.encoder_cache_mismatch_reqs.add(request.request_id)
+
+    def _lookup_without_drafts(self) -> list[int] | None:
+        drafter = self.vllm_config.speculative_config
+        if drafter is None or not (self.use_v2_model_runner or drafter.method in YIELDING):
+            return self.dynamic_sd_lookup
+        return [0] * (self.scheduler_config.max_num_seqs + 1)
 
     def _reserve_prefill_lookahead(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
         tokens = num_new_tokens
