@@ -28,6 +28,7 @@ def test_the_answers_of_the_model_wander(plain_answers):
     assert sum(distinct) / len(distinct) > 0.5
 
 
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize(
     ("blocks", "policy"),
     [
@@ -36,9 +37,9 @@ def test_the_answers_of_the_model_wander(plain_answers):
         pytest.param(None, SLO | {"slots": 3}, id="few slots, parked requests"),
     ],
 )
-def test_answers_are_those_of_plain_vllm(wandering_model, plain_answers, blocks, policy):
+def test_answers_are_those_of_plain_vllm(wandering_model, plain_answers, blocks, policy, is_async):
     few = {"num_gpu_blocks_override": blocks, "enable_prefix_caching": True} if blocks else {}
-    core = RealCore(wandering_model, policy=policy, **few)
+    core = RealCore(wandering_model, policy=policy, is_async=is_async, **few)
     try:
         answers = run_mixed(core)
         found = core.core.ballast_stats()
@@ -56,15 +57,9 @@ def test_answers_are_those_of_plain_vllm(wandering_model, plain_answers, blocks,
 
 def test_steps_with_offline_prompts_are_a_multiple_of_tokens(wandering_model, plain_answers):
     core = RealCore(wandering_model, policy=SLO | {"chunk_tokens": 96})
-    run_step, steps = core.step, []
-
-    def step() -> None:
-        run_step()
-        steps.append(dict(core.core.scheduler.driver.grants))
-
-    core.step = step
+    steps: list[dict[str, int]] = []
     try:
-        answers = run_mixed(core)
+        answers = run_mixed(core, after_step=lambda: steps.append(dict(core.core.scheduler.driver.grants)))
     finally:
         core.close()
 

@@ -78,6 +78,14 @@ def test_the_methods_that_ballast_overrides_have_their_parameters():
     assert source.parameters("Scheduler", "_handle_blocked_waiting_request") == ["self", "request"]
 
 
+def test_the_drafts_of_a_step_follow_a_lookup_by_batch_size():
+    code, placeholders = source.text("Scheduler", "schedule"), source.text("AsyncScheduler", "_update_after_schedule")
+
+    assert "num_spec_tokens_to_schedule = self.dynamic_sd_lookup[len(num_scheduled_tokens)]" in code
+    assert "self.num_spec_tokens > 0 and self.dynamic_sd_lookup is None" in code  # else an admission has no drafts
+    assert "[-1] * scheduler_output.num_spec_tokens_to_schedule" in placeholders
+
+
 def test_a_request_that_failed_is_a_member_of_a_set():
     assert "self.encoder_cache_mismatch_reqs: set[str] = set()" in source.text("Scheduler", "__init__")
 

@@ -53,9 +53,11 @@ def test_laws_hold_under_churn(tiny_model, scheduler, blocks):
     core.check_idle()
 
 
-def test_laws_hold_on_real_steps(wandering_model):
+@pytest.mark.parametrize("scheduler", [Lawful, AsyncLawful], ids=["sync", "async"])
+def test_laws_hold_on_real_steps(wandering_model, scheduler):
     policy = {"ttft": 0.5, "tpot": 0.05, "offline_share": 0.25, "chunk_tokens": 64}
-    core = RealCore(wandering_model, policy=policy, scheduler=Lawful, num_gpu_blocks_override=24)
+    is_async = scheduler is AsyncLawful
+    core = RealCore(wandering_model, policy=policy, scheduler=scheduler, is_async=is_async, num_gpu_blocks_override=24)
     try:
         answers = run_mixed(core, number=18)
         found = core.core.ballast_stats()

@@ -29,7 +29,7 @@ from ballast_policy.request import ONLINE, PARKED, RUNNING, WAITING, Request, Re
 from ballast_policy.snapshot import PolicyConfig
 from ballast_policy.step.planner import plan as plan_step
 from ballast_vllm.counters import Counters
-from ballast_vllm.drafts import DraftGain
+from ballast_vllm.drafts import DecodeStep, DraftGain
 from ballast_vllm.plan_limits import even_step, limit_residents, whole_prompts
 from ballast_vllm.requests import RequestPlace, place_of
 from ballast_vllm.snapshot_kv import EAGER, SnapshotKv, VllmBlocks
@@ -65,6 +65,8 @@ class Flight:
     begun: float = 0.0
     """When vLLM got the batch, or the step before it ended."""
     num_drafts: int = 0
+    with_drafts: bool = True
+    """Whether drafts are on, so that vLLM's drafter proposes some in this step."""
 
 
 class Driver:
@@ -307,7 +309,7 @@ class Driver:
             counters.tokens.classes[request_class].parked_steps += held[PARKED]
         begun = self._clock()
         work = StepWork(prefill, prefill_context, decode + num_drafts, context)
-        flight = Flight(plan, pairs, None, work, now, admissions, begun, num_drafts)
+        flight = Flight(plan, pairs, None, work, now, admissions, begun, num_drafts, self.draft_gain.is_on)
         if self._is_async:
             flight.ends = self._run_ahead(pairs, resync=bool(num_drafts))
         if not self._flights:
@@ -394,19 +396,26 @@ class Driver:
             num_accepted = self._charge(flight.pairs, now)
         else:
             num_accepted = self._charge_late(flight.pairs, flight.ends, now)
-        if self._num_draft_tokens:
-            self.draft_gain.note(flight.work, num_drafts=flight.num_drafts, num_accepted=num_accepted, cost=host.cost)
         self.counters.tokens.note_charges(host.settle())
         end = self._clock()
         started = max(flight.started, self._last_end)
         seconds = end - started
         self._last_end = end
-        host.observed(flight.work, seconds)
+        self._learn(flight, seconds, num_accepted)
         self.counters.note_step(_record(flight, seconds, now - max(flight.begun, started)), host)
         if self._flights:
             following = self._flights[0]
             following.begun = end
             host.began(following.plan, end)
+
+    def _learn(self, flight: Flight, seconds: float, num_accepted: int) -> None:
+        """Learn from the time of a step. The cost model leaves out trials, because most steps have the other mode."""
+        host, gain, work = self.host, self.draft_gain, flight.work
+        if flight.with_drafts is gain.is_usual:
+            host.observed(work, seconds)
+        if self._num_draft_tokens:
+            work = replace(work, num_decode=work.num_decode - flight.num_drafts)
+            gain.note(DecodeStep(work, seconds, flight.with_drafts, flight.num_drafts, num_accepted), host.cost)
 
     def _charge(self, pairs: Pairs, now: float) -> int:
         """Charge a step; return the accepted drafts."""

@@ -7,6 +7,9 @@ vLLM's `schedule()` builds the batch as always. Two points make it do what the p
   It returns at most the grant. For a running request without a grant it returns 0: vLLM then leaves the request out of
   the step and keeps its KV.
 
+While drafts are off, `dynamic_sd_lookup`, vLLM's number of drafts by batch size, is 0 for each size. Then the drafter
+proposes nothing. A draft model runs once in such a step, to keep its KV complete, instead of once for each draft.
+
 `tests/vllm/test_contract.py` states what each private member must do.
 """
 
@@ -54,6 +57,7 @@ PRIVATE = {
         "num_prefill_lookahead",
         "num_spec_tokens",
         "num_lookahead_tokens",
+        "dynamic_sd_lookup",
         "use_v2_model_runner",
     ),
     "Request": (
@@ -78,6 +82,12 @@ PRIVATE = {
 """Every member that this module uses, by class."""
 
 UNLIMITED = 1 << 30
+YIELDING = frozenset({"ngram", "draft_model", "eagle", "eagle3", "mtp"})
+"""Drafters of the V1 model runner that accept 0 as the number of drafts. The others fail, so they keep their number.
+
+Every drafter of the V2 model runner accepts 0. In vLLM 0.32, only the EAGLE and MTP families save time by it. The
+others compute their usual drafts, which vLLM discards.
+"""
 
 
 class PlanQueue(RequestQueue):  # type: ignore[misc]
@@ -126,11 +136,14 @@ class PlanQueue(RequestQueue):  # type: ignore[misc]
 class PlannedBatch(Scheduler):  # type: ignore[misc]
     """vLLM's scheduler, restricted to the grants and admissions of a plan."""
 
+    dynamic_sd_lookup: list[int] | None
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.waiting = self.plan_queue = PlanQueue()
         self.grants: Mapping[str, int] = {}
         self.uses_drafts = True
+        self._draft_lookups = {True: self.dynamic_sd_lookup, False: self._lookup_without_drafts()}
         self.on_preempted: Callable[[Any], None] = lambda _: None
         self.most_residents: int | None = self.scheduler_config.max_num_seqs
         if not self.use_v2_model_runner:
@@ -142,6 +155,7 @@ class PlannedBatch(Scheduler):  # type: ignore[misc]
         """Return vLLM's batch of the grants. The requests of `admissions` get their slots in this order."""
         queue = self.plan_queue
         self.grants = grants
+        self.dynamic_sd_lookup = self._draft_lookups[self.uses_drafts]
         queue.admissions.extend(admissions)
         queue.is_open = True
         try:
@@ -162,6 +176,12 @@ class PlannedBatch(Scheduler):  # type: ignore[misc]
     def fail(self, request: Any) -> None:
         """End a request with an error in the next call of `update_from_output`."""
         self.encoder_cache_mismatch_reqs.add(request.request_id)
+
+    def _lookup_without_drafts(self) -> list[int] | None:
+        drafter = self.vllm_config.speculative_config
+        if drafter is None or not (self.use_v2_model_runner or drafter.method in YIELDING):
+            return self.dynamic_sd_lookup
+        return [0] * (self.scheduler_config.max_num_seqs + 1)
 
     def _reserve_prefill_lookahead(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
         tokens = num_new_tokens

@@ -134,7 +134,8 @@ class BareCore:
     def process(self) -> None:
         """Process the output of the oldest step."""
         scheduler = self.scheduler
-        found = scheduler.update_from_output(*self.flights.popleft())
+        output, answer = self.flights.popleft()
+        found = scheduler.update_from_output(output, answer)
         for outputs in found.values():
             for one in outputs.outputs:
                 self.answers[one.request_id] = self.answers.get(one.request_id, 0) + len(one.new_token_ids)
@@ -142,7 +143,7 @@ class BareCore:
                     self.ended.add(one.request_id)
         if scheduler.num_spec_tokens and not self.is_async:  # an asynchronous one schedules drafts before it knows them
             drafted = [request for request in scheduler.running if not request.is_prefill_chunk]
-            drafts = [[9] * self.rng.randint(0, scheduler.num_spec_tokens) for _ in drafted]
+            drafts = [[9] * self.rng.randint(0, output.num_spec_tokens_to_schedule) for _ in drafted]
             scheduler.update_draft_token_ids(DraftTokenIds([request.request_id for request in drafted], drafts))
 
     def run(self, output: Any) -> ModelRunnerOutput:

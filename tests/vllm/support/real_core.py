@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
 from vllm import EngineArgs, LLMEngine, SamplingParams
+from vllm.config import VllmConfig
+from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.engine.core import EngineCore
 
 SCHEDULER = "ballast_vllm.scheduler.BallastScheduler"
@@ -23,6 +27,7 @@ class RealCore:
         *,
         policy: dict[str, Any] | None = None,
         slots: int = 8,
+        is_async: bool = False,
         scheduler: str | type = SCHEDULER,
         **arguments: Any,
     ) -> None:
@@ -30,21 +35,25 @@ class RealCore:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         if policy is not None:
             arguments |= {"scheduler_cls": scheduler, "additional_config": {"ballast": policy}}
-        self.engine = LLMEngine.from_engine_args(
-            EngineArgs(
-                model=str(model),
-                dtype="float32",
-                max_model_len=384,
-                max_num_seqs=slots,
-                max_num_batched_tokens=384 + slots,
-                block_size=32,
-                enforce_eager=True,
-                disable_log_stats=True,
-                seed=0,
-                **arguments,
-            )
+        stated = EngineArgs(
+            model=str(model),
+            dtype="float32",
+            max_model_len=384,
+            max_num_seqs=slots,
+            max_num_batched_tokens=384 + slots,
+            block_size=32,
+            enforce_eager=True,
+            seed=0,
+            async_scheduling=is_async,
+            disable_log_stats=True,
+            **arguments,
         )
+        with pytest.MonkeyPatch.context() as patch:
+            if is_async:
+                allow_async(patch)
+            self.engine = LLMEngine.from_engine_args(stated)
         self.core: EngineCore = self.engine.engine_core.engine_core
+        assert (self.core.batch_queue is not None) is is_async
         self.tokens: dict[str, list[int]] = {}
         self.reasons: dict[str, str] = {}
         self.num_steps = 0
@@ -72,13 +81,30 @@ class RealCore:
         gc.collect()
 
 
+def allow_async(patch: pytest.MonkeyPatch) -> None:
+    """Allow asynchronous scheduling on a CPU: vLLM switches it off there in each check of a configuration."""
+    check = CpuPlatform.check_and_update_config
+
+    def check_all_else(cls: type[CpuPlatform], config: VllmConfig) -> None:
+        check(config)
+        config.scheduler_config.async_scheduling = True
+
+    patch.setattr(CpuPlatform, "check_and_update_config", classmethod(check_all_else))
+
+
 def prompt_of(seed: object, *, shortest: int = 8, longest: int = 200) -> list[int]:
     """Return a prompt that depends only on the seed."""
     rng = Random(f"{seed}")
     return [rng.randrange(256) for _ in range(rng.randint(shortest, longest))]
 
 
-def run_mixed(core: RealCore, *, number: int = 24, output: tuple[int, int] = (8, 50)) -> dict[str, list[int]]:
+def run_mixed(
+    core: RealCore,
+    *,
+    number: int = 24,
+    output: tuple[int, int] = (8, 50),
+    after_step: Callable[[], None] = lambda: None,
+) -> dict[str, list[int]]:
     """Run online and offline requests that arrive over time; return their answers. Arrivals depend on steps."""
     rng, left = Random(5), []
     for i in range(number):
@@ -92,5 +118,6 @@ def run_mixed(core: RealCore, *, number: int = 24, output: tuple[int, int] = (8,
             kind, request_id, prompt, length = online.pop()
             core.add(request_id, prompt, length, kind=kind)
         core.step()
+        after_step()
         assert core.num_steps < 20_000
     return core.tokens
