@@ -26,6 +26,7 @@ from ballast_log import Log, configure_packages
 from ballast_queue.settings import MAX_PRIORITY
 from ballast_vllm.calls import CALL, Call
 from ballast_vllm.server import VllmServer, load
+from ballast_vllm.versions import UnsupportedVllm, check_installed
 from ballast_worker.bodies import BodyShare
 from ballast_worker.command_line import BAD_CONFIG
 from ballast_worker.errors import Refused, WorkerError
@@ -83,7 +84,7 @@ class BallastMiddleware:
             if message["type"] == "lifespan.startup.complete":
                 try:
                     self.server = await self._start(scope["app"])
-                except (InvalidConfig, WorkerError) as error:
+                except (InvalidConfig, UnsupportedVllm, WorkerError) as error:
                     code = error.exit_code if isinstance(error, WorkerError) else BAD_CONFIG
                     sys.stderr.write(f"ballast: {error}\n")
                     scope["app"].state.ballast_error = str(error)
@@ -96,6 +97,7 @@ class BallastMiddleware:
         await self.app(scope, receive_event, send_event)
 
     async def _start(self, app: Any) -> VllmServer:
+        check_installed()  # first, because what the app holds differs between versions
         logging_config = getattr(app.state.args, "logging_config", None)
         style: Literal["text", "json"] = "json" if getattr(logging_config, "formatter", "") == "json" else "text"
         configure_packages(os.environ.get("VLLM_LOGGING_LEVEL", "INFO"), style)
