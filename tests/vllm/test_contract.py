@@ -47,6 +47,11 @@ def test_every_private_member_exists(module: str, name: str) -> None:
     assert set(USED[module][name]) - source.members(name) == set()
 
 
+def test_a_variable_inside_a_method_is_no_member() -> None:
+    assert "request_queue = self.waiting" in source.text("Scheduler", "schedule")
+    assert "request_queue" not in source.members("Scheduler")
+
+
 def test_every_state_of_a_request_that_ballast_names_exists() -> None:
     named = {name for code in OWN.values() for name in re.findall(r"\bRequestStatus\.(\w+)", code)}
 
