@@ -320,7 +320,6 @@ def plain(cluster: Cluster, release: Release, node: str) -> Iterator[str]:
         {"name": name, "value": value}
         for name, value in {
             "VLLM_CPU_KVCACHE_SPACE": "1",
-            "TORCH_COMPILE_DISABLE": "1",
             # If an attempt was spent, the counts of a job would show a lost item.
             "BALLAST_OFFLINE_MAX_ATTEMPTS": "1",
             **({"BALLAST_RUNTIME_REDIS_CA_FILE": "/etc/ballast/redis/ca.crt"} if release.redis_ca else {}),

@@ -85,11 +85,12 @@ OWNED = (
     ),
     OwnedArguments(
         ("host", "port", "uds", "ssl-*", "enable-ssl-refresh", "api-key", "root-path", "middleware", "scheduler-cls",
-         "scheduling-policy", "additional-config", "shutdown-timeout", "logging-config", "log-config-file", "config"),
+         "scheduling-policy", "additional-config", "shutdown-timeout", "logging-config", "log-config-file", "config",
+         "disable-access-log-for-endpoints"),
         (),
         "Ballast sets host, port, uds, ssl-*, enable-ssl-refresh, api-key, root-path, middleware, scheduler-cls, "
-        "scheduling-policy, "
-        "additional-config, shutdown-timeout, logging-config, log-config-file and config itself. Remove the argument",
+        "scheduling-policy, additional-config, shutdown-timeout, logging-config, log-config-file, config and "
+        "disable-access-log-for-endpoints itself. Remove the argument",
     ),
     OwnedArguments(
         ("headless", "grpc", "api-server-count", "kv-transfer-config", "ec-transfer-config", "kv-offloading-size",

@@ -18,6 +18,4 @@ def template(node: str) -> dict[str, Any]:
     return {
         "image": VLLM_WORKER.name,
         "nodeSelector": {"kubernetes.io/hostname": node},
-        # vLLM compiles a part of its logprobs even with --enforce-eager, and the image has no compiler.
-        "env": [{"name": "TORCH_COMPILE_DISABLE", "value": "1"}],
     }

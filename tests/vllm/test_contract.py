@@ -7,35 +7,114 @@ second part runs the installed version.
 from __future__ import annotations
 
 import ast
-from dataclasses import fields
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import source
 from bare_core import BareCore
-from vllm.config import ModelConfig
+from members import USED
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import RequestStatus
 
-from ballast_vllm.engine_client import DECIDING
-from ballast_vllm.internals import PRIVATE, PlanQueue
+import ballast_vllm
+from ballast_vllm.internals import PlanQueue
+from ballast_vllm.refusals import CHECKS
 
 CHUNKS = {"chunk_tokens": 32}
-REACHED = {
-    "KVCacheBlocks": ("blocks",),  # the hit of `get_computed_blocks`, in `KvBlocks.match_prefix`
-    "KVCacheCoordinator": ("single_type_managers",),  # the block tables, in `KvBlocks`
-    "PauseState": ("UNPAUSED", "PAUSED_ALL"),  # in `schedule` of `ballast_vllm.scheduler`
-    "Scheduler": ("pause_state",),  # also there
-}
-"""Members that Ballast uses and `PRIVATE` does not name, by class."""
+OWN = {path.stem: path.read_text() for path in Path(ballast_vllm.__file__).parent.glob("*.py")}
+"""The modules of Ballast inside vLLM."""
 
 
-@pytest.mark.parametrize(
-    ("name", "members"),
-    [*PRIVATE.items(), *REACHED.items()],
-    ids=[*PRIVATE, *(f"{name}, reached" for name in REACHED)],
-)
-def test_every_private_member_exists(name, members):
-    assert set(members) - source.members(name) == set()
+def imports() -> Iterator[tuple[str, str]]:
+    """Yield the modules of vLLM that Ballast imports from, with the names."""
+    for code in OWN.values():
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vllm":
+                yield from ((str(node.module), alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize(("module", "name"), sorted(set(imports())))
+def test_every_import_from_vllm_is_there(module: str, name: str) -> None:
+    assert name in source.names(module)
+
+
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module, classes in USED.items() for name in classes])
+def test_every_private_member_exists(module: str, name: str) -> None:
+    assert module in OWN
+    assert set(USED[module][name]) - source.members(name) == set()
+
+
+def test_a_variable_inside_a_method_is_no_member() -> None:
+    assert "request_queue = self.waiting" in source.text("Scheduler", "schedule")
+    assert "request_queue" not in source.members("Scheduler")
+
+
+def test_every_state_of_a_request_that_ballast_names_exists() -> None:
+    named = {name for code in OWN.values() for name in re.findall(r"\bRequestStatus\.(\w+)", code)}
+
+    assert {"RUNNING", "WAITING"} < named
+    assert named - source.members("RequestStatus") == set()
+
+
+def test_the_server_has_in_its_state_what_ballast_reads() -> None:
+    read = {name for code in OWN.values() for name in re.findall(r"\bstate\.([a-z]\w+)", code)}
+    own = {"ballast", "ballast_error"}
+
+    assert {"args", "engine_client"} < read
+    assert read - own - source.state_names("entrypoints/launchers/api_server/app_state.py") == {"server"}
+    assert "server" in source.state_names("entrypoints/launchers/launcher.py")
+
+
+def test_the_server_takes_its_signals_and_is_known_before_the_app_starts() -> None:
+    code = ast.unparse(source.function("entrypoints/launchers/launcher.py", "serve_http"))
+    before, started = code.split("server.serve(", maxsplit=1)
+    meanwhile = started.split("loop.add_signal_handler(signal.SIGTERM", maxsplit=1)[0]
+
+    assert "app.state.server = server" in before
+    assert "signal.SIGINT" in meanwhile
+    assert "await " not in meanwhile.replace("await shutdown_event.wait()", "")
+
+
+@dataclass(eq=False)
+class Probe:
+    """A configuration that no check refuses, and that notes the fields that a check reads."""
+
+    path: tuple[str, ...] = ()
+    seen: set[tuple[str, ...]] = field(default_factory=set)
+
+    def __getattr__(self, name: str) -> Probe:
+        found = Probe((*self.path, name), self.seen)
+        self.seen.add(found.path)
+        return found
+
+    def __gt__(self, _: object) -> bool:
+        return False
+
+    __ne__ = __eq__ = __gt__
+
+
+def checked_fields() -> set[tuple[str, ...]]:
+    """Return the fields that the refusals read, as paths from `VllmConfig`."""
+    probe = Probe()
+    for is_refused, _ in CHECKS:
+        is_refused(probe)
+    return probe.seen
+
+
+@pytest.mark.parametrize("path", sorted(checked_fields()), ids=".".join)
+def test_every_field_that_a_refusal_reads_exists(path: tuple[str, ...]) -> None:
+    *sections, name = path
+    owner = source.type_of("VllmConfig", sections[0]) if sections else "VllmConfig"
+
+    assert name in source.members(owner)
+
+
+def test_the_refusals_read_the_fields_of_the_settings_that_they_name() -> None:
+    assert ("parallel_config", "prefill_context_parallel_size") in checked_fields()
+    assert ("kv_transfer_config",) in checked_fields()
 
 
 def test_schedule_asks_the_hook_for_running_and_for_waiting_requests():
@@ -86,6 +165,16 @@ def test_the_drafts_of_a_step_follow_a_lookup_by_batch_size():
     assert "[-1] * scheduler_output.num_spec_tokens_to_schedule" in placeholders
 
 
+def test_a_prefix_match_is_the_blocks_of_each_table_and_the_number_of_their_tokens():
+    found = source.method("KVCacheManager", "get_computed_blocks")
+    parameters = source.parameters("KVCacheManager", "get_computed_blocks")
+
+    assert parameters[:2] == ["self", "request"]
+    assert len(found.args.defaults) == len(parameters[2:])
+    assert ast.unparse(found.returns) == "tuple[KVCacheBlocks, int, int]"
+    assert source.type_of("KVCacheBlocks", "blocks") == "tuple[Sequence[KVCacheBlock], ...]"
+
+
 def test_a_request_that_failed_is_a_member_of_a_set():
     assert "self.encoder_cache_mismatch_reqs: set[str] = set()" in source.text("Scheduler", "__init__")
 
@@ -94,6 +183,47 @@ def test_a_utility_call_is_a_method_of_the_engine_core():
     code = (source.root() / source.FILES["EngineCore"]).read_text()
 
     assert "getattr(self, method_name)" in code
+
+
+def test_all_requests_and_outputs_pass_the_two_methods_that_ballast_replaces():
+    code = ast.unparse(source.class_of("AsyncLLM"))
+
+    assert code.count("engine_core.add_request_async(") == 3  # one is for KV connectors, which Ballast refuses
+    assert "output_processor.process_outputs(" in code
+    assert source.parameters("AsyncMPClient", "add_request_async") == ["self", "request"]
+    assert source.parameters("OutputProcessor", "process_outputs")[:2] == ["self", "engine_core_outputs"]
+    assert source.parameters("OutputProcessor", "has_request") == ["self", "request_id"]
+    assert source.parameters("AsyncMPClient", "call_utility_async") == ["self", "method"]
+    assert source.method("AsyncMPClient", "call_utility_async").args.vararg is not None
+    assert [ast.unparse(each) for each in source.method("AsyncLLM", "errored").decorator_list] == ["property"]
+
+
+LAUNCH = {
+    "entrypoints/launchers/api_server/app_state.py": (
+        "init_app_state",
+        ["engine_client", "state", "args", "supported_tasks"],
+    ),
+    "entrypoints/launchers/api_server/entry.py": ("build_async_engine_client", ["args"]),
+    "entrypoints/launchers/app.py": ("build_app", ["args", "supported_tasks", "model_config"]),
+    "entrypoints/serve/utils/api_utils.py": ("cli_env_setup", []),
+    "logger.py": ("configure_logging_from_args", ["args"]),
+}
+
+
+@pytest.mark.parametrize("file", LAUNCH)
+def test_what_starts_a_server_has_its_parameters(file):
+    name, parameters = LAUNCH[file]
+
+    assert source.function_parameters(file, name) == parameters
+
+
+def test_the_parser_of_a_server_takes_the_model_first_and_has_its_own_checks():
+    file = "entrypoints/launchers/cli_args.py"
+
+    assert source.function_parameters(file, "make_arg_parser") == ["parser"]
+    assert "'model_tag'" in ast.unparse(source.function(file, "make_arg_parser"))
+    assert source.function_parameters(file, "validate_parsed_serve_args") == ["args"]
+    assert source.parameters("ServeSubcommand", "cmd") == ["args"]
 
 
 # The installed version
@@ -194,7 +324,3 @@ def test_requests_with_different_salts_share_no_block(tiny_model):
         record = core.scheduler.driver.records[waiting]
         core.scheduler.kv_blocks.match_prefix(core.scheduler.requests[waiting], record)
         assert record.num_cached == num_cached, salt
-
-
-def test_the_fields_that_decide_the_tokens_of_an_answer_exist():
-    assert set(DECIDING) - {field.name for field in fields(ModelConfig)} == set()

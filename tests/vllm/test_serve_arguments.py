@@ -103,6 +103,10 @@ REFUSED = {
     "a part of a structure": (["--speculative-config.method=ngram"], "engine.vllm.args sets --speculative-config"),
     "another scheduler": (["--scheduler-cls=a.B"], "engine.vllm.args sets --scheduler-cls"),
     "another middleware": (["--middleware=a.b"], "engine.vllm.args sets --middleware"),
+    "other paths outside the access log": (
+        ["--disable-access-log-for-endpoints=/metrics"],
+        "engine.vllm.args sets --disable-access-log-for-endpoints: Ballast sets",
+    ),
 }
 
 

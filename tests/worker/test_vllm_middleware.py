@@ -180,6 +180,36 @@ def test_a_draining_server_finishes_its_requests_and_takes_no_others(variables):
     assert asyncio.run(main()) == [503, 503, 200, 200]
 
 
+def test_streamed_input_is_refused_with_a_reason_that_fits_into_a_frame(variables):
+    async def main():
+        async with running() as found:
+            sent = []
+            received = iter([{"type": "websocket.connect"}])
+
+            async def receive():
+                return next(received)
+
+            async def send(message):
+                sent.append(message)
+
+            scope = {
+                "type": "websocket",
+                "path": "/v1/realtime",
+                "headers": [],
+                "query_string": b"",
+                "subprotocols": [],
+            }
+            await found.app(scope, receive, send)
+            return sent
+
+    accepted, closed = asyncio.run(main())
+
+    assert accepted["type"] == "websocket.accept"
+    assert (closed["type"], closed["code"]) == ("websocket.close", 1003)
+    assert "does not support streamed input" in closed["reason"]
+    assert len(closed["reason"].encode()) <= 123
+
+
 def test_requests_that_outlive_the_drain_are_aborted(variables):
     variables("BALLAST_RUNTIME_DRAIN_SECONDS", "0")
 

@@ -14,5 +14,16 @@ The halves share only the following contract:
 - The utility call `ballast_configure(fields)` changes the policy configuration from the next step on.
 - The utility call `ballast_stats(since)` returns all counters, and the steps after the number `since`: see `stats`.
 
-Only `internals` uses members of vLLM that are not public. No other package of Ballast imports vLLM.
+vLLM documents its arguments, the parameters of requests, and its configuration. Beyond these, Ballast uses:
+
+    internals         members of the scheduler, of its queue and its KV blocks, and of EngineCore
+    scheduler, driver the scheduler's methods and pause state, and the counts of its requests
+    engine_client     two methods of the engine client, which it replaces, and the requests and outputs that pass them
+    server, adapters  the state of the app: vLLM's arguments, the names of models, and the adapters, which they replace
+    middleware, drain the same state, and the HTTP server in it: its TLS context and its exit
+    serve, hosted     the parser, the checks, and the functions that start a server
+    engine_replay     the scheduler of an engine in the same process
+
+`tests/vllm/support/members.py` lists every member by module. `tests/vllm/test_contract.py` finds each of them in the
+source of a version. No other package of Ballast imports vLLM. Each way in checks the version first: see `versions`.
 """

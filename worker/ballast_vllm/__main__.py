@@ -15,7 +15,7 @@ from pathlib import Path
 import ballast_log
 from ballast_api.errors import InvalidConfig
 from ballast_api.worker_config import WorkerConfig
-from ballast_vllm import configuration
+from ballast_vllm import configuration, versions
 from ballast_vllm.arguments import NodeRank
 from ballast_vllm.errors import BadArguments
 from ballast_vllm.versions import UnsupportedVllm
@@ -52,10 +52,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def check_installed() -> None:
-    """Raise `MissingWorkerExtra` if vLLM or a package of the `vllm` extra is missing."""
+    """Check the packages, before anything imports vLLM.
+
+    Raises:
+        MissingWorkerExtra: vLLM or a package of the `vllm` extra is missing.
+        UnsupportedVllm: Ballast does not support the version of vLLM.
+    """
     require(NEEDED, program="Ballast inside vLLM", extra="vllm")
     if importlib.util.find_spec("vllm") is None:
         raise MissingWorkerExtra("vLLM is not installed: install it, or use an image of worker/Dockerfile.vllm")
+    versions.check_installed()
 
 
 def prepare_config(config: WorkerConfig, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""vLLM's client of EngineCore in the API server. Only this module uses its members that are not public.
+"""vLLM's client of EngineCore in the API server. Only this module uses the client's members that are not documented.
 
 `EngineTap` replaces two methods of the client object. One adds the place in the policy to each request on its way to
 EngineCore. The other sees each output on its way back. No class of vLLM is changed.

@@ -9,6 +9,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import ballast_vllm.version_gate  # noqa: F401 - before vLLM, whose modules move between versions
+
+# isort: split
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 

@@ -7,22 +7,18 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from fastapi import FastAPI
-from vllm.entrypoints.launchers.api_server.app_state import init_app_state
-from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
-from vllm.entrypoints.launchers.app import build_app
+from starlette.applications import Starlette
 
 from ballast_api.worker_config import WorkerConfig
 from ballast_vllm.__main__ import check_installed, prepare_config
 from ballast_vllm.arguments import NodeRank
 from ballast_vllm.errors import BadArguments
-from ballast_vllm.serve import prepared
 from ballast_vllm.versions import UnsupportedVllm
 from ballast_worker.errors import NotServed
 
 
 @contextlib.asynccontextmanager
-async def open_app(config: WorkerConfig, path: Path, node: NodeRank | None = None) -> AsyncIterator[FastAPI]:
+async def open_app(config: WorkerConfig, path: Path, node: NodeRank | None = None) -> AsyncIterator[Starlette]:
     """Start EngineCore, and return the app, which starts and stops with its lifespan. At the end, end EngineCore.
 
     `app.state.ballast` is the `VllmServer` of the app while it runs, and `app.state.ballast_error` states why it did
@@ -33,7 +29,17 @@ async def open_app(config: WorkerConfig, path: Path, node: NodeRank | None = Non
     Raises:
         NotServed: the message states what vLLM or Ballast refuses.
     """
-    check_installed()
+    try:
+        check_installed()
+    except UnsupportedVllm as error:
+        raise NotServed(str(error)) from error
+    # vLLM's modules move between versions.
+    from vllm.entrypoints.launchers.api_server.app_state import init_app_state  # noqa: PLC0415
+    from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client  # noqa: PLC0415
+    from vllm.entrypoints.launchers.app import build_app  # noqa: PLC0415
+
+    from ballast_vllm.serve import prepared  # noqa: PLC0415
+
     if os.environ.get("OMP_NUM_THREADS") == "1":  # Ray sets it so, unless the pod has another value
         del os.environ["OMP_NUM_THREADS"]
     prepare_config(config, path)

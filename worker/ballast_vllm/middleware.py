@@ -26,6 +26,7 @@ from ballast_log import Log, configure_packages
 from ballast_queue.settings import MAX_PRIORITY
 from ballast_vllm.calls import CALL, Call
 from ballast_vllm.server import VllmServer, load
+from ballast_vllm.versions import UnsupportedVllm, check_installed
 from ballast_worker.bodies import BodyShare
 from ballast_worker.command_line import BAD_CONFIG
 from ballast_worker.errors import Refused, WorkerError
@@ -44,6 +45,10 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/version", "/
 """Paths that need no API key."""
 UNQUEUED = frozenset({"/tokenize", "/detokenize", "/ping"})
 """Paths of POST requests that EngineCore does not see."""
+UNSUPPORTED_DATA = 1003
+"""Code of a WebSocket that is closed because of the kind of its data (RFC 6455)."""
+STREAMED_INPUT = "Ballast does not support streamed input. Send the whole input to a route that takes POST requests."
+"""At most 123 bytes, the limit of a reason."""
 _FLEX = re.compile(rb'"service_tier"\s*:\s*"flex"')
 
 TEXT = (b"content-type", CONTENT_TYPE.encode())
@@ -60,11 +65,11 @@ class BallastMiddleware:
         """Answer a request, or pass it on."""
         if scope["type"] == "lifespan":
             await self._live(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await _refuse_websocket(receive, send)
         elif self.server is None:
             message = "Ballast has not started: the server runs without the lifespan of its app."
             await HttpExchange(scope, receive, send).refuse(Refused(503, message, kind="server_error"))
-        elif scope["type"] == "websocket":
-            await self._connect(self.server, scope, receive, send)
         else:
             await self._answer(self.server, scope, receive, send)
 
@@ -83,7 +88,7 @@ class BallastMiddleware:
             if message["type"] == "lifespan.startup.complete":
                 try:
                     self.server = await self._start(scope["app"])
-                except (InvalidConfig, WorkerError) as error:
+                except (InvalidConfig, UnsupportedVllm, WorkerError) as error:
                     code = error.exit_code if isinstance(error, WorkerError) else BAD_CONFIG
                     sys.stderr.write(f"ballast: {error}\n")
                     scope["app"].state.ballast_error = str(error)
@@ -96,6 +101,7 @@ class BallastMiddleware:
         await self.app(scope, receive_event, send_event)
 
     async def _start(self, app: Any) -> VllmServer:
+        check_installed()  # first, because what the app holds differs between versions
         logging_config = getattr(app.state.args, "logging_config", None)
         style: Literal["text", "json"] = "json" if getattr(logging_config, "formatter", "") == "json" else "text"
         configure_packages(os.environ.get("VLLM_LOGGING_LEVEL", "INFO"), style)
@@ -106,18 +112,6 @@ class BallastMiddleware:
         return server
 
     # Requests
-
-    async def _connect(self, server: VllmServer, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on a WebSocket, for speech. Its requests have the class and the tenant of its headers."""
-        headers = dict(scope["headers"])
-        try:
-            server.check_open()
-            caller = server.tenancy.caller(headers)
-        except Refused as refused:
-            await send({"type": "websocket.close", "code": 1008, "reason": refused.message[:120]})
-            return
-        CALL.set(Call(caller, RequestTiming(caller.request_class, time.monotonic())))
-        await self.app(scope, receive, send)
 
     async def _answer(self, server: VllmServer, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = HttpExchange(scope, receive, send, is_last=server.is_draining)
@@ -235,6 +229,13 @@ async def _own(server: VllmServer, path: str, exchange: HttpExchange) -> bool:
         case _:
             return False
     return True
+
+
+async def _refuse_websocket(receive: Receive, send: Send) -> None:
+    """Close a WebSocket with a reason. vLLM's only one has input that arrives while the request is computed."""
+    await receive()
+    await send({"type": "websocket.accept"})  # a client sees no reason without it
+    await send({"type": "websocket.close", "code": UNSUPPORTED_DATA, "reason": STREAMED_INPUT})
 
 
 async def _body(exchange: HttpExchange, limit: int, share: BodyShare) -> bytes:

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
-from vllm import __version__ as vllm_version
+import ballast_vllm.version_gate  # noqa: F401 - before vLLM, whose modules move between versions
+
+# isort: split
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.interface import PauseState
 
@@ -29,9 +31,6 @@ from ballast_vllm.internals import (
 from ballast_vllm.plan_limits import CPU_MULTIPLE
 from ballast_vllm.refusals import check_config
 from ballast_vllm.settings import StepLimits, changed, initial
-from ballast_vllm.versions import check_version
-
-check_version(vllm_version)
 
 IDLE_SECONDS = 0.001
 """Time that EngineCore sleeps after a step without a batch. vLLM would plan again at once."""

@@ -1,4 +1,7 @@
-"""`vllm serve` with the arguments of a worker configuration, in this process."""
+"""`vllm serve` with the arguments of a worker configuration, in this process.
+
+The importer has checked the version of vLLM: see `ballast_vllm.__main__.check_installed`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-import vllm
 from pydantic import ValidationError
 from vllm import AsyncEngineArgs
 from vllm.entrypoints.cli.serve import ServeSubcommand
@@ -21,11 +23,14 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from ballast_api.vllm_arguments import refusal
 from ballast_api.worker_config import WorkerConfig
+from ballast_log import Log
 from ballast_vllm.arguments import LAUNCHED, NodeRank, serve_arguments
+from ballast_vllm.compiler import OFF, missing_compiler
 from ballast_vllm.errors import BadArguments
 from ballast_vllm.refusals import check_config
-from ballast_vllm.versions import check_version
 from ballast_worker.errors import WorkerError
+
+log = Log(__name__)
 
 FIELD = "engine.vllm.args"
 
@@ -43,7 +48,7 @@ def serve(config: WorkerConfig, *, log_level: str, log_format: str, node: NodeRa
 
     Raises:
         BadArguments: vLLM refuses the arguments, or one of `engine.vllm.args` belongs to Ballast.
-        UnsupportedVllm: Ballast does not support this version of vLLM, or one of its settings.
+        UnsupportedVllm: Ballast does not support a setting of vLLM.
         NotServed: a directory has no checkpoint.
         WorkerError: EngineCore ended, and with it the server, which in vLLM itself ends with status 0. Or the feeder
             had ended before a signal ended the server.
@@ -62,11 +67,13 @@ def prepared(
 
     Raises:
         BadArguments: vLLM refuses the arguments, or one of `engine.vllm.args` belongs to Ballast.
-        UnsupportedVllm: Ballast does not support this version of vLLM, or one of its settings.
+        UnsupportedVllm: Ballast does not support a setting of vLLM.
         NotServed: a directory has no checkpoint.
     """
-    check_version(vllm.__version__)
     cli_env_setup()
+    if current_platform.is_cpu() and (compiler := missing_compiler()):
+        os.environ[OFF] = "1"  # EngineCore and its ranks are processes that start with it
+        log.warning("C++ compiler not found, torch compiles nothing", compiler=compiler, because=f"{OFF}=1 is set")
     logging = {"log_level": log_level.upper(), "formatter": log_format}
     own = [*serve_arguments(config, node, is_cpu=current_platform.is_cpu()), f"--logging-config={json.dumps(logging)}"]
     arguments = parsed(own, config.engine.vllm.args)

@@ -31,6 +31,7 @@ from ballast_vllm import configuration
 from ballast_vllm.adapters import TenantAdapters
 from ballast_vllm.arguments import LAUNCHED
 from ballast_vllm.calls import Call
+from ballast_vllm.compiler import OFF, missing_compiler
 from ballast_vllm.drain import Drain
 from ballast_vllm.engine_client import EngineDead, EngineTap
 from ballast_vllm.items import HttpItemLoop, HttpReader, VllmEngine
@@ -158,6 +159,10 @@ class VllmServer:
         ignored = () if LAUNCHED in os.environ else configuration.ignored(self.config)
         for field in ignored:
             log.warning("the field has no effect inside vLLM", field=field)
+        if self.tap.device == "cpu" and (compiler := missing_compiler()):
+            log.warning(
+                "C++ compiler not found, a request with logprobs ends vLLM", compiler=compiler, remedy=f"{OFF}=1"
+            )
         log.info(
             "ballast started",
             worker=self.id,

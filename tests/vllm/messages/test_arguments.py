@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from ballast_api.vllm_arguments import refusal
 from ballast_api.worker_config import WorkerConfig
 from ballast_vllm.__main__ import main, prepare_config
-from ballast_vllm.arguments import serve_arguments
+from ballast_vllm.arguments import NodeRank, serve_arguments
 from ballast_worker.errors import MissingWorkerExtra, NotServed
 from ballast_worker.preflight import prepare
 
@@ -66,6 +67,22 @@ def test_a_field_changes_the_arguments_of_vllm(case: str, places: dict[str, Path
     sections, expected = FIELDS[case]
 
     assert set(arguments(places, **sections)) - set(arguments(places)) == set(expected)
+
+
+def test_only_the_number_of_adapters_in_a_step_may_also_be_an_argument_of_the_resource(places: dict[str, Path]) -> None:
+    sections: dict[str, Any] = {
+        "model": {"uri": str(places["model"]), "adapters": [{"name": "a", "uri": f"file://{places['eight']}"}]},
+        "engine": {"backend": "vllm"},
+        "runtime": {"nodes": 2},
+    }
+    for stated, _ in FIELDS.values():
+        for section, fields in stated.items():
+            sections[section] = {**sections[section], **fields} if isinstance(fields, dict) else fields
+    config = WorkerConfig.model_validate(sections)
+    found = serve_arguments(config, NodeRank(1, "10.0.0.1", 29500))
+    names = {each.removeprefix("--").partition("=")[0] for each in found if each.startswith("--")}
+
+    assert {name for name in names if refusal([name]) is None} == {"max-loras"}
 
 
 def test_without_a_field_vllm_decides(places: dict[str, Path]) -> None:

@@ -140,12 +140,12 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., AbstractCo
     """`with launch(path, config) as serving` writes a configuration to a file, and runs `ballast-vllm` with it."""
 
     @contextmanager
-    def launched(path: Path, config: Mapping[str, Any]) -> Iterator[Serving]:
+    def launched(path: Path, config: Mapping[str, Any], **variables: str) -> Iterator[Serving]:
         log, port = tmp_path_factory.mktemp("server") / "log", free_port()
         runtime = {"host": "127.0.0.1", "port": port, "metricsPort": free_port(), **config.get("runtime", {})}
         path.write_text(json.dumps({**config, "runtime": runtime}))
         command = [sys.executable, "-W", "ignore", "-m", "ballast_vllm", "--config", str(path)]
-        with _run(command, port, log) as serving:
+        with _run(command, port, log, **variables) as serving:
             if "tlsCertFile" in runtime:
                 serving.url = f"https://localhost:{port}"
             _eventually(lambda: _is_ready(serving), "the server to be ready")

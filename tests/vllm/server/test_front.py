@@ -11,6 +11,11 @@ import httpx
 import openai
 import pytest
 import yaml
+from websockets.exceptions import ConnectionClosedError
+from websockets.frames import Close
+from websockets.sync.client import connect
+
+from ballast_vllm.middleware import STREAMED_INPUT
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -74,6 +79,20 @@ def test_a_request_without_a_known_key_is_refused_on_every_route_but_probes(serv
     assert opened == [200] * 5
     assert known.status_code == 200
     assert (gone.status_code, gone.json()["error"]["code"]) == (403, "unknown_tenant")
+
+
+@pytest.mark.parametrize("headers", [LAB, {}], ids=["with a key", "without"])
+def test_streamed_input_is_refused_with_a_sentence(serving, headers):
+    url = serving.url.replace("http", "ws", 1)
+
+    with (
+        connect(f"{url}/v1/realtime", additional_headers=headers) as socket,
+        pytest.raises(ConnectionClosedError) as end,
+    ):
+        socket.recv()
+
+    assert end.value.rcvd == Close(1003, STREAMED_INPUT)
+    assert "Ballast does not support streamed input" in str(end.value)
 
 
 def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_its_request(serving, eventually):

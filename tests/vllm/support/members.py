@@ -1,0 +1,94 @@
+"""Every member of vLLM that Ballast uses and vLLM does not document, by module of `ballast_vllm` and class of vLLM.
+
+Four lists are not here, because `test_contract.py` reads them from Ballast's source: what it imports from vLLM, the
+names in the state of the app, the states of a request, and the fields that `refusals` checks.
+"""
+
+from __future__ import annotations
+
+from ballast_vllm.calls import _NEUTRAL
+from ballast_vllm.engine_client import DECIDING
+from ballast_vllm.internals import PRIVATE
+
+USED: dict[str, dict[str, tuple[str, ...]]] = {
+    "internals": {
+        **PRIVATE,
+        "KVCacheBlocks": ("blocks",),
+        "KVCacheCoordinator": ("single_type_managers",),
+        "SchedulerConfig": ("max_num_seqs",),
+    },
+    "scheduler": {
+        "ModelConfig": ("runner_type", "get_num_experts", "get_num_experts_per_tok"),
+        "PauseState": ("UNPAUSED", "PAUSED_ALL"),
+        "Scheduler": (
+            "add_request",
+            "schedule",
+            "set_pause_state",
+            "update_from_output",
+            "pause_state",
+            "scheduler_config",
+            "vllm_config",
+        ),
+        "SchedulerConfig": ("async_scheduling", "enable_chunked_prefill"),
+        "SchedulerOutput": ("num_scheduled_tokens",),
+        "VllmConfig": ("additional_config", "model_config", "scheduler_config"),
+    },
+    "driver": {
+        "Request": (
+            "request_id",
+            "arrival_time",
+            "is_finished",
+            "max_tokens",
+            "num_computed_tokens",
+            "num_output_placeholders",
+            "num_output_tokens",
+            "num_prompt_tokens",
+            "num_tokens",
+            "pooling_params",
+            "sampling_params",
+        ),
+    },
+    "requests": {"PoolingParams": ("extra_kwargs",), "SamplingParams": ("extra_args",)},
+    "calls": {
+        "EngineCoreRequest": ("lora_request", "prompt_embeds", "prompt_token_ids", "resumable", "sampling_params"),
+        "SamplingParams": ("temperature", *_NEUTRAL),
+    },
+    "engine_client": {
+        "AsyncLLM": ("engine_core", "errored", "model_config", "output_processor", "vllm_config"),
+        "AsyncMPClient": ("add_request_async", "call_utility_async"),
+        "CacheConfig": ("cache_dtype",),
+        "DeviceConfig": ("device_type",),
+        "EngineCoreOutput": ("finish_reason", "new_token_ids", "prefill_stats", "request_id"),
+        "EngineCoreRequest": ("cache_salt", "pooling_params", "priority", "request_id"),
+        "ModelConfig": ("runner_type", *DECIDING),
+        "OutputProcessor": ("has_request", "process_outputs"),
+        "ParallelConfig": ("_api_process_count",),
+        "PoolingParams": ("extra_kwargs",),
+        "PrefillStats": ("num_cached_tokens",),
+        "SamplingParams": ("extra_args", "max_tokens"),
+        "VllmConfig": ("cache_config", "device_config", "parallel_config"),
+    },
+    "server": {
+        "BaseFrontendArgs": ("lora_modules",),
+        "BaseModelPath": ("name",),
+        "CacheConfig": ("block_size",),
+        "EngineArgs": ("model",),
+        "FrontendArgs": ("api_key", "host", "port", "ssl_keyfile"),
+        "OpenAIServingModels": ("base_model_paths", "lora_requests"),
+        "VllmConfig": ("additional_config", "cache_config"),
+    },
+    "middleware": {"EngineArgs": ("logging_config",), "LoggingConfig": ("formatter",)},
+    "serve": {
+        "AsyncEngineArgs": (),
+        "BaseFrontendArgs": ("lora_modules",),
+        "EngineArgs": ("create_engine_config", "enable_lora", "from_cli_args", "max_loras"),
+        "ServeSubcommand": ("cmd",),
+        "UsageContext": ("OPENAI_API_SERVER",),
+    },
+    "hosted": {"AsyncLLM": ("get_supported_tasks", "model_config")},
+    "engine_replay": {
+        "InprocClient": ("engine_core",),
+        "LLMEngine": ("engine_core", "model_config"),
+        "ModelConfig": ("get_vocab_size",),
+    },
+}
