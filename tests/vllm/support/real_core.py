@@ -30,20 +30,17 @@ class RealCore:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         if policy is not None:
             arguments |= {"scheduler_cls": scheduler, "additional_config": {"ballast": policy}}
-        self.engine = LLMEngine.from_engine_args(
-            EngineArgs(
-                model=str(model),
-                dtype="float32",
-                max_model_len=384,
-                max_num_seqs=slots,
-                max_num_batched_tokens=384 + slots,
-                block_size=32,
-                enforce_eager=True,
-                disable_log_stats=True,
-                seed=0,
-                **arguments,
-            )
-        )
+        usual = {
+            "dtype": "float32",
+            "max_model_len": 384,
+            "max_num_seqs": slots,
+            "max_num_batched_tokens": 384 + slots,
+            "block_size": 32,
+            "enforce_eager": True,
+            "disable_log_stats": True,
+            "seed": 0,
+        }
+        self.engine = LLMEngine.from_engine_args(EngineArgs(model=str(model), **usual | arguments))
         self.core: EngineCore = self.engine.engine_core.engine_core
         self.tokens: dict[str, list[int]] = {}
         self.reasons: dict[str, str] = {}
