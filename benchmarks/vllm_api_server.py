@@ -25,7 +25,7 @@ import httpx
 import psutil
 
 CONNECTIONS, START_SECONDS = 8, 600
-WORDS = "the ship sailed over a calm sea while the crew slept and the captain read an old book about the stars above"
+WORDS = "the ship sailed over a calm sea while the sailors slept and the captain read an old book about the stars above"
 
 
 def main() -> None:

@@ -176,7 +176,7 @@ def test_kv_heads_are_repeated_on_more_gpus_than_heads(count: int, kv_dtype: str
 
 @pytest.mark.parametrize(("kv_dtype", "part"), [("fp8", 1 / 2), ("int8", 132 / 256)])
 def test_smaller_kv_holds_more_tokens_and_is_read_in_less_time(kv_dtype: str, part: float) -> None:
-    usual, small = (Deployment.of(plan(tensor_parallel=8, kv_dtype=name), ONE) for name in ("bfloat16", kv_dtype))
+    usual, small = (Deployment.of(plan(tensor_parallel=4, kv_dtype=name), ONE) for name in ("bfloat16", kv_dtype))
 
     def reading(deployment: Deployment) -> float:
         decodes = (BatchWork(num_decode=1, decode_context=context) for context in (100_000, 1))

@@ -167,7 +167,7 @@ def test_a_kv_cache_that_vllm_lacks_on_a_cpu_is_refused_before_anything_is_loade
         check(arguments)
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2", "float32", None])
+@pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2", "bfloat16", None])
 def test_a_kv_cache_that_vllm_has_on_a_cpu_is_accepted(kv_dtype: str | None, tiny_model: Path) -> None:
     check(parsed(own(tiny_model, engine={} if kv_dtype is None else {"kvDtype": kv_dtype}), []))
 

@@ -77,7 +77,7 @@ def _packed(weight):
     import torch
 
     rows, columns = weight.shape[1], weight.shape[0]
-    groups = weight.T.reshape(-1, GROUP, columns)
+    groups = weight.T.contiguous().reshape(-1, GROUP, columns)
     scales = groups.abs().amax(1) / 7
     levels = (groups / scales[:, None]).round().clamp(-8, 7).to(torch.int64).reshape(rows // 8, 8, columns) + 8
     packed = sum(levels[:, place] << 4 * place for place in range(8))
