@@ -17,7 +17,7 @@ def test_a_checkpoint_with_weights_of_4_bits_is_served_with_fp8_kv(launch, tmp_p
             "quantization": "gptq",
             "kvDtype": "fp8",
             "kvMemoryMebibytes": 64,
-            "vllm": {"args": ["--enforce-eager"]},
+            "vllm": {"args": ["--enforce-eager", "--enable-mfu-metrics"]},
         },
         "slots": 4,
     }
@@ -34,3 +34,4 @@ def test_a_checkpoint_with_weights_of_4_bits_is_served_with_fp8_kv(launch, tmp_p
     assert found[0]["choices"][0]["text"] == found[1]["choices"][0]["text"]
     (about,) = [name for name in series if name.startswith("vllm:cache_config_info")]
     assert 'cache_dtype="fp8"' in about
+    assert any(value > 0 for name, value in series.items() if name.startswith("vllm:estimated_flops_per_gpu_total"))
