@@ -25,7 +25,7 @@ from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.errors import Impossible
 from ballast_sim.planner.batch_ceiling import CeilingCase, drawn, largest
 from ballast_sim.planner.encoder import EncoderSlo, encoder_limit
-from ballast_sim.planner.inputs import PlanInputs
+from ballast_sim.planner.inputs import EngineInput, PlanInputs
 from ballast_sim.replay.arrivals import constant, generate
 from ballast_sim.replay.hardware import GPUS
 from ballast_sim.replay.jobs import SimulatedJob
@@ -180,8 +180,9 @@ def main() -> None:
     parser.add_argument("--drawn", type=int, default=1_000_000, help="newcomers to draw for each figure")
     asked = parser.parse_args()
     is_found = True
-    for entry in PlanInputs().ceilings:
-        case = CeilingCase.of(PlanInputs(), entry)
+    inputs = PlanInputs(engine=EngineInput(api_server_milliseconds=0))  # the GPU alone
+    for entry in inputs.ceilings:
+        case = CeilingCase.of(inputs, entry)
         lengths_and_rates(case)
         is_found &= sweep(case, asked.requests, asked.drawn)
     windows(256, asked.requests)

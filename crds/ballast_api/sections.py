@@ -114,13 +114,14 @@ class EngineSettings(ApiModel):
     }
     backend: Backend | None = None
     """The engine that runs the model. `native` is Ballast's own engine, for dense models on CPUs. `vllm` is vLLM with
-    Ballast's scheduler, for every model and feature that vLLM serves, on GPUs and on CPUs. It has an image of its own.
-    By default `vllm` for a resource with GPUs, and `native` without."""
+    Ballast's scheduler, for most of vLLM's models and features. It was tried on CPUs, and not yet on a GPU. It has an
+    image of its own. By default `vllm` for a resource with GPUs, and `native` without."""
     quantization: str | None = Field(default=None, max_length=63, pattern=r"^[a-z0-9][a-z0-9_-]*$", examples=["fp8"])
     """Quantization of the weights, by vLLM's name, such as `fp8`, `awq` or `gptq`. By default as the checkpoint states.
     It needs vLLM."""
     kv_dtype: str | None = Field(default=None, max_length=63, pattern=r"^[a-z0-9][a-z0-9_]*$", examples=["fp8"])
-    """Data type of KV: `fp8`, `int8`, or another name of vLLM. By default that of the model. It needs vLLM."""
+    """Data type of KV: `fp8`, `int8`, or another name of vLLM. By default that of the model. It needs vLLM, which has
+    no `int8` on a CPU."""
     speculative: Speculative | None = None
     """Speculative decoding. It needs vLLM."""
     vllm: VllmSettings = VllmSettings()

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from ballast_sim.planner.encoder import ApiServer
+
 HEADER = "arrival_seconds,prompt_tokens,output_tokens\n"
 
 
@@ -162,6 +164,20 @@ def test_an_encoder_has_a_rate_within_its_slo_computed_and_found_and_a_table(bal
     assert [row["policy"] for row in figures["rows"]] == [
         *("online-only", "naive-priority", "fixed-32", "ballast", "ballast-fitted")
     ]
+    assert figures["api_server_per_second"] == ApiServer().texts_per_second
+    assert "the API server process limits this, not the GPU: with 1.6 ms for each text it serves 625 texts/s" in ran.out
+
+
+def test_an_api_server_that_is_faster_than_the_gpu_is_not_mentioned(ballast, tmp_path):
+    command = ("bench", "encoder", "--load", "30", "--seconds", "2", "--json", "rows.json", "--api-server-ms")
+    found = []
+    for milliseconds in ("0.1", "0"):
+        ran = ballast(*command, milliseconds)
+        assert ran.code == 0, ran.err
+        assert "API server" not in ran.out
+        found.append(json.loads((tmp_path / "rows.json").read_text())["api_server_per_second"])
+
+    assert found == [10_000, None]
 
 
 def test_a_model_that_generates_is_for_the_other_comparison(ballast):

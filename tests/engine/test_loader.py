@@ -129,7 +129,7 @@ DAMAGES = {
         "GPT2LMHeadModel; this engine runs LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM",
     ),
     "no architecture": (lambda d: edit(d / "config.json", architectures="DROP"), "names the architecture nothing"),
-    "quantized": (lambda d: edit(d / "config.json", quantization_config={"bits": 4}), "quantized checkpoint"),
+    "quantized": (lambda d: edit(d / "config.json", quantization_config={"bits": 4}), "or engine.backend: vllm"),
     "another activation": (lambda d: edit(d / "config.json", hidden_act="gelu"), "hidden_act is 'gelu'"),
     "yarn": (
         lambda d: edit(d / "config.json", rope_parameters={"rope_type": "yarn", "factor": 4.0}),

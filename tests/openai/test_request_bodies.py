@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from ballast_openai.body import ChatBody, CompletionBody, parse_body
 from ballast_openai.errors import InvalidBody, Unsupported, describe
-from ballast_openai.refused import REFUSED_BY_URL
+from ballast_openai.item_body import ITEM_URLS
+from ballast_openai.refused import IN_VLLM, REFUSED_BY_URL
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 SAY_HI = [{"role": "user", "content": "hi"}]
@@ -305,6 +306,11 @@ def test_a_known_field_that_is_not_served_is_refused_by_name_unless_neutral(url,
 
     assert caught.value.field == field
     assert caught.value.code == "unsupported_parameter"
+    assert caught.value.message.endswith("use engine.backend: vllm") == (field in IN_VLLM)
+
+
+def test_each_field_that_names_vllm_is_refused_without_it():
+    assert {field for fields in REFUSED_BY_URL.values() for field in fields} > IN_VLLM
 
 
 def test_what_belongs_to_chats_is_not_called_unknown_in_completions():
@@ -319,8 +325,11 @@ def test_more_than_one_completion_is_refused(value):
 
 
 def test_other_urls_are_refused():
-    with pytest.raises(Unsupported, match=r"embeddings .* is not supported yet"):
-        parse_body("/v1/embeddings", {})
+    for url in {*ITEM_URLS} - {COMPLETIONS, CHAT}:
+        with pytest.raises(Unsupported, match=rf"{url} .* is not supported yet: .*, or use engine\.backend: vllm$"):
+            parse_body(url, {})
+    with pytest.raises(Unsupported, match=r"moderation.* is not supported yet: use .* or /v1/completions$"):
+        parse_body("/v1/moderations", {})
     with pytest.raises(InvalidBody, match="url: found '/v2/x'"):
         parse_body("/v2/x", {})
     with pytest.raises(InvalidBody, match="body: found a list of 0, expected a JSON object"):

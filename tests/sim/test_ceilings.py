@@ -10,10 +10,12 @@ from ceilings import measured
 
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.batch_ceiling import CeilingCase, drawn, largest
-from ballast_sim.planner.inputs import CEILINGS, PlanInputs
+from ballast_sim.planner.encoder import ApiServer
+from ballast_sim.planner.inputs import CEILINGS, EngineInput, PlanInputs
 from ballast_sim.replay.step_model import BatchWork
 
-BIG, PUBLISHED, ENCODER = (CeilingCase.of(PlanInputs(), asked) for asked in CEILINGS)
+GPU_ALONE = PlanInputs(engine=EngineInput(api_server_milliseconds=0))
+BIG, PUBLISHED, ENCODER = (CeilingCase.of(GPU_ALONE, asked) for asked in CEILINGS)
 
 
 def test_the_ceiling_of_a_7b_model_on_an_a100_with_50_ms_is_near_what_operators_report():
@@ -112,3 +114,22 @@ def test_a_ceiling_that_cannot_be_is_refused_with_its_figure(change, found):
 
     with pytest.raises((BadInput, Impossible), match=found):
         CeilingCase.of(PlanInputs(), asked).ceiling()
+
+
+def test_full_batches_that_the_api_server_cannot_fill_are_stated():
+    ceiling = CeilingCase.of(PlanInputs(), CEILINGS[2]).ceiling()
+
+    assert ceiling.batch == ENCODER.ceiling().batch
+    assert "with 1.6 ms for each text it serves 625 texts/s, and the GPU 3," in ceiling.because[-1]
+    assert not any("API server" in reason for reason in (*ENCODER.ceiling().because, *BIG.ceiling().because))
+
+
+def test_more_requests_than_the_api_server_serves_have_no_ceiling():
+    with pytest.raises(Impossible, match=r"500 requests/s arrive, but one API server process, with 2 ms .* serves 500"):
+        replace(ENCODER, api_server=ApiServer(2.0)).ceiling()
+
+
+def test_the_api_server_limits_no_model_that_generates():
+    case = CeilingCase.of(PlanInputs(engine=EngineInput(api_server_milliseconds=9000)), CEILINGS[0])
+
+    assert case.ceiling().batch == BIG.ceiling().batch

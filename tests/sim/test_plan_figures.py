@@ -27,6 +27,7 @@ from ballast_sim.replay.model_shape import SHAPES, Quantization
 from ballast_sim.replay.traffic import Arrival
 
 EMBEDDINGS = SERVICES[0]
+GPU_ALONE = EngineInput(api_server_milliseconds=0)
 
 
 def test_a_token_of_llama_3_8b_takes_128_kib_of_kv_and_an_80_gb_gpu_holds_439_thousand():
@@ -103,7 +104,7 @@ def test_a_billion_gpus_are_paid_for_at_once():
 
 
 def test_gpus_and_cost_of_embeddings_in_the_first_month_by_hand():
-    inputs = PlanInputs(ahead=AheadInput(months=18, services=(EMBEDDINGS,)))
+    inputs = PlanInputs(ahead=AheadInput(months=18, services=(EMBEDDINGS,)), engine=GPU_ALONE)
     _, batched, _, _ = plan_ahead(inputs)
     first = batched.months[0]
 
@@ -127,11 +128,36 @@ def test_gpus_and_cost_of_embeddings_in_the_first_month_by_hand():
     assert cost.kilowatt_hours == pytest.approx(sum(month.kilowatts for month in batched.months) * 730 / embeddings)
 
 
+@pytest.mark.parametrize(("milliseconds", "rate"), [(1.6, 625), (0.6, 1666.7)])
+def test_the_api_server_limits_the_embeddings_of_a_replica(milliseconds, rate):
+    def plan(engine):
+        return plan_ahead(PlanInputs(ahead=AheadInput(months=18, services=(EMBEDDINGS,)), engine=engine))[1]
+
+    limited, unlimited = plan(EngineInput(api_server_milliseconds=milliseconds)), plan(GPU_ALONE)
+    first, other = limited.months[0], unlimited.months[0]
+
+    assert first.gpus == ceil(8000 * 2 / (1e3 / milliseconds * 0.9)) > other.gpus
+    assert f"one GPU serves {rate:,.1f} requests/s within the SLO" in limited.because[0]
+    assert f"with {milliseconds:g} ms for each text it serves {rate:,.0f} texts/s, and the GPU" in limited.because[0]
+    assert not any("API server" in line for line in unlimited.because)
+    assert first.utilization * first.gpus == pytest.approx(other.utilization * other.gpus)  # the same texts
+
+
+def test_bulk_embeddings_use_the_time_of_the_api_server_that_online_leaves():
+    bulk = EMBEDDINGS.model_copy(update={"name": "bulk", "kind": "offline", "requests_per_second": (3000, 3000)})
+    _, _, apart, mixed = plan_ahead(PlanInputs(ahead=AheadInput(months=2, services=(EMBEDDINGS, bulk))))
+    online = ceil(8000 * 2 / (625 * 0.9))
+
+    assert online * 625 > 8000 + 3000
+    assert apart.months[0].gpus == online + ceil(3000 / 625)
+    assert mixed.months[0].gpus == online
+
+
 def test_bulk_embeddings_fill_what_the_encoders_leave_over():
     bulk = EMBEDDINGS.model_copy(
         update={"name": "bulk", "kind": "offline", "requests_per_second": (3000, 3000), "peak_factor": 1.0}
     )
-    inputs = PlanInputs(ahead=AheadInput(months=2, services=(EMBEDDINGS, bulk)))
+    inputs = PlanInputs(ahead=AheadInput(months=2, services=(EMBEDDINGS, bulk)), engine=GPU_ALONE)
 
     _, _, apart, mixed = plan_ahead(inputs)
 

@@ -164,11 +164,26 @@ def test_smaller_weights_need_fewer_gpus(kind: Quantization) -> None:
     assert fits[0] == fewest
 
 
-@pytest.mark.parametrize(("count", "kv_dtype", "each"), [(8, "bfloat16", 2.0), (8, "fp8", 1.0), (16, "bfloat16", 4.0)])
+@pytest.mark.parametrize(
+    ("count", "kv_dtype", "each"),
+    [(8, "bfloat16", 2.0), (8, "fp8", 1.0), (8, "int8", 132 / 128), (16, "bfloat16", 4.0)],
+)
 def test_kv_heads_are_repeated_on_more_gpus_than_heads(count: int, kv_dtype: str, each: float) -> None:
     shape = plan(tensor_parallel=count, kv_dtype=kv_dtype).find_shape("llama-3-70b")
 
     assert shape.kv_bytes_per_token == 2 * 80 * 8 * 128 * each
+
+
+@pytest.mark.parametrize(("kv_dtype", "part"), [("fp8", 1 / 2), ("int8", 132 / 256)])
+def test_smaller_kv_holds_more_tokens_and_is_read_in_less_time(kv_dtype: str, part: float) -> None:
+    usual, small = (Deployment.of(plan(tensor_parallel=4, kv_dtype=name), ONE) for name in ("bfloat16", kv_dtype))
+
+    def reading(deployment: Deployment) -> float:
+        decodes = (BatchWork(num_decode=1, decode_context=context) for context in (100_000, 1))
+        return deployment.model.seconds(next(decodes)) - deployment.model.seconds(next(decodes))
+
+    assert small.kv_tokens == pytest.approx(usual.kv_tokens / part, abs=2)
+    assert reading(small) == pytest.approx(part * reading(usual))
 
 
 def test_heads_that_cannot_be_shared_are_refused() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -19,9 +19,10 @@ from ballast_engine.stats import EngineStats
 from ballast_engine.token_bytes import TokenBytes
 from ballast_policy.request import OFFLINE, ONLINE, RequestClass
 from ballast_policy.snapshot import PolicyConfig
+from ballast_vllm.scheduler import SyncBallastScheduler
 from ballast_vllm.stats import engine_stats
 
-SLOTS, CHUNK_TOKENS = 4, 64
+SLOTS, CHUNK_TOKENS, STEP_SECONDS = 4, 64, 0.01
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,29 @@ def make_trace(number: int = 40) -> list[Arrival]:
     ]
 
 
+def with_shared_openings(trace: list[Arrival]) -> list[Arrival]:
+    """Return the trace with one of three openings of three blocks before each prompt."""
+    rng = Random(5)
+    openings = [tuple(rng.randrange(256) for _ in range(3 * BLOCK)) for _ in range(3)]
+    return [replace(each, prompt=openings[i % 3] + each.prompt[:60]) for i, each in enumerate(trace)]
+
+
+class SteppedClock:
+    """A clock that moves between steps only, so that both engines plan by the same times."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class SteppedScheduler(SyncBallastScheduler):
+    """Ballast's scheduler with such a clock, and with steps of any size, as the native engine has them."""
+
+    multiple = 1
+    clock = SteppedClock()
+
+
 class MadeUpTokens:
     """An executor of the native engine without a model."""
 
@@ -76,11 +100,13 @@ class Letters:
 
 def run_natively(trace: list[Arrival], num_blocks: int) -> tuple[EngineStats, Counter[str]]:
     """Return the figures of the native engine, and the finished requests by class."""
+    clock = SteppedClock()
     engine = BallastEngine(
         executor=MadeUpTokens(num_blocks),
         tokenizer=Letters(),
         policy=PolicyConfig(slots=SLOTS, chunk_tokens=CHUNK_TOKENS, num_blocks=num_blocks, block_tokens=BLOCK),
         options=EngineOptions(directory=Path()),
+        clock=clock,
     )
     arrivals, ended, step = list(trace), Counter(), 0
     while arrivals or engine.has_work:
@@ -96,6 +122,7 @@ def run_natively(trace: list[Arrival], num_blocks: int) -> tuple[EngineStats, Co
                     tenant=arrival.tenant,
                 )
             )
+        clock.now += STEP_SECONDS
         ended.update(o.request_id.split("-")[0] for o in engine.step() if o.finish_reason is not None)
         step += 1
         assert step < 20_000
@@ -115,6 +142,7 @@ def run_in_vllm(core: BareCore, trace: list[Arrival]) -> tuple[EngineStats, Coun
                 output=arrival.num_output,
                 tenant=arrival.tenant,
             )
+        SteppedScheduler.clock.now += STEP_SECONDS
         core.step()
         step += 1
         assert step < 20_000
@@ -144,3 +172,35 @@ def test_both_engines_count_the_same_totals_for_the_same_requests(tiny_model, bl
             assert (found.prefill_tokens, found.decode_tokens, ended[request_class]) == expected
     preempted = [any(stats.of(c).preemptions for c in RequestClass) for stats in (native, inside)]
     assert preempted == [blocks == 16] * 2
+
+
+CASES = {
+    "plenty of KV": (400, False),
+    "preemptions of online": (24, False),
+    "preemptions of both classes": (16, False),
+    "prefix hits": (400, True),
+}
+"""The blocks of KV, and whether prompts have shared openings. With few blocks and shared openings, the counts differ,
+because the prefix caches of the engines evict different blocks."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_by_one_clock_both_engines_count_the_same_waste_parking_preemptions_and_prefix_hits(tiny_model, case):
+    blocks, is_shared = CASES[case]
+    trace = with_shared_openings(make_trace()) if is_shared else make_trace()
+    core = BareCore(
+        tiny_model, slots=SLOTS, blocks=blocks, scheduler=SteppedScheduler, policy={"chunk_tokens": CHUNK_TOKENS}
+    )
+
+    native, _ = run_natively(trace, blocks - 1)
+    inside, _ = run_in_vllm(core, trace)
+
+    for request_class in RequestClass:
+        assert inside.of(request_class) == native.of(request_class)
+    assert inside.prefix_query_tokens == native.prefix_query_tokens > 0
+    assert inside.prefix_hit_tokens == native.prefix_hit_tokens
+    assert (native.prefix_hit_tokens > 0) == is_shared
+    preempting = [c for c in RequestClass if native.of(c).preemptions]
+    assert [c for c in RequestClass if native.of(c).wasted_tokens] == preempting
+    assert len(preempting) == {400: 0, 24: 1, 16: 2}[blocks]
+    assert native.offline.parked_steps > 0 or blocks == 16

@@ -161,6 +161,21 @@ def test_an_unknown_quantization_is_refused_before_anything_is_loaded(tiny_model
         check(arguments)
 
 
+@pytest.mark.parametrize("kv_dtype", ["int8", "nvfp4", "fp8_per_token_head"])
+def test_a_kv_cache_that_vllm_lacks_on_a_cpu_is_refused_before_anything_is_loaded(
+    kv_dtype: str, tiny_model: Path
+) -> None:
+    arguments = parsed(own(tiny_model, engine={"kvDtype": kv_dtype}), [])
+
+    with pytest.raises(BadArguments, match=r"on a CPU. Set one of fp8, fp8_e4m3, fp8_e5m2, or remove the field"):
+        check(arguments)
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2", "bfloat16", None])
+def test_a_kv_cache_that_vllm_has_on_a_cpu_is_accepted(kv_dtype: str | None, tiny_model: Path) -> None:
+    check(parsed(own(tiny_model, engine={} if kv_dtype is None else {"kvDtype": kv_dtype}), []))
+
+
 def test_a_setting_that_ballast_does_not_support_is_refused_before_anything_is_loaded(tiny_model: Path) -> None:
     arguments = parsed(own(tiny_model), [])
     arguments.watermark = 0.1

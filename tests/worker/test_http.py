@@ -114,6 +114,7 @@ def test_what_comes_later_is_refused_by_name(http) -> None:
     error = error_of(response)
     assert error["code"] == "unsupported_url"
     assert "Found /v1/embeddings (embeddings), which is not supported yet: use /v1/chat" in error["message"]
+    assert error["message"].endswith(", or use engine.backend: vllm.")
 
 
 def test_a_wrong_method_says_which_is_right(http) -> None:

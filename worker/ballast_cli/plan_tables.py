@@ -214,6 +214,7 @@ def ceiling_figures(ceiling: BatchCeiling, tried: int) -> dict[str, Any]:
         "percentile": 100 * case.share,
         "requests_per_second": case.rate,
         "batch_ceiling": ceiling.batch,
+        "api_server_per_second": case.api_server.texts_per_second if case.api_server.text_milliseconds else None,
         "tried": tried,
         "because": list(ceiling.because),
     }

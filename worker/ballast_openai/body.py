@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from ballast_openai.errors import InvalidBody, Unsupported, describe
-from ballast_openai.refused import drop_neutral
+from ballast_openai.refused import OR_VLLM, drop_neutral
 from ballast_openai.validation_errors import translate
 
 COMPLETIONS_URL = "/v1/completions"
@@ -39,6 +39,8 @@ URL_NAMES = {
     "/v1/rerank": "reranking",
 }
 """URLs that Ballast's own engine does not serve, and what they are for."""
+VLLM_URLS = frozenset({"/v1/embeddings", "/v1/responses", "/v1/score", "/v1/rerank"})
+"""Those of them that Ballast serves with vLLM, if the model has them."""
 MAX_STOPS = 16
 """Limit of stop strings in a request. OpenAI allows 4."""
 MOST_FIELDS = 256
@@ -330,9 +332,10 @@ class ChatBody(Body):
 
 
 def not_yet(url: str) -> str | None:
-    """Return what to use instead of a URL of OpenAI that Ballast does not support yet; None for any other URL."""
+    """Return what to use instead of a URL that Ballast's own engine does not support yet; None for any other URL."""
     what = URL_NAMES.get(url)
-    return what and f"found {url} ({what}), which is not supported yet: use {CHAT_URL} or {COMPLETIONS_URL}"
+    other = OR_VLLM if url in VLLM_URLS else ""
+    return what and f"found {url} ({what}), which is not supported yet: use {CHAT_URL} or {COMPLETIONS_URL}{other}"
 
 
 def parse_body(url: str, body: object) -> CompletionBody | ChatBody:

@@ -1,6 +1,7 @@
-"""Fields of the OpenAI and vLLM APIs that Ballast knows and does not support yet.
+"""Fields of the OpenAI and vLLM APIs that Ballast's own engine does not support yet.
 
-Ballast accepts a value that changes nothing (`n: 1`, a penalty of 0), and refuses any other value by name.
+The engine accepts a value that changes nothing (`n: 1`, a penalty of 0), and refuses any other value by name. If vLLM
+runs the model, it checks the bodies itself, and none of this code runs.
 """
 
 from __future__ import annotations
@@ -91,6 +92,17 @@ REFUSED_BY_URL: Mapping[str, Mapping[str, tuple[tuple[Any, ...], str]]] = {
 }
 """URL -> field -> (values that change nothing, in addition to null; what to do instead)."""
 
+IN_VLLM = frozenset(
+    {
+        *("n", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids"),
+        *("bad_words", "min_tokens", "logprobs", "top_logprobs", "prompt_logprobs", "response_format"),
+        *("structured_outputs", "tools", "tool_choice", "parallel_tool_calls", "continue_final_message"),
+    }
+)
+"""The fields that vLLM supports, on the URL that they belong to."""
+OR_VLLM = ", or use engine.backend: vllm"
+"""The end of a refusal of something that vLLM supports."""
+
 
 def _is_same(found: object, neutral: object) -> bool:
     # 1 == True and 0 == False in Python, never in JSON.
@@ -110,4 +122,5 @@ def drop_neutral(url: str, body: MutableMapping[str, Any]) -> None:
         neutral, advice = refused[field]
         value = body.pop(field)
         if value is not None and not any(_is_same(value, known) for known in neutral):
-            raise Unsupported(field, f"{field}: found {describe(value)}; {advice}")
+            other = OR_VLLM if field in IN_VLLM else ""
+            raise Unsupported(field, f"{field}: found {describe(value)}; {advice}{other}")

@@ -20,6 +20,7 @@ from vllm.logger import configure_logging_from_args
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.kv_cache_interface import is_quantized_kv_cache
 
 from ballast_api.vllm_arguments import refusal
 from ballast_api.worker_config import WorkerConfig
@@ -120,8 +121,23 @@ def check(arguments: argparse.Namespace) -> None:
     except (TypeError, ValueError, NotImplementedError) as error:
         raise BadArguments(f"vLLM refuses the configuration: {error}") from error
     check_config(config)
+    if current_platform.is_cpu():
+        _check_cpu(arguments, config)
+
+
+def _check_cpu(arguments: argparse.Namespace, config: Any) -> None:
+    """Refuse settings that vLLM accepts, and cannot carry out on a CPU."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend  # noqa: PLC0415 - only a CPU needs it
+
+    kv_dtype = config.cache_config.cache_dtype
+    known = [name for name in CPUAttentionBackend.supported_kv_cache_dtypes if is_quantized_kv_cache(name)]
+    if is_quantized_kv_cache(kv_dtype) and kv_dtype not in known:
+        raise BadArguments(
+            f"engine.kvDtype: vLLM has no KV cache of the data type {kv_dtype} on a CPU. Set one of "
+            f"{', '.join(known)}, or remove the field"
+        )
     num_adapters = len(arguments.lora_modules or ())
-    if current_platform.is_cpu() and num_adapters >= arguments.max_loras and arguments.enable_lora:
+    if num_adapters >= arguments.max_loras and arguments.enable_lora:
         raise BadArguments(
             f"{FIELD} sets --max-loras={arguments.max_loras}. On a CPU it must be above the number of adapters, "
             f"{num_adapters}, because vLLM adds the adapter in the last place to requests without one. Remove the "

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
+import httpx
 import pytest
 
 from ballast_queue.redis_store import Queue
 
 pytestmark = pytest.mark.timeout(900)
+
+DOCS = Path(__file__).parents[3] / "docs"
+MISSING = {
+    "ballast_model_flops_utilization",
+    "ballast_model_bandwidth_utilization",
+    "ballast_http_connections",
+    "ballast_http_closed_total",
+}
+"""Series of a worker with the native engine that a worker with vLLM does not have."""
 
 WEATHER = {
     "type": "function",
@@ -141,3 +153,17 @@ def test_the_series_of_a_worker_are_beside_those_of_vllm(serving, items, as_line
     assert after["ballast_engine_healthy"] == 1
     assert after['vllm:num_requests_waiting{engine="0",model_name="m"}'] == 0
     assert after["process_resident_memory_bytes"] > 0
+
+
+def test_all_series_of_a_native_worker_are_there_but_those_that_the_guide_names(serving, eventually):
+    """The reference is made from the series of a native worker. `/metrics` of either engine names no tenants."""
+    native = set(re.findall(r"^\| `(ballast_\w+)`", (DOCS / "reference" / "metrics.md").read_text(), re.MULTILINE))
+    guide = (DOCS / "how-to" / "vllm.md").read_text()
+
+    def found() -> set[str]:
+        text = httpx.get(f"{serving.url}/metrics", timeout=600).text
+        return set(re.findall(r"^# TYPE (ballast_\w+)", text, re.MULTILINE))
+
+    eventually(lambda: "ballast_queue_items" in found(), "the queue to be known")
+    assert found() == native - MISSING - {"ballast_tenant_service_total"}
+    assert {name for name in native if f"`{name}`" in guide} >= MISSING

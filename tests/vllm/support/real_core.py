@@ -35,23 +35,21 @@ class RealCore:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         if policy is not None:
             arguments |= {"scheduler_cls": scheduler, "additional_config": {"ballast": policy}}
-        stated = EngineArgs(
-            model=str(model),
-            dtype="float32",
-            max_model_len=384,
-            max_num_seqs=slots,
-            max_num_batched_tokens=384 + slots,
-            block_size=32,
-            enforce_eager=True,
-            seed=0,
-            async_scheduling=is_async,
-            disable_log_stats=True,
-            **arguments,
-        )
+        usual: dict[str, Any] = {
+            "dtype": "float32",
+            "max_model_len": 384,
+            "max_num_seqs": slots,
+            "max_num_batched_tokens": 384 + slots,
+            "block_size": 32,
+            "enforce_eager": True,
+            "disable_log_stats": True,
+            "seed": 0,
+            "async_scheduling": is_async,
+        }
         with pytest.MonkeyPatch.context() as patch:
             if is_async:
                 allow_async(patch)
-            self.engine = LLMEngine.from_engine_args(stated)
+            self.engine = LLMEngine.from_engine_args(EngineArgs(model=str(model), **usual | arguments))
         self.core: EngineCore = self.engine.engine_core.engine_core
         assert (self.core.batch_queue is not None) is is_async
         self.tokens: dict[str, list[int]] = {}

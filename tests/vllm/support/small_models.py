@@ -22,16 +22,71 @@ def llama_config(**fields):
     """Return the configuration of a small Llama."""
     from transformers import LlamaConfig
 
-    return LlamaConfig(
-        hidden_size=256,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=688,
-        max_position_embeddings=2048,
-        bos_token_id=256,
-        eos_token_id=257,
-        **fields,
+    usual = {
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 688,
+        "max_position_embeddings": 2048,
+        "bos_token_id": 256,
+        "eos_token_id": 257,
+    }
+    return LlamaConfig(**usual | fields)
+
+
+GROUP = 32
+"""Rows of a quantized weight that share a scale."""
+
+
+def make_gptq(directory: Path) -> Path:
+    """Write a Llama whose layers have weights of 4 bits in GPTQ's format; its greedy answers wander.
+
+    The kernel of vLLM on a CPU needs sizes that are multiples of 32.
+    """
+    import torch
+    from safetensors.torch import save_file
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(3)
+    config = llama_config(
+        num_hidden_layers=2,
+        vocab_size=258,
+        tie_word_embeddings=False,
+        initializer_range=0.12,
+        intermediate_size=704,
+        dtype="bfloat16",
     )
+    weights = {}
+    for name, weight in LlamaForCausalLM(config).state_dict().items():
+        if ".layers." in name and weight.dim() == 2:
+            layer = name.removesuffix("weight")
+            weights |= {f"{layer}{part}": found for part, found in _packed(weight.float()).items()}
+        else:
+            weights[name] = weight.to(torch.bfloat16).contiguous()
+    stated = {"bits": 4, "group_size": GROUP, "desc_act": False, "sym": True}
+    config.quantization_config = {"quant_method": "gptq", **stated}
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(directory)
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    make_tokenizer().save_pretrained(directory)
+    return directory
+
+
+def _packed(weight):
+    """Return a weight as GPTQ stores it: eight values of 4 bits in each integer, and a scale for each group of rows."""
+    import torch
+
+    rows, columns = weight.shape[1], weight.shape[0]
+    groups = weight.T.contiguous().reshape(-1, GROUP, columns)
+    scales = groups.abs().amax(1) / 7
+    levels = (groups / scales[:, None]).round().clamp(-8, 7).to(torch.int64).reshape(rows // 8, 8, columns) + 8
+    packed = sum(levels[:, place] << 4 * place for place in range(8))
+    return {
+        "qweight": packed.to(torch.int32),
+        "scales": scales.to(torch.float16),
+        "qzeros": torch.full((rows // GROUP, columns // 8), 0x77777777, dtype=torch.int32),
+        "g_idx": torch.arange(rows, dtype=torch.int32) // GROUP,
+    }
 
 
 def make_idefics(directory: Path) -> Path:

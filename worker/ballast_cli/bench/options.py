@@ -102,6 +102,15 @@ Reserved = Annotated[
 EncoderSeconds = Annotated[
     float, typer.Option("--seconds", min=1, max=10_000, help="Length of each run. The first quarter does not count.")
 ]
+TextMilliseconds = Annotated[
+    float,
+    typer.Option(
+        "--api-server-ms",
+        min=0,
+        max=10_000,
+        help="CPU time of vLLM's one API server process for a text, in milliseconds. 0 sets no limit.",
+    ),
+]
 Turns = Annotated[int, typer.Option(min=1, help="Number of replays of each slice.")]
 
 

@@ -147,6 +147,7 @@ def encoder(
     load: given.Load = None,
     reservation: given.Reserved = 0.0,
     window: given.Window = 0.0,
+    api_server: given.TextMilliseconds = 1.6,
     slots: given.Slots = None,
     seconds: given.EncoderSeconds = 20.0,
     seed: given.Seed = 0,
@@ -156,13 +157,14 @@ def encoder(
     """Compare policies on a model that returns vectors: online requests with a latency SLO beside offline work.
 
     The first lines show the batch and the requests per second of one GPU within the SLO: computed, and found by trying
-    rates. A load is a share of the rate of offline work alone. Requests arrive at random (Poisson).
+    rates. A load is a share of the rate of offline work alone. Requests arrive at random (Poisson). If the API server
+    process of a pod is slower than the GPU, a line states it.
     """
     require("ballast bench", numpy="worker")
     check_output("--json", json_file)
     with refusals():
         from ballast_cli.bench.encoder import compare_encoder  # noqa: PLC0415  numpy, for this verb only
-        from ballast_sim.planner.encoder import EncoderSlo  # noqa: PLC0415
+        from ballast_sim.planner.encoder import ApiServer, EncoderSlo  # noqa: PLC0415
         from ballast_sim.planner.encoder_runs import EncoderBench  # noqa: PLC0415
 
         runs = EncoderBench.of(
@@ -176,7 +178,7 @@ def encoder(
             seed=seed,
             noise=noise,
         )
-        compare_encoder(runs, given.fractions("--load", load or "20,40,60"), json_file)
+        compare_encoder(runs, given.fractions("--load", load or "20,40,60"), ApiServer(api_server), json_file)
 
 
 @bench.command("guarantees", epilog=GUARANTEES_EXAMPLES)

@@ -160,14 +160,15 @@ def _architecture(config: Json, where: str) -> str:
             return name
     raise InvalidCheckpoint(
         f"{where} names the architecture {', '.join(found) or 'nothing'}; this engine runs "
-        f"{', '.join(SUPPORTED_ARCHITECTURES)}: choose such a model."
+        f"{', '.join(SUPPORTED_ARCHITECTURES)}: choose such a model, or use engine.backend: vllm."
     )
 
 
 def _refuse_unsupported(config: Json, where: str) -> None:
     if config.get("quantization_config") is not None:
         raise InvalidCheckpoint(
-            f"{where} describes a quantized checkpoint, which this engine does not support: use the original."
+            f"{where} describes a quantized checkpoint, which this engine does not support: use the original, or "
+            "engine.backend: vllm."
         )
     act = config.get("hidden_act", "silu")
     if act not in {"silu", "swish"}:

@@ -15,6 +15,7 @@ from random import Random
 
 from ballast_policy.learning.cost import attended
 from ballast_sim.errors import BadInput, Impossible
+from ballast_sim.planner.encoder import ApiServer
 from ballast_sim.planner.inputs import CeilingInput, PlanInputs
 from ballast_sim.replay.step_model import REFIT_A100, BatchWork, Roofline, StepModel
 
@@ -42,6 +43,8 @@ class CeilingCase:
     """Share of the requests that must meet the SLO."""
     rate: float
     """Newcomers per second."""
+    api_server: ApiServer
+    """The process before an encoder; without a limit for another model."""
 
     @classmethod
     def of(cls, inputs: PlanInputs, asked: CeilingInput) -> CeilingCase:
@@ -66,8 +69,16 @@ class CeilingCase:
                 raise Impossible(f"{asked.name}: published are the steps of llama-3-8b on a100, without quantization")
             model = REFIT_A100
         context = 0 if shape.is_encoder else asked.prompt_tokens + asked.output_tokens // 2
-        seconds, share = asked.milliseconds / 1e3, asked.percentile / 100
-        return cls(asked.name, model, asked.prompt_tokens, context, seconds, share, asked.requests_per_second)
+        return cls(
+            asked.name,
+            model,
+            asked.prompt_tokens,
+            context,
+            seconds=asked.milliseconds / 1e3,
+            share=asked.percentile / 100,
+            rate=asked.requests_per_second,
+            api_server=inputs.api_server if shape.is_encoder else ApiServer(0),
+        )
 
     @property
     def is_encoder(self) -> bool:
@@ -145,6 +156,12 @@ class CeilingCase:
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.slowest(middle) <= self.seconds else (low, middle - 1)
+        if self.rate > MOST_USED * self.api_server.texts_per_second:
+            raise Impossible(
+                f"{self.name}: {self.rate:g} requests/s arrive, but one API server process, with "
+                f"{self.api_server.text_milliseconds:g} ms for each text, serves "
+                f"{self.api_server.texts_per_second:,.1f}"
+            )
         served = low / self.step(low, low)
         if self.rate > MOST_USED * served:
             raise Impossible(
@@ -190,7 +207,8 @@ class BatchCeiling:
             f"{case.share:.0%} are answered within {1e3 * case.slowest(batch):.1f} ms of {1e3 * case.seconds:g} ms, "
             f"and within {1e3 * case.slowest(batch + 1):.1f} ms with a batch of {batch + 1}"
         )
-        return first, second
+        limit = case.api_server.limit(batch / full)
+        return (first, second, f"batches are not full: {limit}") if limit else (first, second)
 
 
 def drawn(case: CeilingCase, batch: int, requests: int = 1_000_000) -> float:

@@ -1,14 +1,39 @@
-"""An encoder on one GPU: the batch that a latency SLO and a batch window allow."""
+"""An encoder on one GPU: the batch that a latency SLO and a batch window allow, and the API server before the GPU."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from ballast_policy.learning.cost import attended
 from ballast_sim.errors import Impossible
 from ballast_sim.replay.step_model import BatchWork, Roofline
 
 MOST_BATCH = 4096
+TEXT_MILLISECONDS = 1.6
+"""CPU time of vLLM's API server for a request with one text: `benchmarks/vllm_api_server.py`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServer:
+    """The one API server process of vLLM in a replica. It reads, tokenizes and answers the texts of both classes."""
+
+    text_milliseconds: float = TEXT_MILLISECONDS
+    """CPU time for one text; 0 sets no limit."""
+
+    @property
+    def texts_per_second(self) -> float:
+        """Return the rate at which the process takes a whole core."""
+        return 1e3 / self.text_milliseconds if self.text_milliseconds else inf
+
+    def limit(self, rate: float) -> str:
+        """Return a sentence if the process is slower than a GPU that computes `rate` texts per second; else ""."""
+        if rate <= self.texts_per_second:
+            return ""
+        return (
+            f"the API server process limits this, not the GPU: with {self.text_milliseconds:g} ms for each text it "
+            f"serves {self.texts_per_second:,.0f} texts/s, and the GPU {rate:,.0f}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,21 +206,24 @@ class _Ahead:
         gpu = inputs.find_device()
         inputs.kv_tokens(gpu, model, service.prompt_tokens)
         roofline = Roofline(model, gpu, inputs.quantization, inputs.efficiency.value())
-        prompt = service.prompt_tokens
+        prompt, api = service.prompt_tokens, inputs.api_server
         full = FULL_BATCH / batch_seconds(roofline, FULL_BATCH, prompt)
         if service.kind == "offline":
-            return Capacity(full if self.way.is_batching else 1 / batch_seconds(roofline, 1, prompt), full)
+            rate = full if self.way.is_batching else 1 / batch_seconds(roofline, 1, prompt)
+            return Capacity(min(rate, api.texts_per_second), full, because=api.limit(rate))
         slo = EncoderSlo(
             latency=service.latency_milliseconds / 1e3,
             share=service.latency_percentile / 100,
             window=service.batch_window_milliseconds / 1e3 if self.way.is_batching else 0.0,
         )
         if not self.way.is_batching:
-            return Capacity(encoder_limit(roofline, prompt, slo, most=1).requests_per_second, full)
+            alone = encoder_limit(roofline, prompt, slo, most=1).requests_per_second
+            return Capacity(min(alone, api.texts_per_second), full, because=api.limit(alone))
         limit = encoder_limit(roofline, prompt, slo)
-        peak = limit.requests_per_second
-        full = max(full, peak)
-        return Capacity(peak, full, peak / full if self.way.is_mixing else 0.0, limit.because)
+        full = max(full, limit.requests_per_second)
+        peak = min(limit.requests_per_second, api.texts_per_second)
+        because = "; ".join(filter(None, (limit.because, api.limit(limit.requests_per_second))))
+        return Capacity(peak, full, peak / full if self.way.is_mixing else 0.0, because)
 
     def _alone(self, deployment: Deployment, service: ServiceInput) -> float:
         """Return the requests per second if one is served after the other."""
@@ -287,10 +290,10 @@ class _Ahead:
             needs.append(gpus)
         for index, (service, capacity) in enumerate(zip(services, capacities, strict=True)):
             if service.kind == "offline":
-                work = service.rate(month, months) / capacity.peak
+                work = service.rate(month, months) / capacity.full
                 taken = min(work, left.get(service.model, 0.0))
                 left[service.model] = left.get(service.model, 0.0) - taken
-                needs[index] = ceil(work - taken - 1e-9)
+                needs[index] = ceil((work - taken) * capacity.full / capacity.peak - 1e-9)
         return needs
 
     def _costs(

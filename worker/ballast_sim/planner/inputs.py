@@ -13,6 +13,7 @@ from ballast_api.base import ApiModel
 from ballast_api.errors import InvalidConfig
 from ballast_sim.errors import BadInput
 from ballast_sim.planner.commented_yaml import commented_yaml
+from ballast_sim.planner.encoder import TEXT_MILLISECONDS, ApiServer
 from ballast_sim.replay.feasibility import MEMORY_PERCENT, kv_tokens
 from ballast_sim.replay.hardware import ETHERNET, GPUS, PCIE, Accelerator
 from ballast_sim.replay.model_shape import KV_BYTES, ModelShape, Quantization, shape
@@ -147,6 +148,9 @@ class EngineInput(ApiModel):
     """Number format of the KV cache."""
     reserved_percent: float = Field(default=10, ge=0, le=100)
     """Reservation of offline."""
+    api_server_milliseconds: float = Field(default=TEXT_MILLISECONDS, ge=0, le=10_000)
+    """Encoders: CPU time of vLLM's API server for one text. A replica has one such process, which limits its texts per
+    second. The default was measured with one text in each request; with 50 it is about 0.6. 0 sets no limit."""
 
 
 class FleetInput(ApiModel):
@@ -292,7 +296,7 @@ CEILINGS = (
         requests_per_second=1,
         steps="published",
     ),
-    CeilingInput(name="small encoder", model="bge-base", prompt_tokens=256, milliseconds=30, requests_per_second=1000),
+    CeilingInput(name="small encoder", model="bge-base", prompt_tokens=256, milliseconds=30, requests_per_second=500),
 )
 
 
@@ -353,6 +357,11 @@ class PlanInputs(ApiModel):
                 f"KV heads of {found.name}. Use another number of GPUs"
             )
         return replace(found, kv_bytes=KV_BYTES[self.engine.kv_dtype] * max(1.0, count / found.kv_heads))
+
+    @property
+    def api_server(self) -> ApiServer:
+        """The process before the GPU of an encoder."""
+        return ApiServer(self.engine.api_server_milliseconds)
 
     def kv_tokens(self, gpu: Accelerator, model: ModelShape, longest: int) -> int:
         """Return the tokens of KV cache beside the weights of a model.

@@ -34,8 +34,8 @@ class Quantization(StrEnum):
         return {"none": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 4 / 64}[self.value]
 
 
-KV_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "int8": 1.0 + 2 / 128}
-"""Bytes of one number in the KV cache. int8 has a 16-bit scale for each token and head of 128 numbers."""
+KV_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "int8": 1.0 + 4 / 128}
+"""Bytes of one number in the KV cache. int8 has a 32-bit scale for each token and head of 128 numbers, as in vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
