@@ -267,7 +267,7 @@ class Offline(ApiModel):
     max_percent: Hot[float] = Field(default=100, ge=0, le=100)
     """Maximum share of all slots that offline work may hold."""
     max_interference_percent: Hot[float | None] = Field(default=None, gt=0, le=1000)
-    """Maximum increase of online TTFT and TPOT (median and p99, over the last minute of a worker) that offline work may
+    """Maximum increase of online TTFT and TPOT (median and p99, over the last 30 s of a worker) that offline work may
     cause beyond its reservation, in percent of the latency without offline work. By default only the SLO limits it."""
     queue: Name | None = None
     """Name of the queue in Redis; by default `<namespace>/<name>`. Several deployments may share a queue. Each of them

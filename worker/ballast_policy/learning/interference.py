@@ -18,9 +18,10 @@ from ballast_policy.plan import StepParts, StepPlan
 from ballast_policy.request import Request, RequestClass
 
 _LATENCIES = 2048
-"""Most requests whose latencies are kept. Bounds memory: above 34 answers/s, they are of less than a minute."""
-_LATENCY_SECONDS = 60.0
-"""Age of the oldest latencies, and the time in which the share moves by its distance from the target, at any rate."""
+"""Most requests whose latencies are kept. Bounds memory: above 68 answers/s, they are of less than 30 s."""
+_LATENCY_SECONDS = 30.0
+"""Age of the oldest latencies, and the time in which the share moves by its distance from the target, at any rate: a
+disturbance is over after both. Twice of it changes nothing (sparse-2s)."""
 _ADJUST_SECONDS = 4.0
 """Least time between two adjustments. Bounds the cost: half or twice of it changes nothing (sparse-2s)."""
 _LEAST = 8
