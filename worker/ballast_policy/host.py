@@ -40,7 +40,7 @@ NestedPlanner = Callable[[EngineSnapshot, Collection[Request], float], StepPlan]
 REFIT_STEPS = 32
 """Steps between two fits of a trusted cost model; a quarter if it is not. A fit takes some hundred microseconds."""
 CONTEXT_DRIFT = 0.05
-"""Weight of a new step in the mean context of decodes. Half or twice of it changes nothing (bursts-40-32)."""
+"""Weight of a new step in the mean context of decodes. Twice of it changes nothing (bursts-40-32)."""
 MOST_IDLE = 1000
 """Tenants in a ledger beyond which idle tenants are dropped. Bounds memory."""
 HINTED = 32

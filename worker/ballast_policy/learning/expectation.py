@@ -21,11 +21,11 @@ REFRESH = 16
 BURST_SECONDS = 1.0
 """Online prompts that arrive within this time are a burst. Half or twice of it costs 1 point of TTFT (bursts-40-32)."""
 NUM_BURSTS = 100
-"""Bursts that are remembered. Half or twice of it costs less than 1 point of TTFT (bursts-40-32)."""
+"""Bursts that are remembered. Half or twice of it costs 3.0 or 1.1 points of TTFT (bursts-40-32)."""
 NUM_RECENT = 5
 """Recent bursts that set the rate of prompts. 3 or 10 change nothing (bursts-40-32)."""
 TYPICAL_DRIFT = 0.1
-"""Weight of a new prompt in the mean. Half or twice of it changes nothing (bursts-40-32)."""
+"""Weight of a new prompt in the mean. Half or twice of it costs 1.6 or 1.2 points of TTFT (bursts-40-32)."""
 WATERMARK_QUANTILE = 0.99
 """Quantile of the bursts for which KV is kept free; 1 is the largest one (`benchmarks/kv_admission.py --load 40`)."""
 RATE_SECONDS = 60.0

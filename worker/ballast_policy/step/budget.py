@@ -29,7 +29,7 @@ experts that online does not touch (`benchmarks/llm_d_protocol.py --quick`)."""
 _LONGEST = 7.0
 """Most fixed costs beyond online's in a step that cannot be suspended (`policy_change.py --only fast-steps`)."""
 _LEAST_LONGEST = 0.25
-"""Part of the TPOT that such a step may take in any case (`policy_change.py --only fast-steps`)."""
+"""Part of the TPOT that such a step may take in any case. Half or twice of it changes nothing (fast-steps-20)."""
 _IDLE_STEP = 2.0
 """Least length of a step without online requests, in fixed costs. Half or twice of it changes nothing (sparse-2s)."""
 ONLINE_CHUNKS = 4
