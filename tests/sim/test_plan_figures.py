@@ -153,6 +153,17 @@ def test_bulk_embeddings_use_the_time_of_the_api_server_that_online_leaves():
     assert mixed.months[0].gpus == online
 
 
+def test_short_bulk_texts_use_the_api_servers_before_the_gpus():
+    online = EMBEDDINGS.model_copy(update={"prompt_tokens": 512, "latency_milliseconds": 100})
+    changes = {"name": "bulk", "kind": "offline", "prompt_tokens": 32, "requests_per_second": (6000, 6000)}
+    bulk = EMBEDDINGS.model_copy(update=changes)
+    _, _, _, mixed = plan_ahead(PlanInputs(ahead=AheadInput(months=2, services=(online, bulk))))
+    num_online = plan_ahead(PlanInputs(ahead=AheadInput(months=2, services=(online,))))[2].months[0].gpus
+
+    assert mixed.months[0].gpus >= (8000 + 6000) / 625
+    assert mixed.months[0].gpus == num_online + max(0, ceil((6000 - (num_online * 625 - 8000)) / 625))
+
+
 def test_bulk_embeddings_fill_what_the_encoders_leave_over():
     bulk = EMBEDDINGS.model_copy(
         update={"name": "bulk", "kind": "offline", "requests_per_second": (3000, 3000), "peak_factor": 1.0}

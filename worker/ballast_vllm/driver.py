@@ -231,14 +231,11 @@ class Driver:
             num_leaving = len(snapshot.residents) - len(residents)
             if num_leaving:
                 snapshot = replace(snapshot, residents=residents)
-                if self._most_residents is not None:  # vLLM keeps their places until they leave
-                    slots = min(host.config.slots, self._most_residents - num_leaving)
-                    snapshot = replace(snapshot, config=replace(host.config, slots=slots))
         if not admits:
             snapshot = replace(snapshot, waiting=())
         plan = host.planner(snapshot)
         if self._most_residents is not None:
-            plan = limit_residents(plan, snapshot.residents, self._most_residents - num_leaving)
+            plan = limit_residents(plan, snapshot.residents, self._most_residents, num_leaving)
         if self._whole_prompts is not None:
             plan = whole_prompts(plan, self._whole_prompts)
         elif self._multiple > 1:
@@ -411,7 +408,7 @@ class Driver:
     def _learn(self, flight: Flight, seconds: float, num_accepted: int) -> None:
         """Learn from the time of a step. The cost model leaves out trials, because most steps have the other mode."""
         host, gain, work = self.host, self.draft_gain, flight.work
-        if flight.with_drafts is gain.is_usual:
+        if flight.with_drafts is gain.is_usual or not work.num_decode:
             host.observed(work, seconds)
         if self._num_draft_tokens:
             work = replace(work, num_decode=work.num_decode - flight.num_drafts)

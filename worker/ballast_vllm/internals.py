@@ -82,7 +82,7 @@ PRIVATE = {
 """Every member that this module uses, by class."""
 
 UNLIMITED = 1 << 30
-YIELDING = frozenset({"ngram", "draft_model", "eagle", "eagle3", "mtp"})
+YIELDING = frozenset({"ngram", "draft_model", "eagle", "eagle3"})
 """Drafters of the V1 model runner that accept 0 as the number of drafts. The others fail, so they keep their number.
 
 Every drafter of the V2 model runner accepts 0. In vLLM 0.32, only the EAGLE and MTP families save time by it. The

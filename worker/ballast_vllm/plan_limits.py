@@ -13,14 +13,29 @@ CPU_MULTIPLE = 32
 vLLM keeps 32 of them for each layer (`benchmarks/vllm_step_sizes.py`)."""
 
 
-def limit_residents(plan: StepPlan, residents: Sequence[Request], most: int) -> StepPlan:
+def limit_residents(plan: StepPlan, residents: Sequence[Request], most: int, num_leaving: int = 0) -> StepPlan:
     """Return the plan with preemptions in place of parked requests, so that at most `most` requests hold KV.
 
-    The parked requests with the lowest priority and the fewest computed tokens go first, offline before online.
+    The parked requests with the lowest priority and the fewest computed tokens go first, offline before online. Another
+    `num_leaving` requests keep their places in this step. The last admissions wait for them.
     """
-    excess = len(residents) - len(plan.preempt) + len(plan.admit) - most
-    if excess <= 0:
+    num_kept = len(residents) - len(plan.preempt)
+    if num_kept + len(plan.admit) > most:
+        plan = _preempt_parked(plan, residents, num_kept + len(plan.admit) - most)
+        num_kept = len(residents) - len(plan.preempt)
+    num_free = max(0, most - num_leaving - num_kept)
+    if len(plan.admit) <= num_free:
         return plan
+    put_off = plan.admit[num_free:]
+    return replace(
+        plan,
+        grants=tuple([grant for grant in plan.grants if grant[0] not in put_off]),
+        admit=plan.admit[:num_free],
+        because=(*plan.because, *[Because(r, Reason.NO_SLOT) for r in put_off]),
+    )
+
+
+def _preempt_parked(plan: StepPlan, residents: Sequence[Request], excess: int) -> StepPlan:
     kept = {*plan.preempt, *plan.resume}
     parked = [r for r in residents if r.phase is PARKED and r not in kept] + list(plan.park)
     parked.sort(key=lambda r: (r.request_class is ONLINE, r.priority, r.num_computed, -r.seq))

@@ -72,7 +72,7 @@ def prepared(
         NotServed: a directory has no checkpoint.
     """
     cli_env_setup()
-    if current_platform.is_cpu() and (compiler := missing_compiler()):
+    if current_platform.is_cpu() and (compiler := missing_compiler()) is not None:
         os.environ[OFF] = "1"  # EngineCore and its ranks are processes that start with it
         log.warning("C++ compiler not found, torch compiles nothing", compiler=compiler, because=f"{OFF}=1 is set")
     logging = {"log_level": log_level.upper(), "formatter": log_format}
@@ -133,7 +133,7 @@ def _check_cpu(arguments: argparse.Namespace, config: Any) -> None:
     known = [name for name in CPUAttentionBackend.supported_kv_cache_dtypes if is_quantized_kv_cache(name)]
     if is_quantized_kv_cache(kv_dtype) and kv_dtype not in known:
         raise BadArguments(
-            f"engine.kvDtype: vLLM has no KV cache of the data type {kv_dtype} on a CPU. Set one of "
+            f"engine.kvDtype: vLLM has no KV cache of this data type ({kv_dtype} in vLLM) on a CPU. Set one of "
             f"{', '.join(known)}, or remove the field"
         )
     num_adapters = len(arguments.lora_modules or ())

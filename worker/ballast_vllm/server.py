@@ -159,7 +159,7 @@ class VllmServer:
         ignored = () if LAUNCHED in os.environ else configuration.ignored(self.config)
         for field in ignored:
             log.warning("the field has no effect inside vLLM", field=field)
-        if self.tap.device == "cpu" and (compiler := missing_compiler()):
+        if self.tap.device == "cpu" and (compiler := missing_compiler()) is not None:
             log.warning(
                 "C++ compiler not found, a request with logprobs ends vLLM", compiler=compiler, remedy=f"{OFF}=1"
             )

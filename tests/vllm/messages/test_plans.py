@@ -40,6 +40,19 @@ def test_a_resumed_or_preempted_request_is_no_victim():
     assert limit_residents(plan, [resumed, gone, third], 2).preempt == (gone, third)
 
 
+def test_the_last_admissions_wait_for_the_places_of_requests_that_are_ending():
+    running, parked = make_request(1, phase=RUNNING), make_request(2, phase=PARKED)
+    first, second = make_request(3, ONLINE), make_request(4)
+    plan = StepPlan(admit=(first, second), grants=((running, 1), (first, 10), (second, 10)))
+
+    found = limit_residents(plan, [running, parked], 4, num_leaving=1)
+
+    assert (found.admit, found.grants) == ((first,), ((running, 1), (first, 10)))
+    assert found.preempt == (), "its place would be free one step later in any case"
+    assert [(because.request, because.reason) for because in found.because] == [(second, Reason.NO_SLOT)]
+    assert limit_residents(plan, [running, parked], 4) is plan
+
+
 def test_a_chunk_becomes_the_whole_prompt_and_the_rest_waits():
     first, second, third = (make_request(i, num_tokens=n) for i, n in ((1, 60), (2, 60), (3, 30)))
     plan = StepPlan(grants=((first, 60), (second, 10), (third, 5)), admit=(first, second, third))

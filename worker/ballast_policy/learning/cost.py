@@ -169,9 +169,8 @@ class Fit:
 def non_negative_least_squares(rows: Floats) -> Floats:
     """Return the x >= 0 that brings `rows @ x` closest to 1.
 
-    It solves the problem without bounds for each of the 64 subsets of six columns, and takes the best solution without
-    a negative number; of equal ones that with the fewest columns. Columns are scaled to unit length first: features
-    differ by six orders of magnitude.
+    It solves each of the 64 subsets of six columns without bounds, and takes the best solution without a negative
+    number; of equal ones that with the fewest columns. Features differ by six orders of magnitude, so it scales them.
     """
     scale = np.linalg.norm(rows, axis=0)
     scale[scale == 0] = 1.0

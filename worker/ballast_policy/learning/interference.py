@@ -20,12 +20,11 @@ from ballast_policy.request import Request, RequestClass
 _LATENCIES = 2048
 """Most requests whose latencies are kept. Bounds memory: above 68 answers/s, they are of less than 30 s."""
 _LATENCY_SECONDS = 30.0
-"""Age of the oldest latencies, and the time in which the share moves by its distance from the target, at any rate: a
-disturbance is over after both. Twice of it changes nothing (sparse-2s)."""
+"""Age of the oldest latencies, and the time of the share's way to the target. Twice changes nothing (sparse-2s)."""
 _ADJUST_SECONDS = 4.0
 """Least time between two adjustments. Bounds the cost: half or twice of it changes nothing (sparse-2s)."""
-_LEAST = 8
-"""Requests with which the feedback begins. Half or twice of it changes nothing (sparse-2s)."""
+_LEAST = 4
+"""Requests with which the feedback begins. Twice of it changes nothing (sparse-2s)."""
 _TARGET = 0.92
 """Share of the cap that the measured inflation may reach; the rest is for its error (`benchmarks/frontier.py`)."""
 _DRIFT = 1e-4
@@ -75,9 +74,7 @@ class Interference:
 
     def __init__(self) -> None:
         self.cap: float | None = None
-        self.may_lose = 1.0
-        """Share of the requests that offline may make miss their SLO."""
-        self.slo = inf, inf
+        self.may_lose, self.slo = 1.0, (inf, inf)
         self.allowance = Allowance()
         self._adjusted = 0.0
         self._step = self._before = 0.0, _BEGIN, StepParts()
@@ -89,8 +86,7 @@ class Interference:
             self.allowance = replace(self.allowance, share=cap and _TARGET * cap, is_alone=False)
         if (cap, slo) != (self.cap, self.slo):
             self.restart()
-        self.cap, self.slo = cap, slo
-        self.may_lose = _SHARE_OF_MISSES * (1 - objective)
+        self.cap, self.slo, self.may_lose = cap, slo, _SHARE_OF_MISSES * (1 - objective)
 
     def restart(self) -> None:
         """Forget all latencies, including those of requests in progress. The median adapts within some steps."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 from math import exp, inf, log, sqrt
 
-from ballast_policy.learning.cost import CostModel, attended
-from ballast_policy.request import Request, computed
+from ballast_policy.learning.cost import CostModel
+from ballast_policy.request import Request
 from ballast_policy.reservation import ROUNDING
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 
@@ -24,8 +24,7 @@ _EARLY = 0.25
 SUSPENDED_SHARE = 0.85
 """Share of the time for which decodes can wait that nested steps may take. Half costs 1.8 points (bursts-40-32)."""
 _FULL = 1.25
-"""Least time that offline borrows beside online decodes in a mixture of experts, as a multiple of the time to read the
-experts that online does not touch (`benchmarks/llm_d_protocol.py --quick`)."""
+"""Least time that offline borrows beside online decodes, in readings of their missing experts (`llm_d_protocol.py`)."""
 _LONGEST = 7.0
 """Most fixed costs beyond online's in a step that cannot be suspended (`policy_change.py --only fast-steps`)."""
 _LEAST_LONGEST = 0.25
@@ -109,9 +108,8 @@ def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, f
     """Return the seconds to which online prefill may extend this step, and the seconds of a usual step with prefill.
 
     This step may last until the first decode would fall behind its mean TPOT. A young answer may fall behind if it can
-    catch up: within its first tokens, or later, in the time that new requests leave free. The second figure is one
-    TPOT, or a step of which prefill has a third. Both are infinite without decodes. An encoder takes half of the TTFT:
-    requests wait for a step.
+    catch up: within its first tokens, or later, in the time that new requests leave. The second figure is one TPOT, or
+    a step of which prefill has a third. Both are infinite without decodes. An encoder takes half of the TTFT.
     """
     now, cost, usual, prompt = snapshot.now, snapshot.cost, snapshot.expectation, snapshot.typical_prompt or 1
     fixed, short, free = part.fixed, _beginning(snapshot), 1.0
@@ -240,16 +238,22 @@ def _catches_up(request: Request, late: float, fixed: float) -> bool:
 
 def _prefill_slack(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     """Return the least slack of the requests that prefill or wait, behind all before them; inf if all are late."""
-    cost, chunk, num_decodes = snapshot.cost, snapshot.config.chunk_tokens, len(part.decodes)
+    now, fixed, chunk = snapshot.now, part.fixed, snapshot.config.chunk_tokens
+    cost, num_decodes, k1, k2 = snapshot.cost, len(part.decodes), snapshot.cost.k1, snapshot.cost.k2
     slack, tokens, context = inf, 0, 0.0
     least = part.seconds if snapshot.config.is_encoder else 0.0  # all prompts end with the step
-    for request in islice(part.pending, _MOST_BOUNDING):
-        done = computed(request)
-        tokens += request.num_tokens - done
-        context += attended(done, request.num_tokens - done)
-        step = part.fixed + cost.experts(min(tokens, chunk), num_decodes)
-        takes = max(least, -(-tokens // chunk) * step + cost.k1 * tokens + cost.k2 * context)
-        left = request.next_deadline - snapshot.now - takes
+    for request in islice(part.pending, _MOST_BOUNDING):  # `attended` and `next_deadline` written out: many wait
+        computed, cached = request.num_computed, request.num_cached
+        if cached > computed:
+            computed = cached
+        remaining = request.num_tokens - computed
+        tokens += remaining
+        context += remaining * (computed + (remaining + 1) / 2)
+        due = request.arrival + request.ttft
+        if request.num_output:
+            due += request.num_output * request.tpot
+        step = fixed + cost.experts(min(tokens, chunk), num_decodes)
+        left = due - now - max(least, -(-tokens // chunk) * step + k1 * tokens + k2 * context)
         if 0 <= left < slack:
             slack = left
     return slack

@@ -35,10 +35,14 @@ class AdmissionGate:
     _stops_waiting: bool = False
     _has_explained: bool = False
     """True once the draft explains why the first waiting request does not pass."""
+    _num_free: int = 0
+    """Free slots at the last count, minus the slots taken since then. More may be free."""
     _holders: list[Request] | None = None
 
     def has_free_slot(self) -> bool:
-        return self.count_free() > 0
+        if self._num_free < 1:
+            self._num_free = self.count_free()
+        return self._num_free > 0
 
     def has_slot_for(self, request: Request) -> bool:
         """Return whether a slot is free, or a request of the class with a lower priority holds one."""
@@ -46,7 +50,8 @@ class AdmissionGate:
 
     def start(self, request: Request, num_tokens: int, reason: Reason) -> None:
         """Start a request in a slot that `has_slot_for` found. Park the last holder if no slot is free."""
-        if not self.has_free_slot():
+        self._num_free -= 1
+        if self._num_free < 0 and self.count_free() < 1:
             if self._holders is None:
                 self._holders = self.group.ranked(self.group.running)
             while self._holders and self._holders[-1] in self.step.draft.gone:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 from random import Random
 
 from ballast_policy.learning.cost import attended
@@ -54,6 +54,8 @@ class Capacity:
     mixed: float = 0.0
     """Utilization that a GPU reaches with offline work of the same model."""
     because: str = ""
+    texts: float = inf
+    """Rate of vLLM's API server for an encoder, of both classes together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +225,8 @@ class _Ahead:
         full = max(full, limit.requests_per_second)
         peak = min(limit.requests_per_second, api.texts_per_second)
         because = "; ".join(filter(None, (limit.because, api.limit(limit.requests_per_second))))
-        return Capacity(peak, full, peak / full if self.way.is_mixing else 0.0, because)
+        mixed = peak / full if self.way.is_mixing else 0.0
+        return Capacity(peak, full, mixed, because, api.texts_per_second)
 
     def _alone(self, deployment: Deployment, service: ServiceInput) -> float:
         """Return the requests per second if one is served after the other."""
@@ -279,6 +282,7 @@ class _Ahead:
         months = self.inputs.ahead.months
         needs = []
         left: dict[str, float] = {}
+        texts: dict[str, float] = {}
         for service, capacity in zip(services, capacities, strict=True):
             if service.kind == "offline":
                 needs.append(0)
@@ -287,12 +291,16 @@ class _Ahead:
             gpus = ceil(rate * service.peak_factor / (capacity.peak * self._most_used) - 1e-9)
             free = gpus * capacity.mixed - rate / capacity.full
             left[service.model] = left.get(service.model, 0.0) + max(0.0, free)
+            free = gpus * capacity.texts - rate if gpus else 0.0
+            texts[service.model] = texts.get(service.model, 0.0) + max(0.0, free)
             needs.append(gpus)
         for index, (service, capacity) in enumerate(zip(services, capacities, strict=True)):
             if service.kind == "offline":
                 work = service.rate(month, months) / capacity.full
-                taken = min(work, left.get(service.model, 0.0))
+                free = min(left.get(service.model, 0.0), texts.get(service.model, 0.0) / capacity.full)
+                taken = min(work, free)
                 left[service.model] = left.get(service.model, 0.0) - taken
+                texts[service.model] = texts.get(service.model, 0.0) - taken * capacity.full
                 needs[index] = ceil((work - taken) * capacity.full / capacity.peak - 1e-9)
         return needs
 
