@@ -26,12 +26,12 @@ def limit_residents(plan: StepPlan, residents: Sequence[Request], most: int, num
     num_free = max(0, most - num_leaving - num_kept)
     if len(plan.admit) <= num_free:
         return plan
-    put_off = plan.admit[num_free:]
+    deferred = plan.admit[num_free:]
     return replace(
         plan,
-        grants=tuple([grant for grant in plan.grants if grant[0] not in put_off]),
+        grants=tuple([grant for grant in plan.grants if grant[0] not in deferred]),
         admit=plan.admit[:num_free],
-        because=(*plan.because, *[Because(r, Reason.NO_SLOT) for r in put_off]),
+        because=(*plan.because, *[Because(r, Reason.NO_SLOT) for r in deferred]),
     )
 
 
