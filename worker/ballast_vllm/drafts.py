@@ -36,9 +36,9 @@ class DraftGain:
     Every 2,048 steps, Ballast tries 64 steps with drafts if they are off, or without drafts if they are on. It compares
     them with the 64 steps before: how many tokens a decode yields, and how long a step takes. Drafts pay if they
     multiply the tokens of a decode by at least as much as the time of a step, which includes the time of the drafter.
-    For example, drafts that yield 1.8 tokens in steps that take 1.5 times as long stay on. The time of a step counts as
-    a multiple of what the cost model predicts for its work without drafts, so that the two sides need not have the same
-    requests. Drafts are on until the model is trusted.
+    For example, drafts that yield 1.8 tokens in steps that take 1.5 times as long stay on. The two sides have different
+    requests, so the time of a step is divided by the prediction of the cost model for its work without drafts. Drafts
+    are on until the model is trusted.
     """
 
     def __init__(self) -> None:
