@@ -59,7 +59,8 @@ class Addresses:
         self._cluster = cluster
         self._only_allowed = only_allowed
         self._least_seconds = least_seconds
-        self._read: dict[Key, tuple[float, Mapping[str, str]]] = {}
+        self.secrets: dict[Key, tuple[float, Mapping[str, str]]] = {}
+        """The time of the last read of each Secret, and its data."""
         self._locks: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def of(self, namespace: str, redis: Redis, *, may_be_outdated: bool) -> Address | None:
@@ -72,18 +73,18 @@ class Addresses:
         """
         key = Key(SECRET, namespace, redis.secret_name)
         async with self._locks[key]:
-            known = self._read.get(key)
+            known = self.secrets.get(key)
             found = Address.of(known[1], redis) if known is not None else None
             is_old = known is None or time.monotonic() - known[0] >= self._least_seconds
             if is_old and (found is None or may_be_outdated):
                 body = await self._cluster.get(key)
                 is_readable = body is not None and (not self._only_allowed or is_allowed(body))
                 data: Mapping[str, str] = ((body or {}).get("data") or {}) if is_readable else {}
-                self._read[key] = time.monotonic(), data
+                self.secrets[key] = time.monotonic(), data
                 found = Address.of(data, redis)
             return found
 
     def forget(self, kept: Container[str]) -> None:
         """Forget the Secrets of all other namespaces than those that are kept."""
-        for key in [key for key in self._read if key.namespace not in kept]:
-            del self._read[key], self._locks[key]
+        for key in [key for key in self.secrets if key.namespace not in kept]:
+            del self.secrets[key], self._locks[key]

@@ -83,9 +83,11 @@ class Poller:
         self._polled = polled
         self._outdated = outdated
         self._resources: dict[Key, _Polled] = {}
-        self._connections: dict[Server, Connection] = {}
+        self.connections: dict[Server, Connection] = {}
+        """The open connections. Resources of one Redis share a connection."""
         self._unavailable: dict[Server, tuple[float, QueueError]] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The event loop of the polls; None before the first poll."""
         self._threads = {"": ThreadPoolExecutor(MOST_THREADS, "ballast-poll")}
 
     def last(self, key: Key, source: QueueSource) -> PollResult:
@@ -140,9 +142,9 @@ class Poller:
         for namespace in self._threads.keys() - polled:
             self._threads.pop(namespace).shutdown(wait=False)  # after the settings of its resources are removed
         used = {each.worked for each in self._resources.values()}
-        for server in list(self._connections):
+        for server in list(self.connections):
             if server.namespace and server not in used:
-                self._connections.pop(server, None)  # not closed, because a poll may still use it
+                self.connections.pop(server, None)  # not closed, because a poll may still use it
         for server, (at, _) in list(self._unavailable.items()):
             if time.monotonic() - at >= self._every:
                 self._unavailable.pop(server, None)
@@ -154,7 +156,7 @@ class Poller:
             threads.shutdown(wait=False, cancel_futures=True)
         for key in list(self._resources):
             self.forget(key)
-        for connection in self._connections.values():
+        for connection in self.connections.values():
             connection.close()
 
     async def _keep_polling(self, key: Key, of: _Polled) -> None:
@@ -187,7 +189,7 @@ class Poller:
         except QueueError as error:
             self._mark_outdated(of)
             if isinstance(error, QueueUnavailable | QueueForbidden):
-                self._connections.pop(server, None)  # not closed, because another poll may still use it
+                self.connections.pop(server, None)  # not closed, because another poll may still use it
             log.info("poll of Redis failed", resource=str(key), error=type(error).__name__)
             return _unusable(of.source, str(error) if isinstance(error, LibraryUnfit) else "")
         if of.result is not None and of.result.workers and not result.workers:
@@ -204,12 +206,12 @@ class Poller:
 
     async def _poll(self, server: Server, of: _Polled) -> PollResult:
         """Poll the Secret's server. If that fails, poll the server of the last poll that succeeded."""
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         run, before = asyncio.get_running_loop().run_in_executor, of.worked
         try:
             result = await run(self._threads_of(server), self._read, server, of.source)
         except QueueError:
-            if before is None or before == server or before not in self._connections:
+            if before is None or before == server or before not in self.connections:
                 raise
             of.worked = None
             result = await run(self._threads_of(before), self._read, before, of.source)
@@ -217,7 +219,7 @@ class Poller:
         else:
             of.worked = server
             if before is not None and not any(other.worked == before for other in self._resources.values()):
-                self._connections.pop(before, None)
+                self.connections.pop(before, None)
         return result
 
     def _mark_outdated(self, of: _Polled) -> None:
@@ -257,9 +259,9 @@ class Poller:
 
         return await asyncio.get_running_loop().run_in_executor(self._threads[""], update)
 
-    def _admits(self, namespace: str, host: str) -> bool:
+    def admits(self, namespace: str, host: str) -> bool:
         """Return whether the operator may connect to a host. Runs on a thread, before each connection."""
-        loop = self._loop
+        loop = self.loop
         assert loop is not None, "polls begin on the event loop"
         answer: Future[bool] = Future()
 
@@ -284,7 +286,7 @@ class Poller:
         unavailable = self._unavailable.get(server)
         if unavailable is not None and time.monotonic() - unavailable[0] < self._every / 2:
             raise unavailable[1]
-        found = self._connections.get(server)
+        found = self.connections.get(server)
         if found is None:
             try:
                 found = Connection.open(
@@ -295,13 +297,13 @@ class Poller:
                     socket_timeout=TIMEOUT_SECONDS,
                     most_reply_bytes=MOST_REPLY_BYTES,
                     loads_functions=not server.namespace,
-                    admits=partial(self._admits, server.namespace) if server.namespace else None,
+                    admits=partial(self.admits, server.namespace) if server.namespace else None,
                 )
             except (QueueUnavailable, QueueForbidden, HostNotAdmitted) as error:
                 self._unavailable[server] = time.monotonic(), error
                 raise
             self._unavailable.pop(server, None)
-            found = self._connections.setdefault(server, found)
+            found = self.connections.setdefault(server, found)
         return found
 
 

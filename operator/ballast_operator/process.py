@@ -120,7 +120,7 @@ class Operator:
             cluster, is_required=settings.require_secret_label, least_seconds=settings.poll_seconds
         )
         self._releases = Releases(cluster, settings.release or f"{settings.namespace}/{settings.lease_name}")
-        self._poller = Poller(
+        self.poller = Poller(
             Addresses(cluster, least_seconds=settings.poll_seconds, only_allowed=settings.require_secret_label),
             RedisHosts(cluster, listed(settings.redis_hosts)),
             every_seconds=settings.poll_seconds,
@@ -128,6 +128,7 @@ class Operator:
             polled=self._controller.add,
             outdated=self._secret_outdated.set,
         )
+        """The polls of all resources."""
         self._context = OperatorContext(
             image=settings.worker_image,
             vllm_image=settings.vllm_worker_image,
@@ -157,17 +158,19 @@ class Operator:
             has_pods=self._has_pods,
             refused=self._note_refusal,
         )
-        self._caches = {found.kind: Cache(found.kind, found.label) for found in types}
+        self.caches = {found.kind: Cache(found.kind, found.label) for found in types}
+        """The watched objects, by kind of resource."""
         self._reconcilers: dict[Kind, Reconciler[Any]] = {found.kind: self._reconciler(found) for found in types}
-        self._streams = Streams(handlers.watched(types), self._relisted.set)
+        self.streams = Streams(handlers.watched(types), self._relisted.set)
+        """The watches. Queues are removed only while none is missing."""
         self._parts: list[asyncio.Task[object]] = []
 
     def _reconciler(self, resource_type: ResourceType[Any]) -> Reconciler[Any]:
         return Reconciler(
             resource_type,
             self._cluster,
-            self._caches[resource_type.kind],
-            poller=self._poller,
+            self.caches[resource_type.kind],
+            poller=self.poller,
             grants=self._grants,
             releases=self._releases,
             context=self._context,
@@ -182,7 +185,7 @@ class Operator:
         """Return why this replica does not reconcile; empty if it does, or is on standby."""
         if not self.is_alive():
             return "a part of the operator has stopped"
-        missing = ", ".join(self._streams.missing) if self._parts else ""
+        missing = ", ".join(self.streams.missing) if self._parts else ""
         return (
             f"not watched: {missing}; a kind that does not exist is watched when its CRD is installed"
             if missing
@@ -244,18 +247,18 @@ class Operator:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(5):
                     await watching
-            self._poller.close()
+            self.poller.close()
 
     async def _watch(self, stop: asyncio.Event) -> None:
         namespaces = self._settings.namespaces
         if namespaces:
             await self._wait_for_kinds()
-        self._streams.install()
+        self.streams.install()
         listener = handlers.Listener(
             add=self._controller.add, relisted=self._relisted.set, kinds_changed=self._kinds_changed.set
         )
         await kopf.operator(
-            registry=handlers.registry(self._types, list(self._caches.values()), listener, sees_kinds=not namespaces),
+            registry=handlers.registry(self._types, list(self.caches.values()), listener, sees_kinds=not namespaces),
             settings=handlers.settings(self._types, sees_kinds=not namespaces),
             # Kopf's default contains a user name, which a pod may lack. The type has no public name.
             identity=self._settings.identity,  # type: ignore[arg-type]
@@ -267,7 +270,7 @@ class Operator:
 
     async def _wait_for_kinds(self) -> None:
         """Wait until the resources' kinds exist: without a watch of CRDs, Kopf finds the kinds at its start only."""
-        for kind in self._caches:
+        for kind in self.caches:
             while True:
                 with contextlib.suppress(ClusterUnavailable, ClusterRefused):
                     if kind.plural in await self._cluster.plurals(kind):
@@ -293,14 +296,14 @@ class Operator:
                 if time.monotonic() - looked >= self._settings.audit_seconds:
                     looked = time.monotonic()
                     await self._audit_unwatched()
-                    await self._update_queues()
+                    await self.update_queues()
             except (ClusterUnavailable, ClusterRefused) as error:
                 log.warning("audit not finished", error=str(error))
 
     async def _audit(self) -> None:
         for kind in handlers.watched(self._types):
-            before = {cache: cache.uids(kind) for cache in self._caches.values()}
-            present = await self._cluster.uids(kind, "" if kind in self._caches else handlers.CHILDREN_SELECTOR)
+            before = {cache: cache.uids(kind) for cache in self.caches.values()}
+            present = await self._cluster.uids(kind, "" if kind in self.caches else handlers.CHILDREN_SELECTOR)
             for cache, uids in before.items():
                 for key in cache.forget_missing(kind, uids, present):
                     log.info("an audit found a deletion", kind=kind.name, resource=str(key))
@@ -309,10 +312,10 @@ class Operator:
 
     async def _audit_unwatched(self) -> None:
         """Check what no watch shows: Secrets that resources name or have as children, and other releases."""
-        self._grants.forget(key.namespace for cache in self._caches.values() for key in cache.resources)
-        self._poller.forget_unused()
+        self._grants.forget(key.namespace for cache in self.caches.values() for key in cache.resources)
+        self.poller.forget_unused()
         if await self._grants.audit():
-            for key in (key for cache in self._caches.values() for key in cache.resources):
+            for key in (key for cache in self.caches.values() for key in cache.resources):
                 self._controller.add(key)
         for reconciler in self._reconcilers.values():
             for key in reconciler.foreign:
@@ -321,13 +324,13 @@ class Operator:
                 log.info("an audit found a Secret that is missing or changed", resource=str(key))
                 self._controller.add(key)
 
-    async def _update_queues(self) -> None:
+    async def update_queues(self) -> None:
         """Remove the queues of the operator's own Redis that no resource has used for long."""
-        if self._context.redis is None or self._streams.missing:
+        if self._context.redis is None or self.streams.missing:
             return
         used = {queue for each in self._reconcilers.values() for queue in each.users.queues(self._context)}
         try:
-            removed = await self._poller.update_queues(self._context.redis, used, release=self._releases.own)
+            removed = await self.poller.update_queues(self._context.redis, used, release=self._releases.own)
         except QueueError as error:
             log.warning("unused queues were not checked", error=type(error).__name__)
         else:
@@ -335,7 +338,7 @@ class Operator:
                 log.info("unused queues removed", queues=removed, days=self._settings.unused_queue_days)
 
     async def _read_kinds(self) -> None:
-        self._use(replace(self._context, kinds=await self._optional_kinds()))
+        self.use(replace(self._context, kinds=await self._optional_kinds()))
 
     async def _follow_kinds(self) -> None:
         """Read the optional kinds again when a CRD of theirs changes."""
@@ -353,7 +356,7 @@ class Operator:
         """Read the context before the first reconciliation."""
         while not self._stop.is_set():
             try:
-                self._use(replace(await self._with_secret(), kinds=await self._optional_kinds()))
+                self.use(replace(await self._with_secret(), kinds=await self._optional_kinds()))
             except (ClusterUnavailable, ClusterRefused) as error:
                 log.warning("cannot read the cluster and will retry", error=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
@@ -370,7 +373,7 @@ class Operator:
                 async with asyncio.timeout(min(seconds, self._settings.audit_seconds)):
                     await self._secret_outdated.wait()
             try:
-                self._use(await self._with_secret())
+                self.use(await self._with_secret())
             except (ClusterUnavailable, ClusterRefused) as error:
                 log.warning("cannot read the operator's Redis Secret", error=str(error))
             if self._secret_outdated.is_set():
@@ -394,16 +397,16 @@ class Operator:
 
     def _note_refusal(self, *, is_refused: bool) -> None:
         """Note whether the operator's own Redis refuses the creation of users."""
-        self._use(replace(self._context, refuses_users=is_refused))
+        self.use(replace(self._context, refuses_users=is_refused))
 
     def _has_all(self, present: AbstractSet[Key]) -> bool:
         """Return whether the caches have all these resources. Just after a start, they may lack some."""
-        return present <= {key for cache in self._caches.values() for key in cache.resources}
+        return present <= {key for cache in self.caches.values() for key in cache.resources}
 
     def _has_pods(self, resource: str) -> bool:
         """Return whether a resource, as `namespace/name`, has pods."""
         namespace, _, name = resource.partition("/")
-        return any(cache.pods(Key(kind, namespace, name)) for kind, cache in self._caches.items())
+        return any(cache.pods(Key(kind, namespace, name)) for kind, cache in self.caches.items())
 
     def _own_redis(self) -> Address | None:
         return Address.of(self._context.redis or {}, own_redis("", self._context.redis_keys))
@@ -415,14 +418,14 @@ class Operator:
         plurals = {group: await self._cluster.plurals(kind) for group, kind in groups.items()}
         return frozenset(kind.name for kind in optional if kind.plural in plurals[kind.group, kind.version])
 
-    def _use(self, context: OperatorContext) -> None:
+    def use(self, context: OperatorContext) -> None:
         """Use another context from now on, and reconcile every resource."""
         if context == self._context:
             return
         self._context = context
         for kind, reconciler in self._reconcilers.items():
             reconciler.context = context
-            for key in self._caches[kind].resources:
+            for key in self.caches[kind].resources:
                 self._controller.add(key)
 
 

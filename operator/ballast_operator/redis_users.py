@@ -142,7 +142,7 @@ class RedisUserSync:
         try:
             while True:
                 self.changed.clear()
-                await self._keep()
+                await self.keep()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._every):
                         await self.changed.wait()
@@ -150,7 +150,8 @@ class RedisUserSync:
             if self._connection is not None:
                 self._connection[1].close()
 
-    async def _keep(self) -> None:
+    async def keep(self) -> None:
+        """Create the missing users, and remove the users of deleted resources. Log a failure: the next call retries."""
         address = self._address()
         if address is None:
             return

@@ -26,7 +26,8 @@ log = Log(__name__)
 RETRY_SECONDS = 3.0
 """Delay before a watch without a kind is tried again, and before an event of a CRD is repeated."""
 
-_continuous_watch = watching.continuous_watch
+continuous_watch = watching.continuous_watch
+"""Kopf's own function, which `Streams.install` replaces."""
 
 
 class Streams:
@@ -64,7 +65,7 @@ class Streams:
     async def _patient(self, resource: Any, more: dict[str, Any]) -> AsyncIterator[Any]:
         key, is_gone = (resource.group, resource.plural), False
         try:
-            async for event in _continuous_watch(resource=resource, **more):
+            async for event in continuous_watch(resource=resource, **more):
                 if event is watching.Bookmark.LISTED:
                     self._watched.add(key)
                 yield event

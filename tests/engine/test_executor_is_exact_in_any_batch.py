@@ -93,7 +93,7 @@ def test_run_samples_only_the_rows_asked_for(directory, batch_of, part):
 def test_a_block_costs_what_its_pages_hold(directory):
     executor = make_executor(directory)
     loaded = load(directory, dtype="float32")
-    pages = executor._model._attention  # noqa: SLF001 -- what was allocated
+    pages = executor.model.attention
     held = (pages.keys.numel() + pages.values.numel()) * 4
 
     assert kv_bytes_per_block(loaded.config, torch.float32, BLOCK_TOKENS) * 96 == held

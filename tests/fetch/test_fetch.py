@@ -380,7 +380,7 @@ def test_a_worker_serves_the_copy_under_the_name_of_the_original(
     hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    worker_file._fetched.cache_clear()
+    worker_file.fetched.cache_clear()
     composed = worker_file.compose(None, worker_file.Flags(model=f"{FROM_HUB}@v2"))
     copy = Path(composed.model.uri)
     assert copy.is_relative_to(tmp_path / "ballast" / "models")

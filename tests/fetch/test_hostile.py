@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ballast_cli.__main__ import main
 from ballast_cli.errors import CliError
 from ballast_cli.fetch import store
-from ballast_cli.fetch.bucket import _digest
+from ballast_cli.fetch.bucket import best_digest
 from ballast_cli.fetch.directory import is_plain
 from ballast_cli.fetch.manifest import MANIFEST, Kept, Manifest, parse_manifest
 from ballast_cli.fetch.model_files import File, ModelFiles, select
@@ -355,7 +355,7 @@ TAG = {"ETag": '"0123456789abcdef0123456789abcdef-2"'}
     ],
 )
 def test_the_best_checksum_of_an_object_is_chosen(head: dict[str, Any], digest: str) -> None:
-    assert _digest(head) == digest
+    assert best_digest(head) == digest
 
 
 @pytest.mark.parametrize("kind", ["sha256", "sha1", "md5", "crc32", "git"])

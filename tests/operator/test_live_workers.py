@@ -123,7 +123,7 @@ def test_waiting_work_wakes_a_deployment_at_zero(operator: Operator, cluster: Cl
 
 
 def push(queue: Queue, line: str) -> None:
-    client: Any = queue.store.connection._client
+    client: Any = queue.store.connection.client
     client.xadd(f"ballast:{{{queue.name}}}:inbox", {"item": line, "job": "j", "tenant": "t"})
 
 

@@ -22,7 +22,7 @@ from ballast_operator.children.config import Redis, own_redis
 from ballast_operator.kinds import INFERENCE_DEPLOYMENT, Key
 from ballast_operator.poll_result import PollResult, QueueSource
 from ballast_operator.poller import Poller
-from ballast_queue.connection import _REVISION, SOURCE
+from ballast_queue.connection import REVISION, SOURCE
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 
@@ -114,14 +114,14 @@ def test_a_poll_that_outlives_the_event_loop_connects_nowhere(monkeypatch: pytes
         polled=lambda _: None,
         outdated=lambda: None,
     )
-    poller._loop = asyncio.new_event_loop()
+    poller.loop = asyncio.new_event_loop()
     if is_closed:
-        poller._loop.close()
+        poller.loop.close()
 
-    assert not poller._admits("honest", "redis")
+    assert not poller.admits("honest", "redis")
     assert not asked
 
-    poller._loop.close()
+    poller.loop.close()
     poller.close()
 
 
@@ -154,7 +154,7 @@ def test_nothing_stays_of_a_namespace_without_resources(valkey: Any) -> None:
         await asyncio.wait_for(done.wait(), 60)
         assert poller.last(gone, source).problem is None
         poller.forget_unused()
-        is_kept = threads_of("gone"), len(poller._connections), len(addresses._read)
+        is_kept = threads_of("gone"), len(poller.connections), len(addresses.secrets)
         assert all(is_kept)
         poller.leave(gone)
         poller.forget_unused()
@@ -162,7 +162,7 @@ def test_nothing_stays_of_a_namespace_without_resources(valkey: Any) -> None:
             await asyncio.to_thread(thread.join)
         poller.forget_unused()
         try:
-            return threads_of("gone"), len(poller._connections), len(addresses._read)
+            return threads_of("gone"), len(poller.connections), len(addresses.secrets)
         finally:
             poller.close()
 
@@ -221,7 +221,7 @@ def test_the_functions_of_a_redis_are_named_if_they_are_not_those_of_this_versio
     difference, expected, is_newer = LIBRARIES[case]
     with ValkeyServer() as server:
         if difference is not None:
-            found = SOURCE.replace(f"local REVISION = {_REVISION}", f"local REVISION = {_REVISION + difference}")
+            found = SOURCE.replace(f"local REVISION = {REVISION}", f"local REVISION = {REVISION + difference}")
             with redis.Redis.from_url(server.connection_url) as raw:
                 raw.function_load(found)
         source = QueueSource(Redis(str(server.port), "url", None, None), "honest/q", "honest/llm")

@@ -211,14 +211,14 @@ def test_a_queue_counts_as_used_only_by_resources_that_may_use_it() -> None:
     bench.put("guest", "thief", offline={"queue": "victim/standalone"})
     settings = OperatorSettings(namespace="ballast", worker_image="worker:1")
     operator = Operator(settings, (RESOURCE_TYPE,), cast(Any, bench.cluster), Metrics(), asyncio.Event())
-    operator._caches[INFERENCE_DEPLOYMENT].resources.update(bench.cache.resources)
-    operator._streams = cast(Any, AllWatched())
+    operator.caches[INFERENCE_DEPLOYMENT].resources.update(bench.cache.resources)
+    operator.streams = cast(Any, AllWatched())
     poller = RecordingPoller()
-    operator._poller = cast(Any, poller)
+    operator.poller = cast(Any, poller)
 
     async def update() -> None:
-        operator._use(CONTEXT)
-        await operator._update_queues()
+        operator.use(CONTEXT)
+        await operator.update_queues()
 
     asyncio.run(update())
     assert poller.used == {"host/h"}

@@ -11,7 +11,7 @@ import pytest
 from control_plane import ControlPlane
 from operated import WAIT_SECONDS, Cluster, running
 
-from ballast_queue.connection import _REVISION
+from ballast_queue.connection import REVISION
 
 pytestmark = pytest.mark.envtest
 
@@ -20,7 +20,7 @@ PAUSE_SECONDS = {b"INFO": 2.5, b"expire_leases": 0.5}
 NUM_TIMERS = 100
 ANSWERS = {
     b"INFO": b"$17\r\ncluster_enabled:0\r\n",
-    b"revision": b":%d\r\n" % _REVISION,
+    b"revision": b":%d\r\n" % REVISION,
     b"renew_settings": b"$0\r\n\r\n",
     b"statuses": b"*0\r\n",
     b"ballast1_due": b"*%d\r\n" % NUM_TIMERS + b"$7\r\nlease:a\r\n" * NUM_TIMERS,

@@ -63,7 +63,7 @@ def test_a_user_that_corrupts_its_queue_keeps_no_deleted_user(valkey: Any, conne
     with tenant:
         assert tenant.set(f"ballast:{{{owners[1]}}}:settings", "x")
 
-    asyncio.run(make_sync(valkey.url, release, FakeCluster())._keep())
+    asyncio.run(make_sync(valkey.url, release, FakeCluster()).keep())
 
     assert RedisUsers(connection).names(f"ballast:{release}:") == []
     settings = [Queue(connection, owner).store.keys.settings for owner in (owners[0], owners[2])]
@@ -85,10 +85,10 @@ def test_a_guest_keeps_its_user_until_the_operator_knows_every_resource(valkey: 
         has_all=lambda present: present <= known,
     )
 
-    asyncio.run(sync._keep())
+    asyncio.run(sync.keep())
     at_first = RedisUsers(connection).names(name)
     known.add(host)
-    asyncio.run(sync._keep())
+    asyncio.run(sync.keep())
 
     assert at_first == [name]
     assert RedisUsers(connection).names(name) == []

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from ballast_queue.connection import _REVISION, SOURCE, Connection
+from ballast_queue.connection import REVISION, SOURCE, Connection
 from ballast_queue.errors import (
     CommandForbidden,
     JobNotFound,
@@ -23,7 +23,7 @@ from ballast_queue.errors import (
 )
 from ballast_queue.fitness import inspect
 from ballast_queue.keys import Keys
-from ballast_queue.leases import MAX_ITEMS, _by_job
+from ballast_queue.leases import MAX_ITEMS, by_job
 from ballast_queue.redis_store import Queue
 
 
@@ -149,7 +149,7 @@ class Flushed:
 
     def execute_command(self, *words: Any) -> Any:
         if words[1] == "ballast1_revision":
-            return _REVISION
+            return REVISION
         self.repeated.append(words)
         return words[-1]
 
@@ -194,13 +194,13 @@ def test_a_broken_connection_is_not_tried_again():
 def test_every_key_is_in_the_schema_and_every_key_of_the_schema_is_built():
     header = SOURCE.partition("local REVISION")[0]
     keys = Keys("q")
-    built = {value for value in vars(keys).values() if isinstance(value, bytes)} | set(keys._queue)
+    built = {value for value in vars(keys).values() if isinstance(value, bytes)} | set(keys.of_queue)
 
     assert built == {
         f"ballast:{{q}}:{name}".encode()
         for name in re.findall(r"^--   ballast:\{<queue>\}:(\w+)", header, re.MULTILINE)
     }
-    of_job = keys.of_job("j")[len(keys._queue) :]
+    of_job = keys.of_job("j")[len(keys.of_queue) :]
     assert of_job[0] == b"ballast:{q}:job:j"
     assert set(of_job[1:]) == {
         f"ballast:{{q}}:job:j{part}".encode() for part in re.findall(r"^--   (:\w+)", header, re.MULTILINE)
@@ -208,7 +208,7 @@ def test_every_key_is_in_the_schema_and_every_key_of_the_schema_is_built():
 
 
 def test_items_go_in_one_call_for_each_job():
-    assert _by_job(["a", "b", "a", "c", "b"]) == [("a", [0, 2]), ("b", [1, 4]), ("c", [3])]
+    assert by_job(["a", "b", "a", "c", "b"]) == [("a", [0, 2]), ("b", [1, 4]), ("c", [3])]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_items_go_in_one_call_for_each_job():
     ids=["one", "two", "none"],
 )
 def test_a_call_takes_only_so_many_items(number: int, sizes: Sequence[int]):
-    groups = _by_job(["a"] * number)
+    groups = by_job(["a"] * number)
 
     assert [len(positions) for _, positions in groups] == sizes
     assert [position for _, positions in groups for position in positions] == list(range(number))

@@ -48,7 +48,7 @@ def churn(url: str, name: str, seed: int) -> None:
         fields = {"job": f"in-{seed}-{draw.randrange(20)}", "tenant": draw.choice("abc")}
         for _ in range(20):
             item = json.dumps({"custom_id": f"r{draw.getrandbits(60)}", **line})
-            queue.store.connection._client.xadd(queue.store.keys.inbox, {"item": item, **fields})
+            queue.store.connection.client.xadd(queue.store.keys.inbox, {"item": item, **fields})
         queue.inbox.take_in(draw.randint(1, 60))
 
     def judge() -> None:

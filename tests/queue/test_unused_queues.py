@@ -35,7 +35,7 @@ def unused(queue: Queue, release: str, seconds: float = 0) -> UnusedQueues:
 
 
 def keys_of(queue: Queue) -> list[bytes]:
-    client = queue.store.connection._client
+    client = queue.store.connection.client
     return list(client.scan_iter(match=f"ballast:{{{queue.name}}}:*", count=1000))
 
 
@@ -174,7 +174,7 @@ def test_a_job_that_goes_on_does_not_expire(queue, line) -> None:
 
 def test_an_unused_queue_that_cannot_be_read_does_not_keep_the_others(queue, line, release) -> None:
     names = [queue.name, *(f"{queue.name}-{place}" for place in ("a", "z"))]
-    queue.store.connection._client.set(f"ballast:{{{queue.name}}}:workers", "x")
+    queue.store.connection.client.set(f"ballast:{{{queue.name}}}:workers", "x")
     for name in names[1:]:
         fill(Queue(queue.store.connection, name), line)
     unused(queue, release).update(set(names))

@@ -37,8 +37,8 @@ class WrappedRunner:
     """An executor in which a subclass changes `run`."""
 
     def around(self, inner: Any) -> Any:
-        self._inner = inner
+        self.inner = inner
         return self
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        return getattr(self.inner, name)

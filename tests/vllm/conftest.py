@@ -40,7 +40,7 @@ def later_engines_in_this_process() -> Iterator[None]:
     """
     from vllm.triton_utils import dispatcher
 
-    name, rebind = "llvmlite.binding.ffi", dispatcher._rebind_kernels
+    name, rebind = "llvmlite.binding.ffi", dispatcher._rebind_kernels  # noqa: SLF001 -- vLLM's
 
     def without_llvmlite(overrides: list[Any]) -> None:
         hidden = sys.modules.pop(name, None)

@@ -70,12 +70,12 @@ def test_no_blocks_are_kept_for_drafts_while_they_are_off(tiny_model):
     driver = core.scheduler.driver
     core.step()
     core.step()
-    with_drafts = driver._kv.draft_blocks
+    with_drafts = driver.kv.draft_blocks
     driver.draft_gain.is_on = False
     core.step()
 
     assert with_drafts > 0
-    assert driver._kv.draft_blocks == 0
+    assert driver.kv.draft_blocks == 0
 
 
 @pytest.mark.parametrize(

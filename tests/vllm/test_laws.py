@@ -21,7 +21,7 @@ class Lawful(SyncBallastScheduler):
 
     def schedule(self, *args):
         output = super().schedule(*args)
-        the_reservation_is_what_residents_and_backlog_say(self.driver.host, Dispatch(self.driver._plan, []))
+        the_reservation_is_what_residents_and_backlog_say(self.driver.host, Dispatch(self.driver.plan, []))
         return output
 
 

@@ -27,7 +27,7 @@ with warnings.catch_warnings():
 @pytest.fixture(scope="module")
 def options() -> dict[str, str]:
     """The destination of each option of vLLM, by its name."""
-    actions = make_arg_parser(FlexibleArgumentParser())._actions
+    actions = make_arg_parser(FlexibleArgumentParser())._actions  # noqa: SLF001 -- argparse's
     return {name: action.dest for action in actions for name in action.option_strings}
 
 

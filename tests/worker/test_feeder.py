@@ -509,30 +509,30 @@ def test_a_shared_value_that_cannot_be_read_stops_no_job(fed, queue, desk, event
     assert not is_dead
 
 
-def test_a_defect_in_one_task_is_counted_and_offline_work_goes_on(fed, queue, eventually) -> None:
-    job_id = queue.submissions.submit([make_line(0)]).job_id
+def test_a_defect_in_one_task_is_counted_and_offline_work_goes_on(fed, queue, eventually, monkeypatch) -> None:
+    monkeypatch.setattr("ballast_worker.feeder.update_outlooks", lambda *_: 1 / 0)
     with fed() as serving, serving.client() as client:
         feeder = serving.worker.feeder
-        feeder._claimer.add_end = None  # noqa: SLF001 -- a defect: every settled item raises
-        feeder._status = lambda: 1 / 0  # noqa: SLF001 -- another one
-        eventually(lambda: feeder.failures["status"] > 1, "the failures to be counted")
+        feeder.recorder.ended = None  # another defect: every settled item raises
+        job_id = queue.submissions.submit([make_line(0)]).job_id
+        eventually(lambda: feeder.failures["outlooks"] > 1, "the failures to be counted")
         eventually(lambda: queue.jobs.get(job_id).counts.succeeded == 1, "the result")
         shown = client.get("/metrics").text
 
-    assert 'ballast_feeder_failures_total{task="status"}' in shown
+    assert all(f'ballast_feeder_failures_total{{task="{task}"}}' in shown for task in ("outlooks", "settle"))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_feeder_that_ended_makes_the_worker_unhealthy(fed, eventually) -> None:
     with fed() as serving, serving.client() as client:
-        feeder = serving.worker.feeder
+        feeder, loop = serving.worker.feeder, serving.worker.loop
         before = client.get("/health").status_code
 
-        def end() -> None:
+        def end(_: float) -> None:
             raise SystemExit
 
-        feeder._round = end  # noqa: SLF001 -- what no handler of errors catches
-        feeder._wake()  # noqa: SLF001
+        loop.wait_as_feeder = end  # no handler of errors catches this
+        loop.wake_feeder()
         eventually(lambda: feeder.is_dead, "the thread to end")
         health = client.get("/health")
 

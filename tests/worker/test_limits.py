@@ -172,7 +172,7 @@ class FailingRunner(WrappedRunner):
     def run(self, batch, interrupt):
         if self.fails:
             raise RuntimeError("the device is gone")
-        return self._inner.run(batch, interrupt)
+        return self.inner.run(batch, interrupt)
 
 
 class StalledRunner(WrappedRunner):
@@ -184,7 +184,7 @@ class StalledRunner(WrappedRunner):
 
     def run(self, batch, interrupt):
         assert self.may_run.wait(60)
-        return self._inner.run(batch, interrupt)
+        return self.inner.run(batch, interrupt)
 
 
 def test_a_missed_ttft_is_in_the_metrics_while_the_request_still_waits(serve, make_config, eventually) -> None:
@@ -281,7 +281,7 @@ def test_silence_is_broken_by_comments_that_clients_skip(serving) -> None:
             if line.startswith(":"):
                 comment = line
                 break
-            worker.loop._events.call_soon_threadsafe(worker.loop.wake_streams)  # noqa: SLF001 -- as every 15 s
+            worker.loop.events.call_soon_threadsafe(worker.loop.wake_streams)  # as every 15 s
 
     assert comment == ": keepalive"
     decoder = openai._streaming.SSEDecoder()  # noqa: SLF001 -- how the client reads

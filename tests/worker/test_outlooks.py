@@ -20,7 +20,7 @@ def appraise(queue):
     def run(*, tokens: float = 10, now: float | None = None, is_due: bool = True) -> None:
         status = make_status(offline_items_per_second=0.1, offline_tokens_per_second=tokens)
         if is_due:
-            queue.store.connection._client.delete(queue.store.keys.forecast)  # noqa: SLF001 -- as time does
+            queue.store.connection.client.delete(queue.store.keys.forecast)  # as time does
         outlooks.update_outlooks(queue, [status], queue.now() if now is None else now, {})
 
     return run

@@ -95,7 +95,7 @@ class SlowRunner(WrappedRunner):
 
     def run(self, batch, interrupt):
         time.sleep(0.05)
-        return self._inner.run(batch, interrupt)
+        return self.inner.run(batch, interrupt)
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ class SlowRunner(WrappedRunner):
             while not interrupt.is_raised_at(0):
                 assert time.monotonic() < end, "nobody interrupted the step"
                 time.sleep(0)
-        return self._inner.run(batch, interrupt)
+        return self.inner.run(batch, interrupt)
 
 
 def decide(snapshot):

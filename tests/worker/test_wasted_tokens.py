@@ -50,7 +50,7 @@ class PausingRunner(WrappedRunner):
             assert self.goes_on.wait(60)
         if self.num_left is not None:
             self.num_left -= 1
-        return self._inner.run(batch, interrupt)
+        return self.inner.run(batch, interrupt)
 
 
 def make_line(prompt: str, max_tokens: int) -> str:

@@ -107,14 +107,14 @@ def _with_local_model(config: WorkerConfig) -> WorkerConfig:
     location = parse(config.model.uri, config.model.revision if config.model.uri.startswith("hf://") else "")
     if not location.is_remote:
         return config
-    copy = _fetched(location)
+    copy = fetched(location)
     name = config.model.served_name or (location.path or location.root).rpartition("/")[2]
     model = config.model.model_copy(update={"uri": str(copy), "served_name": name, "revision": copy.name})
     return config.model_copy(update={"model": model})
 
 
 @cache
-def _fetched(location: Location) -> Path:
+def fetched(location: Location) -> Path:
     """Download a model to the user's cache, once per process: a branch that moves has no effect on a running worker."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return fetch_model(location, Path(), base / "ballast" / "models")

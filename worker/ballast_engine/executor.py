@@ -58,7 +58,8 @@ class Executor:
             block_tokens=block_tokens,
             dtype=loaded.dtype,
         )
-        self._model = _model(loaded, shape)
+        self.model = _model(loaded, shape)
+        """The decoder, with the KV pages of its attention backend."""
         self._kernels = kernels() if loaded.attention == "cpu" else None
         self._loaded = loaded
 
@@ -84,12 +85,12 @@ class Executor:
         hidden = yield from self._hidden(batch, interrupt)
         if not batch.samples:
             return np.empty(0, dtype=np.int64)
-        return sample(self._model.logits(hidden, batch.sample_rows), batch.samples, self._kernels)
+        return sample(self.model.logits(hidden, batch.sample_rows), batch.samples, self._kernels)
 
     @torch.inference_mode()
     def logits(self, batch: Batch) -> Tensor:
         """Compute a batch and return the logits `[s, vocabulary]` of its sample rows."""
-        return self._model.logits(run_to_end(self._hidden(batch, None)), batch.sample_rows)
+        return self.model.logits(run_to_end(self._hidden(batch, None)), batch.sample_rows)
 
     def _hidden(self, batch: Batch, interrupt: Interrupt | None) -> Computation[Tensor]:
         if batch.token_ids.min() < 0 or batch.token_ids.max() >= self.vocab_size:
@@ -97,7 +98,7 @@ class Executor:
                 f"The batch has token ids from {batch.token_ids.min()} to {batch.token_ids.max()}, but the model has "
                 f"{self.vocab_size} tokens: use ids from 0 to {self.vocab_size - 1}."
             )
-        return self._model.hidden(batch, interrupt)
+        return self.model.hidden(batch, interrupt)
 
 
 def _model(loaded: LoadedModel, shape: AttentionShape) -> _Model:

@@ -39,7 +39,8 @@ _INIT = "run `ballast queue init` as a user of Redis that may load functions"
 _MISSING = f"Redis has no functions of Ballast, or those of an older version: {_INIT}"
 
 SOURCE = files("ballast_queue").joinpath("ballast.lua").read_text(encoding="utf-8")
-_REVISION = int(re.findall(r"^local REVISION = (\d+)$", SOURCE, re.MULTILINE)[0])
+REVISION = int(re.findall(r"^local REVISION = (\d+)$", SOURCE, re.MULTILINE)[0])
+"""The revision of the function library in `SOURCE`."""
 PREFIX = "ballast1_"
 _READS = frozenset({"demand", "look", "read", "heads", "due", "audit", "stats", "statuses", "now", "revision"})
 """Functions registered with no-writes."""
@@ -61,7 +62,8 @@ class Connection:
         loads_functions: bool = False,
         is_strict: bool = False,
     ) -> None:
-        self._client: Any = client  # the two client classes have the same commands and no common base class
+        self.client: Any = client  # the two client classes have the same commands and no common base class
+        """The client of redis-py. Its errors are not translated, so only this module and tests call it."""
         self._longest_wait = socket_timeout / 2
         self._loads_functions = loads_functions
         self._is_strict = is_strict
@@ -124,11 +126,11 @@ class Connection:
 
     def close(self) -> None:
         """Close the sockets."""
-        self._client.close()
+        self.client.close()
 
     def call(self, function: str, keys: Sequence[bytes] = (), arguments: Sequence[Argument] = ()) -> Any:
         """Call one function of the library."""
-        return self._with_library(lambda: self._call(self._client, function, keys, arguments))
+        return self._with_library(lambda: self._call(self.client, function, keys, arguments))
 
     def call_many(self, calls: Sequence[Call]) -> list[Any]:
         """Call functions in one round trip, each atomic on its own. Run all calls before a failure is raised."""
@@ -141,7 +143,7 @@ class Connection:
 
     def hash_field(self, key: bytes, field: str) -> bytes | None:
         """Return one field of a hash, or None if it is missing."""
-        value: bytes | None = self._translated(lambda: self._client.hget(key, field))
+        value: bytes | None = self._translated(lambda: self.client.hget(key, field))
         return value
 
     def hash_pairs(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -157,27 +159,27 @@ class Connection:
                 return
 
     def _hash_page(self, key: bytes, cursor: int) -> tuple[int, dict[bytes, bytes]]:
-        page: tuple[int, dict[bytes, bytes]] = self._translated(lambda: self._client.hscan(key, cursor, count=500))
+        page: tuple[int, dict[bytes, bytes]] = self._translated(lambda: self.client.hscan(key, cursor, count=500))
         return page
 
     def set_hash_field(self, key: bytes, field: str, value: str) -> None:
         """Set one field of a hash."""
-        self._translated(lambda: self._client.hset(key, field, value))
+        self._translated(lambda: self.client.hset(key, field, value))
 
     def remove_hash_field(self, key: bytes, field: str) -> None:
         """Remove one field of a hash."""
-        self._translated(lambda: self._client.hdel(key, field))
+        self._translated(lambda: self.client.hdel(key, field))
 
     def members(self, key: bytes, first: int, last: int) -> list[bytes]:
         """Return the members of a sorted set between two positions."""
-        members: list[bytes] = self._translated(lambda: self._client.zrange(key, first, last))
+        members: list[bytes] = self._translated(lambda: self.client.zrange(key, first, last))
         return members
 
     def append(self, key: bytes, entries: Sequence[Mapping[str, bytes | str]]) -> None:
         """Add entries to a stream, in one round trip."""
 
         def attempt() -> None:
-            pipeline = self._client.pipeline(transaction=False)
+            pipeline = self.client.pipeline(transaction=False)
             for entry in entries:
                 pipeline.xadd(key, dict(entry))
             pipeline.execute()
@@ -187,24 +189,24 @@ class Connection:
     def entries(self, key: bytes, after: bytes, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
         """Return entries of a stream after the entry `after` (`0` is before the first)."""
         page: list[tuple[bytes, dict[bytes, bytes]]] = self._translated(
-            lambda: self._client.xrange(key, b"(" + after, "+", count=count)
+            lambda: self.client.xrange(key, b"(" + after, "+", count=count)
         )
         return page
 
     def wait_for_entry(self, key: bytes, after: bytes, seconds: float) -> None:
         """Wait until a stream has an entry after `after`, for at most `seconds` and half the timeout."""
         milliseconds = max(1, int(1000 * min(seconds, self._longest_wait)))
-        self._translated(lambda: self._client.xread({key: after}, count=1, block=milliseconds))
+        self._translated(lambda: self.client.xread({key: after}, count=1, block=milliseconds))
 
     @property
     def is_cluster(self) -> bool:
         """Return whether this is a Redis Cluster."""
-        return isinstance(self._client, RedisCluster)
+        return isinstance(self.client, RedisCluster)
 
     @property
     def has_database(self) -> bool:
         """Return whether the URL names another database than 0."""
-        return not self.is_cluster and bool(self._client.get_connection_kwargs().get("db"))
+        return not self.is_cluster and bool(self.client.get_connection_kwargs().get("db"))
 
     def administer(self, commands: Sequence[Sequence[str]]) -> list[Any]:
         """Run commands of an administrator, in a cluster on every node. Return the replies, of a cluster any node's."""
@@ -215,20 +217,20 @@ class Connection:
 
     def _administer(self, commands: Sequence[Sequence[str]]) -> list[Any]:
         if not self.is_cluster:
-            pipeline = self._client.pipeline(transaction=False)
+            pipeline = self.client.pipeline(transaction=False)
             for command in commands:
                 pipeline.execute_command(*command)
             replies: list[Any] = pipeline.execute()
             return replies
         found = []
         for command in commands:
-            reply = self._client.execute_command(*command, target_nodes=RedisCluster.ALL_NODES)
+            reply = self.client.execute_command(*command, target_nodes=RedisCluster.ALL_NODES)
             found.append(next(iter(reply.values())) if isinstance(reply, dict) else reply)
         return found
 
     def info(self, section: str) -> dict[str, Any]:
         """Return one section of INFO."""
-        reply: dict[str, Any] = self._translated(lambda: self._client.info(section))
+        reply: dict[str, Any] = self._translated(lambda: self.client.info(section))
         return reply
 
     @staticmethod
@@ -237,7 +239,7 @@ class Connection:
         return client.execute_command(command, PREFIX + function, len(keys), *keys, *arguments)
 
     def _pipeline(self, calls: Sequence[Call]) -> list[Any]:
-        pipeline = self._client.pipeline(transaction=False)
+        pipeline = self.client.pipeline(transaction=False)
         for function, keys, arguments in calls:
             self._call(pipeline, function, keys, arguments)
         replies: list[Any] = pipeline.execute(raise_on_error=False)
@@ -246,7 +248,7 @@ class Connection:
             # Another client flushed the functions during the pipeline. Repeat only the calls that did not run.
             self._require_library()
             for i in missing:
-                replies[i] = self._call(self._client, *calls[i])
+                replies[i] = self._call(self.client, *calls[i])
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
@@ -266,11 +268,11 @@ class Connection:
 
     def has_newer_library(self) -> bool:
         """Return whether the server has the library of a newer version of Ballast, which serves this one too."""
-        return self._translated(self._revision) > _REVISION
+        return self._translated(self._revision) > REVISION
 
     def _require_library(self) -> None:
         """Load the library, or raise `LibraryUnfit`, if it is missing or older. A newer one serves older clients."""
-        if self._revision() >= _REVISION:
+        if self._revision() >= REVISION:
             return
         if not self._loads_functions:
             raise LibraryUnfit(_MISSING)
@@ -279,7 +281,7 @@ class Connection:
     def _revision(self) -> int:
         """Return the revision of the server's library, or 0 if it has none or one that is not Ballast's."""
         try:
-            found = self._call(self._client, "revision", (), ())
+            found = self._call(self.client, "revision", (), ())
         except ResponseError as error:
             is_old = "unknown command" in str(error).lower()
             if not is_old and not _is_missing(error):
@@ -294,7 +296,7 @@ class Connection:
     def _load(self) -> None:
         try:
             # REPLACE: another process may have loaded this revision or an older one in the meantime.
-            self._client.function_load(SOURCE, replace=True)
+            self.client.function_load(SOURCE, replace=True)
         except NoPermissionError:
             pass
         else:

@@ -33,9 +33,10 @@ class Keys:
 
     def __init__(self, queue: str) -> None:
         self._base = _base(queue)
-        self._queue = tuple(self._key(part) for part in _QUEUE)
-        self.totals, self.jobs, self.ready, self.backlog, self.timers, self.settings, _, self.inbox = self._queue[:8]
-        self.groups, self.active, self.held = self._queue[8:]
+        self.of_queue = tuple(self._key(part) for part in _QUEUE)
+        """The keys of the queue that every transition of a job gets."""
+        self.totals, self.jobs, self.ready, self.backlog, self.timers, self.settings, _, self.inbox = self.of_queue[:8]
+        self.groups, self.active, self.held = self.of_queue[8:]
         self.intake = self._key("intake")
         self.forecast = self._key("forecast")
         self.service = self._key("service")
@@ -48,7 +49,7 @@ class Keys:
 
     def _of_job(self, job_id: str) -> tuple[bytes, ...]:
         """Return the KEYS of a transition of a job, in the order of `bind` in ballast.lua."""
-        return (*self._queue, *(self._key(f"job:{job_id}{part}") for part in _JOB))
+        return (*self.of_queue, *(self._key(f"job:{job_id}{part}") for part in _JOB))
 
     def inbox_of(self, tenant: str) -> bytes:
         """Return the key of the inbox of one tenant. Only a queue that declares its tenants reads it."""

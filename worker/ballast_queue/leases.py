@@ -72,7 +72,7 @@ class Leases:
 
         Abort the work on a lost item and report nothing: its result would be discarded.
         """
-        groups = _by_job([lease[0] for lease in leases])
+        groups = by_job([lease[0] for lease in leases])
         calls = [
             self._store.functions.heartbeat(job_id, [leases[position][1:] for position in group])
             for job_id, group in groups
@@ -90,7 +90,7 @@ class Leases:
         leases = list(computed)
         calls = [
             self._store.functions.progress(job_id, [(*leases[at][1:], computed[leases[at]]) for at in group])
-            for job_id, group in _by_job([lease[0] for lease in leases])
+            for job_id, group in by_job([lease[0] for lease in leases])
         ]
         self._store.connection.call_many(calls)
 
@@ -103,7 +103,7 @@ class Leases:
 
     def finish_many(self, worker: str, finished: Sequence[tuple[Claimed, Result]]) -> list[Outcome]:
         """Finish several items in one round trip, atomically for each job. Return their outcomes in the same order."""
-        groups = _by_job([claimed.job_id for claimed, _ in finished])
+        groups = by_job([claimed.job_id for claimed, _ in finished])
         calls = [
             self._store.functions.finish(job_id, worker, [_finished(*finished[position], worker) for position in group])
             for job_id, group in groups
@@ -154,7 +154,7 @@ class Leases:
         return Outcome(self._store.call(call).decode())
 
 
-def _by_job(job_ids: Sequence[str]) -> list[tuple[str, list[int]]]:
+def by_job(job_ids: Sequence[str]) -> list[tuple[str, list[int]]]:
     """Group positions by job, with at most `MAX_ITEMS` in each group."""
     groups: list[tuple[str, list[int]]] = []
     latest: dict[str, list[int]] = {}

@@ -107,7 +107,7 @@ class Call:
 CALL: ContextVar[Call | None] = ContextVar("ballast_call", default=None)
 
 
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -139,5 +139,5 @@ def can_continue(request: Any) -> bool:
         and request.prompt_embeds is None
         and not request.resumable
         and params.temperature < GREEDY_TEMPERATURE
-        and all(getattr(params, name) in values for name, values in _NEUTRAL.items())
+        and all(getattr(params, name) in values for name, values in NEUTRAL.items())
     )

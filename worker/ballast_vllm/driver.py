@@ -100,12 +100,15 @@ class Driver:
         """vLLM's requests by `seq`, from `enter` until they finish."""
         self.records: dict[str, Request] = {}
         """The same requests by id."""
-        self._ids: dict[int, str] = {}
-        self._blocked: dict[int, Request] = {}
+        self.ids: dict[int, str] = {}
+        """vLLM's ids of the same requests, by `seq`."""
+        self.blocked: dict[int, Request] = {}
         """Requests that vLLM cannot admit yet; the host does not know them."""
         self._batch = batch
-        self._blocks = blocks
-        self._kv = SnapshotKv(blocks, self.live)
+        self.blocks = blocks
+        """vLLM's KV blocks."""
+        self.kv = SnapshotKv(blocks, self.live)
+        """The KV of each snapshot."""
         self._most_residents = most_residents
         self._whole_prompts = whole_prompts
         self._multiple = multiple
@@ -116,24 +119,26 @@ class Driver:
         self.draft_gain = DraftGain()
         self._places = PrefixPlaces()
         self._seq = 0
-        self._flights: deque[Flight] = deque()
+        self.flights: deque[Flight] = deque()
+        """The steps that vLLM runs, the oldest first."""
         self._last_end = -inf
-        self._plan = StepPlan()
+        self.plan = StepPlan()
+        """The plan of the last step."""
         self._snapshot_waiting: Sequence[Request] = ()
         self._is_counting = False
-        self._slos: dict[int, RequestPlace] = {}
+        self.slos: dict[int, RequestPlace] = {}
         """Places of requests with an SLO of their own."""
 
     @property
     def is_busy(self) -> bool:
         """Whether vLLM runs a step."""
-        return bool(self._flights)
+        return bool(self.flights)
 
     @property
     def num_blocked(self) -> dict[RequestClass, int]:
         """Return the waiting requests that the host does not know yet, by class."""
         numbers = dict.fromkeys(RequestClass, 0)
-        for record in self._blocked.values():
+        for record in self.blocked.values():
             numbers[record.request_class] += 1
         return numbers
 
@@ -161,14 +166,14 @@ class Driver:
             most_computed=place.num_computed,
         )
         if place.ttft is not None or place.tpot is not None:
-            self._slos[seq] = place
+            self.slos[seq] = place
         self._set_slo(record)
         request_id = request.request_id
-        self.live[seq], self.records[request_id], self._ids[seq] = request, record, request_id
+        self.live[seq], self.records[request_id], self.ids[seq] = request, record, request_id
         if self._batch.is_ready(request):
             self.host.enter(record, now)
         else:
-            self._blocked[seq] = record
+            self.blocked[seq] = record
 
     def leave(self, request_ids: Iterable[str], now: float) -> None:
         """Remove requests that finished; other ids are ignored."""
@@ -178,10 +183,10 @@ class Driver:
                 continue  # the id is in use again
             seq = record.seq
             request = self.live.pop(seq)
-            del self.records[request_id], self._ids[seq]
-            self._slos.pop(seq, None)
-            self._kv.forget(seq)
-            if self._blocked.pop(seq, None) is None:
+            del self.records[request_id], self.ids[seq]
+            self.slos.pop(seq, None)
+            self.kv.forget(seq)
+            if self.blocked.pop(seq, None) is None:
                 record.num_output = request.num_output_tokens
                 self.host.leave(record, now, is_complete=self._batch.is_complete(request))
 
@@ -203,7 +208,7 @@ class Driver:
 
     def _set_slo(self, record: Request) -> None:
         """Set the SLO of a request: its own, else that of its class."""
-        config, own = self.host.config, self._slos.get(record.seq)
+        config, own = self.host.config, self.slos.get(record.seq)
         ttft, tpot = (config.ttft, config.tpot) if record.request_class is ONLINE else (inf, inf)
         record.ttft = ttft if own is None or own.ttft is None else own.ttft
         record.tpot = tpot if own is None or own.tpot is None else own.tpot
@@ -212,14 +217,14 @@ class Driver:
 
     def begin(self, now: float, *, admits: bool = True) -> None:
         """Plan a step and carry out what needs no batch. If vLLM is paused, the plan `admits` no request."""
-        host, kv = self.host, self._kv
-        if self._blocked:
+        host, kv = self.host, self.kv
+        if self.blocked:
             self._release_blocked(now)
         kv.step += 1
         num_running = sum([held[RUNNING] for held in host.held.values()])
-        num_ahead = self._blocks.num_lookahead_tokens + self._num_draft_tokens * self.draft_gain.is_on
+        num_ahead = self.blocks.num_lookahead_tokens + self._num_draft_tokens * self.draft_gain.is_on
         kv.num_eager = EAGER if num_running < host.config.slots else 0
-        kv.draft_blocks = -(-num_running * num_ahead // self._blocks.block_tokens)
+        kv.draft_blocks = -(-num_running * num_ahead // self.blocks.block_tokens)
         self._count_private()
         snapshot = host.snapshot(kv, now)
         if self.draft_gain.per_decode:
@@ -240,8 +245,8 @@ class Driver:
             plan = whole_prompts(plan, self._whole_prompts)
         elif self._multiple > 1:
             plan = even_step(plan, self._multiple)
-        self._plan, self._snapshot_waiting = plan, snapshot.waiting
-        live, ids = self.live, self._ids
+        self.plan, self._snapshot_waiting = plan, snapshot.waiting
+        live, ids = self.live, self.ids
         if plan.preempt:
             self.counters.note_preemptions(plan)
             for record in plan.preempt:
@@ -256,24 +261,24 @@ class Driver:
         self.grants = {ids[record.seq]: num_tokens for record, num_tokens in plan.grants}
 
     def _release_blocked(self, now: float) -> None:
-        for seq, record in list(self._blocked.items()):
+        for seq, record in list(self.blocked.items()):
             if self._batch.is_ready(self.live[seq]):
-                del self._blocked[seq]
+                del self.blocked[seq]
                 self.host.enter(record, now)
 
     def _count_private(self) -> None:
         """Count the blocks that a preemption would free. While KV is plenty, all blocks of a request count."""
-        blocks, host = self._blocks, self.host
+        blocks, host = self.blocks, self.host
         is_tight = bool(blocks.num_shared_blocks) and blocks.num_free * TIGHT < blocks.num_blocks
         if is_tight or self._is_counting:
-            ids = self._ids
+            ids = self.ids
             for seq, record in host.residents.items():
                 record.num_private_blocks = blocks.private(ids[seq]) if is_tight else record.num_blocks
         self._is_counting = is_tight
 
     def dispatched(self, scheduled: Mapping[str, int], now: float) -> None:
         """Note the batch of the step, which vLLM built from the grants. `scheduled`: its tokens by request id."""
-        plan, host, counters = self._plan, self.host, self.counters
+        plan, host, counters = self.plan, self.host, self.counters
         pairs: Pairs = plan.grants
         num_drafts = 0
         if scheduled != self.grants:
@@ -283,7 +288,7 @@ class Driver:
         admissions = self._admitted(scheduled, now) if plan.admit else ()
         prefill = decode = context = ends = 0
         prefill_context = 0.0
-        blocks, ids, has_decodes = self._blocks, self._ids, not host.config.is_encoder
+        blocks, ids, has_decodes = self.blocks, self.ids, not host.config.is_encoder
         block_tokens, num_ahead = blocks.block_tokens, blocks.num_lookahead_tokens
         for record, num_tokens in pairs:
             start = record.num_computed
@@ -299,7 +304,7 @@ class Driver:
                 record.num_blocks = record.num_private_blocks = blocks.held(ids[record.seq])
         host.dispatched(plan, self._snapshot_waiting, now)
         if not pairs:
-            if not self._flights:
+            if not self.flights:
                 host.ended(now)
             return
         for request_class, held in host.held.items():
@@ -309,9 +314,9 @@ class Driver:
         flight = Flight(plan, pairs, None, work, now, admissions, begun, num_drafts, self.draft_gain.is_on)
         if self._is_async:
             flight.ends = self._run_ahead(pairs, resync=bool(num_drafts))
-        if not self._flights:
+        if not self.flights:
             host.began(plan, now)  # what follows a step counts as its time, up to the plan of the next one
-        self._flights.append(flight)
+        self.flights.append(flight)
         counters.note_work(work, num_decodes=decode, ends=ends)
 
     def _compare(self, scheduled: Mapping[str, int]) -> tuple[Pairs, int]:
@@ -320,10 +325,10 @@ class Driver:
         Drafts add no context to the work of the step: the drafts of a decode and the decode read the same KV once.
         """
         pairs: list[tuple[Request, int]] = []
-        ids, counters = self._ids, self.counters
+        ids, counters = self.ids, self.counters
         num_drafts = 0
         is_exact = True
-        for record, granted in self._plan.grants:
+        for record, granted in self.plan.grants:
             num_tokens = scheduled.get(ids[record.seq], 0)
             if num_tokens > granted:
                 num_drafts += num_tokens - granted
@@ -340,8 +345,8 @@ class Driver:
 
     def _admitted(self, scheduled: Mapping[str, int], now: float) -> tuple[AdmissionRecord, ...]:
         """Note which requests of the plan vLLM admitted; the others wait again."""
-        host, live, batch, blocks = self.host, self.live, self._batch, self._blocks
-        for record in self._plan.admit:
+        host, live, batch, blocks = self.host, self.live, self._batch, self.blocks
+        for record in self.plan.admit:
             request = live[record.seq]
             if not batch.is_running(request):
                 if record.phase is not WAITING:
@@ -351,12 +356,12 @@ class Driver:
             start = record.num_computed = request.num_computed_tokens - scheduled[request.request_id]
             if start:
                 blocks.num_shared_blocks = max(blocks.num_shared_blocks, -(-start // blocks.block_tokens))
-        admissions = host.admissions(self._plan, now)
+        admissions = host.admissions(self.plan, now)
         for record in admissions:
             self.counters.note_admission(record.num_tokens, record.num_computed)
         return tuple(
             AdmissionRecord(
-                request_id=self._ids[record.seq],
+                request_id=self.ids[record.seq],
                 request_class=record.request_class,
                 queued_seconds=max(0.0, now - record.arrival),
                 steps_waited=record.steps_waited,
@@ -388,7 +393,7 @@ class Driver:
 
     def computed(self, now: float) -> None:
         """Charge the step at the head of the flights, after vLLM added its output to the requests."""
-        flight, host = self._flights.popleft(), self.host
+        flight, host = self.flights.popleft(), self.host
         if flight.ends is None:
             num_accepted = self._charge(flight.pairs, now)
         else:
@@ -400,8 +405,8 @@ class Driver:
         self._last_end = end
         self._learn(flight, seconds, num_accepted)
         self.counters.note_step(_record(flight, seconds, now - max(flight.begun, started)), host)
-        if self._flights:
-            following = self._flights[0]
+        if self.flights:
+            following = self.flights[0]
             following.begun = end
             host.began(following.plan, end)
 

@@ -39,7 +39,8 @@ class SnapshotKv:
         """Blocks that the drafts of a step and a draft model may take."""
         self._blocks = blocks
         self._live = live
-        self._hinted: dict[int, int] = {}
+        self.hinted: dict[int, int] = {}
+        """The step of the last look-up of each request's prefix, by `seq`."""
 
     @property
     def num_free(self) -> int:
@@ -49,14 +50,14 @@ class SnapshotKv:
     def hint(self, request: Request) -> None:
         """Look up the prefix of a waiting request, unless the last answer is recent."""
         is_online = request.request_class is ONLINE
-        if is_online or self.num_eager > 0 or self._hinted.get(request.seq, -HINT_STEPS) + HINT_STEPS <= self.step:
+        if is_online or self.num_eager > 0 or self.hinted.get(request.seq, -HINT_STEPS) + HINT_STEPS <= self.step:
             self.num_eager -= not is_online
-            self._hinted[request.seq] = self.step
+            self.hinted[request.seq] = self.step
             self._blocks.match_prefix(self._live[request.seq], request)
 
     def forget(self, seq: int) -> None:
         """Forget the matched prefix of a request that left."""
-        self._hinted.pop(seq, None)
+        self.hinted.pop(seq, None)
 
     def admit(self, request: Request) -> None:
         raise NotImplementedError("vLLM allocates the blocks")

@@ -110,13 +110,14 @@ class EngineLoop:
         """Streams so far; only the event loop writes."""
         self._served = dict.fromkeys(RequestClass, 0)
         """Streams that got a slot, or ended without one; only the engine's thread writes."""
-        self._events: asyncio.AbstractEventLoop | None = None
+        self.events: asyncio.AbstractEventLoop | None = None
+        """The event loop of the streams; None before `start`."""
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="ballast-engine", daemon=True)
 
     def start(self, events: asyncio.AbstractEventLoop) -> None:
         """Start the thread; streams are filled on `events`."""
-        self._events = events
+        self.events = events
         sys.setswitchinterval(SWITCH_SECONDS)
         self._thread.start()
 
@@ -272,9 +273,9 @@ class EngineLoop:
         return is_slot_free
 
     def _push_all(self, pushed: list[tuple[Stream, Output]], now: float) -> None:
-        assert self._events is not None
+        assert self.events is not None
         try:
-            self._events.call_soon_threadsafe(_push, pushed, now)
+            self.events.call_soon_threadsafe(_push, pushed, now)
         except RuntimeError:  # the event loop closed first
             log.debug("outputs after the event loop closed", count=len(pushed))
 

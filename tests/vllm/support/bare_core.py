@@ -179,7 +179,7 @@ class BareCore:
             assert record.num_tokens == known or not record.remaining, f"{record}"
             assert record.num_computed == request.num_computed_tokens, f"{record}: {request.num_computed_tokens}"
             assert record.num_output == request.num_output_tokens
-            assert record.num_blocks == driver._blocks.held(request.request_id)
+            assert record.num_blocks == driver.blocks.held(request.request_id)
         waiting = {r.seq for r in host.backlog}
         assert waiting == {driver.records[r.request_id].seq for r in scheduler.waiting}
         for record in host.backlog:
@@ -194,11 +194,11 @@ class BareCore:
         left = (
             driver.live,
             driver.records,
-            driver._ids,
-            driver._blocked,
-            driver._slos,
-            driver._kv._hinted,
-            driver._flights,
+            driver.ids,
+            driver.blocked,
+            driver.slos,
+            driver.kv.hinted,
+            driver.flights,
         )
         assert not any(left)
         assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1

@@ -6,7 +6,7 @@ names in the state of the app, the states of a request, and the fields that `ref
 
 from __future__ import annotations
 
-from ballast_vllm.calls import _NEUTRAL
+from ballast_vllm.calls import NEUTRAL
 from ballast_vllm.engine_client import DECIDING
 from ballast_vllm.internals import PRIVATE
 
@@ -51,7 +51,7 @@ USED: dict[str, dict[str, tuple[str, ...]]] = {
     "requests": {"PoolingParams": ("extra_kwargs",), "SamplingParams": ("extra_args",)},
     "calls": {
         "EngineCoreRequest": ("lora_request", "prompt_embeds", "prompt_token_ids", "resumable", "sampling_params"),
-        "SamplingParams": ("temperature", *_NEUTRAL),
+        "SamplingParams": ("temperature", *NEUTRAL),
     },
     "engine_client": {
         "AsyncLLM": ("engine_core", "errored", "model_config", "output_processor", "vllm_config"),

@@ -45,7 +45,7 @@ def ratio_of_percentiles(
         ValueError: the sides have different numbers of segments, or a side has no value.
     """
     _require_same_segments(base, other)
-    lower, upper = _Pool.of(base), _Pool.of(other)
+    lower, upper = PooledValues.of(base), PooledValues.of(other)
     if not lower.values.size or not upper.values.size:
         raise ValueError("a side has no value: nothing to compare")
     point = float(np.percentile(upper.values, q) / np.percentile(lower.values, q))
@@ -149,14 +149,14 @@ def _draws(segments: int, *, seed: int, rounds: int) -> Iterator[NDArray[np.intp
 
 
 @dataclass(frozen=True, slots=True)
-class _Pool:
+class PooledValues:
     """All values of a side in order, each with its segment: a drawn multiset is then a vector of weights."""
 
     values: NDArray[np.float64]
     segment: NDArray[np.intp]
 
     @classmethod
-    def of(cls, segments: Sequence[Sequence[float]]) -> _Pool:
+    def of(cls, segments: Sequence[Sequence[float]]) -> PooledValues:
         values = np.asarray([value for segment in segments for value in segment], dtype=np.float64)
         index = np.repeat(np.arange(len(segments)), [len(segment) for segment in segments])
         order = np.argsort(values, kind="stable")

@@ -61,7 +61,7 @@ class Bucket:
     def _with_digest(self, file: File) -> File:
         head = self._client.head_object(Bucket=self._location.root, Key=self._key(file.name), ChecksumMode="ENABLED")
         self._tags[file.name] = head["ETag"]
-        return File(file.name, file.size, _digest(head))
+        return File(file.name, file.size, best_digest(head))
 
     @contextmanager
     def read(self, file: File, start: int) -> Iterator[Iterator[bytes]]:
@@ -105,7 +105,7 @@ class Bucket:
             raise Unavailable(f"{place}: {error} Check the network, the region and AWS_ENDPOINT_URL.") from None
 
 
-def _digest(head: Mapping[str, Any]) -> str:
+def best_digest(head: Mapping[str, Any]) -> str:
     """Return the best checksum of the whole object: SHA-256, SHA-1, an ETag that is an MD5 of the content, or CRC-32.
 
     A checksum of an object that was uploaded in parts may be one of the parts' checksums. Its text then ends with the

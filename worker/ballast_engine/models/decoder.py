@@ -22,13 +22,14 @@ class Decoder(Generic[Prepared]):
     def __init__(self, config: ModelConfig, weights: DecoderWeights, attention: Attention[Prepared]) -> None:
         self._config = config
         self._weights = weights
-        self._attention = attention
+        self.attention = attention
+        """The attention backend, with the KV pages."""
         self._rope = RopeTable(config)
         self._dtype = weights.embedding.dtype
 
     def hidden(self, batch: Batch, interrupt: Interrupt | None = None) -> Computation[Tensor]:
         """Compute the hidden states `[n, hidden]` after the last layer, before the final norm."""
-        step = self._attention.prepare(batch)
+        step = self.attention.prepare(batch)
         positions = torch.from_numpy(batch.positions)
         self._rope.reserve(int(batch.context_lens.max()))
         cos = self._rope.cos[positions].unsqueeze(1).to(self._dtype)
@@ -57,7 +58,7 @@ class Decoder(Generic[Prepared]):
         if layer.q_norm is not None and layer.k_norm is not None:
             q = rms_norm(q, (config.head_dim,), layer.q_norm, config.norm_eps)
             k = rms_norm(k, (config.head_dim,), layer.k_norm, config.norm_eps)
-        seen = self._attention.forward(index, rotate(q, *angles), rotate(k, *angles), v, step)
+        seen = self.attention.forward(index, rotate(q, *angles), rotate(k, *angles), v, step)
         return linear(seen, layer.output, layer.output_bias)
 
     def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:

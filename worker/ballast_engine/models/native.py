@@ -25,7 +25,8 @@ class NativeDecoder:
     def __init__(self, config: ModelConfig, weights: DecoderWeights, attention: CpuAttention) -> None:
         self._config = config
         self._weights = weights
-        self._attention = attention
+        self.attention = attention
+        """The attention backend, with the KV pages."""
         self._kernels = kernels()
         self._rope = RopeTable(config)
         self._layers = (CLayer * config.num_layers)()
@@ -51,7 +52,7 @@ class NativeDecoder:
 
     def hidden(self, batch: Batch, interrupt: Interrupt | None = None) -> Computation[Tensor]:
         """Compute the hidden states `[n, hidden]` after the last layer, before the final norm."""
-        step = self._attention.prepare(batch)
+        step = self.attention.prepare(batch)
         x = torch.empty(batch.num_tokens, self._config.hidden_size)
         layer = self._layers_from(0, step, x, interrupt)
         while layer < self._config.num_layers:
@@ -65,13 +66,13 @@ class NativeDecoder:
         self._rope.reserve(int(batch.context_lens.max()))
         step.raw.cosines, step.raw.sines = self._rope.cos.data_ptr(), self._rope.sin.data_ptr()
         scratch = self._scratch_of(batch.num_tokens * self._scratch_width)
-        team = self._attention.team
+        team = self.attention.team
         return self._kernels.layers(self._raw, step.raw, x, scratch, first=layer, interrupt=interrupt, team=team)
 
     def logits(self, hidden: Tensor, rows: Ints) -> Tensor:
         """Return the logits `[s, vocabulary]` of some rows of `hidden`."""
         scratch = self._scratch_of(len(rows) * self._config.hidden_size)
-        return self._kernels.head(self._raw, hidden, rows, scratch, team=self._attention.team)
+        return self._kernels.head(self._raw, hidden, rows, scratch, team=self.attention.team)
 
     def _scratch_of(self, size: int) -> Tensor:
         if len(self._scratch) < size:

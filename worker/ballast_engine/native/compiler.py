@@ -20,7 +20,8 @@ _HERE = Path(__file__).parent
 _SOURCES = ("attention.c", "decoder.c", "matmul.c", "sampling.c", "team.c")
 _HEADERS = ("step.h", "team.h", "vectors.h")
 # No -ffast-math: the order of sums is part of the contract of the kernels. Some platforms do not know -march=native.
-_FLAGS = ("-O3", "-std=gnu11", "-pthread", "-fPIC", "-shared", "-fno-math-errno", "-Wno-psabi", "-Wall", "-Wextra")
+FLAGS = ("-O3", "-std=gnu11", "-pthread", "-fPIC", "-shared", "-fno-math-errno", "-Wno-psabi", "-Wall", "-Wextra")
+"""Flags of every compilation. They are part of the hash of the sources."""
 _TUNING = (("-march=native",), ("-mcpu=native",), ())
 _SECONDS = 300
 
@@ -92,7 +93,7 @@ def _digest_of_sources() -> hashlib._Hash:
     digest = hashlib.sha256()
     for name in (*_SOURCES, *_HEADERS):
         digest.update((_HERE / name).read_bytes())
-    digest.update(repr(_FLAGS).encode())
+    digest.update(repr(FLAGS).encode())
     return digest
 
 
@@ -131,7 +132,7 @@ def _compile(compiler: str, tunings: tuple[tuple[str, ...], ...], target: Path) 
         for tuning in tunings:
             command = [
                 *compiler.split(),
-                *_FLAGS,
+                *FLAGS,
                 *tuning,
                 *(str(_HERE / name) for name in _SOURCES),
                 "-lm",
