@@ -21,7 +21,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, pairwise
 from pathlib import Path
 
@@ -362,7 +362,7 @@ def run(name: str, minutes: float, turn: int, args: argparse.Namespace) -> Table
         bench = Bench(
             trace,
             lengths,
-            engine.config,
+            replace(engine.config, can_suspend=args.suspension == "on"),
             engine.model,
             60 * minutes,
             seed=seed,

@@ -13,6 +13,7 @@ tokens of prompt, lognormal answers (mean 500, standard deviation 400, at most 2
 - priorities: all batch requests wait in the engine, with vLLM's lower priority.
 - ballast: SLO mode. The SLO is 1.25 times the p99 of TTFT and ITL in S0, from the same run of this program.
   ballast-alone is the same without jobs: what differs from S0 in it is how Ballast schedules interactive requests.
+  In ballast-unsuspended no step is suspended, as inside vLLM.
 
 Latencies are of requests that arrive in the bursts of measured cycles: all but the first two. TTFT counts from arrival.
 ITL is the inter-token latency as guidellm reports it: the mean gap between two tokens of one request. Percentiles are
@@ -44,8 +45,11 @@ from pathlib import Path
 from llm_d.calibration import calibrate, check
 from llm_d.experts import GPT_OSS_A100
 from llm_d.picture import column, draw
-from llm_d.protocol import KV, SCENARIOS, Case, Outcome, Protocol, linear, run
+from llm_d.protocol import KV, SCENARIOS, UNSUSPENDED, Case, Outcome, Protocol, linear, run
 from llm_d.table import FACTOR, as_json, pooled, print_rows
+
+OURS = ("ballast", UNSUSPENDED)
+"""Scenarios with the goal."""
 
 
 def main() -> int:
@@ -61,12 +65,12 @@ def main() -> int:
     for arrivals, replicas in product(options.arrivals, options.replicas):
         outcomes = measure(options, arrivals, replicas)
         rows = [pooled(of_scenario) for of_scenario in outcomes]
-        slo = next((row.case for row in rows if row.case.scenario == "ballast"), None)
+        slo = next((row.case for row in rows if row.case.scenario in OURS), None)
         told = f"; SLO of Ballast: TTFT {1e3 * slo.ttft:.1f} ms, TPOT {1e3 * slo.tpot:.1f} ms" if slo else ""
         print(f"\n{arrivals} arrivals, {replicas} replica(s), bursts of {options.rate:g} requests/s, ms{told}")
         print_rows(rows)
         found += [as_json(row, rows[0]) for row in rows]
-        is_met &= not any(row["missed"] for row in found if row["scenario"] == "ballast")
+        is_met &= not any(row["missed"] for row in found if row["scenario"] in OURS)
         if arrivals == options.arrivals[0]:
             pictures.append(column([of_scenario[0] for of_scenario in outcomes]))
     print(f"\nGoal: p99 of TTFT and ITL at most {FACTOR:g} times S0; jobs done within 12 min on one replica, 10 on two")
@@ -95,7 +99,6 @@ def measure(options: argparse.Namespace, arrivals: str, replicas: int) -> list[l
         replicas=replicas,
         protocol=protocol,
         reservation=options.reservation / 100,
-        is_suspending=options.suspension == "on",
         is_fitted=options.cost == "fitted",
         model=linear() if options.step_times == "linear" else replace(GPT_OSS_A100, diversity=options.diversity),
         kv=options.kv,
@@ -153,7 +156,6 @@ def parser() -> argparse.ArgumentParser:
         default=KV[0],
         help="KV of layers with sliding-window attention: their window, or all tokens",
     )
-    add("--suspension", choices=("on", "off"), default="on", help="whether steps of Ballast may be suspended")
     add("--reservation", type=float, default=0.0, help="percent of slots reserved for offline work")
     add("--slo-factor", type=float, default=FACTOR, help="SLO of Ballast over the p99 of S0")
     add("--ttft-ms", type=_positive, help="SLO of Ballast instead of the factor")

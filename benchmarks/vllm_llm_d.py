@@ -40,7 +40,7 @@ from random import Random
 from typing import Any
 
 from llm_d.picture import Column, Curve, draw
-from llm_d.protocol import ALONE, ANSWER, DEVIATION, MEAN, MOST, PROMPT, SCENARIOS, Protocol
+from llm_d.protocol import ALONE, ANSWER, DEVIATION, MEAN, MOST, PROMPT, SCENARIOS, UNSUSPENDED, Protocol
 from replay import Arrival, Clock, machine, median, parser, percentile, write
 from replay.random_llama import LlamaShape, make_model
 from replay.side_process import SideProcess, pause, send_result
@@ -63,7 +63,7 @@ TURN = 2.0
 """Seconds that a scenario runs before the next one runs."""
 PACED = 32
 """Requests that plain vLLM computes before each turn, all at once. Their time sets the pace of the clocks."""
-SCHEDULER = dict.fromkeys(SCENARIOS, PLAIN) | {
+SCHEDULER = dict.fromkeys([name for name in SCENARIOS if name != UNSUSPENDED], PLAIN) | {
     "priorities": PRIORITIES,
     "ballast-alone": BALLAST,
     "ballast": BALLAST,

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_d.protocol import ALONE, SCENARIOS, Outcome
+from llm_d.protocol import ALONE, SCENARIOS, UNSUSPENDED, Outcome
 
 MOST_MINUTES = 15
+HIDDEN = ("ballast-alone", UNSUSPENDED)
+"""Scenarios without a curve, as theirs would lie on others."""
 MARKS = (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 """Milliseconds that the axis of TTFT may name."""
 
@@ -76,7 +78,7 @@ def draw(columns: Sequence[Column], path: Path) -> None:
 def _draw_column(column: Column, above, below) -> None:  # noqa: ANN001  matplotlib has no types
     unit = 60 if column.seconds > 600 else 1
     for index, curve in enumerate(column.curves):
-        if curve.scenario == "ballast-alone":
+        if curve.scenario in HIDDEN:
             continue
         name = SCENARIOS[curve.scenario]
         if curve.failure:

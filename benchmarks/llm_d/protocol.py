@@ -8,8 +8,7 @@ from functools import cache, partial
 from math import ceil, inf, log, sqrt
 from random import Random
 
-from ballast_policy.plan import StepPlan
-from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
+from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.comparison.baselines import naive_priority
 from ballast_sim.errors import SimError
 from ballast_sim.replay.jobs import SimulatedJob
@@ -29,10 +28,13 @@ SCENARIOS = {
     "priorities": "vLLM's priorities",
     "ballast-alone": "Ballast, interactive only",
     "ballast": "Ballast",
+    "ballast-unsuspended": "Ballast, no step is suspended",
 }
 """In the order of the table."""
 ALONE = ("S0", "ballast-alone")
 """Scenarios without jobs."""
+UNSUSPENDED = "ballast-unsuspended"
+"""As inside vLLM, which cannot suspend a step."""
 WINDOWS = (1800.0, 7200.0, 86400.0)
 """Seconds that each job has."""
 PROMPT, ANSWER = 512, 128
@@ -146,7 +148,6 @@ class Case:
     """SLO of Ballast, in seconds."""
     tpot: float = inf
     reservation: float = 0.0
-    is_suspending: bool = True
     is_fitted: bool = True
     """Ballast fits its cost model on the steps of the run. Otherwise it knows a fit to steps of all mixes."""
     knows_experts: bool = True
@@ -196,14 +197,6 @@ class Outcome:
         return sum(1 for seconds, window in zip(self.finished, WINDOWS, strict=False) if seconds <= window)
 
 
-class Unsuspended(Ballast):
-    """Ballast whose steps run to their end."""
-
-    def plan(self, snapshot: EngineSnapshot) -> StepPlan:
-        """Decide the next step."""
-        return replace(super().plan(snapshot), suspendable_seconds=0.0)
-
-
 @cache
 def linear() -> Linear:
     """Return the policy's own form, fitted to steps of all mixes of the model of experts."""
@@ -220,7 +213,7 @@ def policy(case: Case) -> Callable[[], Policy]:
         return partial(FirstCome, concurrency=case.concurrency / case.replicas)
     if case.scenario == "priorities":
         return naive_priority
-    return Ballast if case.is_suspending else Unsuspended
+    return Ballast
 
 
 def scenario(case: Case, cycles: int) -> Scenario:
@@ -234,6 +227,7 @@ def scenario(case: Case, cycles: int) -> Scenario:
         ttft=case.ttft if is_ours else inf,
         tpot=case.tpot if is_ours else inf,
         expert_share=EXPERT_SHARE if case.knows_experts else 0.0,
+        can_suspend=case.scenario != UNSUSPENDED,
     )
     return Scenario(
         config=config,

@@ -22,6 +22,8 @@ class After:
 
     def __init__(self, snapshot: EngineSnapshot, plan: StepPlan) -> None:
         self.snapshot, self.plan, self.config = snapshot, plan, snapshot.config
+        self.most_residents = self.config.most_residents - snapshot.num_leaving
+        self.slots = min(self.config.slots, self.most_residents)
         gone = {*plan.preempt, *plan.park}
         self.granted = dict(plan.grants)
         self.holders = [r for r in snapshot.residents if r.phase is Phase.RUNNING and r not in gone]
@@ -89,7 +91,9 @@ def the_plan_is_well_formed(snapshot: EngineSnapshot, plan: StepPlan) -> None:
 
 def slots_and_chunk_are_never_exceeded(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     after = After(snapshot, plan)
-    assert len(after.holders) <= after.config.slots, "more slots are held than there are"
+    assert len(after.holders) <= after.slots, "more slots are held than there are"
+    num_residents = len(after.holders) + len(after.still_parked) + len(plan.park)
+    assert num_residents <= after.most_residents, "more requests hold KV than the batch has room for"
     assert sum(after.prefill.values()) <= after.most_prefill, "more prefill than the chunks of online"
     assert after.offline_prefill <= after.config.chunk_tokens, "more prefill of offline than the chunk"
     if after.offline_prefill > after.reserved_chunk:
@@ -114,7 +118,7 @@ def g1_online_comes_first(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     if not waiting or plan.wait_until > snapshot.now:  # see `g3_only_an_idle_engine_waits_for_a_batch`
         return
     first = waiting[0]
-    if len(after.online) + min(len(after.offline), after.reserved) >= after.config.slots:
+    if len(after.online) + min(len(after.offline), after.reserved) >= after.slots:
         return
     online_prefill = sum(after.prefill.values()) - after.offline_prefill
     if left(first) > 1 and online_prefill >= after.most_prefill - _reserved_prefill_wanted(after):
@@ -241,7 +245,7 @@ def _unfinished(after: After) -> int:
 def g3_no_slot_stays_empty_without_a_true_reason(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     """Where a slot is empty, the first in order that does not get it lacks tokens, KV, time or its tenant's leave."""
     after = After(snapshot, plan)
-    if len(after.holders) >= after.config.slots or snapshot.cost.is_trusted is False:
+    if len(after.holders) >= after.slots or snapshot.cost.is_trusted is False:
         return
     if plan.wait_until > snapshot.now or is_stuck(plan):
         return
@@ -316,7 +320,7 @@ def _check_reason(after: After, request: Request, reason: Reason) -> None:
     elif reason is Reason.NO_SLOT:
         # The next step gives the slots of running requests that this plan preempts for the blocks of another request.
         freed = sum(r.phase is Phase.RUNNING for r in plan.preempt)
-        assert len(after.online) + len(after.offline) + freed >= config.slots, "a slot is left"
+        assert len(after.online) + len(after.offline) + freed >= after.slots, "a slot is left"
     else:
         raise AssertionError(f"{reason} is no reason for waiting beside an empty slot")
 
@@ -369,7 +373,7 @@ def everything_has_its_because(snapshot: EngineSnapshot, plan: StepPlan) -> None
 def without_an_slo_or_a_cap_nothing_bounds_a_step(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     promises = [(r.ttft, r.tpot) for r in [*snapshot.residents, *snapshot.waiting] if r.request_class is ONLINE]
     promises.append((snapshot.config.ttft, snapshot.config.tpot))
-    if snapshot.config.max_interference is None and min(map(min, promises)) == inf:
+    if snapshot.allowance.share is None and min(map(min, promises)) == inf:
         assert plan.budget_seconds == inf
 
 

@@ -235,9 +235,9 @@ def test_without_an_slo_nothing_bounds_a_step():
     assert budget(make_decode(ttft=inf, tpot=inf), snapshot=free) == inf
 
 
-@pytest.mark.parametrize(("share", "expected"), [(None, 0.022), (0.05, 0.021), (0.0, 0.02)])
-def test_a_cap_on_interference_bounds_the_step_by_what_online_alone_takes(share: float | None, expected: float):
-    capped = make_snapshot(config=replace(CONFIG, max_interference=0.1), allowance=Allowance(share=share))
+@pytest.mark.parametrize(("share", "expected"), [(0.1, 0.022), (0.05, 0.021), (0.0, 0.02)])
+def test_a_cap_on_interference_bounds_the_step_by_what_online_alone_takes(share: float, expected: float):
+    capped = make_snapshot(allowance=Allowance(share=share))
 
     found = step_budget(capped, OnlineStep((), (), 0.02, 0.02, alone=0.02))
 
@@ -246,8 +246,7 @@ def test_a_cap_on_interference_bounds_the_step_by_what_online_alone_takes(share:
 
 @pytest.mark.parametrize(("alone", "expected"), [(0.01, 0.022), (0.02, 0.022), (0.2, 0.2)])
 def test_a_cap_fills_each_step_to_the_same_level(alone: float, expected: float):
-    config = replace(CONFIG, max_interference=0.1)
-    capped = make_snapshot(config=config, allowance=Allowance(typical=0.02))
+    capped = make_snapshot(allowance=Allowance(share=0.1, typical=0.02))
 
     assert max(alone, step_budget(capped, OnlineStep((), (), alone, alone, alone=alone))) == pytest.approx(expected)
 
@@ -317,15 +316,14 @@ def test_an_idle_step_is_as_long_as_a_newcomer_can_wait(config: dict[str, float]
     [
         pytest.param({}, COST.k0 + 0.1 * 0.02 * 50, id="an answer spreads what is left of a suspended step"),
         pytest.param({"share": 0.05}, COST.k0 + 0.05 * 0.02 * 50, id="less of the cap"),
-        pytest.param({"can_suspend": False, "cap": 0.6}, 0.6 * (COST.k0 + 0.01), id="no step can be suspended"),
+        pytest.param({"can_suspend": False, "share": 0.6}, 0.6 * (COST.k0 + 0.01), id="no step can be suspended"),
         pytest.param({"share": 0.0}, 2 * COST.k0, id="nothing of the cap"),
-        pytest.param({"cap": 0.0}, 2 * COST.k0, id="a cap of nothing"),
         pytest.param({"until": 9.9}, 7 * (0.05 - COST.k0), id="no online request is expected"),
     ],
 )
 def test_a_cap_bounds_an_idle_step_while_online_is_expected(fields: dict, expected: float):
-    fields = {"cap": 0.1, "share": None, "can_suspend": True, "until": 10.1, **fields}
-    config = replace(CONFIG, max_interference=fields["cap"], can_suspend=fields["can_suspend"])
+    fields = {"share": 0.1, "can_suspend": True, "until": 10.1, **fields}
+    config = replace(CONFIG, can_suspend=fields["can_suspend"])
     allowance = Allowance(share=fields["share"], typical=0.02)
     expectation = Expectation(online_until=fields["until"], online_answer=50.0)
     snapshot = make_snapshot(config=config, typical_prompt=100, allowance=allowance, expectation=expectation)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
+from sys import maxsize
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +24,8 @@ EXAMPLES = settings().max_examples
 @settings(max_examples=5 * EXAMPLES)
 @given(snapshots(), st.data())
 def test_a_nested_plan_serves_newcomers_and_touches_nothing_in_flight(snapshot: EngineSnapshot, data: st.DataObject):
+    config = replace(snapshot.config, can_suspend=True, most_residents=maxsize)
+    snapshot = replace(snapshot, config=config, num_leaving=0)
     running = [r for r in snapshot.residents if r.phase is Phase.RUNNING]
     in_flight = data.draw(st.lists(st.sampled_from(running), unique_by=id)) if running else []
     seconds = data.draw(st.sampled_from([0.0, 0.006, 0.02, 10.0]))

@@ -449,6 +449,33 @@ def test_a_new_item_is_within_the_reservation_with_the_blocks_of_its_answer(tail
     assert (reason is Reason.OFFLINE_RESERVATION) is is_inside
 
 
+def test_parked_requests_with_the_least_work_make_room_where_the_batch_keeps_them():
+    engine = Engine(slots=3, most_residents=3, offline_share=0.0)
+    online = engine.decoding(ONLINE, tokens=6, phase=Phase.PARKED)
+    short = engine.decoding(OFFLINE, tokens=10, phase=Phase.PARKED)
+    long = engine.decoding(OFFLINE, tokens=90)
+    newcomers = [engine.add(ONLINE, 8), engine.add(ONLINE, 8)]
+
+    plan = engine.plan()
+
+    assert (set(plan.admit), set(plan.resume)) == (set(newcomers), {online})
+    assert (set(plan.preempt), plan.park) == ({short, long}, ())
+    assert why(plan, short) == Reason.NO_SLOT
+
+
+def test_a_request_that_has_ended_keeps_its_place_in_the_batch_for_one_step():
+    engine = Engine(slots=3, most_residents=3, offline_share=0.0)
+    engine.decoding(ONLINE)
+    parked = engine.decoding(OFFLINE, phase=Phase.PARKED)
+    newcomer = engine.add(ONLINE, 8)
+
+    assert engine.plan().resume == (parked,)
+    engine.extra = {"num_leaving": 1}
+    beside_one = engine.plan()
+
+    assert (beside_one.admit, beside_one.preempt) == ((newcomer,), (parked,))
+
+
 def test_the_slot_above_a_lowered_cap_goes_to_online_in_the_same_step():
     engine = Engine(slots=3, num_blocks=32, offline_share=0.5, tenants={"a": TenantShare(max_slots=1)})
     held = [engine.decoding(OFFLINE, tenant="a") for _ in range(2)]

@@ -13,6 +13,7 @@ from workloads import EXACT, Arrival
 from ballast_policy.host import Host
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.learning.expectation import Expectation
+from ballast_policy.learning.interference import Allowance
 from ballast_policy.plan import Reason
 from ballast_policy.request import Phase, Request
 from ballast_policy.snapshot import PolicyConfig
@@ -97,7 +98,8 @@ class TestBudget:
         assert decided.predicted_seconds == pytest.approx(decided.budget_seconds, rel=0.01)
 
     def test_a_cap_bounds_a_step_by_what_online_alone_takes_for_its_part(self):
-        engine = Engine(max_interference=0.1)
+        engine = Engine()
+        engine.extra["allowance"] = Allowance(share=0.1)
         engine.decoding(ONLINE)
         engine.decoding(OFFLINE)
 
@@ -108,7 +110,8 @@ class TestBudget:
         assert decided.budget_seconds == pytest.approx(1.1 * alone)
 
     def test_a_cap_bounds_a_step_without_online_as_long_as_it_is_expected(self):
-        engine = Engine(max_interference=0.1)
+        engine = Engine()
+        engine.extra["allowance"] = Allowance(share=0.1)
         engine.decoding(OFFLINE)
         engine.extra["expectation"] = Expectation(online_until=engine.now + 1)
 

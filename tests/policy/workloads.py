@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import ceil, inf
+from sys import maxsize
 
 from hypothesis import strategies as st
 
@@ -115,8 +116,10 @@ def configs(draw: st.DrawFn, *, least_max_share: float = 0.1) -> PolicyConfig:
             "b": TenantShare(reserved=draw(st.sampled_from([0.0, 0.2, 0.6]))),
         }
     share = draw(st.sampled_from([0.0, 0.1, 0.3, 0.5, 1.0]))
+    slots = draw(st.integers(1, 8))
+    can_suspend = draw(st.sampled_from([True, True, False]))
     return PolicyConfig(
-        slots=draw(st.integers(1, 8)),
+        slots=slots,
         num_blocks=num_blocks,
         block_tokens=block_tokens,
         chunk_tokens=draw(st.sampled_from([4, 16, 64])),
@@ -129,7 +132,8 @@ def configs(draw: st.DrawFn, *, least_max_share: float = 0.1) -> PolicyConfig:
         tenants=tenants,
         batch_window=draw(st.sampled_from([0.0, 0.0, 0.004, 0.02])),
         tail_tokens=draw(st.sampled_from([0, 8, 64])),
-        can_suspend=draw(st.sampled_from([True, True, False])),
+        can_suspend=can_suspend,
+        most_residents=maxsize if can_suspend else draw(st.sampled_from([maxsize, slots, slots + 2])),
         max_interference=draw(st.sampled_from([None, None, 0.1, 1.0, 0.001, 0.0])),
         most_risk=draw(st.sampled_from([0.4, 0.4, 0.0, 1.0])),
         tpot_share=draw(st.sampled_from([1.0, 1.0, 0.3])),
@@ -206,7 +210,10 @@ def snapshots(draw: st.DrawFn) -> EngineSnapshot:
     for tenant in "abc":
         host.ledgers[OFFLINE].charge(tenant, draw(st.integers(0, 50)))
     snapshot = make_snapshot(host, requests, now=NOW, free_blocks=free_blocks)
-    return replace(snapshot, expectation=draw(expectations), allowance=draw(allowances))
+    free_places = min(3, host.config.most_residents - len(snapshot.residents))
+    num_leaving = draw(st.integers(0, free_places)) if free_places > 0 else 0
+    learned = {"expectation": draw(expectations), "allowance": draw(allowances)}
+    return replace(snapshot, num_leaving=num_leaving, **learned)
 
 
 NOW = 10.0

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from llm_d import protocol
 from llm_d.first_come import FirstCome
-from llm_d.protocol import Case, Outcome, Protocol, kv_tokens, linear, run, scenario
+from llm_d.protocol import SCENARIOS, Case, Outcome, Protocol, kv_tokens, linear, run, scenario
 from llm_d.published import deciled
 from llm_d.table import missed, pooled
 
@@ -114,7 +114,7 @@ def test_the_request_that_came_last_is_preempted_if_kv_is_short(make_scenario):
     assert all(item.last_token < inf for item in found.offline)
 
 
-@pytest.mark.parametrize("scenario", ["S0", "S1", "S6", "priorities", "ballast-alone", "ballast"])
+@pytest.mark.parametrize("scenario", list(SCENARIOS))
 def test_every_scenario_answers_all_requests_and_finishes_its_jobs(scenario):
     outcome = run(make_case(scenario, ttft=0.2, tpot=0.06, concurrency=8))
 
@@ -175,12 +175,12 @@ def test_ballast_is_told_the_slo_and_nobody_else():
 
 
 def test_unsuspended_steps_run_to_their_end():
-    def num_suspended(*, is_suspending: bool) -> int:
-        case = make_case("ballast", ttft=0.2, tpot=0.06, is_suspending=is_suspending, is_fitted=False)
+    def num_suspended(name: str) -> int:
+        case = make_case(name, ttft=0.2, tpot=0.06, is_fitted=False)
         return sum(replica.num_suspended for replica in simulate(scenario(case, 2)).replicas)
 
-    assert num_suspended(is_suspending=False) == 0
-    assert num_suspended(is_suspending=True) > 0
+    assert num_suspended("ballast-unsuspended") == 0
+    assert num_suspended("ballast") > 0
 
 
 @pytest.mark.parametrize(("replicas", "itl"), [(1, 24.0), (2, 12.0)])

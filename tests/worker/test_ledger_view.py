@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from ballast_policy.fairness.tenant_slots import BelowReservation
 from ballast_queue.claimable import Demand, Group
 from ballast_worker.ledger_view import LedgerView
 
@@ -73,7 +74,7 @@ def test_names_do_not_pile_up_in_the_ledger(queue) -> None:
 def given(slots, tenant: str) -> int:
     """Count the slots in a row that a tenant gets until it has its reservation."""
     number = 0
-    while slots.below({tenant}):
+    while BelowReservation(slots, {tenant}).first({tenant}):
         slots.count(tenant)
         number += 1
     return number

@@ -101,7 +101,7 @@ class Host:
         self.backlog = Backlog()
         self.residents: dict[int, Request] = {}
         """By `seq`, in the order of admission."""
-        self.held = _no_slots()
+        self.held = {c: {RUNNING: 0, PARKED: 0} for c in RequestClass}
         self.reservation = config.reservation()
         self.ceiling: int | None = None
         """Largest batch that the SLO allows; None until the cost model is trusted."""
@@ -367,7 +367,7 @@ class Host:
 
     def imbalance(self) -> str:
         """Return the counts that disagree; empty if none do."""
-        held = _no_slots()
+        held = {c: {RUNNING: 0, PARKED: 0} for c in RequestClass}
         for request in self.residents.values():
             held[request.request_class][request.phase] = held[request.request_class].get(request.phase, 0) + 1
         present = {c: sum(tenants.values()) for c, tenants in self._present.items()}
@@ -377,7 +377,3 @@ class Host:
             ("requests present", present, {c: self.count(c) for c in RequestClass}),
         )
         return "; ".join(f"{name}: {kept} counted, {found} found" for name, kept, found in pairs if kept != found)
-
-
-def _no_slots() -> dict[RequestClass, dict[Phase, int]]:
-    return {c: {RUNNING: 0, PARKED: 0} for c in RequestClass}

@@ -33,9 +33,7 @@ class Reservation:
         `entitled`: offline requests that wait, run or are parked, counted up to the slot cap of their tenant.
         """
         in_use = min(self.slots, running)
-        is_met = in_use >= min(self.slots, entitled)
-        is_same = in_use == self.in_use and is_met == self.is_met
-        return self if is_same else replace(self, in_use=in_use, is_met=is_met)
+        return replace(self, in_use=in_use, is_met=in_use >= min(self.slots, entitled))
 
 
 def most_slots(max_share: float, slots: int) -> int:

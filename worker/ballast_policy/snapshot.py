@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from sys import maxsize
 
 from ballast_policy.backlog import Ledgers
 from ballast_policy.learning.cost import CostModel
@@ -53,6 +54,8 @@ class PolicyConfig:
     """Share of online requests that shall meet the SLO. Less is lent if offline causes half of the allowed misses."""
     can_suspend: bool = True
     """Whether the engine can suspend a step at a layer boundary."""
+    most_residents: int = maxsize
+    """Most requests that hold KV, running or parked, at least `slots`: a batch of vLLM's Model Runner V2 has all."""
     is_encoder: bool = False
     """Whether requests end with their prefill, as in a model that returns vectors. A prompt is computed in one step, if
     it fits into a chunk, and `ttft` is the SLO of the whole request."""
@@ -107,5 +110,7 @@ class EngineSnapshot:
     """Tokens that an online prompt usually has to compute; 0 while unknown."""
     allowance: Allowance = UNCHECKED
     """Limits that follow from measured latencies, see `Interference`."""
+    num_leaving: int = 0
+    """Requests that have ended and count as resident in this step; they are not among `residents`."""
     expectation: Expectation = UNKNOWN
     """Lengths of answers and demand of online, see `ExpectationLearner`."""

@@ -30,7 +30,7 @@ from ballast_policy.snapshot import PolicyConfig
 from ballast_policy.step.planner import plan as plan_step
 from ballast_vllm.counters import Counters
 from ballast_vllm.drafts import DecodeStep, DraftGain
-from ballast_vllm.plan_limits import even_step, limit_residents, whole_prompts
+from ballast_vllm.plan_limits import even_step, whole_prompts
 from ballast_vllm.requests import RequestPlace, place_of
 from ballast_vllm.snapshot_kv import EAGER, SnapshotKv, VllmBlocks
 
@@ -78,7 +78,6 @@ class Driver:
         batch: VllmBatch,
         blocks: VllmBlocks,
         *,
-        most_residents: int | None = None,
         whole_prompts: int | None = None,
         multiple: int = 1,
         is_async: bool = False,
@@ -87,9 +86,7 @@ class Driver:
         clock: Callable[[], float] = time.monotonic,
         planner: Planner = plan_step,
     ) -> None:
-        """`most_residents`: running and parked requests that vLLM can hold; None if only KV limits them.
-
-        `whole_prompts`: most tokens of a step of a model that computes each prompt at once; None for other models.
+        """`whole_prompts`: most tokens of a step of a model that computes each prompt at once; None for other models.
         `multiple`: tokens of which a step of other models is a multiple, where an offline prompt allows it.
         """
         self.host = Host(config, planner=planner)
@@ -109,7 +106,6 @@ class Driver:
         """vLLM's KV blocks."""
         self.kv = SnapshotKv(blocks, self.live)
         """The KV of each snapshot."""
-        self._most_residents = most_residents
         self._whole_prompts = whole_prompts
         self._multiple = multiple
         self._is_async = is_async
@@ -229,18 +225,15 @@ class Driver:
         snapshot = host.snapshot(kv, now)
         if self.draft_gain.per_decode:
             snapshot = replace(snapshot, cost=self.draft_gain.expected(snapshot.cost))
-        num_leaving = 0
         if self._is_async:
             # A request that draws its last token now takes part in no later step. It keeps its KV until it leaves.
             residents = [record for record in snapshot.residents if record.remaining]
             num_leaving = len(snapshot.residents) - len(residents)
             if num_leaving:
-                snapshot = replace(snapshot, residents=residents)
+                snapshot = replace(snapshot, residents=residents, num_leaving=num_leaving)
         if not admits:
             snapshot = replace(snapshot, waiting=())
         plan = host.planner(snapshot)
-        if self._most_residents is not None:
-            plan = limit_residents(plan, snapshot.residents, self._most_residents, num_leaving)
         if self._whole_prompts is not None:
             plan = whole_prompts(plan, self._whole_prompts)
         elif self._multiple > 1:

@@ -145,11 +145,10 @@ class PlannedBatch(Scheduler):  # type: ignore[misc]
         self.uses_drafts = True
         self._draft_lookups = {True: self.dynamic_sd_lookup, False: self._lookup_without_drafts()}
         self.on_preempted: Callable[[Any], None] = lambda _: None
-        self.most_residents: int | None = self.scheduler_config.max_num_seqs
+        self.most_residents = self.scheduler_config.max_num_seqs
         if not self.use_v2_model_runner:
             # The V1 model runner takes a parked request out of its batch. The V2 model runner keeps its row.
-            self.most_residents = None
-            self.max_num_running_reqs = self.max_num_active_reqs = UNLIMITED
+            self.most_residents = self.max_num_running_reqs = self.max_num_active_reqs = UNLIMITED
 
     def run_planned(self, grants: Mapping[str, int], admissions: Iterable[Any], *args: Any) -> Any:
         """Return vLLM's batch of the grants. The requests of `admissions` get their slots in this order."""

@@ -54,6 +54,7 @@ class _Ballast(PlannedBatch):
             self.scheduler_config.max_num_seqs,
             self.max_num_scheduled_tokens,
             num_draft_tokens=self.num_spec_tokens,
+            most_residents=self.most_residents,
             is_encoder=config.model_config.runner_type == "pooling",
         )
         self.driver = self.new_driver()
@@ -79,7 +80,6 @@ class _Ballast(PlannedBatch):
             policy,
             self,
             self.kv_blocks,
-            most_residents=self.most_residents,
             whole_prompts=None if can_chunk else self.max_num_scheduled_tokens,
             multiple=self.multiple,
             is_async=self.is_async,

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from math import inf
 from pathlib import Path
+from sys import maxsize
 from typing import Any
 
 from ballast_policy.snapshot import PolicyConfig, TenantShare
@@ -68,6 +69,8 @@ class StepLimits:
     """Most tokens of a step."""
     num_draft_tokens: int = 0
     """Most draft tokens of a decode."""
+    most_residents: int = maxsize
+    """Most running and parked requests."""
     is_encoder: bool = False
     """Whether the model returns vectors or scores. Only its SLO limits a step, so a chunk is a whole step."""
 
@@ -94,6 +97,7 @@ def initial(
         block_tokens=block_tokens,
         chunk_tokens=limits.max_step_tokens,
         can_suspend=False,
+        most_residents=limits.most_residents,
         expert_share=expert_share,
     )
     path = stated.pop("config", None) or os.environ.get(FILE_VARIABLE)

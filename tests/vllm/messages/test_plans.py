@@ -1,56 +1,14 @@
-"""Plans are changed where vLLM holds fewer requests, or computes prompts in one piece."""
+"""Plans are changed where vLLM computes prompts in one piece, or some sizes of a step faster."""
 
 from __future__ import annotations
 
-from ballast_policy.plan import Reason, StepPlan
-from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, Request, RequestClass
-from ballast_vllm.plan_limits import even_step, limit_residents, whole_prompts
+from ballast_policy.plan import StepPlan
+from ballast_policy.request import OFFLINE, ONLINE, Request, RequestClass
+from ballast_vllm.plan_limits import even_step, whole_prompts
 
 
 def make_request(seq: int, request_class: RequestClass = OFFLINE, **values: object) -> Request:
     return Request(seq, request_class, arrival=0.0, num_prompt=10, max_output=9, **values)
-
-
-def test_a_plan_within_the_limit_stays():
-    residents = [make_request(i, phase=RUNNING) for i in range(3)]
-    plan = StepPlan(admit=(make_request(9),))
-
-    assert limit_residents(plan, residents, 4) is plan
-
-
-def test_parked_requests_with_the_least_work_are_preempted_for_a_slot_of_vllm():
-    online = make_request(1, ONLINE, phase=PARKED, num_computed=5)
-    short, long = make_request(2, phase=PARKED, num_computed=10), make_request(3, phase=RUNNING, num_computed=99)
-    plan = StepPlan(park=(long,), admit=(make_request(8), make_request(9)))
-
-    found = limit_residents(plan, [online, short, long], 3)
-
-    assert (found.preempt, found.park) == ((short, long), ())
-    assert [(because.request, because.reason) for because in found.because] == [
-        (short, Reason.NO_SLOT),
-        (long, Reason.NO_SLOT),
-    ]
-
-
-def test_a_resumed_or_preempted_request_is_no_victim():
-    resumed, gone = make_request(1, phase=PARKED), make_request(2, phase=PARKED)
-    third = make_request(3, phase=PARKED, num_computed=50)
-    plan = StepPlan(resume=(resumed,), preempt=(gone,), admit=(make_request(9),))
-
-    assert limit_residents(plan, [resumed, gone, third], 2).preempt == (gone, third)
-
-
-def test_the_last_admissions_wait_for_the_places_of_requests_that_are_ending():
-    running, parked = make_request(1, phase=RUNNING), make_request(2, phase=PARKED)
-    first, second = make_request(3, ONLINE), make_request(4)
-    plan = StepPlan(admit=(first, second), grants=((running, 1), (first, 10), (second, 10)))
-
-    found = limit_residents(plan, [running, parked], 4, num_leaving=1)
-
-    assert (found.admit, found.grants) == ((first,), ((running, 1), (first, 10)))
-    assert found.preempt == (), "its place would be free one step later in any case"
-    assert [(because.request, because.reason) for because in found.because] == [(second, Reason.NO_SLOT)]
-    assert limit_residents(plan, [running, parked], 4) is plan
 
 
 def test_a_chunk_becomes_the_whole_prompt_and_the_rest_waits():

@@ -33,10 +33,6 @@ class TenantSlots:
         held = self._held.get(tenant)
         return inf if held is None else floor(held / self.reserved[tenant] + ROUNDING)
 
-    def below(self, tenants: Container[str]) -> str | None:
-        """Return the tenant that has been below its reservation longest; None if no tenant is."""
-        return BelowReservation(self, tenants).first(tenants)
-
     def count(self, tenant: str) -> None:
         self.num_held += 1
         if tenant in self._held:

@@ -8,7 +8,7 @@ from math import inf
 
 from ballast_policy.fairness.ledger import Ledger
 from ballast_policy.fairness.order import place, ranking
-from ballast_policy.fairness.tenant_slots import TenantSlots
+from ballast_policy.fairness.tenant_slots import BelowReservation, TenantSlots
 from ballast_policy.jobs.deadline import JobWork, Rates, seconds_of
 
 LEAST_AHEAD = 2
@@ -98,7 +98,8 @@ def _first(jobs: Sequence[Candidate], ledger: Ledger, slots: TenantSlots | None)
     rank = ranking(ledger)
     if slots is not None:
         highest = max(job.priority for job in jobs)
-        below = slots.below({job.tenant for job in jobs if job.priority == highest})
+        tenants = {job.tenant for job in jobs if job.priority == highest}
+        below = BelowReservation(slots, tenants).first(tenants)
         if below is not None:
             jobs = [job for job in jobs if (job.priority, job.tenant) == (highest, below)]
     return min(jobs, key=lambda job: (rank(job), job.job_id))

@@ -50,7 +50,7 @@ class Allowance:
     """The limits of offline work that follow from measured latencies. Shares are fractions."""
 
     share: float | None = None
-    """Share by which a step may exceed a typical step of online alone; None is the cap itself."""
+    """Share by which a step may exceed a typical step of online alone; None without a cap."""
     typical: float = 0.0
     """Under a cap, the median time of a step of online alone, in seconds; 0 while unknown."""
     is_alone: bool = False

@@ -163,25 +163,19 @@ def _longest(snapshot: EngineSnapshot, part: OnlineStep) -> float:
 
 def _cap_bound(snapshot: EngineSnapshot, alone: float) -> float:
     """Return the bound of the cap on a step of online: `(1 + share) * typical`, the same for all steps."""
-    if snapshot.config.max_interference is None or not alone:
-        return inf
-    return (1 + _share(snapshot)) * (snapshot.allowance.typical or alone)
+    share, typical = snapshot.allowance.share, snapshot.allowance.typical or alone
+    return inf if share is None or not alone else (1 + share) * typical
 
 
 def _idle_cap_bound(snapshot: EngineSnapshot) -> float:
     """Return the bound of the cap on a step without online, which a newcomer suspends, or whose end it waits for."""
-    config, cost = snapshot.config, snapshot.cost
-    if config.max_interference is None:
+    cost, share = snapshot.cost, snapshot.allowance.share
+    if share is None:
         return inf
-    typical = snapshot.allowance.typical or cost.k0
-    if config.can_suspend:
-        return cost.k0 + _share(snapshot) * typical * snapshot.expectation.online_answer
-    return _share(snapshot) * (cost.k0 + cost.prefill(0, snapshot.typical_prompt))
-
-
-def _share(snapshot: EngineSnapshot) -> float:
-    share = snapshot.allowance.share
-    return (snapshot.config.max_interference or 0.0) if share is None else share
+    if snapshot.config.can_suspend:
+        typical = snapshot.allowance.typical or cost.k0
+        return cost.k0 + share * typical * snapshot.expectation.online_answer
+    return share * (cost.k0 + cost.prefill(0, snapshot.typical_prompt))
 
 
 def _decode_slack(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, float, float]:

@@ -47,6 +47,8 @@ class StepDraft:
         self.blocks = Blocks(snapshot.free_blocks, config.block_tokens)
         self.time = StepTime(cost, most_prefill(config, cost), cost.k0, cost.k0)
         self.draft = Decisions()
+        self.most_residents = config.most_residents - snapshot.num_leaving
+        self.num_slots = min(config.slots, self.most_residents)
         num_offline = len(self.offline.waiting) + self.offline.num_running + len(self.offline.parked)
         num_slots = min(snapshot.reservation.slots, num_offline)
         self.coverage = Coverage(snapshot, self.online, self.offline, self.draft.gone, num_slots)
@@ -59,13 +61,13 @@ class StepDraft:
     @property
     def num_free_online_slots(self) -> int:
         """Return the slots that online may still take: all free or lent slots."""
-        return self.config.slots - self.coverage.slots_in_use - self.online.num_held
+        return self.num_slots - self.coverage.slots_in_use - self.online.num_held
 
     @property
     def most_offline_slots(self) -> int:
         """Return the most slots that offline may hold: its maximum, and no more than online leaves."""
         config = self.config
-        return min(most_slots(config.offline_max_share, config.slots), config.slots - self.online.num_held)
+        return min(most_slots(config.offline_max_share, config.slots), self.num_slots - self.online.num_held)
 
     @property
     def has_online(self) -> bool:

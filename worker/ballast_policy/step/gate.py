@@ -110,9 +110,7 @@ def candidates(group: ClassRequests, waiting: Sequence[Request]) -> Iterable[Req
     """
     ordered: Iterable[Request] = waiting
     if group.parked:
-        service = group.ledger.services.get
-        ordered = merge(
-            ranked(group.parked, group.ledger), waiting, key=lambda r: (-r.priority, service(r.tenant, 0.0))
-        )
+        service, parked = group.ledger.services.get, ranked(group.parked, group.ledger)
+        ordered = merge(parked, waiting, key=lambda r: (-r.priority, service(r.tenant, 0.0)))
     slots = tenant_slots(group.ledger, group.running + group.started)
     return ordered if slots is None else reserved_first(ordered, slots)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from math import inf
 
 from ballast_policy.plan import Because, Reason, StepPlan
+from ballast_policy.request import ONLINE
 from ballast_policy.snapshot import EngineSnapshot
 from ballast_policy.step.budget import idle_budget, step_budget
 from ballast_policy.step.decode_growth import grow
@@ -47,6 +48,7 @@ def plan(snapshot: EngineSnapshot) -> StepPlan:
     expects_online = step.has_online or snapshot.now <= snapshot.expectation.online_until
     lend(step, reserved, growth_blocks=growth_blocks, budget=budget, expects_online=expects_online)
     _break_deadlock(step)
+    _limit_residents(step)
     parts = parts._replace(offline=max(0.0, step.time.seconds - alone))
     return step.as_plan(budget, parts, suspendable_seconds=suspendable_seconds(step))
 
@@ -66,6 +68,16 @@ def starts_at(snapshot: EngineSnapshot) -> float:
     first = min(request.arrival for request in waiting)
     soon = min(request.arrival + _MOST_WAIT * request.ttft for request in waiting)
     return min(first + config.batch_window, soon - takes)
+
+
+def _limit_residents(step: StepDraft) -> None:
+    """Preempt parked requests while too many hold KV: offline, low priorities and the least work first."""
+    excess = len(step.snapshot.residents) - len(step.draft.preempt) + len(step.draft.admit) - step.most_residents
+    if excess > 0:
+        parked = [request for group in (step.online, step.offline) for request in (*group.parked, *group.leaving)]
+        parked.sort(key=lambda r: (r.request_class is ONLINE, r.priority, r.num_computed, -r.seq))
+        for request in parked[:excess]:
+            step.preempt(request, Reason.NO_SLOT)
 
 
 def _break_deadlock(step: StepDraft) -> None:

@@ -31,8 +31,6 @@ class Reserved:
         """Return the time of these prefill tokens; of those that find blocks if the number `free` is given."""
         gone, seconds, beside = step.draft.gone, 0.0, step.time.num_tokens
         left = self.tokens_without(gone)
-        if not left:
-            return seconds
         for request in step.offline.ranked(request for request in self.requests if request not in gone):
             tokens = min(left, request.remaining)
             if free is not None:
@@ -56,7 +54,7 @@ def fill_reservation(step: StepDraft) -> Reserved:
         inside = set(coverage.running[: coverage.slots])
         prefills = [request for request in offline.prefills if request in inside]
         kept = min(tokens, sum(request.remaining for request in prefills))
-    num_free = min(coverage.slots, step.config.slots - step.online.num_running) - offline.num_running
+    num_free = min(coverage.slots, step.num_slots - step.online.num_running) - offline.num_running
     held_blocks = _start(step, num_free, tokens - kept) if num_free > 0 else 0
     return Reserved(kept, prefills, held_blocks)
 

@@ -78,6 +78,9 @@ class Deployment:
             tpot=self.tpot,
             objective=self.inputs.slo.attainment_percent / 100,
             expert_share=self.shape.expert_share,
+            # vLLM serves GPUs: it cannot suspend a step, and a parked request keeps its place in a batch.
+            can_suspend=False,
+            most_residents=engine.slots,
         )
 
     def batch_ceiling(self, online: Sequence[Arrival]) -> tuple[int, str]:
