@@ -42,7 +42,7 @@ class After:
         )
         self.prefill = {r: n for r, n in plan.grants if left(r) > 1}
         self.offline_prefill = sum(n for r, n in self.prefill.items() if r.request_class is OFFLINE)
-        is_paced = snapshot.cost.is_trusted and min(config.ttft, config.tpot) < inf
+        is_paced = snapshot.cost.is_trusted and min(config.ttft, config.tpot) < inf and not config.is_encoder
         self.most_prefill = config.chunk_tokens * (4 if is_paced else 1)
         self.free = snapshot.free_blocks + sum(r.num_private_blocks for r in plan.preempt)
         self.free -= sum(new_blocks(self, r, n) for r, n in plan.grants)
@@ -54,6 +54,12 @@ def done(request: Request) -> int:
 
 def left(request: Request) -> int:
     return request.num_tokens - done(request)
+
+
+def least(after: After, request: Request) -> int:
+    """The fewest prompt tokens that a step computes: all of a prompt in an encoder, if it fits into a chunk."""
+    is_whole = after.config.is_encoder and request.num_tokens <= after.config.chunk_tokens
+    return left(request) if is_whole else 1
 
 
 def blocks(after: After, tokens: int) -> int:
@@ -121,7 +127,7 @@ def g1_online_comes_first(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     if len(after.online) + min(len(after.offline), after.reserved) >= after.slots:
         return
     online_prefill = sum(after.prefill.values()) - after.offline_prefill
-    if left(first) > 1 and online_prefill >= after.most_prefill - _reserved_prefill_wanted(after):
+    if left(first) > 1 and online_prefill + least(after, first) > after.most_prefill - _reserved_prefill_wanted(after):
         return
     if left(first) > 1 and _decodes_cannot_wait(after, first):
         return
@@ -149,8 +155,12 @@ def _growth(after: After, requests: list[Request]) -> int:
 def _decodes_cannot_wait(after: After, first: Request) -> bool:
     """The step is as long as an online decode beside it takes on average, and prefill has a third of it.
 
-    The plan may preempt that decode in the end, for the blocks of the prefill.
+    The plan may preempt that decode in the end, for the blocks of the prefill. A step of an encoder takes half of the
+    TTFT.
     """
+    if after.config.is_encoder:
+        added = after.snapshot.cost.prefill(done(first), least(after, first))
+        return after.snapshot.cost.is_trusted and after.plan.predicted_seconds + added > after.config.ttft / 2 - 1e-9
     cost, decodes = after.snapshot.cost, [r for r in after.snapshot.residents if r.request_class is ONLINE]
     beside = [r for r in decodes if left(r) == 1 and (r in after.granted or r in after.plan.preempt)]
     tpots = [r.tpot for r in beside if r.first_token < inf]
@@ -161,7 +171,8 @@ def _decodes_cannot_wait(after: After, first: Request) -> bool:
 
 def _reserved_prefill_wanted(after: After) -> int:
     before = [r for r in after.snapshot.residents if r.request_class is OFFLINE and r.phase is Phase.RUNNING]
-    return after.reserved_chunk if any(left(r) > 1 for r in [*before, *after.offline]) else 0
+    wanted = after.reserved_chunk if any(left(r) > 1 for r in [*before, *after.offline]) else 0
+    return max(wanted, after.offline_prefill) if after.config.is_encoder else wanted
 
 
 def g1_no_lent_admission_while_online_waits_for_a_slot(snapshot: EngineSnapshot, plan: StepPlan) -> None:
@@ -286,8 +297,8 @@ def g3_only_an_idle_engine_waits_for_a_batch(snapshot: EngineSnapshot, plan: Ste
 def g3_no_engine_idles_while_work_waits(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     """Something runs, whatever the SLO, the cap or the cost model: without online requests, too."""
     config = snapshot.config
-    if plan.wait_until > snapshot.now:
-        return  # see `g3_only_an_idle_engine_waits_for_a_batch`
+    if plan.wait_until > snapshot.now or snapshot.num_leaving >= config.most_residents:
+        return  # see `g3_only_an_idle_engine_waits_for_a_batch`; or no slot is free before the next step
     for request in [*snapshot.residents, *snapshot.waiting]:
         may_run = request.request_class is ONLINE or config.offline_max_share > 0
         if may_run and request.num_tokens <= config.num_blocks * config.block_tokens:
@@ -300,10 +311,11 @@ def _check_reason(after: After, request: Request, reason: Reason) -> None:
         spent = sum(after.prefill.values()) + _reserved_prefill_wanted(after)
         is_online = request.request_class is ONLINE
         most = after.most_prefill if is_online else config.chunk_tokens
-        assert spent >= most or (is_online and _decodes_cannot_wait(after, request)), "prefill tokens are left"
+        cannot_wait = is_online and _decodes_cannot_wait(after, request)
+        assert spent + least(after, request) > most or cannot_wait, "prefill tokens are left"
     elif reason is Reason.STEP_BUDGET:
-        cost = after.snapshot.cost
-        added = cost.decode(request.num_tokens) if left(request) == 1 else cost.prefill(done(request), 1)
+        cost, tokens = after.snapshot.cost, least(after, request)
+        added = cost.decode(request.num_tokens) if left(request) == 1 else cost.prefill(done(request), tokens)
         begun = plan.predicted_seconds or cost.k0  # a step without grants is predicted to take no time
         assert begun + added > plan.budget_seconds - 1e-9, "time is left"
     elif reason is Reason.NO_KV:
@@ -331,7 +343,10 @@ def g4_lent_work_fits_the_budget(snapshot: EngineSnapshot, plan: StepPlan) -> No
         return
     taking_part = [r for r in after.offline if r in after.granted]
     assert len(taking_part) <= after.reserved, "lent offline work in a step over its budget"
-    assert after.offline_prefill <= after.reserved_chunk, "lent prefill in a step over its budget"
+    most = after.reserved_chunk
+    if after.config.is_encoder:  # each of its prompts is computed in one step
+        most = max([most, *(left(r) for r in taking_part if r.num_tokens <= after.config.chunk_tokens)])
+    assert after.offline_prefill <= most, "lent prefill in a step over its budget"
 
 
 def work_of(grants: Iterable[tuple[Request, int]]) -> StepWork:

@@ -118,6 +118,7 @@ def configs(draw: st.DrawFn, *, least_max_share: float = 0.1) -> PolicyConfig:
     share = draw(st.sampled_from([0.0, 0.1, 0.3, 0.5, 1.0]))
     slots = draw(st.integers(1, 8))
     can_suspend = draw(st.sampled_from([True, True, False]))
+    is_encoder = draw(st.sampled_from([False, False, False, True]))
     return PolicyConfig(
         slots=slots,
         num_blocks=num_blocks,
@@ -128,7 +129,8 @@ def configs(draw: st.DrawFn, *, least_max_share: float = 0.1) -> PolicyConfig:
             st.sampled_from([s for s in (1.0, 0.5, 0.3, 0.1, 0.0) if s >= max(share, least_max_share)])
         ),
         ttft=draw(st.sampled_from([inf, 0.05, 0.2, 1e-6])),
-        tpot=draw(st.sampled_from([inf, 0.02, 1e-6])),
+        tpot=inf if is_encoder else draw(st.sampled_from([inf, 0.02, 1e-6])),
+        is_encoder=is_encoder,
         tenants=tenants,
         batch_window=draw(st.sampled_from([0.0, 0.0, 0.004, 0.02])),
         tail_tokens=draw(st.sampled_from([0, 8, 64])),
@@ -177,6 +179,8 @@ allowances = st.just(UNCHECKED) | st.builds(
 def workloads(draw: st.DrawFn) -> Workload:
     config = draw(configs())
     requests = draw(st.lists(arrivals(config.num_blocks * config.block_tokens), min_size=1, max_size=14))
+    if config.is_encoder:
+        requests = [replace(arrival, output=1, tpot=inf) for arrival in requests]
     return Workload(config, tuple(requests), draw(expectations), draw(allowances))
 
 

@@ -170,7 +170,8 @@ class _Lending:
         if not self.gate.has_slot_for(request):
             reason = Reason.NO_SLOT
         elif tokens < 1:
-            reason = Reason.CHUNK_SPENT if left > 1 and self.chunk < 1 else Reason.STEP_BUDGET
+            least = left if step.is_whole(request.num_tokens) else 1
+            reason = Reason.CHUNK_SPENT if left > 1 and self.chunk < least else Reason.STEP_BUDGET
         elif not self._has_kv(request):
             reason = Reason.NO_KV
         if reason:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from math import inf
+from math import ceil, inf
 
 from ballast_policy.learning.cost import attended
 from ballast_policy.plan import Reason, StepParts
@@ -140,7 +140,7 @@ class _Service:
         chunk = max(0, time.chunk - self.reserved.tokens_without(draft.gone))
         wanted = request.num_tokens - done
         granted = limit = min(wanted, int(share * chunk))
-        least = int(LEAST_SHARE * step.config.chunk_tokens) - (most_prefill(step.config, step.cost) - time.chunk)
+        least = ceil(LEAST_SHARE * step.config.chunk_tokens) - (most_prefill(step.config, step.cost) - time.chunk)
         if self.until < inf:
             granted = step.cost.largest_chunk(share * (self.until - time.seconds), done, limit, time.num_tokens)
             if share == 1:

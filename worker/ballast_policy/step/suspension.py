@@ -21,8 +21,7 @@ def suspendable_seconds(step: StepDraft) -> float:
     seconds, online, draft = step.time.seconds, step.online, step.draft
     if not (step.cost.is_trusted and step.config.can_suspend) or step.config.ttft == inf:
         return 0.0
-    started = [request for request in draft.decodes if request.request_class is ONLINE]
-    decodes = online.decodes + started if started else online.decodes
+    decodes = online.decodes + [request for request in draft.decodes if request.request_class is ONLINE]
     if decodes and seconds <= 2 * step.cost.k0:
         return 0.0
     now, slack = step.snapshot.now, step.config.ttft
