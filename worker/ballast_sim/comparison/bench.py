@@ -36,8 +36,11 @@ POLICIES = (
     "aimd",
     "greedy",
     "ballast",
+    "ballast-vllm",
 )
 """The policies of `all`, in the order of the table."""
+UNSUSPENDED = "ballast-vllm"
+"""Ballast as inside vLLM, which cannot suspend a step."""
 FITTED = "ballast-fitted"
 """Ballast with a cost model that it fits to the run's own steps, as a worker does. Not part of `all`."""
 STATIC_BUDGET = "static-budget"
@@ -50,6 +53,7 @@ KNOBS = {
     STATIC_BUDGET: "milliseconds of a step, with `x512` behind them for chunks of 512 tokens",
     "qps-cap": "offline requests per second",
     "ballast": "percent of interference allowed",
+    UNSUSPENDED: "the same",
     FITTED: "the same",
 }
 """Policies that take a value, as in `static-budget=35`, and the meaning of the value."""
@@ -198,7 +202,7 @@ class Bench:
             BadInput: the policy is unknown.
         """
         name, value, chunk = knob(policy)
-        if name in {"ballast", FITTED}:
+        if name in {"ballast", UNSUSPENDED, FITTED}:
             return [self._ballast(policy, load, reservation) for reservation in reservations]
         tokens, tpot = self.config.chunk_tokens, self.config.tpot
         plain: dict[str, Callable[[], Policy]] = {
@@ -227,7 +231,8 @@ class Bench:
 
     def _ballast(self, policy: str, load: float, reservation: float) -> Row:
         name, value, _ = knob(policy)
-        config = replace(self.config, offline_share=reservation)
+        can_suspend = self.config.can_suspend and name != UNSUSPENDED
+        config = replace(self.config, offline_share=reservation, can_suspend=can_suspend)
         if value is not None:
             ttft, tpot = self.capped_slo or (config.ttft, config.tpot)
             config = replace(config, max_interference=value / 100, ttft=ttft, tpot=tpot)
