@@ -34,8 +34,9 @@ from ballast_engine.engine import BallastEngine
 from ballast_engine.options import EngineOptions
 from ballast_engine.request import GenerationRequest, SamplingParams
 from ballast_policy.host import Planner
+from ballast_policy.plan import StepPlan
 from ballast_policy.request import RequestClass
-from ballast_policy.snapshot import PolicyConfig
+from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 from ballast_policy.step.planner import plan
 from ballast_sim.comparison import baselines
 from ballast_sim.replay.policies import held_to, unbounded
@@ -160,6 +161,11 @@ class Bench:
         engine.check_integrity()
 
 
+def without_suspension(seen: EngineSnapshot) -> StepPlan:
+    """Return the plan for an engine that cannot suspend steps."""
+    return plan(replace(seen, config=replace(seen.config, can_suspend=False)))
+
+
 def planners(config: PolicyConfig) -> dict[str, Callable[[], tuple[Planner, bool]]]:
     """Return each policy, and whether it runs with offline work."""
     chunk = config.chunk_tokens
@@ -167,7 +173,7 @@ def planners(config: PolicyConfig) -> dict[str, Callable[[], tuple[Planner, bool
         "online-only": lambda: (unbounded(chunk).plan, False),
         "naive-priority": lambda: (baselines.naive_priority().plan, True),
         "greedy": lambda: (baselines.greedy(config.tpot, chunk).plan, True),
-        "ballast-no-suspension": lambda: (lambda seen: replace(plan(seen), suspendable_seconds=0.0), True),
+        "ballast-no-suspension": lambda: (without_suspension, True),
         "ballast": lambda: (plan, True),
     }
 

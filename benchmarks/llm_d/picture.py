@@ -10,7 +10,7 @@ from llm_d.protocol import ALONE, SCENARIOS, UNSUSPENDED, Outcome
 
 MOST_MINUTES = 15
 HIDDEN = ("ballast-alone", UNSUSPENDED)
-"""Scenarios without a curve, as theirs would lie on others."""
+"""Scenarios without a curve, because theirs would hide others."""
 MARKS = (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 """Milliseconds that the axis of TTFT may name."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from workloads import EXACT
 
 from ballast_policy.fairness.ledger import Ledger
-from ballast_policy.learning.expectation import Expectation
 from ballast_policy.plan import Reason, StepPlan
 from ballast_policy.request import Phase, Request, RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
@@ -19,14 +18,14 @@ class Engine:
     """A snapshot in the making: residents and waiting requests, numbered as they are added."""
 
     def __init__(self, *, slots: int = 8, num_blocks: int = 1000, now: float = 10.0, **config):
-        usual = {"offline_share": 0.25, "chunk_tokens": 64, "tail_tokens": 0}
+        usual = {"offline_share": 0.25, "chunk_tokens": 64, "tail_tokens": 0, "watermark": 0.0}
         self.config = PolicyConfig(slots=slots, num_blocks=num_blocks, block_tokens=BLOCK, **{**usual, **config})
         self.now = now
         self.cost = EXACT
         self.residents: list[Request] = []
         self.waiting: list[Request] = []
         self.ledgers = {request_class: Ledger() for request_class in RequestClass}
-        self.extra: dict[str, object] = {"expectation": Expectation(watermark_share=0.0)}
+        self.extra: dict[str, object] = {}
 
     def add(self, request_class: RequestClass, tokens: int, **fields) -> Request:
         usual = {"arrival": self.now, "num_prompt": tokens, "max_output": 100, "num_tokens": tokens}

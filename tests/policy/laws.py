@@ -34,6 +34,9 @@ class After:
         self.still_parked = [
             r for r in snapshot.residents if r.phase is Phase.PARKED and r not in plan.resume and r not in plan.preempt
         ]
+        self.num_residents = len(self.holders) + len(self.still_parked) + len(plan.park)
+        self.has_row = self.num_residents + len(plan.preempt) < self.most_residents
+        """Whether a newcomer found a row. Otherwise it waits for that of a request that leaves."""
         config, reservation = self.config, snapshot.reservation
         self.reserved, self.reserved_blocks, self.reserved_chunk = (
             reservation.slots,
@@ -98,8 +101,7 @@ def the_plan_is_well_formed(snapshot: EngineSnapshot, plan: StepPlan) -> None:
 def slots_and_chunk_are_never_exceeded(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     after = After(snapshot, plan)
     assert len(after.holders) <= after.slots, "more slots are held than there are"
-    num_residents = len(after.holders) + len(after.still_parked) + len(plan.park)
-    assert num_residents <= after.most_residents, "more requests hold KV than the batch has room for"
+    assert after.num_residents <= after.most_residents, "more requests hold KV than the batch has rows"
     assert sum(after.prefill.values()) <= after.most_prefill, "more prefill than the chunks of online"
     assert after.offline_prefill <= after.config.chunk_tokens, "more prefill of offline than the chunk"
     if after.offline_prefill > after.reserved_chunk:
@@ -121,10 +123,10 @@ def g1_online_comes_first(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     """A waiting online request gets a slot, unless slots, prefill tokens or KV are held by online or reserved."""
     after = After(snapshot, plan)
     waiting = [r for r in after.waiting if r.request_class is ONLINE]
-    if not waiting or plan.wait_until > snapshot.now:  # see `g3_only_an_idle_engine_waits_for_a_batch`
+    if not waiting or is_stuck(plan) or plan.wait_until > snapshot.now:  # `g3_only_an_idle_engine_waits_for_a_batch`
         return
     first = waiting[0]
-    if len(after.online) + min(len(after.offline), after.reserved) >= after.slots:
+    if not after.has_row or len(after.online) + min(len(after.offline), after.reserved) >= after.slots:
         return
     online_prefill = sum(after.prefill.values()) - after.offline_prefill
     if left(first) > 1 and online_prefill + least(after, first) > after.most_prefill - _reserved_prefill_wanted(after):
@@ -139,6 +141,8 @@ def g1_online_comes_first(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     unfinished = [r for r in after.holders if left(r) > 1]
     beside = len(after.online) + sum(blocks(after, r.num_tokens) - blocks(after, done(r)) for r in unfinished)
     beside += max((blocks(after, r.num_tokens) for r in after.waiting if r.request_class is OFFLINE), default=0)
+    # The first online request in order may be a parked one, for which blocks are held.
+    beside += max((blocks(after, r.num_tokens) for r in after.still_parked if r.request_class is ONLINE), default=0)
     beside += len(after.offline) + _growth(after, [*after.online, first])
     shared = sum(r.num_cached for r in [first, *plan.admit]) // after.config.block_tokens
     needed = blocks(after, first.num_tokens) + beside + shared
@@ -179,7 +183,7 @@ def g1_no_lent_admission_while_online_waits_for_a_slot(snapshot: EngineSnapshot,
     after = After(snapshot, plan)
     reasons = {because.request: because.reason for because in plan.because}
     starved = [r for r in after.waiting if r.request_class is ONLINE and reasons.get(r) is Reason.NO_SLOT]
-    if starved:
+    if starved and after.has_row:
         assert len(after.offline) <= after.reserved, "offline holds a lent slot while online waits for one"
 
 
@@ -287,6 +291,7 @@ def g3_only_an_idle_engine_waits_for_a_batch(snapshot: EngineSnapshot, plan: Ste
     if plan.wait_until <= snapshot.now:
         return
     assert not snapshot.residents, "a busy engine waited for a batch"
+    assert not snapshot.num_leaving, "a busy engine waited for a batch"
     assert not plan.grants, "an engine that waits for a batch computes"
     first = min(r.arrival for r in snapshot.waiting)
     assert plan.wait_until <= first + snapshot.config.batch_window + 1e-9, "the window is over"
@@ -320,7 +325,7 @@ def _check_reason(after: After, request: Request, reason: Reason) -> None:
         assert begun + added > plan.budget_seconds - 1e-9, "time is left"
     elif reason is Reason.NO_KV:
         everyone = [*after.snapshot.residents, *plan.admit]
-        watermark = floor(after.snapshot.expectation.watermark_share * config.num_blocks)
+        watermark = floor(config.watermark * config.num_blocks)
         tails = sum(ceil(config.tail_tokens / config.block_tokens) for _ in [*everyone, request])
         tails += _growth(after, [*everyone, request])
         rest = sum(blocks(after, r.num_tokens) for r in after.holders if left(r) > 1)
@@ -332,7 +337,7 @@ def _check_reason(after: After, request: Request, reason: Reason) -> None:
     elif reason is Reason.NO_SLOT:
         # The next step gives the slots of running requests that this plan preempts for the blocks of another request.
         freed = sum(r.phase is Phase.RUNNING for r in plan.preempt)
-        assert len(after.online) + len(after.offline) + freed >= after.slots, "a slot is left"
+        assert not after.has_row or len(after.online) + len(after.offline) + freed >= after.slots, "a slot is left"
     else:
         raise AssertionError(f"{reason} is no reason for waiting beside an empty slot")
 

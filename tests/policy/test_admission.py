@@ -14,8 +14,6 @@ from workloads import Arrival, make_snapshot
 from ballast_policy.host import Host
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.learning.expectation import (
-    LEAST_WATERMARK,
-    MOST_WATERMARK,
     NUM_LENGTHS,
     REFRESH,
     UNKNOWN,
@@ -114,7 +112,7 @@ def test_what_remains_is_never_more_than_allowed_nor_negative(seen, generated, l
 
 
 def test_lengths_are_known_once_some_answers_have_ended():
-    learner = ExpectationLearner(10_000)
+    learner = ExpectationLearner()
     request = make_request(max_output=400)
     assert learner.expectation.remaining(request, 64) == UNKNOWN_SHARE * 400
     for _ in range(REFRESH):
@@ -125,26 +123,11 @@ def test_lengths_are_known_once_some_answers_have_ended():
 
 
 def test_old_answers_are_forgotten():
-    learner = ExpectationLearner(10_000)
+    learner = ExpectationLearner()
     for length in [5] * NUM_LENGTHS + [300] * NUM_LENGTHS:
         learner.finished(make_request(num_output=length))
 
     assert learner.expectation.outputs[OFFLINE] == (300,) * NUM_LENGTHS
-
-
-def bursts(learner: ExpectationLearner, tokens: int, seconds: range) -> float:
-    for second in seconds:
-        learner.arrived(make_request(request_class=ONLINE, num_tokens=tokens), second * 1.01)
-    return learner.expectation.watermark_share
-
-
-def test_the_watermark_follows_what_online_asks_for_within_a_second():
-    learner = ExpectationLearner(10_000)
-
-    assert bursts(learner, 100, range(1, 20)) == LEAST_WATERMARK
-    assert bursts(learner, 1200, range(20, 40)) == 0.12
-    assert bursts(learner, 9000, range(40, 60)) == MOST_WATERMARK
-    assert bursts(learner, 100, range(60, 200)) == LEAST_WATERMARK, "the large bursts are forgotten"
 
 
 @pytest.mark.parametrize(
@@ -157,7 +140,7 @@ def test_the_watermark_follows_what_online_asks_for_within_a_second():
     ],
 )
 def test_the_spread_of_online_prompts_is_that_of_bursts(tokens: list[int], expected: float):
-    learner = ExpectationLearner(10_000)
+    learner = ExpectationLearner()
 
     for second, number in enumerate([*tokens, 0]):
         learner.arrived(make_request(request_class=ONLINE, num_tokens=number), 1.01 * second)
@@ -166,21 +149,23 @@ def test_the_spread_of_online_prompts_is_that_of_bursts(tokens: list[int], expec
 
 
 def test_offline_does_not_count_as_a_burst():
-    learner = ExpectationLearner(10_000)
+    learner = ExpectationLearner()
     for second in range(10):
         learner.arrived(make_request(num_tokens=9000), second * 1.01)
 
-    assert learner.expectation.watermark_share == LEAST_WATERMARK
+    learner.arrived(make_request(request_class=ONLINE, num_tokens=1), 20.0)
+    learner.arrived(make_request(request_class=ONLINE, num_tokens=1), 22.0)
+    assert learner.expectation.online_spread < 1
 
 
-def look(free: int, expectation: Expectation, *, has_online: bool = False) -> EngineSnapshot:
+def look(free: int, expectation: Expectation, *, has_online: bool = False, watermark: float = 0.0) -> EngineSnapshot:
     """Ten residents of 10 blocks each that have generated nothing yet, and one of 10 blocks that waits."""
     residents = [make_resident(seq, 10, 100) for seq in range(10)]
     for resident in residents:
         resident.num_tokens += 1
     if has_online:
         residents[0].request_class = ONLINE
-    config = PolicyConfig(slots=20, num_blocks=100 + free, block_tokens=1, offline_share=0.0)
+    config = PolicyConfig(slots=20, num_blocks=100 + free, block_tokens=1, offline_share=0.0, watermark=watermark)
     return make_state(config, [*residents, make_request(20, num_tokens=10)], free, expectation)
 
 
@@ -200,12 +185,12 @@ def test_a_newcomer_is_admitted_if_the_peak_of_all_requests_fits(free, is_in):
     assert is_admitted(look(free, Expectation({OFFLINE: (5,)}))) is is_in
 
 
-def test_a_measured_watermark_is_left_to_online():
-    expectation = Expectation({ONLINE: (5,), OFFLINE: (5,)}, watermark_share=0.3)
+def test_a_watermark_is_left_to_online():
+    expectation = Expectation({ONLINE: (5,), OFFLINE: (5,)})
 
-    assert is_admitted(look(200, expectation))
-    assert is_admitted(look(110, expectation))
-    assert not is_admitted(look(110, expectation, has_online=True))
+    assert is_admitted(look(200, expectation, watermark=0.3))
+    assert is_admitted(look(110, expectation, watermark=0.3))
+    assert not is_admitted(look(110, expectation, watermark=0.3, has_online=True))
 
 
 def online_of(free: int, expectation: Expectation, lent: int = 0, priority: int = 0) -> EngineSnapshot:
@@ -259,7 +244,7 @@ def test_no_request_is_preempted_if_lengths_are_as_expected():
 
 
 def test_online_is_expected_for_ten_mean_gaps_of_the_last_minute():
-    learner = ExpectationLearner(10_000)
+    learner = ExpectationLearner()
     learner.arrived(make_request(), 1000.0)
     assert learner.expectation.online_until == -inf, "offline requests do not count"
 
@@ -275,7 +260,7 @@ def test_online_is_expected_for_ten_mean_gaps_of_the_last_minute():
 
 
 def test_the_rate_of_online_requests_is_that_of_the_last_minutes():
-    learner = ExpectationLearner(10_000)
+    learner = ExpectationLearner()
     for number in range(1200):
         learner.arrived(make_request(request_class=ONLINE), 0.5 * number)
 
@@ -283,7 +268,7 @@ def test_the_rate_of_online_requests_is_that_of_the_last_minutes():
 
 
 def test_the_first_online_prompt_is_the_usual_one_and_later_prompts_change_it_slowly():
-    learner = ExpectationLearner(10_000)
+    learner = ExpectationLearner()
     for request_class, tokens in ((OFFLINE, 9000), (ONLINE, 400), (ONLINE, 500)):
         learner.admitted(make_request(request_class=request_class), tokens)
 
@@ -291,7 +276,7 @@ def test_the_first_online_prompt_is_the_usual_one_and_later_prompts_change_it_sl
 
 
 def test_the_mean_online_answer_is_published_once_some_have_ended():
-    learner = ExpectationLearner(10_000)
+    learner = ExpectationLearner()
     for length in [10] * 8 + [30] * 8:
         learner.finished(make_request(request_class=ONLINE, num_output=length))
 

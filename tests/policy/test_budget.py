@@ -192,9 +192,9 @@ def test_an_answer_catches_up_in_its_first_tokens(short: int, answer: float, tok
 def test_answers_that_are_alike_catch_up_in_the_time_that_new_requests_leave(busy: float, expected: float):
     """New requests take the time for which `busy` stands, a TPOT is 50 ms, and the decodes alone take 10 ms."""
     young = make_decode(num_output=1, first_token=10.0)
-    tokens = 100 * busy / (COST.prefill(0, 100) + 100 * COST.decode(100))
-    alike = Expectation(online_short=100, online_answer=100.0, online_tokens=tokens)
-    others = Expectation(online_short=8, online_answer=100.0, online_tokens=tokens)
+    rate = busy / (COST.prefill(0, 100) + 100 * COST.decode(100))
+    alike = Expectation(online_short=100, online_answer=100.0, online_rate=rate)
+    others = Expectation(online_short=8, online_answer=100.0, online_rate=rate)
 
     assert room(young, expectation=alike, typical_prompt=100) == pytest.approx(expected)
     assert room(young, expectation=others, typical_prompt=100) == pytest.approx(0.05 + 7 * 0.04)
@@ -210,7 +210,7 @@ def test_a_suspended_step_ends_before_the_second_token_of_a_short_answer_is_too_
 def test_with_a_cap_online_prefills_as_it_would_alone():
     young = make_decode(num_output=1, first_token=10.0)
 
-    assert room(young, config=replace(CONFIG, max_interference=0.1)) == room(young)
+    assert room(young, allowance=Allowance(share=0.1)) == room(young)
 
 
 def test_online_prefill_gets_a_third_of_a_step_that_decodes_fill():
@@ -398,7 +398,6 @@ def test_the_lending_ratio_shortens_idle_steps_that_an_expected_newcomer_waits_f
     assert idle_budget(backed_off, IDLE) == pytest.approx(share * idle_budget(usual, IDLE))
 
 
-def test_a_cap_leaves_online_as_many_chunks_in_a_step_as_it_has_alone():
-    capped = replace(CONFIG, max_interference=0.1)
-
-    assert most_prefill(capped, COST) == most_prefill(CONFIG, COST) == 4 * CONFIG.chunk_tokens
+def test_online_fills_four_chunks_in_a_step_of_known_time():
+    assert most_prefill(CONFIG, COST) == 4 * CONFIG.chunk_tokens
+    assert most_prefill(CONFIG, replace(COST, is_trusted=False)) == CONFIG.chunk_tokens

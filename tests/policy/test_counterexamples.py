@@ -11,7 +11,7 @@ from workloads import EXACT, UNTRUSTED, Arrival, Workload
 
 from ballast_policy.host import Host
 from ballast_policy.learning.cost import CostModel
-from ballast_policy.learning.expectation import Expectation
+from ballast_policy.learning.expectation import UNKNOWN, Expectation
 from ballast_policy.learning.interference import Allowance
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig, TenantShare
@@ -26,14 +26,12 @@ def offline(prompt: int, output: int = 1, **fields) -> Arrival:
 
 
 def make_config(slots: int, num_blocks: int, **fields) -> PolicyConfig:
-    usual = {"block_tokens": 1, "chunk_tokens": 4, "offline_share": 0.1, "tail_tokens": 0}
+    usual = {"block_tokens": 1, "chunk_tokens": 4, "offline_share": 0.1, "tail_tokens": 0, "watermark": 0.05}
     return PolicyConfig(slots=slots, num_blocks=num_blocks, **{**usual, **fields})
 
 
-def make_host(config: PolicyConfig, cost: CostModel = EXACT, watermark_share: float = 0.0) -> Host:
-    host = Host(config, cost=cost, planner=lawful)
-    host.expectations.expectation = replace(host.expectations.expectation, watermark_share=watermark_share)
-    return host
+def make_host(config: PolicyConfig, cost: CostModel = EXACT) -> Host:
+    return Host(config, cost=cost, planner=lawful)
 
 
 CASES = {
@@ -120,12 +118,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("watermark_share", [0.0, 0.05])
+@pytest.mark.parametrize("watermark", [0.0, 0.05])
 @pytest.mark.parametrize("name", CASES)
-def test_what_once_broke_a_law_obeys_all(name: str, watermark_share: float):
+def test_what_once_broke_a_law_obeys_all(name: str, watermark: float):
     config, arrivals = CASES[name]
 
-    FakeEngine(make_host(config, watermark_share=watermark_share), arrivals).run(max_steps=500)
+    FakeEngine(make_host(replace(config, watermark=watermark)), arrivals).run(max_steps=500)
 
 
 def test_a_single_slot_is_lent_while_the_cost_model_is_untrusted():
@@ -199,7 +197,7 @@ LEARNED = {
             online(22, 23, abort_after=9),
             offline(58, 15, tenant="b", priority=-1, prefix_key=2, shared=43, abort_after=15),
         ),
-        Expectation(watermark_share=0.05),
+        UNKNOWN,
         Allowance(share=0.0, lending_ratio=0.1),
     ),
     "the law forgot the decode that set the pace of prefill and then lost its blocks to it": Workload(
@@ -217,7 +215,6 @@ LEARNED = {
             online(2, at=0.05, tenant="b"),
             online(14, at=0.05, tenant="b"),
         ),
-        Expectation(watermark_share=0.05),
     ),
 }
 

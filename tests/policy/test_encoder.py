@@ -8,8 +8,11 @@ from math import inf
 import laws
 import numpy as np
 import pytest
+from fake_engine import FakeEngine
 from hypothesis import given
 from hypothesis import strategies as st
+from laws import lawful
+from workloads import EXACT, Arrival
 
 from ballast_policy.host import Host
 from ballast_policy.learning.cost import CostModel, Fit, StepWork, attended
@@ -208,3 +211,33 @@ def test_a_cap_on_interference_needs_no_tokens():
 
     assert interference.inflation == pytest.approx(1.0)
     assert interference.allowance.share == 0.0
+
+
+@pytest.mark.parametrize("is_trusted", [True, False])
+def test_the_reservation_of_an_encoder_leaves_online_prompts_their_part_of_the_time(is_trusted: bool):
+    config = replace(
+        CONFIG, slots=32, num_blocks=20_000, block_tokens=16, chunk_tokens=8192, offline_share=0.1, ttft=2.0
+    )
+    online = [Arrival(0.01 + 0.05 * i, ONLINE, 100, 1, ttft=2.0) for i in range(20)]
+    offline = [Arrival(0.0, OFFLINE, 8192, 1) for _ in range(30)]
+    engine = FakeEngine(Host(config, cost=replace(EXACT, is_trusted=is_trusted), planner=lawful), [*online, *offline])
+    engine.run()
+
+    answered = max(end for arrival, end in engine.ended.values() if arrival.request_class is ONLINE)
+    done = max(end for arrival, end in engine.ended.values() if arrival.request_class is OFFLINE)
+    assert answered < done / 4, "online waits until little offline work is left"
+
+
+def test_a_whole_prompt_of_the_reservation_fits_into_the_step():
+    config = replace(CONFIG, chunk_tokens=16, offline_share=1.0, slots=4)
+    engine = FakeEngine(Host(config, cost=EXACT, planner=lawful), [Arrival(0.0, OFFLINE, size, 1) for size in (15, 2)])
+
+    assert [tokens for _, tokens in engine.begin().grants] == [15]
+
+
+def test_an_offline_prompt_longer_than_a_quarter_of_a_step_starts_while_step_times_are_unknown():
+    config = replace(CONFIG, chunk_tokens=64, offline_share=0.0, slots=8)
+    cost = replace(EXACT, is_trusted=False)
+    arrivals = [Arrival(0.0, ONLINE, 1, 1), Arrival(0.0, OFFLINE, 17, 1)]
+    engine = FakeEngine(Host(config, cost=cost, planner=lawful), arrivals)
+    engine.run(max_steps=10)

@@ -269,14 +269,13 @@ def test_offline_is_admitted_only_with_blocks_for_the_whole_prompt_and_some_to_g
 
 
 def test_lent_admissions_leave_a_watermark_for_online_only_while_online_is_expected():
-    engine = Engine(num_blocks=40, offline_share=0.0)
-    engine.extra["expectation"] = Expectation(watermark_share=0.5)
+    engine = Engine(num_blocks=40, offline_share=0.0, watermark=0.5)
     engine.decoding(OFFLINE, tokens=30)
     item = engine.add(OFFLINE, 60)
 
     assert item in engine.plan().admit
 
-    engine.extra["expectation"] = Expectation(watermark_share=0.5, online_until=engine.now + 1)
+    engine.extra["expectation"] = Expectation(online_until=engine.now + 1)
 
     assert item not in engine.plan().admit
 
@@ -463,17 +462,40 @@ def test_parked_requests_with_the_least_work_make_room_where_the_batch_keeps_the
     assert why(plan, short) == Reason.NO_SLOT
 
 
-def test_a_request_that_has_ended_keeps_its_place_in_the_batch_for_one_step():
-    engine = Engine(slots=3, most_residents=3, offline_share=0.0)
+def test_the_last_newcomers_wait_for_the_rows_of_leaving_requests_instead_of_those_of_parked_ones():
+    engine = Engine(slots=5, most_residents=5, offline_share=0.0)
     engine.decoding(ONLINE)
-    parked = engine.decoding(OFFLINE, phase=Phase.PARKED)
-    newcomer = engine.add(ONLINE, 8)
-
-    assert engine.plan().resume == (parked,)
+    parked = [engine.decoding(OFFLINE, tokens=tokens, phase=Phase.PARKED) for tokens in (30, 20, 10)]
+    first, second = engine.add(ONLINE, 8), engine.add(ONLINE, 8)
     engine.extra = {"num_leaving": 1}
-    beside_one = engine.plan()
 
-    assert (beside_one.admit, beside_one.preempt) == ((newcomer,), (parked,))
+    plan = engine.plan()
+
+    assert (plan.admit, plan.preempt) == ((first,), (parked[2],))
+    assert why(plan, second) == Reason.NO_SLOT
+
+
+def test_a_newcomer_takes_no_row_of_a_parked_request_of_its_class_and_priority():
+    engine = Engine(slots=2, most_residents=2, offline_share=0.0, tenants={"a": TenantShare(max_slots=0)})
+    parked = [engine.decoding(OFFLINE, phase=Phase.PARKED, tenant="a", priority=priority) for priority in (0, 1)]
+    newcomer = engine.add(OFFLINE, 8, tenant="b", priority=0)
+
+    plan = engine.plan()
+    assert (plan.admit, plan.preempt, why(plan, newcomer)) == ((), (), Reason.NO_SLOT)
+
+    newcomer.priority = 1
+    plan = engine.plan()
+    assert (plan.admit, plan.preempt) == ((newcomer,), (parked[0],))
+
+
+def test_the_reservation_leaves_the_rows_of_leaving_requests():
+    engine = Engine(slots=4, most_residents=4, offline_share=0.5)
+    engine.decoding(ONLINE)
+    engine.decoding(ONLINE)
+    items = [engine.add(OFFLINE, 8), engine.add(OFFLINE, 8)]
+    engine.extra = {"num_leaving": 1}
+
+    assert engine.plan().admit == (items[0],)
 
 
 def test_the_slot_above_a_lowered_cap_goes_to_online_in_the_same_step():

@@ -73,7 +73,11 @@ class Workload:
     def host(self, planner: Planner, cost: CostModel | None) -> Host:
         """Return a host that knows `cost` (None: it learns it) and begins with what was drawn as learned."""
         host = Host(self.config, cost=cost, planner=planner)
-        host.expectations.expectation, host.interference.allowance = self.expectation, self.allowance
+        share = host.interference.allowance.share if self.allowance.share is None else self.allowance.share
+        host.expectations.expectation, host.interference.allowance = (
+            self.expectation,
+            replace(self.allowance, share=share),
+        )
         return host
 
 
@@ -134,6 +138,7 @@ def configs(draw: st.DrawFn, *, least_max_share: float = 0.1) -> PolicyConfig:
         tenants=tenants,
         batch_window=draw(st.sampled_from([0.0, 0.0, 0.004, 0.02])),
         tail_tokens=draw(st.sampled_from([0, 8, 64])),
+        watermark=draw(st.sampled_from([0.0, 0.05, 0.3, 1.0])),
         can_suspend=can_suspend,
         most_residents=maxsize if can_suspend else draw(st.sampled_from([maxsize, slots, slots + 2])),
         max_interference=draw(st.sampled_from([None, None, 0.1, 1.0, 0.001, 0.0])),
@@ -160,7 +165,6 @@ lengths = st.lists(st.integers(1, 24), min_size=1, max_size=4).map(lambda drawn:
 expectations = st.just(UNKNOWN) | st.builds(
     Expectation,
     outputs=st.dictionaries(st.sampled_from(RequestClass), lengths),
-    watermark_share=st.sampled_from([0.0, 0.05, 0.3, 1.0]),
     online_until=st.sampled_from([-inf, 0.2, inf]),
     online_spread=st.sampled_from([0.0, 100.0]),
     online_answer=st.sampled_from([0.0, 12.0]),

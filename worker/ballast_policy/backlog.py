@@ -67,8 +67,6 @@ class Backlog:
     slack of an online request is 0, and infinite once `defer` finds its first token overdue.
     """
 
-    __slots__ = ("_bands", "_counts")
-
     def __init__(self) -> None:
         self._bands: dict[RequestClass, dict[int, dict[str, _Queue]]] = {c: {} for c in RequestClass}
         self._counts: dict[RequestClass, int] = dict.fromkeys(RequestClass, 0)

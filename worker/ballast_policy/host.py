@@ -28,8 +28,8 @@ from ballast_policy.fairness.tenant_slots import tenant_slots
 from ballast_policy.learning.cost import CostModel, Fit, StepWork
 from ballast_policy.learning.expectation import ExpectationLearner
 from ballast_policy.learning.interference import Interference
-from ballast_policy.plan import StepPlan
-from ballast_policy.request import OFFLINE, PARKED, RUNNING, WAITING, Phase, Request, RequestClass
+from ballast_policy.plan import Reason, StepPlan
+from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, WAITING, Phase, Request, RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 from ballast_policy.step.planner import plan as plan_step
 from ballast_policy.step.suspension import plan_nested
@@ -115,6 +115,8 @@ class Host:
         """What the step computed for each tenant and is not charged yet."""
         self._mean_context = 0.0
         self._num_observed = 0
+        self._num_ahead = 0
+        """Prompt tokens of an encoder that its reservation took in advance: a whole prompt may exceed one step's."""
         self.forget()
 
     def enter(self, request: Request, now: float) -> None:
@@ -173,7 +175,7 @@ class Host:
     def forget(self) -> None:
         """Forget the service of tenants, and everything learned except the cost model."""
         self.ledgers = {c: Ledger() for c in RequestClass}
-        self.expectations = ExpectationLearner(self.config.num_blocks * self.config.block_tokens)
+        self.expectations = ExpectationLearner()
         self.interference = Interference()
         self.configure(self.config)
 
@@ -203,7 +205,7 @@ class Host:
             free_blocks=kv.num_free,
             config=self.config,
             cost=self.cost,
-            reservation=self.reservation,
+            reservation=replace(self.reservation, chunk=max(0, self.reservation.chunk - self._num_ahead)),
             ledgers=self.ledgers,
             typical_prompt=int(self.expectations.typical_prompt),
             allowance=self.interference.allowance,
@@ -233,6 +235,10 @@ class Host:
             if request.phase is WAITING:
                 request.steps_waited += 1
         self.reservation = self.reservation.used_by(self.held[OFFLINE][RUNNING], self.num_entitled)
+        if self.config.is_encoder and self.count(ONLINE):
+            reserved = {because.request for because in plan.because if because.reason is Reason.OFFLINE_RESERVATION}
+            num_tokens = sum([granted for request, granted in plan.grants if request in reserved])
+            self._num_ahead = max(0, self._num_ahead + num_tokens - self.reservation.chunk)
 
     def _carry_out(self, plan: StepPlan, kv: Kv, now: float) -> Dispatch:
         for request in plan.preempt:

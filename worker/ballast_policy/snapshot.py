@@ -61,6 +61,9 @@ class PolicyConfig:
     it fits into a chunk, and `ttft` is the SLO of the whole request."""
     expert_share: float = 0.0
     """Share of the experts of a layer that one token passes, `k / E`; 0 for a dense model."""
+    watermark: float = 0.1
+    """Share of the KV that lent admissions leave free while online is expected. Half of it computes 4 % more tokens
+    again, twice of it costs 1 % of the tokens (`benchmarks/kv_admission.py --kv-tokens 110000 --load 40`)."""
     tail_tokens: int = 64
     """Least tokens that a request is expected to generate while lengths are unknown (`benchmarks/kv_admission.py`)."""
 
@@ -111,6 +114,6 @@ class EngineSnapshot:
     allowance: Allowance = UNCHECKED
     """Limits that follow from measured latencies, see `Interference`."""
     num_leaving: int = 0
-    """Requests that have ended and count as resident in this step; they are not among `residents`."""
+    """Requests that draw their last token now, and keep their slots and KV for one more step; not among `residents`."""
     expectation: Expectation = UNKNOWN
     """Lengths of answers and demand of online, see `ExpectationLearner`."""

@@ -20,8 +20,6 @@ from ballast_policy.reservation import ROUNDING
 
 
 class TenantSlots:
-    __slots__ = ("_held", "num_held", "reserved")
-
     def __init__(self, reserved: Mapping[str, float], held: Mapping[str, int]) -> None:
         self.num_held = sum(held.values())
         self.reserved = reserved
@@ -53,8 +51,6 @@ class TenantSlots:
 
 class BelowReservation:
     """Finds the tenant that has been below its reservation longest, repeatedly while slots are counted."""
-
-    __slots__ = ("_heap", "_slots")
 
     def __init__(self, slots: TenantSlots, tenants: Container[str]) -> None:
         self._slots = slots

@@ -1,4 +1,4 @@
-"""Expectations from recent requests: the lengths of answers, and the rate and the KV demand of online."""
+"""Expectations from recent requests: the lengths of answers, and the rate and the bursts of online."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import exp, inf, sqrt
-from statistics import fmean, pvariance
+from statistics import pvariance
 
 from ballast_policy.request import ONLINE, Request, RequestClass
 
@@ -22,12 +22,8 @@ BURST_SECONDS = 1.0
 """Online prompts that arrive within this time are a burst. Half or twice of it costs 1 point of TTFT (bursts-40-32)."""
 NUM_BURSTS = 100
 """Bursts that are remembered. Half or twice of it costs 3.0 or 1.1 points of TTFT (bursts-40-32)."""
-NUM_RECENT = 5
-"""Recent bursts that set the rate of prompts. 3 or 10 change nothing (bursts-40-32)."""
 TYPICAL_DRIFT = 0.1
 """Weight of a new prompt in the mean. Half or twice of it costs 1.6 or 1.2 points of TTFT (bursts-40-32)."""
-WATERMARK_QUANTILE = 0.99
-"""Quantile of the bursts for which KV is kept free; 1 is the largest one (`benchmarks/kv_admission.py --load 40`)."""
 RATE_SECONDS = 60.0
 """Time in which the weight of an arrival falls to 37 %. Half or twice of it changes nothing (sparse-2s)."""
 SILENT_GAPS = 10
@@ -35,9 +31,6 @@ SILENT_GAPS = 10
 UNKNOWN_SHARE = 0.25
 """Share of its longest answer that a request is expected to generate while lengths are unknown. Half of it gains 0.6 %
 of tokens, twice of it costs 2.2 % (`benchmarks/kv_admission.py --kv-tokens 110000 --load 40`)."""
-LEAST_WATERMARK, MOST_WATERMARK = 0.05, 0.30
-"""Limits of the share of KV that is kept free for a burst. Half or twice of them changes the tokens by 0.1 % at most
-(`benchmarks/kv_admission.py --kv-tokens 110000 --load 40`)."""
 
 QUANTILES = {RequestClass.ONLINE: 0.5, RequestClass.OFFLINE: 0.3}
 """Quantile of the recent answers that an answer is expected to reach. A preemption of offline costs less than an empty
@@ -50,16 +43,12 @@ class Expectation:
 
     outputs: Mapping[RequestClass, tuple[int, ...]] = field(default_factory=dict)
     """Lengths of answers by class, sorted; a class is absent while they are unknown."""
-    watermark_share: float = LEAST_WATERMARK
-    """Share of the KV that lent admissions leave free while online is expected."""
     unknown_share: float = 0.0
     """Share of `max_output` that a request is expected to generate while the lengths of its class are unknown."""
     online_until: float = -inf
     """Time until which the next online request is expected; -inf if no request has arrived."""
     online_rate: float = 0.0
     """Online requests per second."""
-    online_tokens: float = 0.0
-    """Online prompt tokens per second, of the last bursts."""
     online_spread: float = 0.0
     """Standard deviation of the online prompt tokens of one second; of `t` seconds it is `sqrt(t)` times that."""
     online_answer: float = 0.0
@@ -90,10 +79,8 @@ UNKNOWN = Expectation()
 class ExpectationLearner:
     """Learns the expectation of one engine."""
 
-    def __init__(self, num_tokens: int) -> None:
+    def __init__(self) -> None:
         self.expectation = Expectation(unknown_share=UNKNOWN_SHARE)
-        self._num_tokens = num_tokens
-        """Tokens that the KV holds."""
         self._lengths: dict[RequestClass, deque[int]] = {c: deque(maxlen=NUM_LENGTHS) for c in RequestClass}
         self._num_new = 0
         self._bursts: deque[int] = deque(maxlen=NUM_BURSTS)
@@ -138,14 +125,11 @@ class ExpectationLearner:
         self._bursts.append(self._burst)
         self._bursts.extend([0] * quiet)
         self._burst, self._since = 0, now
-        ordered = sorted(self._bursts)
-        variance = pvariance(ordered)
+        variance = pvariance(self._bursts)
         changes = [(then - now) ** 2 for then, now in pairwise(self._bursts)]
         of_changes = sum(changes) / max(1, 2 * len(changes))  # von Neumann: a change of the mean does not raise it
         spread = sqrt((of_changes if of_changes < variance / 2 else variance) / BURST_SECONDS)
-        share = ordered[int(WATERMARK_QUANTILE * (len(ordered) - 1))] / self._num_tokens
-        watermark = min(max(share, LEAST_WATERMARK), MOST_WATERMARK)
-        self.expectation = replace(self.expectation, online_spread=spread, watermark_share=watermark)
+        self.expectation = replace(self.expectation, online_spread=spread)
         self._publish()
 
     def _publish(self) -> None:
@@ -154,7 +138,6 @@ class ExpectationLearner:
         self.expectation = replace(
             self.expectation,
             outputs=outputs,
-            online_tokens=fmean(list(self._bursts)[-NUM_RECENT:] or [0]) / BURST_SECONDS,
             online_answer=sum(answers) / len(answers) if answers else 0.0,
             online_short=answers[len(answers) // 100] if answers else UNKNOWN.online_short,
         )

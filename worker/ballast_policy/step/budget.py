@@ -119,7 +119,7 @@ def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, f
     early = min(short, _EARLY * (usual.online_answer or inf))
     if short >= _EARLY * usual.online_answer > 0:  # answers that are alike fall behind together
         takes = cost.prefill(0, prompt) + usual.online_answer * cost.decode(prompt)
-        free -= min(1.0, usual.online_tokens / prompt * takes)
+        free -= min(1.0, usual.online_rate * takes)
     for request in part.decodes:
         tpot, num_output = request.tpot, request.num_output
         left = request.first_token + num_output * tpot - now

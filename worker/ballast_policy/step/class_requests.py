@@ -161,8 +161,7 @@ class Coverage:
     @property
     def reclaimable(self) -> list[Request]:
         """Return the offline residents beyond the reserved blocks: online may reclaim their KV."""
-        covered = self.residents
-        return [request for request in self.offline.residents if request not in covered]
+        return [request for request in self.offline.residents if request not in self.residents]
 
 
 def _fitting(requests: Iterable[Request], num_blocks: int) -> Iterator[Request]:

@@ -45,7 +45,7 @@ def _settle(step: StepDraft) -> int:
     if missing > 0 and not step.reclaim(coverage.reclaimable, missing):
         everyone = online.ranked(online.residents)
         while len(online.growing) + num_covered > blocks.free and len(everyone) > 1:
-            step.preempt(everyone.pop(), Reason.NO_KV)
+            step.preempt([everyone.pop()], Reason.NO_KV)
         if len(online.growing) > blocks.free:
             step.reclaim(step.offline.residents, blocks.missing(len(online.growing)))
     step.park(online.ranked(online.growing)[blocks.free :], Reason.NO_KV)

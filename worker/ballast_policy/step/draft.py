@@ -70,6 +70,12 @@ class StepDraft:
         return min(most_slots(config.offline_max_share, config.slots), self.num_slots - self.online.num_held)
 
     @property
+    def num_rows(self) -> int:
+        """Return how many more requests may hold KV; negative if parked requests must be preempted."""
+        draft = self.draft
+        return self.most_residents - len(self.snapshot.residents) + len(draft.preempt) - len(draft.admit)
+
+    @property
     def has_online(self) -> bool:
         return bool(self.online.waiting or self.online.num_blocks or self.online.started)
 
@@ -118,21 +124,21 @@ class StepDraft:
             self.draft.park += requests
             self.draft.because += map(Because, requests, repeat(reason))
 
-    def preempt(self, request: Request, reason: Reason) -> None:
-        draft = self.draft
-        self.blocks.release(request)
-        self._remove([request])
-        self._group(request).num_blocks -= request.num_blocks
-        if request in draft.park:
-            draft.park.remove(request)
-        draft.preempt.append(request)
-        draft.explain(request, reason)
+    def preempt(self, requests: Sequence[Request], reason: Reason) -> None:
+        draft, gone = self.draft, set(requests)
+        for request in requests:
+            self.blocks.release(request)
+            self._group(request).num_blocks -= request.num_blocks
+            draft.explain(request, reason)
+        self._remove(requests)
+        draft.park = [request for request in draft.park if request not in gone]
+        draft.preempt += requests
 
     def reclaim(self, candidates: Iterable[Request], missing: int, growing: Collection[Request] = ()) -> bool:
         """Preempt the cheapest candidates that free `missing` blocks. If all of them free fewer, preempt none."""
         victims = choose_victims(candidates, missing, self.config.block_tokens, growing) if missing > 0 else []
-        for request in victims or ():
-            self.preempt(request, Reason.KV_RECLAIMED)
+        if victims:
+            self.preempt(victims, Reason.KV_RECLAIMED)
         return victims is not None
 
     def kv_peak(self, residents: Iterable[Request]) -> KvPeak:
@@ -163,12 +169,14 @@ class StepDraft:
         return self.online if request.request_class is ONLINE else self.offline
 
     def _remove(self, requests: Sequence[Request]) -> None:
-        group, gone = self._group(requests[0]), set(requests)
-        is_counted = group.is_counted
-        if is_counted:
-            self.count_decodes(group, -1)
-        group.remove(gone)
-        if is_counted:
-            self.count_decodes(group)
+        gone = set(requests)
+        for request_class in {request.request_class for request in requests}:
+            group = self.online if request_class is ONLINE else self.offline
+            is_counted = group.is_counted
+            if is_counted:
+                self.count_decodes(group, -1)
+            group.remove(gone)
+            if is_counted:
+                self.count_decodes(group)
         self.blocks.forget(gone)
         self.draft.gone.update(gone)

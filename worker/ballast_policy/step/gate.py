@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
+from sys import maxsize
 
 from ballast_policy.fairness.order import ranked
 from ballast_policy.fairness.tenant_slots import reserved_first, tenant_slots
@@ -28,6 +29,8 @@ class AdmissionGate:
     group: ClassRequests
     count_free: Callable[[], int]
     """Returns the free slots of the class."""
+    num_rows: int = maxsize
+    """Newcomers that may start without a lower priority that is parked."""
     is_closed: bool = False
     _reason: Reason | None = None
     """Why the first request did not pass."""
@@ -46,11 +49,16 @@ class AdmissionGate:
 
     def has_slot_for(self, request: Request) -> bool:
         """Return whether a slot is free, or a request of the class with a lower priority holds one."""
+        if request.phase is WAITING and self.num_rows < 1:
+            parked = (*self.group.parked, *self.group.leaving)
+            if all(other.priority >= request.priority for other in parked):
+                return False
         return self.has_free_slot() or any(holder.priority < request.priority for holder in self.group.running)
 
     def start(self, request: Request, num_tokens: int, reason: Reason) -> None:
         """Start a request in a slot that `has_slot_for` found. Park the last holder if no slot is free."""
         self._num_free -= 1
+        self.num_rows -= request.phase is WAITING
         if self._num_free < 0 and self.count_free() < 1:
             if self._holders is None:
                 self._holders = self.group.ranked(self.group.running)
@@ -64,7 +72,7 @@ class AdmissionGate:
         is_waiting = request.phase is WAITING
         if reason is Reason.CHUNK_SPENT:
             self._stops_prefill = True
-        elif is_waiting and reason is not Reason.NO_SLOT:
+        elif is_waiting and (reason is not Reason.NO_SLOT or self.num_rows < 1):
             self._stops_waiting = True
         else:
             self.is_closed = True

@@ -56,9 +56,7 @@ class KvPeak:
         freed = most = 0
         lasting = len(ends)
         for blocks, given_back in ends:
-            here = lasting * blocks - freed
-            if here > most:
-                most = here
+            most = max(most, lasting * blocks - freed)
             freed += given_back
             lasting -= 1
         return most

@@ -29,7 +29,8 @@ def lend(step: StepDraft, reserved: Reserved, *, growth_blocks: int, budget: flo
     chunk, most, held_blocks = config.chunk_tokens, step.most_offline_slots, reserved.held_blocks
     if expects_online and not step.cost.is_trusted and min(config.ttft, config.tpot) < inf:
         most = min(most, coverage.slots_in_use + most_slots(STATIC_SHARE, config.slots))
-        chunk = min(chunk, ceil(STATIC_SHARE * chunk))
+        if step.time.num_tokens or not config.is_encoder:  # a longer whole prompt starts in a step of its own
+            chunk = ceil(STATIC_SHARE * chunk)
     num_covered = coverage.slots_in_use - len(offline.started)
     seconds = budget - step.time.seconds - reserved.seconds(step)
     if (excess := offline.num_held - most) > 0:
@@ -38,14 +39,12 @@ def lend(step: StepDraft, reserved: Reserved, *, growth_blocks: int, budget: flo
     step.blocks.free += growth_blocks
     _grow(step)
     step.count_decodes(offline)
-    if offline.started:
-        started = set(offline.started)
-        offline.waiting = [request for request in offline.waiting if request not in started]
+    offline.waiting = [request for request in offline.waiting if request not in offline.started]
     if expects_online:
-        held_blocks += floor(step.snapshot.expectation.watermark_share * config.num_blocks)
+        held_blocks += floor(config.watermark * config.num_blocks)
     left = step.time.chunk - most_prefill(config, step.cost) + config.chunk_tokens
     chunk = max(0, min(chunk, left - reserved.tokens_without(step.draft.gone)))
-    gate = AdmissionGate(step, offline, lambda: most - offline.num_held)
+    gate = AdmissionGate(step, offline, lambda: most - offline.num_held, step.num_rows)
     _Lending(step, gate, budget, reserved, chunk, held_blocks).fill()
 
 
@@ -202,7 +201,7 @@ class _Lending:
         free -= self.held_blocks
         if self.peak is None:
             residents = [r for group in (step.online, step.offline) for r in (*group.residents, *group.started)]
-            if not residents:
+            if not residents and not step.snapshot.num_leaving:
                 return True
             if free < 0:
                 return False

@@ -69,7 +69,9 @@ def serve_online(step: StepDraft, reserved: Reserved) -> tuple[Reserved, Collect
     online = step.online
     if not (online.prefills or online.parked or online.waiting):
         return reserved, ()
-    service = _Service(step, AdmissionGate(step, online, lambda: step.num_free_online_slots), reserved)
+    # Some newcomers wait for the rows of leaving requests instead of preempting parked ones.
+    num_rows = max(step.num_rows, min(len(online.waiting), step.num_free_online_slots) - step.snapshot.num_leaving)
+    service = _Service(step, AdmissionGate(step, online, lambda: step.num_free_online_slots, num_rows), reserved)
     if step.cost.is_trusted:
         service.triage(online_step(step, reserved))
     for request in online.prefills:

@@ -59,7 +59,7 @@ def starts_at(snapshot: EngineSnapshot) -> float:
     It does not wait if the requests fill a step (slots, prefill tokens), nor so long that a first token is late.
     """
     config, waiting, cost = snapshot.config, snapshot.waiting, snapshot.cost
-    if not config.batch_window or snapshot.residents or not waiting:
+    if not config.batch_window or snapshot.residents or snapshot.num_leaving or not waiting:
         return -inf
     sizes = [request.num_tokens - request.num_cached for request in waiting]
     if len(waiting) >= config.slots or sum(sizes) >= config.chunk_tokens:
@@ -72,12 +72,10 @@ def starts_at(snapshot: EngineSnapshot) -> float:
 
 def _limit_residents(step: StepDraft) -> None:
     """Preempt parked requests while too many hold KV: offline, low priorities and the least work first."""
-    excess = len(step.snapshot.residents) - len(step.draft.preempt) + len(step.draft.admit) - step.most_residents
-    if excess > 0:
+    if (excess := -step.num_rows) > 0:
         parked = [request for group in (step.online, step.offline) for request in (*group.parked, *group.leaving)]
         parked.sort(key=lambda r: (r.request_class is ONLINE, r.priority, r.num_computed, -r.seq))
-        for request in parked[:excess]:
-            step.preempt(request, Reason.NO_SLOT)
+        step.preempt(parked[:excess], Reason.NO_SLOT)
 
 
 def _break_deadlock(step: StepDraft) -> None:
@@ -91,4 +89,4 @@ def _break_deadlock(step: StepDraft) -> None:
     group = offline if offline.residents else online
     is_stuck = any(because.reason is Reason.NO_KV for because in draft.because)
     if is_stuck and len(offline.residents) + len(online.residents) > 1:
-        step.preempt(group.ranked(group.residents)[-1], Reason.NO_KV)
+        step.preempt(group.ranked(group.residents)[-1:], Reason.NO_KV)

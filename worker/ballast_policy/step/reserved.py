@@ -64,7 +64,9 @@ def _start(step: StepDraft, num_free: int, tokens: int) -> int:
     offline, used, held_blocks = step.offline, step.offline.num_blocks, 0
     for request in candidates(offline, offline.waiting):
         left = request.num_tokens - computed(request)
-        granted = left if left == 1 or (tokens > 0 and step.is_whole(request.num_tokens)) else min(left, tokens)
+        granted = left if left == 1 else min(left, tokens)
+        if granted > 0 and step.is_whole(request.num_tokens):
+            granted = left if left <= step.time.chunk else 0
         is_behind = held_blocks > 0 and request.phase is WAITING
         is_stopped = is_behind or step.tenant_slots_left.get(request.tenant, 1) < 1
         if granted < 1 or is_stopped or not _fits(step, request, used):
