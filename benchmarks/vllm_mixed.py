@@ -1,6 +1,6 @@
 """Compare Ballast inside vLLM with vLLM's priorities, on the same arrivals and the same vLLM.
 
-    make vllm-env && .venv-vllm/bin/python benchmarks/vllm_mixed.py [--load 20,40,60] [--caps] [--requests N] [--quick]
+    make vllm-env && .venv-vllm/bin/python benchmarks/vllm_mixed.py [--load 20,40,60] [--caps] [--quick]
 
 Online requests follow the Azure conversation trace, at rates that take a share of the tokens per second of offline
 alone. All lengths are divided by `--scale`. Offline work never runs out. The model is a Llama with random weights in
@@ -49,8 +49,8 @@ TUNING, TUNING_START = 342, 3000
 """Requests of another slice on which settings are tuned, and on which Ballast learns the cost of a step."""
 CAP_WARM = 4
 """Times `TUNING` that a side with a cap runs before its first row: its feedback needs about a minute."""
-SLICES = 3
-"""Slices of the trace that are pooled. They begin 1,000 requests apart."""
+PART, PARTS = 171, 4
+"""Online requests of a part, and the parts of a slice of the trace. Slices begin 1,000 requests apart."""
 CAPPED = {f"Ballast, cap of {cap:.0%}": {"max_interference": cap} for cap in (0.10, 0.25)}
 """Sides with Ballast of `--caps`, and the settings in which they differ."""
 SIDES = ("offline alone", "online alone", PRIORITIES, BALLAST)
@@ -243,9 +243,10 @@ def row(name: str, found: Found, alone: Found, slo: tuple[float, float], ceiling
 
 def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
     """Measure every side at every load."""
-    turns, each = (1, 60) if asked.quick else (asked.turns, -(-asked.requests // asked.turns))
+    each = 60 if asked.quick else PART
     tuning = min(TUNING, each)
     loads = [float(text) / 100 for text in asked.load.split(",")]
+    wanted = [each] if asked.quick else [int(text) for text in asked.requests.split(",")]
     names = ("online alone", "Ballast") if asked.caps else SIDES[1:]
     sides = {side: Process(side, setup) for side in names}
     plain = Process("offline alone", setup)
@@ -254,18 +255,19 @@ def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
     offline = plain.run(Run("offline alone", seconds=5.0 if asked.quick else 60.0))
     plain.close()
     ceiling = offline.offline_tokens / offline.seconds
-    print(f"Offline alone: {ceiling:,.0f} tokens/s. {turns * each} online requests for each row.")
+    print(f"Offline alone: {ceiling:,.0f} tokens/s.")
     rows: list[dict[str, Any]] = []
-    for load in loads:
+    for load, number in zip(loads, [*wanted, *wanted[-1:] * len(loads)], strict=False):
         rate = load * ceiling
+        begins = starts(-(-number // each), each)
 
-        def runs(name: str, rate: float = rate, **setting: Any) -> list[Run]:
-            starts = [1000 * (turn % SLICES) + each * (turn // SLICES) for turn in range(turns)]
-            return [Run(name, start, each, rate, **setting) for start in starts]
+        def runs(name: str, rate: float = rate, begins: Sequence[int] = begins, **setting: Any) -> list[Run]:
+            return [Run(name, begin, each, rate, **setting) for begin in begins]
 
         first = sides["online alone"].pooled(runs("online alone", fills=False))
         slo = (SLACK * percentile(first.ttft, 99), SLACK * percentile(first.tpot, 99))
-        print(f"\nLoad {load:.0%}, TTFT {1e3 * slo[0]:.0f} ms, TPOT {1e3 * slo[1]:.1f} ms\n{HEADER}")
+        promise = f"TTFT {1e3 * slo[0]:.0f} ms, TPOT {1e3 * slo[1]:.1f} ms"
+        print(f"\nLoad {load:.0%}, {promise}, {len(begins) * each} online requests for each row\n{HEADER}")
         cases = [("online alone", sides["online alone"], runs("online alone", fills=False))]
         if not asked.caps:
             cases.append(("priorities", sides["priorities"], runs("priorities")))
@@ -284,7 +286,7 @@ def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
             process.run(Run("warm", TUNING_START, warm, rate, policy=policy | setting))
             cases.append((name, process, runs(name, policy=policy | setting)))
         pooled = {name: Found() for name, _, _ in cases}
-        for turn in range(turns):
+        for turn in range(len(begins)):
             for name, process, of_turns in cases:
                 pooled[name].pool(process.run(of_turns[turn]))
         for _, process, _ in cases:
@@ -298,6 +300,12 @@ def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
     for side in sides.values():
         side.close()
     return {"offline_alone_tokens_per_s": ceiling, "rows": rows}
+
+
+def starts(num_parts: int, each: int) -> list[int]:
+    """Return the first request of each part. The first parts of all slices go first; tuning has a slice of its own."""
+    slices = [1000 * k for k in range(num_parts + 1) if 1000 * k != TUNING_START][: max(1, num_parts // PARTS)]
+    return [slices[part % len(slices)] + each * (part // len(slices)) for part in range(num_parts)]
 
 
 def best(sides: dict[str, Process], tuning: Run, slo: tuple[float, float], slots: int) -> list[tuple[int, int]]:
@@ -345,8 +353,7 @@ def main() -> int:
     options.set_defaults(model=None)
     options.add_argument("--load", default="20,40,60", help="percent of the tokens per second of offline alone")
     options.add_argument("--caps", action="store_true", help="compare Ballast with caps instead")
-    options.add_argument("--requests", type=int, default=2052, help="online requests of each row")
-    options.add_argument("--turns", type=int, default=12, help="parts of the trace that are pooled, of three slices")
+    options.add_argument("--requests", default="2052,2052,4104", help="online requests of each row, by load")
     options.add_argument("--scale", type=float, default=16.0, help="divisor of the lengths")
     options.add_argument("--hidden", type=int, default=384, help="width of the model")
     options.add_argument("--layers", type=int, default=6)
