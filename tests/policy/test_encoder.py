@@ -241,3 +241,12 @@ def test_an_offline_prompt_longer_than_a_quarter_of_a_step_starts_while_step_tim
     arrivals = [Arrival(0.0, ONLINE, 1, 1), Arrival(0.0, OFFLINE, 17, 1)]
     engine = FakeEngine(Host(config, cost=cost, planner=lawful), arrivals)
     engine.run(max_steps=10)
+
+
+def test_a_whole_prompt_of_the_reservation_leaves_the_tokens_of_a_longer_one():
+    config = replace(CONFIG, chunk_tokens=16, offline_share=1.0, slots=4)
+    long, whole = Arrival(0.0, OFFLINE, 18, 1), Arrival(0.001, OFFLINE, 15, 1)
+    engine = FakeEngine(Host(config, cost=EXACT, planner=lawful), [long, whole])
+    engine.step()
+
+    assert [tokens for _, tokens in engine.begin().grants] == [2]

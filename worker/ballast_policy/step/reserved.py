@@ -55,18 +55,18 @@ def fill_reservation(step: StepDraft) -> Reserved:
         prefills = [request for request in offline.prefills if request in inside]
         kept = min(tokens, sum(request.remaining for request in prefills))
     num_free = min(coverage.slots, step.num_slots - step.online.num_running) - offline.num_running
-    held_blocks = _start(step, num_free, tokens - kept) if num_free > 0 else 0
+    held_blocks = _start(step, num_free, tokens - kept, kept) if num_free > 0 else 0
     return Reserved(kept, prefills, held_blocks)
 
 
-def _start(step: StepDraft, num_free: int, tokens: int) -> int:
-    """Start offline requests in `num_free` slots. Return the blocks of the first that fits but finds too few free."""
+def _start(step: StepDraft, num_free: int, tokens: int, kept: int) -> int:
+    """Start offline requests in `num_free` slots beside `kept` tokens. Return the blocks of the first that lacks some."""
     offline, used, held_blocks = step.offline, step.offline.num_blocks, 0
     for request in candidates(offline, offline.waiting):
         left = request.num_tokens - computed(request)
         granted = left if left == 1 else min(left, tokens)
         if granted > 0 and step.is_whole(request.num_tokens):
-            granted = left if left <= step.time.chunk else 0
+            granted = left if left <= step.time.chunk - kept else 0
         is_behind = held_blocks > 0 and request.phase is WAITING
         is_stopped = is_behind or step.tenant_slots_left.get(request.tenant, 1) < 1
         if granted < 1 or is_stopped or not _fits(step, request, used):
