@@ -60,7 +60,7 @@ def fill_reservation(step: StepDraft) -> Reserved:
 
 
 def _start(step: StepDraft, num_free: int, tokens: int, kept: int) -> int:
-    """Start offline requests in `num_free` slots beside `kept` tokens. Return the blocks of the first that lacks some."""
+    """Start offline requests beside `kept` tokens. Return the blocks of the first that fits but finds too few free."""
     offline, used, held_blocks = step.offline, step.offline.num_blocks, 0
     for request in candidates(offline, offline.waiting):
         left = request.num_tokens - computed(request)
