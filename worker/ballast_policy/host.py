@@ -198,6 +198,7 @@ class Host:
         for request_class in RequestClass:
             for request in islice((r for r in waiting if r.request_class is request_class), HINTED):
                 kv.hint(request)
+        reserved, ahead = self.reservation, self._num_ahead
         return EngineSnapshot(
             now=now,
             residents=residents,
@@ -205,7 +206,7 @@ class Host:
             free_blocks=kv.num_free,
             config=self.config,
             cost=self.cost,
-            reservation=replace(self.reservation, chunk=max(0, self.reservation.chunk - self._num_ahead)),
+            reservation=replace(reserved, chunk=max(0, reserved.chunk - ahead)) if ahead else reserved,
             ledgers=self.ledgers,
             typical_prompt=int(self.expectations.typical_prompt),
             allowance=self.interference.allowance,

@@ -49,10 +49,9 @@ class AdmissionGate:
 
     def has_slot_for(self, request: Request) -> bool:
         """Return whether a slot is free, or a request of the class with a lower priority holds one."""
-        if request.phase is WAITING and self.num_rows < 1:
-            parked = (*self.group.parked, *self.group.leaving)
-            if all(other.priority >= request.priority for other in parked):
-                return False
+        parked = self.group.parked + self.group.leaving if self.num_rows < 1 else []
+        if request.phase is WAITING and self.num_rows < 1 and all(r.priority >= request.priority for r in parked):
+            return False
         return self.has_free_slot() or any(holder.priority < request.priority for holder in self.group.running)
 
     def start(self, request: Request, num_tokens: int, reason: Reason) -> None:
