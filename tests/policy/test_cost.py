@@ -248,3 +248,80 @@ def test_a_fit_finds_the_experts_and_how_alike_tokens_choose(choice: float):
 
 def test_a_fit_of_a_dense_model_has_no_experts():
     assert fed(MODEL).model.k5 == 0
+
+
+KNEE = replace(MODEL, k1=1e-5, k6=5e-5, knee=64)
+"""It computes 64 tokens while it reads its weights."""
+
+
+def around(knee: int, number: int = 400) -> Iterator[StepWork]:
+    """Draw steps with up to `knee` decodes, every second one with a prompt of up to `2 * knee` tokens."""
+    rng = np.random.default_rng(7)
+    for step in range(number):
+        prefill = int(rng.integers(1, 2 * knee)) if step % 2 else 0
+        decodes = int(rng.integers(1, knee))
+        yield StepWork(prefill, attended(0, prefill), decodes, decodes * int(rng.integers(50, 3000)))
+
+
+def test_tokens_up_to_the_knee_share_the_time_of_the_weights():
+    work = StepWork(num_prefill=100, prefill_context=attended(50, 100), num_decode=2, decode_context=700)
+
+    parts = KNEE.k0 + KNEE.decode(300) + KNEE.decode(400, beside=1) + KNEE.prefill(50, 100, beside=2)
+
+    assert KNEE.predict(work) == pytest.approx(parts)
+    assert KNEE.shared(64) == 0 < KNEE.shared(65) == pytest.approx(KNEE.shared(1, beside=64))
+    assert KNEE.shared(50, beside=30) + KNEE.shared(-50, beside=80) == pytest.approx(0.0, abs=1e-15)
+    assert KNEE.decode(300, num=2, beside=63) == pytest.approx(KNEE.decode(300, 63) + KNEE.decode(300, 64))
+
+
+def test_a_chunk_beside_many_tokens_is_smaller_because_they_pass_the_knee():
+    alone, beside = (KNEE.largest_chunk(0.005, 0, 512, beside=number) for number in (0, 100))
+
+    assert alone > beside
+    for chunk, others in ((alone, 0), (beside, 100)):
+        assert KNEE.prefill(0, chunk, others) <= 0.005 < KNEE.prefill(0, chunk + 1, others)
+
+
+def test_the_batch_ceiling_counts_the_tokens_beyond_the_knee():
+    model = replace(KNEE, k6=2e-4)
+    ceiling = model.batch_ceiling(slots=256, mean_context=500, tpot=0.03)
+
+    step, next_step = (StepWork(num_decode=n, decode_context=500 * n) for n in (ceiling, ceiling + 1))
+    assert 64 < ceiling < 256
+    assert model.predict(step) <= 0.03 < model.predict(next_step)
+
+
+@pytest.mark.parametrize("knee", [16, 64, 256])
+def test_a_fit_finds_the_knee(knee: int):
+    model, fit = replace(KNEE, knee=knee), Fit()
+    for work in around(knee):
+        fit.add(work, model.predict(work))
+
+    found = fit.refit()
+
+    assert found.knee == knee
+    assert found.k6 == pytest.approx(model.k6, rel=0.01)
+    assert fit.error < 0.001
+
+
+def test_a_knee_between_those_of_the_fit_is_predicted_well():
+    model, fit = replace(KNEE, knee=128), Fit()
+    for work in around(128):
+        fit.add(work, model.predict(work))
+
+    assert fit.refit().k6 > 0
+    assert fit.error < 0.02
+
+
+def test_a_linear_step_time_has_no_knee():
+    assert fed(MODEL).model.k6 == pytest.approx(0.0, abs=1e-9)
+
+
+def test_steps_on_one_side_of_a_knee_do_not_show_it():
+    """Seen in prompts of 300 tokens and in nothing smaller, a knee at 256 would make all smaller steps as long."""
+    fit = Fit()
+    for size in range(300, 400):
+        work = StepWork(num_prefill=size, prefill_context=attended(0, size), num_decode=size % 7, decode_context=500)
+        fit.add(work, KNEE.predict(work))
+
+    assert fit.refit().k6 == 0

@@ -31,9 +31,6 @@ class _Queue:
         self.requests: list[Request] = []
         self.start = 0
 
-    def __len__(self) -> int:
-        return len(self.places) - self.start
-
     def add(self, request: Request) -> None:
         key = place(request)
         index = bisect_left(self.places, key, self.start)
@@ -104,7 +101,7 @@ class Backlog:
             raise KeyError(f"request {request.seq} does not wait: no request of its tenant and priority does")
         queue.remove(request)
         self._counts[request.request_class] -= 1
-        if not queue:
+        if queue.start == len(queue.places):
             del bands[request.priority][request.tenant]
             if not bands[request.priority]:
                 del bands[request.priority]

@@ -6,7 +6,7 @@ Policy, engine, simulator, metrics, conditions and alerts all read `Reservation`
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil, floor
+from math import floor
 
 ROUNDING = 1e-9
 """`0.1 * 30` is 3.0000000000000004 in floating point, and its ceiling must be 3."""
@@ -39,7 +39,3 @@ class Reservation:
 def most_slots(max_share: float, slots: int) -> int:
     """Return the most slots that a class may hold: `floor(max_share * slots)`, at least one unless the share is 0."""
     return max(1, floor(max_share * slots + ROUNDING)) if max_share > 0 else 0
-
-
-def rounded_up(value: float) -> int:
-    return ceil(value - ROUNDING)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import ceil, inf
 from sys import maxsize
 
 from ballast_policy.backlog import Ledgers
@@ -12,7 +12,7 @@ from ballast_policy.learning.cost import CostModel
 from ballast_policy.learning.expectation import UNKNOWN, Expectation
 from ballast_policy.learning.interference import UNCHECKED, Allowance
 from ballast_policy.request import Request
-from ballast_policy.reservation import Reservation, most_slots, rounded_up
+from ballast_policy.reservation import ROUNDING, Reservation, most_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,9 @@ class PolicyConfig:
         """
         share, most = self.offline_share, min(self.slots - 1, most_slots(self.offline_max_share, self.slots))
         return Reservation(
-            slots=max(0, min(rounded_up(share * min(self.slots, ceiling or self.slots)), most)),
-            blocks=max(0, min(rounded_up(share * self.num_blocks), self.num_blocks - 1)),
-            chunk=min(rounded_up(share * self.chunk_tokens), self.chunk_tokens),
+            slots=max(0, min(ceil(share * min(self.slots, ceiling or self.slots) - ROUNDING), most)),
+            blocks=max(0, min(ceil(share * self.num_blocks - ROUNDING), self.num_blocks - 1)),
+            chunk=min(ceil(share * self.chunk_tokens - ROUNDING), self.chunk_tokens),
         )
 
 

@@ -47,10 +47,6 @@ class ClassRequests:
         return self.decodes + self.prefills
 
     @property
-    def num_running(self) -> int:
-        return len(self.decodes) + len(self.prefills)
-
-    @property
     def num_held(self) -> int:
         """Return the slots that the class holds, including those of `started`."""
         return len(self.decodes) + len(self.prefills) + len(self.started)

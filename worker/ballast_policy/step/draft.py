@@ -49,7 +49,7 @@ class StepDraft:
         self.draft = Decisions()
         self.most_residents = config.most_residents - snapshot.num_leaving
         self.num_slots = min(config.slots, self.most_residents)
-        num_offline = len(self.offline.waiting) + self.offline.num_running + len(self.offline.parked)
+        num_offline = len(self.offline.waiting) + len(self.offline.running) + len(self.offline.parked)
         num_slots = min(snapshot.reservation.slots, num_offline)
         self.coverage = Coverage(snapshot, self.online, self.offline, self.draft.gone, num_slots)
 
@@ -74,10 +74,6 @@ class StepDraft:
         """Return how many more requests may hold KV; negative if parked requests must be preempted."""
         draft = self.draft
         return self.most_residents - len(self.snapshot.residents) + len(draft.preempt) - len(draft.admit)
-
-    @property
-    def has_online(self) -> bool:
-        return bool(self.online.waiting or self.online.num_blocks or self.online.started)
 
     def is_whole(self, num_tokens: int) -> bool:
         """Return whether a prompt of this size is computed in one step."""

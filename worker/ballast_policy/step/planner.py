@@ -41,11 +41,11 @@ def plan(snapshot: EngineSnapshot) -> StepPlan:
     reserved = fill_reservation(step)
     reserved, late = serve_online(step, reserved)
     alone, parts = online_parts(step)
-    budget = inf
+    has_online, budget = bool(step.online.waiting or step.online.num_blocks or step.online.started), inf
     if step.cost.is_trusted:
         part = online_step(step, reserved, late=late, alone=alone)
-        budget = (step_budget if step.has_online else idle_budget)(snapshot, part)
-    expects_online = step.has_online or snapshot.now <= snapshot.expectation.online_until
+        budget = (step_budget if has_online else idle_budget)(snapshot, part)
+    expects_online = has_online or snapshot.now <= snapshot.expectation.online_until
     lend(step, reserved, growth_blocks=growth_blocks, budget=budget, expects_online=expects_online)
     _break_deadlock(step)
     _limit_residents(step)
@@ -64,7 +64,7 @@ def starts_at(snapshot: EngineSnapshot) -> float:
     sizes = [request.num_tokens - request.num_cached for request in waiting]
     if len(waiting) >= config.slots or sum(sizes) >= config.chunk_tokens:
         return -inf
-    takes = cost.k0 + sum(cost.prefill(0, size) for size in sizes) if cost.is_trusted else 0.0
+    takes = cost.k0 + sum(cost.prefill(0, size, cost.knee) for size in sizes) if cost.is_trusted else 0.0
     first = min(request.arrival for request in waiting)
     soon = min(request.arrival + _MOST_WAIT * request.ttft for request in waiting)
     return min(first + config.batch_window, soon - takes)

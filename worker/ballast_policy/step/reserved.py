@@ -54,7 +54,7 @@ def fill_reservation(step: StepDraft) -> Reserved:
         inside = set(coverage.running[: coverage.slots])
         prefills = [request for request in offline.prefills if request in inside]
         kept = min(tokens, sum(request.remaining for request in prefills))
-    num_free = min(coverage.slots, step.num_slots - step.online.num_running) - offline.num_running
+    num_free = min(coverage.slots, step.num_slots - len(step.online.running)) - len(offline.running)
     held_blocks = _start(step, num_free, tokens - kept, kept) if num_free > 0 else 0
     return Reserved(kept, prefills, held_blocks)
 

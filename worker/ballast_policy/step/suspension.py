@@ -59,7 +59,7 @@ def plan_nested(snapshot: EngineSnapshot, in_flight: Collection[Request], second
         takes = cost.decode(request.num_tokens, beside) if left == 1 else cost.prefill(done, left, beside)
         if step.time.seconds + takes > seconds:
             break
-        needed = blocks.whole(request) + blocks.num_promised + online.num_running
+        needed = blocks.whole(request) + blocks.num_promised + len(online.running)
         idle = [other for other in parked if other not in step.draft.gone]
         if blocks.free < needed and not step.reclaim(idle, blocks.missing(needed, request)):
             break
