@@ -209,7 +209,7 @@ def _burst(snapshot: EngineSnapshot, tpot: float, num_decodes: int) -> float:
     if not typical:
         return tpot
     tokens = expectation.online_spread * sqrt(expectation.online_answer * tpot)
-    return max(tpot, tokens * snapshot.cost.prefill(0, typical, num_decodes) / typical)
+    return max(tpot, tokens * snapshot.cost.prefill(0, typical, max(num_decodes, snapshot.cost.knee)) / typical)
 
 
 def _shared_slack(saved: Collection[float], burst: float, most_risk: float) -> float:
