@@ -2,10 +2,11 @@
 
     make vllm-env && .venv-vllm/bin/python benchmarks/vllm_knee.py [--requests 684] [--load 40,60]
 
-The model and the traffic are those of `vllm_mixed.py`. A worker's fit sees each step, and a linear fit sees the same
-steps. Both are fitted again every 32 steps, and predict each step before they see it. The rows are the sizes of steps
-in tokens: prompts and decodes. A figure is the predicted time of all these steps as a share of their real time, and the
-mean error of a step. Times are CPU time of the thread.
+The model and the traffic are those of `vllm_mixed.py`, once with an SLO alone and once with a cap of 25 % on
+interference, which keeps most steps small. A worker's fit sees each step, and a linear fit sees the same steps. Both
+are fitted again every 32 steps, and predict each step before they see it. The rows are the sizes of steps in tokens:
+prompts and decodes. A figure is the predicted time of all these steps as a share of their real time, and the mean error
+of a step. Times are CPU time of the thread.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +79,7 @@ def predictions(steps: Sequence[tuple[Any, float]], begin: int) -> list[tuple[in
 
 def table(found: Sequence[tuple[int, float, float, float]]) -> list[dict[str, Any]]:
     """Print one row for each size of steps, and return the figures."""
-    print(f"{'tokens':>12}{'steps':>8}{'mean, ms':>10}{'linear':>18}{'with the knee':>18}")
+    print(f"{'tokens':>12}{'steps':>8}{'mean, ms':>10}{'linear':>20}{'with the knee':>20}")
     rows = []
     for least, most in (*SIZES, (1, SIZES[-1][1])):
         steps = np.array([step[1:] for step in found if least <= step[0] <= most])
@@ -88,7 +90,7 @@ def table(found: Sequence[tuple[int, float, float, float]]) -> list[dict[str, An
         shown = [f"{share:.2f} (error {error:.1%})" for share, error in zip(of_time, errors, strict=True)]
         name = "all" if (least, most) == (1, SIZES[-1][1]) else f"{least} to {most}"
         mean = 1e3 * steps[:, 0].mean()
-        print(f"{name:>12}{len(steps):8}{mean:10.1f}" + "".join(f"{text:>18}" for text in shown), flush=True)
+        print(f"{name:>12}{len(steps):8}{mean:10.1f}" + "".join(f"{text:>20}" for text in shown), flush=True)
         row: dict[str, Any] = {"tokens": name, "steps": len(steps), "mean_ms": mean}
         for which, share, error in zip(("linear", "knee"), of_time, errors, strict=True):
             row |= {f"{which}_share": float(share), f"{which}_error": float(error)}
@@ -122,16 +124,18 @@ def main() -> None:
         fit.add = recorded
         alone = side.run(Run("offline alone", seconds=20.0, policy=UNBOUNDED))
         ceiling = alone.offline_tokens / alone.seconds
-        loads = []
-        for load in (float(text) / 100 for text in asked.load.split(",")):
-            rate = load * ceiling
-            side.run(Run("warm", TUNING_START, TUNING, rate, policy=SLO))
+        cases = []
+        for percent, cap in product(asked.load.split(","), (None, 0.25)):
+            rate = float(percent) / 100 * ceiling
+            policy = SLO | {"max_interference": cap}
+            side.run(Run("warm", TUNING_START, TUNING, rate, policy=policy))
             num_warm = len(steps)
             for begin in starts(1 if asked.quick else -(-asked.requests // PART), PART):
-                side.run(Run("mixed", begin, PART, rate, policy=SLO))
-            print(f"\nLoad {load:.0%}, {len(steps) - num_warm:,} steps\n")
-            loads.append({"load_percent": 100 * load, "rows": table(predictions(steps, num_warm))})
-    write(asked.json, {"machine": about, "loads": loads})
+                side.run(Run("mixed", begin, PART, rate, policy=policy))
+            limit = "an SLO" if cap is None else f"a cap of {cap:.0%}"
+            print(f"\nLoad {percent} %, {limit}, {len(steps) - num_warm:,} steps\n")
+            cases.append({"load_percent": percent, "cap": cap, "rows": table(predictions(steps, num_warm))})
+    write(asked.json, {"machine": about, "cases": cases})
 
 
 if __name__ == "__main__":
