@@ -16,7 +16,7 @@ LEFT_OUT = {
     *("all.py", "size.py", "mutation.py", "demo_pooled.py"),
     *("mixed_engine.py", "frontier.py", "llm_d_protocol.py", "policy_change.py", "soak.py"),
     *("job_queue_peers.py", "native_and_vllm.py", "ray_serve.py", "vllm_adapter_cost.py", "vllm_encoder.py"),
-    *("vllm_api_server.py", "vllm_knee.py", "vllm_llm_d.py", "vllm_mixed.py", "vllm_step_sizes.py"),
+    *("vllm_api_server.py", "vllm_llm_d.py", "vllm_mixed.py", "vllm_step_sizes.py"),
 }
 """Scripts that are not benchmarks, that need vLLM or Ray, or that take longer than all the others together."""
 QUICK = {

@@ -4,7 +4,7 @@
 
 The model is a Qwen3-MoE of `transformers` with random weights, in float32, on one thread. A step is one token for each
 of `n` sequences, or a chunk of one prompt. Times are processor time. The cost model is fitted to half of the steps, as
-a worker fits it, and predicts the other half. The first fit takes the model for a dense one.
+a worker fits it, and predicts the other half. The first fit does not know that the model has experts.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def main() -> None:
         kind = f"{each[0]} decodes" if each[0] else f"prompt of {each[1]}"
         shown = [f"{1e3 * p:.1f} ({100 * (p / typical - 1):+.0f} %)" for p in predicted]
         rows.append((kind, f"{1e3 * typical:.1f}", *shown))
-    names = ("step", "measured, ms", "dense", "with experts")
+    names = ("step", "measured, ms", "linear", "with experts")
     print_table(names, rows, right=names[1:])
     for name, found in zip(names[2:], errors, strict=True):
         print(f"{name}: mean error {100 * fmean(found):.1f} %, largest {100 * max(found):.1f} %")

@@ -157,11 +157,9 @@ costs = st.sampled_from(
         CostModel(k0=0.005, k1=0.1, k3=0.3, is_trusted=True),
         CostModel(k0=1e-9, k2=1e-3, k4=1.0, is_trusted=True),
         CostModel(k0=0.002, k1=1e-5, k3=2e-5, k5=0.03, missed=0.97, is_trusted=True),
-        CostModel(k0=0.005, k2=1e-8, k3=1e-5, k6=3e-4, knee=8, is_trusted=True),
     ]
 )
-"""Without a fixed cost, with free decodes, with a single token that takes longer than any promise, with experts, and
-with a knee."""
+"""Without a fixed cost, with free decodes, with a single token that takes longer than any promise, and with experts."""
 
 lengths = st.lists(st.integers(1, 24), min_size=1, max_size=4).map(lambda drawn: tuple(sorted(drawn)))
 expectations = st.just(UNKNOWN) | st.builds(

@@ -83,7 +83,7 @@ class DraftGain:
 
     def expected(self, cost: CostModel) -> CostModel:
         """Return the cost model of a step in which each decode has its usual drafts."""
-        return replace(cost, k3=cost.k3 + (cost.k3 + cost.k6) * self.per_decode) if self.per_decode else cost
+        return replace(cost, k3=cost.k3 * (1 + self.per_decode)) if self.per_decode else cost
 
 
 def _tokens(steps: Collection[DecodeStep]) -> float:

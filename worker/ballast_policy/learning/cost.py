@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 _CHOICES = (1.0, 0.7, 0.5, 0.35, 0.25)
-"""Part of a choice of experts that a token counts as: tokens of a batch choose alike (`benchmarks/moe_steps.py`)."""
-_KNEES = (16, 64, 256)
-"""Of these, as of the choices above, a fit takes the one that predicts best (`benchmarks/vllm_knee.py`)."""
+"""Independent choices of experts that a token counts as: the tokens of a batch choose alike. The fit takes the one that
+predicts best (`benchmarks/moe_steps.py`)."""
 
 
 def attended(num_computed: int, num_tokens: int) -> float:
@@ -38,11 +37,10 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """`t = k0 + k1 * num_prefill + k2 * prefill_context + k3 * num_decode + k4 * decode_context + shared`, in seconds.
+    """`t = k0 + k1 * num_prefill + k2 * prefill_context + k3 * num_decode + k4 * decode_context + experts`, in seconds.
 
-    The terms are those of `StepWork`, and `shared` is of all `n` tokens of the step. A mixture of experts reads those
-    that they touch: `k5 * (1 - missed^n)`. A dense model reads its weights while it computes the first: `k6 * max(0, n
-    - knee)`. A cost `beside` other tokens of the step is what it adds to theirs.
+    The terms are those of `StepWork`. A step of a mixture of experts reads the experts that its `n` tokens touch:
+    `experts = k5 * (1 - missed^n)`. A cost `beside` other tokens of the step leaves out the experts that those touch.
     """
 
     k0: float = 0.0
@@ -54,8 +52,6 @@ class CostModel:
     """Seconds for reading all experts; 0 for a dense model."""
     missed: float = 1.0
     """Share of the experts that one token does not touch."""
-    k6: float = 0.0
-    knee: int = 0
     is_trusted: bool = False
     """False if it is too rough to keep an SLO."""
 
@@ -65,26 +61,20 @@ class CostModel:
             return 0.0
         seconds = self.k0 + self.k1 * work.num_prefill + self.k2 * work.prefill_context
         seconds = seconds + self.k3 * work.num_decode + self.k4 * work.decode_context
-        return seconds + self.shared(work.num_prefill + work.num_decode)
-
-    def shared(self, num_tokens: int, beside: int = 0) -> float:
-        """Return the seconds that tokens of either kind add to a step beside others; a negative number removes them."""
-        if self.k5:
-            return self.experts(num_tokens, beside)
-        above = beside - self.knee
-        return self.k6 * (max(0, above + num_tokens) - max(0, above)) if self.k6 else 0.0
+        return seconds + self.experts(work.num_prefill + work.num_decode)
 
     def experts(self, num_tokens: float, beside: int = 0) -> float:
-        """Return the seconds that the experts of some tokens add to a step."""
+        """Return the seconds that the experts of some tokens add to a step; a negative number removes tokens."""
         return self.k5 * self.missed**beside * (1.0 - self.missed**num_tokens) if self.k5 else 0.0
 
     def prefill(self, num_computed: int, num_tokens: int, beside: int = 0) -> float:
         """Return the seconds that a prefill chunk adds to a step."""
-        return self.k1 * num_tokens + self.k2 * attended(num_computed, num_tokens) + self.shared(num_tokens, beside)
+        linear = self.k1 * num_tokens + self.k2 * attended(num_computed, num_tokens)
+        return linear + self.experts(num_tokens, beside) if self.k5 else linear
 
     def decode(self, context: float, beside: int = 0, num: int = 1) -> float:
         """Return the seconds that `num` decodes add to a step, each with this context."""
-        return num * (self.k3 + self.k4 * context) + self.shared(num, beside)
+        return num * (self.k3 + self.k4 * context) + self.experts(num, beside)
 
     def largest_chunk(self, seconds: float, num_computed: int, limit: int, beside: int = 0) -> int:
         """Return the largest prefill chunk, `limit` at most, that adds at most `seconds`."""
@@ -122,9 +112,8 @@ class Fit:
 
     def __init__(self, *, capacity: int = 256, expert_share: float = 0.0, is_encoder: bool = False) -> None:
         self._least, self._trusted_error, self._is_encoder = 16, 0.25, is_encoder
-        self._shapes = [CostModel(k5=1.0, missed=(1.0 - expert_share) ** choice) for choice in _CHOICES]
-        if not expert_share:
-            self._shapes = [CostModel(k6=1.0, knee=knee) for knee in _KNEES]
+        choices = _CHOICES if expert_share else (1.0,)
+        self._missed = [(1.0 - expert_share) ** choice for choice in choices]
         self._recent: tuple[deque[tuple[float, ...]], ...] = (deque(maxlen=capacity), deque(maxlen=capacity))
         self.num_steps = 0
         self.model = CostModel()
@@ -151,11 +140,8 @@ class Fit:
         seen = self._is_encoder or self._is_varied(features / seconds[:, None])
         if self._is_encoder:  # in steps of one size, all time counts as that of tokens
             features[:, 0] = tokens.min() < 0.9 * tokens.max()
-        for shape in self._shapes:
-            shared = 1.0 - shape.missed**tokens if shape.k5 else np.maximum(0.0, tokens - shape.knee)
-            if not shape.k5 and not self._least <= np.count_nonzero(shared) <= len(shared) - self._least:
-                shared *= 0.0  # too few steps on one side of the knee
-            weighted = np.column_stack((features, shared)) / seconds[:, None]
+        for missed in self._missed:
+            weighted = np.column_stack((features, 1.0 - missed**tokens)) / seconds[:, None]
             coefficients = non_negative_least_squares(weighted)
             usual = weighted @ coefficients > 0.5
             if 0.8 * len(usual) <= np.count_nonzero(usual) < len(usual):
@@ -163,9 +149,9 @@ class Fit:
             errors = np.abs(weighted @ coefficients - 1.0)
             if errors.mean() < least_error:
                 least_error, self.error = errors.mean(), float(np.median(errors))
-                k0, k1, k2, k3, k4, last = (float(k) for k in coefficients)
-                k5, k6, is_trusted = last * shape.k5, last * shape.k6, seen and self.error <= self._trusted_error
-                self.model = CostModel(k0, k1, k2, k3, k4, k5, shape.missed, k6, shape.knee, is_trusted=is_trusted)
+                k0, k1, k2, k3, k4, k5 = (float(k) for k in coefficients)
+                is_trusted = seen and self.error <= self._trusted_error
+                self.model = CostModel(k0, k1, k2, k3, k4, k5, missed, is_trusted=is_trusted)
         return self.model
 
     def _is_varied(self, weighted: Floats) -> bool:

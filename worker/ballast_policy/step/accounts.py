@@ -107,8 +107,8 @@ class StepTime:
     def add_decodes(self, num_decodes: int, context: int) -> None:
         """Add decodes, whose contexts sum up to `context`; negative numbers remove them."""
         seconds = self.cost.k3 * num_decodes + self.cost.k4 * context
-        self.seconds += seconds + self.cost.shared(num_decodes, self.num_tokens)
-        self.fixed_seconds += seconds + self.cost.shared(num_decodes, self.num_decodes)
+        self.seconds += seconds + self.cost.experts(num_decodes, self.num_tokens)
+        self.fixed_seconds += seconds + self.cost.experts(num_decodes, self.num_decodes)
         self.num_tokens += num_decodes
         self.num_decodes += num_decodes
 

@@ -118,7 +118,7 @@ def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, f
         return snapshot.config.ttft / 2, inf
     early = min(short, _EARLY * (usual.online_answer or inf))
     if short >= _EARLY * usual.online_answer > 0:  # answers that are alike fall behind together
-        takes = cost.prefill(0, prompt, cost.knee) + usual.online_answer * cost.decode(prompt)
+        takes = cost.prefill(0, prompt) + usual.online_answer * cost.decode(prompt)
         free -= min(1.0, usual.online_rate * takes)
     for request in part.decodes:
         tpot, num_output = request.tpot, request.num_output
@@ -209,7 +209,7 @@ def _burst(snapshot: EngineSnapshot, tpot: float, num_decodes: int) -> float:
     if not typical:
         return tpot
     tokens = expectation.online_spread * sqrt(expectation.online_answer * tpot)
-    return max(tpot, tokens * snapshot.cost.prefill(0, typical, max(num_decodes, snapshot.cost.knee)) / typical)
+    return max(tpot, tokens * snapshot.cost.prefill(0, typical, num_decodes) / typical)
 
 
 def _shared_slack(saved: Collection[float], burst: float, most_risk: float) -> float:
@@ -233,8 +233,7 @@ def _catches_up(request: Request, late: float, fixed: float) -> bool:
 def _prefill_slack(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     """Return the least slack of the requests that prefill or wait, behind all before them; inf if all are late."""
     now, fixed, chunk = snapshot.now, part.fixed, snapshot.config.chunk_tokens
-    cost, num_decodes, k2 = snapshot.cost, len(part.decodes), snapshot.cost.k2
-    k1 = cost.k1 + cost.k6
+    cost, num_decodes, k1, k2 = snapshot.cost, len(part.decodes), snapshot.cost.k1, snapshot.cost.k2
     slack, tokens, context = inf, 0, 0.0
     least = part.seconds if snapshot.config.is_encoder else 0.0  # all prompts end with the step
     for request in islice(part.pending, _MOST_BOUNDING):  # `attended` and `next_deadline` written out: many wait

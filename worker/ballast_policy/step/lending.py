@@ -64,7 +64,7 @@ def _park_above_budget(step: StepDraft, seconds: float, num_covered: int) -> Non
     """Park the last decodes that the reservation does not cover until the others take at most `seconds`."""
     offline, cost = step.offline, step.cost
     beside, num_decodes = step.time.num_tokens, len(offline.decodes)
-    if cost.k3 * num_decodes + cost.k4 * offline.context + cost.shared(num_decodes, beside) <= seconds:
+    if cost.k3 * num_decodes + cost.k4 * offline.context + cost.experts(num_decodes, beside) <= seconds:
         return
     running = step.coverage.running
     for index, request in enumerate(running):

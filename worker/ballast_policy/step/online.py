@@ -55,8 +55,8 @@ def online_parts(step: StepDraft) -> tuple[float, StepParts]:
     num, context = len(step.online.decodes) + len(contexts), step.online.context + sum(contexts)
     chunks = [(computed(r), tokens) for r, tokens in draft.prefill_grants.items() if r.request_class is ONLINE]
     prefill = sum([cost.k1 * tokens + cost.k2 * attended(done, tokens) for done, tokens in chunks])
-    prefill += cost.shared(sum([tokens for _, tokens in chunks]), num)
-    decodes = cost.k3 * num + cost.k4 * context + cost.shared(num)
+    prefill += cost.experts(sum([tokens for _, tokens in chunks]), num)
+    decodes = cost.k3 * num + cost.k4 * context + cost.experts(num)
     return cost.k0 + decodes + prefill if num or chunks else 0.0, StepParts(decodes=decodes, prefill=prefill)
 
 

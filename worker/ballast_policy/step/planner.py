@@ -64,7 +64,7 @@ def starts_at(snapshot: EngineSnapshot) -> float:
     sizes = [request.num_tokens - request.num_cached for request in waiting]
     if len(waiting) >= config.slots or sum(sizes) >= config.chunk_tokens:
         return -inf
-    takes = cost.k0 + sum(cost.prefill(0, size, cost.knee) for size in sizes) if cost.is_trusted else 0.0
+    takes = cost.k0 + sum(cost.prefill(0, size) for size in sizes) if cost.is_trusted else 0.0
     first = min(request.arrival for request in waiting)
     soon = min(request.arrival + _MOST_WAIT * request.ttft for request in waiting)
     return min(first + config.batch_window, soon - takes)

@@ -24,7 +24,7 @@ def all_in_time(requests: Iterable[Request], cost: CostModel, now: float, *, spe
     seconds, soonest = 0.0, inf
     for request in requests:
         done = computed(request)
-        seconds += cost.prefill(done, request.num_tokens - done, cost.knee)
+        seconds += cost.prefill(done, request.num_tokens - done)
         due = request.arrival + request.ttft
         if due < soonest and not request.num_output:
             soonest = due
@@ -45,7 +45,7 @@ def find_late(order: Iterable[Request], cost: CostModel, now: float, *, speed: f
         left = request.num_tokens - done
         if left <= 1:
             continue
-        seconds = cost.prefill(done, left, cost.knee) / speed
+        seconds = cost.prefill(done, left) / speed
         if request.num_output or request.ttft == inf:
             clock += seconds
             continue

@@ -90,7 +90,7 @@ class Deployment:
         cost, slots = self.cost, self.config.slots
         by_tpot = cost.batch_ceiling(slots=slots, mean_context=context, tpot=self.tpot)
         both = cost.batch_ceiling(slots=slots, mean_context=context, tpot=self.tpot, ttft=self.ttft, prompt=prompt)
-        each = cost.k3 + cost.k4 * context + cost.k6
+        each = cost.k3 + cost.k4 * context
         experts = f", {1e3 * cost.experts(both):.1f} ms for the experts that {both} decodes touch," if cost.k5 else ""
         parts = (
             f"{1e3 * cost.k0:.1f} ms for the weights{experts} and {1e6 * each:.0f} us for each decode of {context:.0f} "

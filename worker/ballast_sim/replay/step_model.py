@@ -53,7 +53,15 @@ class Linear:
 
     def seconds(self, work: BatchWork) -> float:
         """Return the time of one step."""
-        return self.cost.predict(work.for_policy)
+        cost = self.cost
+        return (
+            cost.k0
+            + cost.k1 * work.num_prefill
+            + cost.k2 * work.prefill_context
+            + cost.k3 * work.num_decode
+            + cost.k4 * work.decode_context
+            + cost.experts(work.num_prefill + work.num_decode)
+        )
 
 
 class PublishedA100:
