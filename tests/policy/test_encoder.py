@@ -20,6 +20,7 @@ from ballast_policy.learning.expectation import Expectation
 from ballast_policy.learning.interference import Allowance, Interference
 from ballast_policy.plan import Reason, StepParts, StepPlan
 from ballast_policy.request import Request, RequestClass
+from ballast_policy.reservation import Reservation
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 from ballast_policy.step.planner import plan
 
@@ -250,3 +251,36 @@ def test_a_whole_prompt_of_the_reservation_leaves_the_tokens_of_a_longer_one():
     engine.step()
 
     assert [tokens for _, tokens in engine.begin().grants] == [2]
+
+
+FLOOD = [Arrival(0.0, ONLINE, 100, 1)] * 100 + [Arrival(0.0, OFFLINE, 100, 1)] * 20
+
+
+def reservation_in(engine: FakeEngine, num_steps: int) -> list[Reservation]:
+    """Step while online waits, and return the reservation of each step."""
+    found = []
+    for _ in range(num_steps):
+        engine.compute(engine.begin())
+        found.append(engine.host.reservation)
+    assert engine.host.count(ONLINE)
+    return found
+
+
+def test_the_reservation_of_an_encoder_is_met_by_its_tokens_although_slots_are_free():
+    config = replace(CONFIG, chunk_tokens=512, offline_share=0.1)
+    engine = FakeEngine(Host(config, cost=COST), FLOOD, cost=COST)
+
+    found = reservation_in(engine, 10)
+
+    assert all(each.is_met for each in found)
+    assert any(each.in_use < each.slots for each in found)
+    assert sum(arrival.request_class is OFFLINE for arrival, _ in engine.ended.values()) == 6, "520 tokens in advance"
+
+
+def test_the_reservation_of_an_encoder_without_its_tokens_is_not_met():
+    config = replace(CONFIG, chunk_tokens=512, offline_share=0.1)
+    ignored = Host(config, cost=COST, planner=lambda found: plan(replace(found, reservation=Reservation())))
+
+    found = reservation_in(FakeEngine(ignored, FLOOD, cost=COST), 10)
+
+    assert not any(each.is_met for each in found)

@@ -237,8 +237,11 @@ class Host:
                 request.steps_waited += 1
         self.reservation = self.reservation.used_by(self.held[OFFLINE][RUNNING], self.num_entitled)
         if self.config.is_encoder and self.count(ONLINE):
+            offline = [(request, granted) for request, granted in plan.grants if request.request_class is OFFLINE]
+            is_spent = self._num_ahead + sum([granted for _, granted in offline]) >= self.reservation.chunk
+            self.reservation = replace(self.reservation, is_met=self.reservation.is_met or is_spent)
             reserved = {because.request for because in plan.because if because.reason is Reason.OFFLINE_RESERVATION}
-            num_tokens = sum([granted for request, granted in plan.grants if request in reserved])
+            num_tokens = sum([granted for request, granted in offline if request in reserved])
             self._num_ahead = max(0, self._num_ahead + num_tokens - self.reservation.chunk)
 
     def _carry_out(self, plan: StepPlan, kv: Kv, now: float) -> Dispatch:

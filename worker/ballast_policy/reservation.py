@@ -25,7 +25,8 @@ class Reservation:
     in_use: int = 0
     """Reserved slots in which an offline request runs. A parked request holds no slot."""
     is_met: bool = True
-    """At least `min(slots, entitled)` offline requests run; true if no offline work waits or runs."""
+    """At least `min(slots, entitled)` offline requests run, or those of an encoder take the reserved tokens; true if no
+    offline work waits or runs."""
 
     def used_by(self, running: int, entitled: int) -> Reservation:
         """Return the reservation with `running` offline requests in slots, of which it covers `entitled` at most.
