@@ -350,7 +350,11 @@ def g4_lent_work_fits_the_budget(snapshot: EngineSnapshot, plan: StepPlan) -> No
     assert len(taking_part) <= after.reserved, "lent offline work in a step over its budget"
     most = after.reserved_chunk
     if after.config.is_encoder:  # each of its prompts is computed in one step
-        most = max([most, *(left(r) for r in taking_part if r.num_tokens <= after.config.chunk_tokens)])
+        chunk = after.config.chunk_tokens
+        most = max([most, *(left(r) for r in taking_part if r.num_tokens <= chunk)])
+        first = next((r for r in snapshot.waiting if r.request_class is ONLINE), None)
+        if first is not None and first.num_tokens <= chunk and left(first) > chunk - after.reserved_chunk:
+            most = chunk  # it does not fit beside the reserved tokens: they take turns
     assert after.offline_prefill <= most, "lent prefill in a step over its budget"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from math import inf
 
 import laws
@@ -284,3 +285,22 @@ def test_the_reservation_of_an_encoder_without_its_tokens_is_not_met():
     found = reservation_in(FakeEngine(ignored, FLOOD, cost=COST), 10)
 
     assert not any(each.is_met for each in found)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+@pytest.mark.parametrize("offline", [50, 300, 512, 5000])
+def test_an_online_prompt_that_does_not_fit_beside_the_reservation_takes_turns_with_it(offline: int, share: float):
+    """A step has 512 tokens. Online needs 500 of them, and offline work never runs out."""
+    config = replace(CONFIG, chunk_tokens=512, offline_share=share)
+    flood = [Arrival(0.0, OFFLINE, offline, 1)] * (60_000 // offline) + [Arrival(0.0, ONLINE, 500, 1)] * 110
+    engine = FakeEngine(Host(config, cost=COST, planner=lawful), flood, cost=COST)
+    seen = []
+    for _ in range(100):
+        dispatch = engine.begin()
+        seen.append({request.request_class for request, _ in dispatch.grants})
+        assert engine.host.reservation.is_met
+        engine.compute(dispatch)
+
+    turns = [step for step, classes in enumerate(seen) if OFFLINE in classes]
+    assert sum(ONLINE in classes for classes in seen) >= 100 * (1 - share) - 1
+    assert max(after - before for before, after in pairwise(turns)) <= 1 / share + 1

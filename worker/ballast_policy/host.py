@@ -28,7 +28,7 @@ from ballast_policy.fairness.tenant_slots import tenant_slots
 from ballast_policy.learning.cost import CostModel, Fit, StepWork
 from ballast_policy.learning.expectation import ExpectationLearner
 from ballast_policy.learning.interference import Interference
-from ballast_policy.plan import Reason, StepPlan
+from ballast_policy.plan import StepPlan
 from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, WAITING, Phase, Request, RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 from ballast_policy.step.planner import plan as plan_step
@@ -116,7 +116,7 @@ class Host:
         self._mean_context = 0.0
         self._num_observed = 0
         self._num_ahead = 0
-        """Prompt tokens of an encoder that its reservation took in advance: a whole prompt may exceed one step's."""
+        """Prompt tokens of an encoder that its reservation took in advance, up to those of a whole step."""
         self.forget()
 
     def enter(self, request: Request, now: float) -> None:
@@ -237,12 +237,12 @@ class Host:
                 request.steps_waited += 1
         self.reservation = self.reservation.used_by(self.held[OFFLINE][RUNNING], self.num_entitled)
         if self.config.is_encoder and self.count(ONLINE):
-            offline = [(request, granted) for request, granted in plan.grants if request.request_class is OFFLINE]
-            is_spent = self._num_ahead + sum([granted for _, granted in offline]) >= self.reservation.chunk
-            self.reservation = replace(self.reservation, is_met=self.reservation.is_met or is_spent)
-            reserved = {because.request for because in plan.because if because.reason is Reason.OFFLINE_RESERVATION}
-            num_tokens = sum([granted for request, granted in offline if request in reserved])
-            self._num_ahead = max(0, self._num_ahead + num_tokens - self.reservation.chunk)
+            has_online = any(request.request_class is ONLINE for request, _ in plan.grants)
+            granted = sum([tokens for request, tokens in plan.grants if request.request_class is OFFLINE])
+            granted = granted if has_online or not granted else self.config.chunk_tokens  # none fits beside offline
+            ahead, found = self._num_ahead + granted - self.reservation.chunk, self.reservation
+            self.reservation = replace(found, is_met=found.is_met or ahead >= 0)
+            self._num_ahead = min(max(0, ahead), self.config.chunk_tokens)
 
     def _carry_out(self, plan: StepPlan, kv: Kv, now: float) -> Dispatch:
         for request in plan.preempt:

@@ -45,10 +45,14 @@ class Reserved:
 def fill_reservation(step: StepDraft) -> Reserved:
     """Start offline requests in free reserved slots. Return the prefill tokens and the blocks that stay reserved.
 
-    A request that needs more KV than the reservation has left is up to `lend`. It does not stop smaller requests.
+    A request that needs more KV than the reservation has left is up to `lend`. It does not stop smaller requests. An
+    online prompt that does not fit beside the reserved tokens takes turns with offline, see `Host.dispatched`.
     """
     offline, coverage = step.offline, step.coverage
     tokens, kept = step.snapshot.reservation.chunk, 0
+    first = [r.num_tokens - computed(r) for r in step.online.waiting[:1] if step.is_whole(r.num_tokens)]
+    if tokens and max(first, default=0) > step.time.chunk - tokens:
+        tokens = step.time.chunk
     prefills: list[Request] = []
     if offline.prefills and coverage.slots:
         inside = set(coverage.running[: coverage.slots])
