@@ -125,6 +125,8 @@ def g1_online_comes_first(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     waiting = [r for r in after.waiting if r.request_class is ONLINE]
     if not waiting or is_stuck(plan) or plan.wait_until > snapshot.now:  # `g3_only_an_idle_engine_waits_for_a_batch`
         return
+    if after.config.is_encoder and any(r.request_class is ONLINE for r in after.still_parked):
+        return  # the whole prompt of a parked request may come first, and not fit
     first = waiting[0]
     if not after.has_row or len(after.online) + min(len(after.offline), after.reserved) >= after.slots:
         return
@@ -304,10 +306,14 @@ def g3_no_engine_idles_while_work_waits(snapshot: EngineSnapshot, plan: StepPlan
     config = snapshot.config
     if plan.wait_until > snapshot.now or snapshot.num_leaving >= config.most_residents:
         return  # see `g3_only_an_idle_engine_waits_for_a_batch`; or no slot is free before the next step
+    # Requests that leave still compute. The next step has their blocks.
+    awaits_kv = snapshot.num_leaving > 0 and any(because.reason is Reason.NO_KV for because in plan.because)
     for request in [*snapshot.residents, *snapshot.waiting]:
         may_run = request.request_class is ONLINE or config.offline_max_share > 0
         if may_run and request.num_tokens <= config.num_blocks * config.block_tokens:
-            assert plan.grants or is_stuck(plan), f"the engine idles while {request.request_class} work waits"
+            assert plan.grants or awaits_kv or is_stuck(plan), (
+                f"the engine idles while {request.request_class} work waits"
+            )
 
 
 def _check_reason(after: After, request: Request, reason: Reason) -> None:
@@ -351,7 +357,8 @@ def g4_lent_work_fits_the_budget(snapshot: EngineSnapshot, plan: StepPlan) -> No
     most = after.reserved_chunk
     if after.config.is_encoder:  # each of its prompts is computed in one step
         chunk = after.config.chunk_tokens
-        most = max([most, *(left(r) for r in taking_part if r.num_tokens <= chunk)])
+        # The last one may start with the last reserved token.
+        most = max([most, *(most - 1 + left(r) for r in taking_part if r.num_tokens <= chunk)])
         first = next((r for r in snapshot.waiting if r.request_class is ONLINE), None)
         if first is not None and first.num_tokens <= chunk and left(first) > chunk - after.reserved_chunk:
             most = chunk  # it does not fit beside the reserved tokens: they take turns
