@@ -283,7 +283,8 @@ def g3_no_prefill_token_is_left_where_offline_prefills(snapshot: EngineSnapshot,
     after = After(snapshot, plan)
     if plan.budget_seconds < inf or not snapshot.cost.is_trusted or plan.park or plan.preempt:
         return
-    unfinished = any(after.granted.get(r, 0) < left(r) for r in after.offline if left(r) > 1)
+    parts = [r for r in after.offline if left(r) > 1 and least(after, r) == 1]  # a whole prompt may not fit
+    unfinished = any(after.granted.get(r, 0) < left(r) for r in parts)
     if unfinished and not any(because.reason is Reason.NO_KV for because in plan.because):
         spent = sum(after.prefill.values())
         assert spent >= after.config.chunk_tokens or after.free < 1, "offline waits for prefill tokens that are left"
@@ -306,14 +307,14 @@ def g3_no_engine_idles_while_work_waits(snapshot: EngineSnapshot, plan: StepPlan
     config = snapshot.config
     if plan.wait_until > snapshot.now or snapshot.num_leaving >= config.most_residents:
         return  # see `g3_only_an_idle_engine_waits_for_a_batch`; or no slot is free before the next step
-    # Requests that leave still compute. The next step has their blocks.
-    awaits_kv = snapshot.num_leaving > 0 and any(because.reason is Reason.NO_KV for because in plan.because)
+    # Requests that leave still compute. The next step has their slots and blocks.
+    short = any(because.reason in {Reason.NO_KV, Reason.NO_SLOT} for because in plan.because)
+    awaits_leaving = short and snapshot.num_leaving > 0
     for request in [*snapshot.residents, *snapshot.waiting]:
         may_run = request.request_class is ONLINE or config.offline_max_share > 0
         if may_run and request.num_tokens <= config.num_blocks * config.block_tokens:
-            assert plan.grants or awaits_kv or is_stuck(plan), (
-                f"the engine idles while {request.request_class} work waits"
-            )
+            has_reason = awaits_leaving or is_stuck(plan)
+            assert plan.grants or has_reason, f"the engine idles while {request.request_class} work waits"
 
 
 def _check_reason(after: After, request: Request, reason: Reason) -> None:
