@@ -304,3 +304,16 @@ def test_an_online_prompt_that_does_not_fit_beside_the_reservation_takes_turns_w
     turns = [step for step, classes in enumerate(seen) if OFFLINE in classes]
     assert sum(ONLINE in classes for classes in seen) >= 100 * (1 - share) - 1
     assert max(after - before for before, after in pairwise(turns)) <= 1 / share + 1
+
+
+@pytest.mark.parametrize(("small", "large", "offline", "slots"), [(10, 480, 50, 8), (1, 490, 10, 40)])
+def test_an_online_prompt_is_not_stopped_by_offline_and_smaller_online_prompts_together(small, large, offline, slots):
+    """Each step has a small online prompt of a higher priority, and without offline room for a large one."""
+    config = replace(CONFIG, slots=slots, chunk_tokens=512, offline_share=0.1, offline_max_share=0.1, ttft=inf)
+    engine = FakeEngine(Host(config, cost=COST, planner=lawful), [Arrival(0.0, OFFLINE, offline, 1)] * 2000, cost=COST)
+    engine.coming += [Arrival(0.0, ONLINE, large, 1)] * 40
+    for _ in range(150):
+        engine.coming.append(Arrival(engine.now, ONLINE, small, 1, priority=1))
+        engine.step()
+
+    assert sum(arrival.prompt == large for arrival, _ in engine.ended.values()) == 40

@@ -28,7 +28,7 @@ from ballast_policy.fairness.tenant_slots import tenant_slots
 from ballast_policy.learning.cost import CostModel, Fit, StepWork
 from ballast_policy.learning.expectation import ExpectationLearner
 from ballast_policy.learning.interference import Interference
-from ballast_policy.plan import StepPlan
+from ballast_policy.plan import Reason, StepPlan
 from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, WAITING, Phase, Request, RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 from ballast_policy.step.planner import plan as plan_step
@@ -117,6 +117,8 @@ class Host:
         self._num_observed = 0
         self._num_ahead = 0
         """Prompt tokens of an encoder that its reservation took in advance, up to those of a whole step."""
+        self._stopped: Request | None = None
+        """The online prompt that did not fit into the last step."""
         self.forget()
 
     def enter(self, request: Request, now: float) -> None:
@@ -237,9 +239,13 @@ class Host:
                 request.steps_waited += 1
         self.reservation = self.reservation.used_by(self.held[OFFLINE][RUNNING], self.num_entitled)
         if self.config.is_encoder and self.count(ONLINE):
-            has_online = any(request.request_class is ONLINE for request, _ in plan.grants)
-            granted = sum([tokens for request, tokens in plan.grants if request.request_class is OFFLINE])
-            granted = granted if has_online or not granted else self.config.chunk_tokens  # none fits beside offline
+            online = sum([tokens for request, tokens in plan.grants if request.request_class is ONLINE])
+            granted = sum([tokens for _, tokens in plan.grants]) - online
+            spent = (because.request for because in plan.because if because.reason is Reason.CHUNK_SPENT)
+            stopped = next((request for request in spent if request.request_class is ONLINE), None)
+            if granted and stopped and (not online or stopped is self._stopped):  # it does not fit beside offline
+                granted = self.config.chunk_tokens - online
+            self._stopped = stopped
             ahead, found = self._num_ahead + granted - self.reservation.chunk, self.reservation
             self.reservation = replace(found, is_met=found.is_met or ahead >= 0)
             self._num_ahead = min(max(0, ahead), self.config.chunk_tokens)
