@@ -248,7 +248,8 @@ def g2_online_never_overtakes_the_reservation(snapshot: EngineSnapshot, plan: St
     kv = min(after.reserved_blocks, after.config.num_blocks - blocks(after, largest + 1)) - held
     tail = blocks(after, after.config.tail_tokens)
     given_up = sum(r.num_private_blocks for r in plan.preempt)  # by lower priorities of online, perhaps after that
-    for request in waiting:
+    left_over = after.config.chunk_tokens - after.offline_prefill
+    for request in (r for r in waiting if least(after, r) <= left_over):  # a whole prompt may not fit
         needed = blocks(after, request.num_tokens)
         free = after.free - given_up - needed
         assert needed + tail > kv or free < _unfinished(after), "online overtook offline within its reservation"
