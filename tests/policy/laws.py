@@ -243,6 +243,7 @@ def g2_online_never_overtakes_the_reservation(snapshot: EngineSnapshot, plan: St
         return
     held = sum(r.num_blocks for r in snapshot.residents if r.request_class is OFFLINE)
     held += sum(blocks(after, r.num_tokens) for r in plan.admit if r.request_class is OFFLINE)
+    held += sum(blocks(after, r.num_tokens) - r.num_blocks for r in plan.resume if r.request_class is OFFLINE)
     largest = max((r.num_tokens for r in snapshot.residents if r.request_class is ONLINE), default=0)
     largest = max([largest, *(r.num_tokens for r in snapshot.waiting if r.request_class is ONLINE)])
     kv = min(after.reserved_blocks, after.config.num_blocks - blocks(after, largest + 1)) - held
