@@ -291,12 +291,13 @@ def test_the_reservation_of_an_encoder_without_its_tokens_is_not_met():
 @pytest.mark.parametrize("offline", [50, 300, 512, 5000])
 def test_an_online_prompt_that_does_not_fit_beside_the_reservation_takes_turns_with_it(offline: int, share: float):
     """A step has 512 tokens. Online needs 500 of them, and offline work never runs out."""
-    config = replace(CONFIG, chunk_tokens=512, offline_share=share)
+    config = replace(CONFIG, chunk_tokens=512, offline_share=share, offline_max_share=share, max_interference=0.0)
     flood = [Arrival(0.0, OFFLINE, offline, 1)] * (60_000 // offline) + [Arrival(0.0, ONLINE, 500, 1)] * 110
     engine = FakeEngine(Host(config, cost=COST, planner=lawful), flood, cost=COST)
-    seen = []
+    seen, computed = [], 0
     for _ in range(100):
         dispatch = engine.begin()
+        computed += sum(tokens for request, tokens in dispatch.grants if request.request_class is OFFLINE)
         seen.append({request.request_class for request, _ in dispatch.grants})
         assert engine.host.reservation.is_met
         engine.compute(dispatch)
@@ -304,6 +305,8 @@ def test_an_online_prompt_that_does_not_fit_beside_the_reservation_takes_turns_w
     turns = [step for step, classes in enumerate(seen) if OFFLINE in classes]
     assert sum(ONLINE in classes for classes in seen) >= 100 * (1 - share) - 1
     assert max(after - before for before, after in pairwise(turns)) <= 1 / share + 1
+    if offline >= config.chunk_tokens:  # shorter prompts take only the reserved slots in their turn
+        assert computed >= 0.9 * share * 512 * 100
 
 
 @pytest.mark.parametrize(("small", "large", "offline", "slots"), [(10, 480, 50, 8), (1, 490, 10, 40)])

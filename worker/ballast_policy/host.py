@@ -116,7 +116,7 @@ class Host:
         self._mean_context = 0.0
         self._num_observed = 0
         self._num_ahead = 0
-        """Prompt tokens of an encoder that its reservation took in advance, up to those of a whole step."""
+        """Offline tokens of an encoder beyond its reservation, which later steps leave out; at most a whole step's."""
         self._stopped: Request | None = None
         """The online prompt that did not fit into the last step."""
         self.forget()
