@@ -45,8 +45,8 @@ class Reserved:
 def fill_reservation(step: StepDraft) -> Reserved:
     """Start offline requests in free reserved slots. Return the prefill tokens and the blocks that stay reserved.
 
-    A request that needs more KV than the reservation has left is up to `lend`. It does not stop smaller requests. If the
-    next online prompt does not fit beside the reserved tokens, offline gets a whole step; `Host.dispatched` charges it.
+    A request that needs more KV than the reservation has left is up to `lend`. It does not stop smaller requests. If
+    the next online prompt does not fit beside the reserved tokens, offline gets a whole step (see `Host.dispatched`).
     """
     offline, coverage = step.offline, step.coverage
     tokens, kept = step.snapshot.reservation.chunk, 0
