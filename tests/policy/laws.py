@@ -127,15 +127,23 @@ def g1_online_comes_first(snapshot: EngineSnapshot, plan: StepPlan) -> None:
         return
     if after.config.is_encoder and any(r.request_class is ONLINE for r in after.still_parked):
         return  # the whole prompt of a parked request may come first, and not fit
-    first = waiting[0]
     if not after.has_row or len(after.online) + min(len(after.offline), after.reserved) >= after.slots:
         return
+    # The request at which the queue stops is the first of its tenant: a tenant below its reservation goes first.
+    firsts = {r.tenant: r for r in reversed(waiting)}
+    assert any(_lacks_more_than_a_slot(after, first) for first in firsts.values()), (
+        "online waits for KV that offline holds beyond its reservation"
+    )
+
+
+def _lacks_more_than_a_slot(after: After, first: Request) -> bool:
+    """No prefill tokens are left for it, or offline holds too little KV beyond its reservation to make room."""
+    snapshot, plan = after.snapshot, after.plan
     online_prefill = sum(after.prefill.values()) - after.offline_prefill
     if left(first) > 1 and online_prefill + least(after, first) > after.most_prefill - _reserved_prefill_wanted(after):
-        return
+        return True
     if left(first) > 1 and _decodes_cannot_wait(after, first):
-        return
-    # Neither slots nor tokens: then KV, and offline beyond its reservation must not be able to give it.
+        return True
     private = [r.num_private_blocks for r in snapshot.residents if r.request_class is OFFLINE]
     lent = max(0, sum(private) - after.reserved_blocks - max(private, default=0))
     # Offline may give up blocks of its reservation for its own growth. Online finds them in the next step.
@@ -147,8 +155,7 @@ def g1_online_comes_first(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     beside += max((blocks(after, r.num_tokens) for r in after.still_parked if r.request_class is ONLINE), default=0)
     beside += len(after.offline) + _growth(after, [*after.online, first])
     shared = sum(r.num_cached for r in [first, *plan.admit]) // after.config.block_tokens
-    needed = blocks(after, first.num_tokens) + beside + shared
-    assert after.free + lent < needed, "online waits for KV that offline holds beyond its reservation"
+    return after.free + lent < blocks(after, first.num_tokens) + beside + shared
 
 
 def _growth(after: After, requests: list[Request]) -> int:
@@ -219,17 +226,25 @@ def g2_the_reservation_is_never_touched(snapshot: EngineSnapshot, plan: StepPlan
         (r.num_tokens for r in [*snapshot.residents, *snapshot.waiting] if r.request_class is ONLINE), default=0
     )
     kv = min(after.reserved_blocks, after.config.num_blocks - blocks(after, largest + 1))
-    inside = []
-    for request in sorted(before, key=ranking(snapshot.ledgers[OFFLINE])):
-        grows = request.num_computed + 1 > request.num_blocks * after.config.block_tokens
-        if request.num_blocks + grows <= kv:
-            kv -= request.num_blocks + grows
-            inside.append(request)
+    in_order = sorted(before, key=ranking(snapshot.ledgers[OFFLINE]))
+    held = [r.num_blocks for r in in_order]
+    grown = [r.num_blocks + (r.num_computed + 1 > r.num_blocks * after.config.block_tokens) for r in in_order]
+    # A request that fits only until it grows may or may not take the place of those behind it.
+    num_inside = min(_num_fitting(held, kv), _num_fitting(grown, kv))
     caps = any(share.max_slots is not None for share in after.config.tenants.values())
-    floor_slots = min(after.reserved, len(inside))
+    floor_slots = min(after.reserved, num_inside)
     assert caps or len(after.offline) >= floor_slots, "a slot of the reservation was taken"
     taking_part = sum(r in after.granted or left(r) > 1 for r in after.offline)
     assert caps or taking_part >= floor_slots, "a decode within the reservation was left out"
+
+
+def _num_fitting(sizes: Iterable[int], kv: int) -> int:
+    fitting = 0
+    for size in sizes:
+        if size <= kv:
+            kv -= size
+            fitting += 1
+    return fitting
 
 
 def g2_online_never_overtakes_the_reservation(snapshot: EngineSnapshot, plan: StepPlan) -> None:
@@ -275,7 +290,9 @@ def g3_no_slot_stays_empty_without_a_true_reason(snapshot: EngineSnapshot, plan:
         group = [r for r in group if reasons.get(r) is not Reason.TENANT_CAP]
         if not group or (request_class is OFFLINE and len(after.offline) >= most):
             continue
-        explained = [because.request for because in plan.because if because.request in group]
+        # The first in order may lose its row in the end, and with it the place in which it waited.
+        first = [*group, *(r for r in plan.preempt if reasons[r] is Reason.NO_SLOT)]
+        explained = [because.request for because in plan.because if because.request in first]
         assert explained, f"a slot stays empty, {request_class} waits, and nobody says why"
         _check_reason(after, explained[0], reasons[explained[0]])
 
@@ -356,16 +373,22 @@ def g4_lent_work_fits_the_budget(snapshot: EngineSnapshot, plan: StepPlan) -> No
     if plan.predicted_seconds <= plan.budget_seconds + 1e-9:
         return
     taking_part = [r for r in after.offline if r in after.granted]
-    assert len(taking_part) <= after.reserved, "lent offline work in a step over its budget"
+    assert len(taking_part) <= after.reserved or _is_turn(after), "lent offline work in a step over its budget"
     most = after.reserved_chunk
     if after.config.is_encoder:  # each of its prompts is computed in one step
-        chunk = after.config.chunk_tokens
         # The last one may start with the last reserved token.
-        most = max([most, *(most - 1 + left(r) for r in taking_part if r.num_tokens <= chunk)])
-        first = next((r for r in snapshot.waiting if r.request_class is ONLINE), None)
-        if first is not None and first.num_tokens <= chunk and left(first) > chunk - after.reserved_chunk:
-            most = chunk  # it does not fit beside the reserved tokens: they take turns
+        most = max([most, *(most - 1 + left(r) for r in taking_part if r.num_tokens <= after.config.chunk_tokens)])
+    if _is_turn(after):
+        most = after.config.chunk_tokens
     assert after.offline_prefill <= most, "lent prefill in a step over its budget"
+
+
+def _is_turn(after: After) -> bool:
+    """In an encoder, the first online prompt does not fit beside the reserved tokens, or the prompt that takes them."""
+    chunk, reserved = after.config.chunk_tokens, after.reserved_chunk
+    firsts = {r.request_class: r.num_tokens for r in reversed(after.snapshot.waiting)}
+    online, offline = (firsts.get(c, 0) if firsts.get(c, 0) <= chunk else 0 for c in (ONLINE, OFFLINE))
+    return after.config.is_encoder and reserved > 0 and online > chunk - max(reserved, offline)
 
 
 def work_of(grants: Iterable[tuple[Request, int]]) -> StepWork:

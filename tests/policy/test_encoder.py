@@ -305,8 +305,24 @@ def test_an_online_prompt_that_does_not_fit_beside_the_reservation_takes_turns_w
     turns = [step for step, classes in enumerate(seen) if OFFLINE in classes]
     assert sum(ONLINE in classes for classes in seen) >= 100 * (1 - share) - 1
     assert max(after - before for before, after in pairwise(turns)) <= 1 / share + 1
-    if offline >= config.chunk_tokens:  # shorter prompts take only the reserved slots in their turn
+    if offline >= config.chunk_tokens:  # all slots that offline may hold take fewer tokens of shorter prompts
         assert computed >= 0.9 * share * 512 * 100
+
+
+@pytest.mark.parametrize("slots", [8, 64])
+def test_offline_takes_all_slots_but_one_in_its_turn(slots: int):
+    """Nothing is lent, and a reserved slot for each of eight prompts would leave most of the step empty."""
+    config = replace(CONFIG, chunk_tokens=512, offline_share=0.1, slots=slots, ttft=0.012)
+    flood = [Arrival(0.0, OFFLINE, 60, 1)] * 1000 + [Arrival(0.0, ONLINE, 500, 1, ttft=0.012)] * 110
+    engine = FakeEngine(Host(config, cost=COST, planner=lawful), flood, cost=COST)
+    turns = []
+    for _ in range(100):
+        dispatch = engine.begin()
+        turns.append(sum(tokens for request, tokens in dispatch.grants if request.request_class is OFFLINE))
+        engine.compute(dispatch)
+
+    assert min(tokens for tokens in turns if tokens) == min(slots - 1, 512 // 60) * 60
+    assert sum(turns) >= 0.75 * 0.1 * 512 * 100
 
 
 @pytest.mark.parametrize(("small", "large", "offline", "slots"), [(10, 480, 50, 8), (1, 490, 10, 40)])

@@ -46,13 +46,14 @@ def fill_reservation(step: StepDraft) -> Reserved:
     """Start offline requests in free reserved slots. Return the prefill tokens and the blocks that stay reserved.
 
     A request that needs more KV than the reservation has left is up to `lend`. It does not stop smaller requests. If
-    the next online prompt does not fit beside the reserved tokens, offline gets a whole step (see `Host.dispatched`).
+    the next online prompt does not fit beside it, offline gets a whole step and all slots but one (`Host.dispatched`).
     """
     offline, coverage = step.offline, step.coverage
     tokens, kept = step.snapshot.reservation.chunk, 0
-    first = [r.num_tokens - computed(r) for r in step.online.waiting[:1] if step.is_whole(r.num_tokens)]
-    if tokens and max(first, default=0) > step.time.chunk - tokens:
+    firsts = [[r.num_tokens for r in c.waiting[:1] if step.is_whole(r.num_tokens)] for c in (step.online, offline)]
+    if tokens and sum(firsts[0]) > step.time.chunk - max([tokens, *firsts[1]]):
         tokens = step.time.chunk
+        coverage.slots = max(coverage.slots, min(step.most_offline_slots, step.num_slots - 1))
     prefills: list[Request] = []
     if offline.prefills and coverage.slots:
         inside = set(coverage.running[: coverage.slots])
