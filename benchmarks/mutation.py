@@ -47,8 +47,15 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import Phase, settings
 
 STATS = Path("mutmut-stats.json")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    settings.register_profile("mutation", settings.default, phases=(Phase.explicit, Phase.generate))
+    settings.load_profile("mutation")
 
 
 @pytest.hookimpl(trylast=True)
@@ -57,7 +64,10 @@ def pytest_collection_modifyitems(items):
         seconds = json.loads(STATS.read_text())["duration_by_test"]
         items.sort(key=lambda item: seconds.get(item.nodeid, 0))
 """
-"""mutmut names the tests of a mutant in any order. This runs the quickest first, so that most mutants cost little."""
+"""mutmut names the tests of a mutant in any order. This runs the quickest first, so that most mutants cost little.
+
+A failing example is not made smaller: nobody reads it.
+"""
 
 
 def stage(package: str, tests: str, place: Path) -> None:

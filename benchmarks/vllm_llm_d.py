@@ -6,8 +6,9 @@
 Interactive traffic comes in cycles, as in `llm_d_protocol.py`, which replays the same in the simulator: an idle phase,
 then a burst at 88 % of the rate that this engine sustains, 15 times the rate of the idle phase. The model is a Llama
 with random weights in float32, and all lengths are a quarter of the published ones: prompts of 128 tokens, answers of
-32, batch answers lognormal (mean 125, at most 512). Phases last 10 s instead of 90 s. Batch work does not run out, so
-every burst has batch work beside it. Prompts share no prefix.
+32, batch answers lognormal (mean 125, at most 512). With a larger model (`--hidden`, `--layers`) and shorter lengths
+(`--divisor`), as many requests arrive, and steps take longer, as on a GPU. Phases last 10 s instead of 90 s. Batch work
+does not run out, so every burst has batch work beside it. Prompts share no prefix.
 
 - S0: interactive only. S1: batch requests are sent as ordinary ones, at a quarter of the sustained rate, as published.
   S6: a gateway sends a small fixed number of them at a time. All three run on vLLM's default scheduling.
@@ -42,15 +43,11 @@ from typing import Any
 from llm_d.picture import Column, Curve, draw
 from llm_d.protocol import ALONE, ANSWER, DEVIATION, MEAN, MOST, PROMPT, SCENARIOS, UNSUSPENDED, Protocol
 from replay import Arrival, Clock, machine, median, parser, percentile, write
-from replay.random_llama import LlamaShape, make_model
+from replay.random_llama import bytes_llama, make_model
 from replay.side_process import SideProcess, pause, send_result
 from replay.vllm_engine import BALLAST, PLAIN, PRIORITIES, UNBOUNDED, Feed, Replayed, VllmEngine, backlog
 
-SHAPE = LlamaShape(hidden=384, layers=6, heads=6, kv_heads=3, intermediate=1024, vocabulary=258)
-SCALE = 4
-"""Divisor of the published lengths."""
 SLOTS = 128
-LONGEST = (PROMPT + MOST) // SCALE
 LOAD, IDLE = 0.88, 1 / 15
 """Rate of a burst over the sustained rate, and rate of an idle phase over that of a burst."""
 BATCH_LOAD = 4 / 16
@@ -103,14 +100,14 @@ class Found:
 # One process: an engine that replays runs
 
 
-def batch() -> Iterator[Arrival]:
-    """Yield batch requests."""
+def batch(divisor: int) -> Iterator[Arrival]:
+    """Yield batch requests, with the published lengths over `divisor`."""
     random = Random(1000)
     sigma = sqrt(log(1 + (DEVIATION / MEAN) ** 2))
     mu = log(MEAN) - sigma**2 / 2
     while True:
-        answer = min(MOST, random.lognormvariate(mu, sigma)) / SCALE
-        yield Arrival(0.0, PROMPT // SCALE, max(1, round(answer)))
+        answer = min(MOST, random.lognormvariate(mu, sigma)) / divisor
+        yield Arrival(0.0, PROMPT // divisor, max(1, round(answer)))
 
 
 def feed(run: Run) -> Feed:
@@ -124,11 +121,11 @@ def feed(run: Run) -> Feed:
     return backlog(SLOTS)
 
 
-def replay(engine: VllmEngine, run: Run) -> Found:
-    """Replay one run."""
+def replay(engine: VllmEngine, run: Run, divisor: int) -> Found:
+    """Replay one run, with the published lengths over `divisor`."""
     protocol = Protocol(**run.protocol) if run.protocol else None
     starts = [a.seconds for a in protocol.traffic(protocol.cycles)] if protocol else [0.0] * run.count
-    online = [Arrival(at, PROMPT // SCALE, ANSWER // SCALE) for at in starts]
+    online = [Arrival(at, PROMPT // divisor, ANSWER // divisor) for at in starts]
 
     def report(_: Replayed) -> None:
         engine.clock.set_pace(pause({})["pace"])
@@ -136,7 +133,7 @@ def replay(engine: VllmEngine, run: Run) -> Found:
     if run.slo is not None:
         engine.scheduler.ballast_configure(run.slo)
     turn = TURN if protocol is not None else inf
-    return summary(engine.replay(online, batch(), feed(run), pause=report, pause_seconds=turn), protocol)
+    return summary(engine.replay(online, batch(divisor), feed(run), pause=report, pause_seconds=turn), protocol)
 
 
 def summary(replayed: Replayed, protocol: Protocol | None) -> Found:
@@ -166,19 +163,20 @@ def is_measured(protocol: Protocol, seconds: float) -> bool:
     return protocol.warmup_cycles <= seconds // protocol.cycle_seconds < protocol.cycles
 
 
-def replay_runs(scheduler: str, model: str) -> None:
+def replay_runs(scheduler: str, model: str, divisor: int) -> None:
     """Read runs from the input, and print the result of each."""
     clock = Clock()
     time.monotonic = clock  # before vLLM and Ballast read it
+    longest = (PROMPT + MOST) // divisor + 32
     engine = VllmEngine(
-        clock, model, scheduler, slots=SLOTS, longest=LONGEST + 32, dtype="float32", enforce_eager=True,
+        clock, model, scheduler, slots=SLOTS, longest=longest, dtype="float32", enforce_eager=True,
         gpu_memory_utilization=0.2,
     )  # fmt: skip
     if scheduler == BALLAST:
         engine.scheduler.ballast_configure(UNBOUNDED)
-    engine.replay([], batch(), backlog(SLOTS), seconds=8.0)
+    engine.replay([], batch(divisor), backlog(SLOTS), seconds=8.0)
     for line in sys.stdin:
-        send_result(asdict(replay(engine, Run(**json.loads(line)))))
+        send_result(asdict(replay(engine, Run(**json.loads(line)), divisor)))
 
 
 # The process that compares
@@ -187,8 +185,8 @@ def replay_runs(scheduler: str, model: str) -> None:
 class Process(SideProcess):
     """An engine in a process of its own."""
 
-    def __init__(self, scheduler: str, model: Path) -> None:
-        super().__init__(__file__, "--scheduler", scheduler, "--model", str(model))
+    def __init__(self, scheduler: str, model: Path, divisor: int) -> None:
+        super().__init__(__file__, "--scheduler", scheduler, "--model", str(model), "--divisor", str(divisor))
 
     def run(self, run: Run) -> Found:
         """Replay one run there."""
@@ -231,7 +229,7 @@ class Pace:
 def compare(asked: argparse.Namespace, model: Path) -> dict[str, Any]:
     """Measure every scenario."""
     num = 10 * SLOTS // (4 if asked.quick else 1)
-    plain = Process(PLAIN, model)
+    plain = Process(PLAIN, model, asked.divisor)
     pace = Pace(plain)
     sustained = num / plain.run(Run("S0", count=num)).seconds
     pace.measure()
@@ -245,7 +243,7 @@ def compare(asked: argparse.Namespace, model: Path) -> dict[str, Any]:
         f"The engine sustains {sustained:.1f} interactive requests/s. Bursts of {burst:.1f}/s, {asked.phase:g} s long, "
         f"{measured} measured cycles. S1: {base.batch_rate:.1f} batch requests/s."
     )
-    sides = {scenario: Process(scheduler, model) for scenario, scheduler in SCHEDULER.items()}
+    sides = {scenario: Process(scheduler, model, asked.divisor) for scenario, scheduler in SCHEDULER.items()}
     for side in sides.values():
         side.run(Run("S0", count=1))  # no side loads its model or warms up beside another one
     sides["S0"].begin(asdict(base))
@@ -316,6 +314,9 @@ def main() -> int:
     options.add_argument("--cycles", type=int, default=10, help="cycles, warm-up included")
     options.add_argument("--warmup", type=int, default=2, help="cycles at the start whose latencies do not count")
     options.add_argument("--phase", type=float, default=10.0, help="seconds of an idle phase and of a burst")
+    options.add_argument("--divisor", type=int, default=4, help="divisor of the published lengths")
+    options.add_argument("--hidden", type=int, default=384, help="width of the model")
+    options.add_argument("--layers", type=int, default=6)
     options.add_argument("--draw", type=Path, nargs=2, metavar=("FOUND", "PICTURE"), help="draw the figures of --json")
     options.add_argument("--scheduler", choices=tuple(SCHEDULER.values()), help=argparse.SUPPRESS)
     asked = options.parse_args()
@@ -325,12 +326,12 @@ def main() -> int:
         draw_found(json.loads(asked.draw[0].read_text()), asked.draw[1])
         return 0
     if asked.scheduler is not None:
-        replay_runs(asked.scheduler, str(asked.model))
+        replay_runs(asked.scheduler, str(asked.model), asked.divisor)
         return 0
     about = machine()
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        found = compare(asked, asked.model or make_model(Path(folder), SHAPE))
+        found = compare(asked, asked.model or make_model(Path(folder), bytes_llama(asked.hidden, asked.layers)))
     print(f"\n{(time.monotonic() - begin) / 60:.0f} min")
     write(asked.json, {"machine": about, **found})
     last = found["rows"][-1]

@@ -36,7 +36,7 @@ from random import Random
 from typing import Any
 
 from replay import Arrival, Clock, azure, machine, median, parser, percentile, write
-from replay.random_llama import LlamaShape, make_model
+from replay.random_llama import bytes_llama, make_model
 from replay.side_process import SideProcess, send_result
 from replay.vllm_engine import BALLAST, BUDGET, PLAIN, PRIORITIES, SCHEDULERS, UNBOUNDED, Feed, VllmEngine, backlog
 
@@ -341,12 +341,6 @@ def goals(alone: dict[str, Any], plain: dict[str, Any], tuned: list[dict[str, An
     )
 
 
-def shape(hidden: int, layers: int) -> LlamaShape:
-    """Return the shape of the model."""
-    heads = {"heads": hidden // 64, "kv_heads": max(1, hidden // 128)}
-    return LlamaShape(hidden, layers, **heads, intermediate=hidden * 8 // 3 // 16 * 16, vocabulary=258)
-
-
 def main() -> int:
     """Compare, or replay one side."""
     options = parser(__doc__)
@@ -369,7 +363,7 @@ def main() -> int:
         return 0
     about = machine()
     with tempfile.TemporaryDirectory() as folder:
-        model = asked.model or make_model(Path(folder), shape(asked.hidden, asked.layers))
+        model = asked.model or make_model(Path(folder), bytes_llama(asked.hidden, asked.layers))
         begin = time.monotonic()
         setup = Setup(str(model), asked.dtype, asked.slots, asked.scale, asked.longest, asked.clock)
         found = compare(asked, setup)

@@ -21,10 +21,9 @@ from random import Random
 from typing import Any
 
 from replay import Clock, machine
-from replay.random_llama import make_model
+from replay.random_llama import bytes_llama, make_model
 from replay.side_process import VARIABLES
 from replay.vllm_engine import PLAIN, VllmEngine
-from vllm_mixed import shape
 
 LEAST, MOST = 64, 512
 
@@ -59,7 +58,7 @@ def main() -> None:
         os.execve(sys.executable, [sys.executable, "-W", "ignore", *sys.argv], os.environ | VARIABLES)  # noqa: S606
     machine()
     with tempfile.TemporaryDirectory() as folder:
-        model = make_model(Path(folder), shape(384, 6))
+        model = make_model(Path(folder), bytes_llama(384, 6))
         engine = VllmEngine(
             Clock(), str(model), PLAIN, slots=8, longest=MOST + 32, dtype="float32", enforce_eager=True,
             enable_prefix_caching=False, gpu_memory_utilization=0.2,

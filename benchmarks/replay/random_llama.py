@@ -34,6 +34,12 @@ class LlamaShape:
         return self.layers * (attention + 3 * self.hidden * self.intermediate) + self.hidden * self.vocabulary
 
 
+def bytes_llama(hidden: int, layers: int) -> LlamaShape:
+    """Return the usual proportions of a Llama of this width, with a vocabulary of bytes."""
+    heads = {"heads": hidden // 64, "kv_heads": max(1, hidden // 128)}
+    return LlamaShape(hidden, layers, **heads, intermediate=hidden * 8 // 3 // 16 * 16, vocabulary=258)
+
+
 def make_model(
     folder: Path, shape: LlamaShape, *, longest: int = 2048, has_weights: bool = True, spread: float = 0.02
 ) -> Path:
