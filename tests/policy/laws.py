@@ -421,6 +421,7 @@ def g5_nobody_is_overtaken_by_a_lower_priority(snapshot: EngineSnapshot, plan: S
 
 def everything_has_its_because(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     explained = {because.request for because in plan.because}
+    assert all(isinstance(because.reason, Reason) for because in plan.because), "an explanation without a reason"
     assert {*plan.admit, *plan.resume, *plan.park, *plan.preempt} <= explained, "a change without a reason"
     for request_class in RequestClass:
         waiting = [r for r in snapshot.waiting if r.request_class is request_class and r not in plan.admit]

@@ -168,6 +168,16 @@ def test_hours_of_decodes_do_not_forget_what_prefill_costs():
     assert fit.refit().k1 == pytest.approx(MODEL.k1, rel=0.01)
 
 
+def test_a_model_follows_a_machine_that_becomes_slower():
+    fit = fed(MODEL)
+    for work in steps(1200):
+        fit.add(work, 2 * MODEL.predict(work))
+    found = fit.refit()
+
+    for work in steps(10):
+        assert found.predict(work) == pytest.approx(2 * MODEL.predict(work), rel=1e-3)
+
+
 def test_empty_steps_and_no_steps_teach_nothing():
     fit = Fit()
     fit.add(StepWork(), 0.01)

@@ -507,3 +507,14 @@ def test_the_slot_above_a_lowered_cap_goes_to_online_in_the_same_step():
 
     assert decided.admit == tuple(burst)
     assert [(request, why(decided, request)) for request in decided.park] == [(held[1], Reason.TENANT_CAP)]
+
+
+def test_kv_that_offline_gives_up_does_not_count_against_its_reservation():
+    engine = Engine(num_blocks=40)
+    for _ in range(4):
+        engine.decoding(ONLINE, tokens=17)  # the next token begins a block
+    large, small = engine.decoding(OFFLINE, tokens=96), engine.add(OFFLINE, 16)
+    decided = engine.plan()
+
+    assert large in decided.preempt
+    assert why(decided, small) is Reason.OFFLINE_RESERVATION
