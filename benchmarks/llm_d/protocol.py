@@ -9,10 +9,9 @@ from math import ceil, inf, log, sqrt
 from random import Random
 
 from ballast_policy.snapshot import PolicyConfig
-from ballast_sim.comparison.baselines import naive_priority
 from ballast_sim.errors import SimError
 from ballast_sim.replay.jobs import SimulatedJob
-from ballast_sim.replay.policies import Ballast
+from ballast_sim.replay.policies import Ballast, Fill
 from ballast_sim.replay.replica import Policy
 from ballast_sim.replay.simulated_request import SimulatedRequest
 from ballast_sim.replay.simulation import Run, Scenario, simulate
@@ -212,7 +211,7 @@ def policy(case: Case) -> Callable[[], Policy]:
     if case.scenario == "S6":
         return partial(FirstCome, concurrency=case.concurrency / case.replicas)
     if case.scenario == "priorities":
-        return naive_priority
+        return Fill
     return Ballast
 
 

@@ -1,13 +1,13 @@
 """Baselines: the policies of other systems, to run on the same traffic as Ballast.
 
-All of them form their batch with `Fill`. They differ in its fields, and in the requests that a gateway
+All of them form their batch with `Fill`. They differ in its fields (`Bench.rows`), and in the requests that a gateway
 in front of the engine releases:
 
 - greedy: every step is filled with offline work up to 0.95 of the TPOT, independent of the slack of requests.
 - static budget (`replay.policies.held_to`): the same with another fixed step time, found by a sweep.
 - naive priority (vLLM's `--scheduling-policy priority`): online is ordered first, and that is all. A resident offline
   request takes part in every step, and keeps its slot.
-- sarathi: the same with a small chunk, so that a prefill never stalls the decodes for long (HyGen's Sarathi++).
+- sarathi: the same with a chunk of 512 tokens, so that a prefill never stalls the decodes for long (HyGen's Sarathi++).
 - qps-cap: sarathi behind a gateway that releases offline requests at a fixed rate (HyGen*).
 - aimd: naive priority behind a gateway that adjusts the number of offline requests in flight to the observed latency.
 """
@@ -17,14 +17,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ballast_policy.plan import StepPlan
+from ballast_policy.request import OFFLINE, ONLINE
 from ballast_policy.snapshot import EngineSnapshot
-from ballast_sim.replay.policies import OFFLINE, ONLINE, Fill, held_to
+from ballast_sim.replay.policies import Fill
 
 
 @dataclass
 class QpsCap(Fill):
-    """A gateway releases offline requests at a fixed rate."""
+    """A gateway in front of sarathi releases offline requests at a fixed rate."""
 
+    chunk_tokens: int = 512
     rate: float = 1.0
     _released: float = 0.0
     _last: float = 0.0
@@ -73,28 +75,3 @@ class Aimd(Fill):
                 self.limit = min(float(snapshot.config.slots), self.limit + 1)
             self._queued = False
         return int(self.limit)
-
-
-def greedy(tpot: float, chunk_tokens: int) -> Fill:
-    """Fill every step to 0.95 of the TPOT."""
-    return held_to(0.95 * tpot, chunk_tokens)
-
-
-def naive_priority() -> Fill:
-    """Schedule by priority as vLLM does, with its default of 2,048 tokens in a step."""
-    return Fill(chunk_tokens=2048)
-
-
-def sarathi() -> Fill:
-    """Order online first, with chunks of 512 tokens."""
-    return Fill(chunk_tokens=512)
-
-
-def qps_cap(rate: float) -> QpsCap:
-    """Run Sarathi behind a gateway that releases `rate` offline requests per second."""
-    return QpsCap(chunk_tokens=512, rate=rate)
-
-
-def aimd() -> Aimd:
-    """Run naive priority behind a gateway that adjusts the offline requests in flight."""
-    return Aimd(chunk_tokens=2048)

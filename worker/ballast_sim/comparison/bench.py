@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
-from ballast_sim.comparison import baselines
+from ballast_sim.comparison.baselines import Aimd, QpsCap
 from ballast_sim.comparison.chart_series import NOTHING, ChartSeries, series
 from ballast_sim.errors import BadInput
 from ballast_sim.replay.jobs import SimulatedJob
-from ballast_sim.replay.policies import Ballast, held_to, unbounded
+from ballast_sim.replay.policies import Ballast, Fill, held_to
 from ballast_sim.replay.replica import Policy
 from ballast_sim.replay.report import Report, report
 from ballast_sim.replay.simulation import Run, Scenario, simulate
@@ -138,7 +138,7 @@ class Bench:
         """Run offline work alone: in `full` batches without an SLO, or with every step `bound` to the TPOT."""
         if name not in self.maximums:
             held = partial(held_to, self.bound_tpot or self.config.tpot)
-            policy = held if name == "bound" else unbounded
+            policy = held if name == "bound" else Fill
             seconds = self.maximum_seconds
             scenario = replace(self.scenario(policy, ()), seconds=seconds, warmup_seconds=seconds / 3)
             self.maximums[name] = self._row("offline-only", 0.0, 0.0, simulate(scenario))
@@ -206,15 +206,15 @@ class Bench:
             return [self._ballast(policy, load, reservation) for reservation in reservations]
         tokens, tpot = self.config.chunk_tokens, self.config.tpot
         plain: dict[str, Callable[[], Policy]] = {
-            "naive-priority": baselines.naive_priority,
-            "sarathi": baselines.sarathi,
-            "aimd": baselines.aimd,
-            "greedy": partial(baselines.greedy, tpot, tokens),
+            "naive-priority": Fill,
+            "sarathi": partial(Fill, chunk_tokens=512),
+            "aimd": Aimd,
+            "greedy": partial(held_to, 0.95 * tpot, tokens),
         }
         if value is not None:
             is_rate = name == "qps-cap"
             budget = partial(held_to, value / 1e3, chunk or STATIC_CHUNKS[-1])
-            plain[policy] = partial(baselines.qps_cap, value) if is_rate else budget
+            plain[policy] = partial(QpsCap, rate=value) if is_rate else budget
         tuned = {"static-split": self._static_split, "qps-cap": self._qps_cap, STATIC_BUDGET: self._static_budget}
         if policy in plain:
             run = simulate(self.scenario(plain[policy], self.online(load)))
@@ -263,7 +263,7 @@ class Bench:
         best = replace(self.alone(load), note="no rate keeps the attainment")
         for _ in range(6):
             middle = (low + high) / 2
-            run = simulate(self.scenario(partial(baselines.qps_cap, middle), self.online(load)))
+            run = simulate(self.scenario(partial(QpsCap, rate=middle), self.online(load)))
             row = self._row("qps-cap", load, 0.0, run, f"{middle:.2f} requests/s")
             if self.keeps(row):
                 low, best = middle, row

@@ -14,7 +14,7 @@ from ballast_sim.replay.feasibility import check_slo
 from ballast_sim.replay.hardware import Accelerator
 from ballast_sim.replay.jobs import SimulatedJob
 from ballast_sim.replay.model_shape import ModelShape
-from ballast_sim.replay.policies import held_to, unbounded
+from ballast_sim.replay.policies import Fill, held_to
 from ballast_sim.replay.replica import Policy
 from ballast_sim.replay.report import Report, report
 from ballast_sim.replay.simulation import Scenario, simulate
@@ -127,18 +127,18 @@ class Deployment:
 
     def alone(self, online: Sequence[Arrival], seconds: float) -> Report:
         """Simulate one replica that serves online traffic alone."""
-        return self.run(partial(unbounded, self.config.chunk_tokens), online=online, seconds=seconds)
+        return self.run(partial(Fill, self.config.chunk_tokens), online=online, seconds=seconds)
 
     def unbounded(self, lengths: Sequence[Arrival]) -> float:
         """Return the tokens per second of these lengths alone, without a bound on the step time."""
-        return self._maximum(unbounded, lengths)
+        return self._maximum(Fill, lengths)
 
     def slo_bound(self, lengths: Sequence[Arrival]) -> float:
         """Return the tokens per second of these lengths alone, with every step within the TPOT.
 
         No policy that keeps online decodes resident and within their TPOT computes more.
         """
-        return self._maximum(lambda: held_to(self.tpot), lengths)
+        return self._maximum(partial(held_to, self.config.tpot), lengths)
 
     def _maximum(self, policy: Callable[[], Policy], lengths: Sequence[Arrival]) -> float:
         seconds = 60 * self.inputs.throughput_minutes

@@ -6,11 +6,9 @@ from dataclasses import dataclass, field
 from math import inf
 
 from ballast_policy.plan import StepPlan
-from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.request import OFFLINE, ONLINE, Phase, Request
 from ballast_policy.snapshot import EngineSnapshot
 from ballast_policy.step.planner import plan
-
-ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 
 
 class Ballast:
@@ -23,10 +21,13 @@ class Ballast:
 
 @dataclass
 class Fill:
-    """Fills a step: online first, then offline decodes, offline prefill and offline admissions, within fixed bounds."""
+    """Fills a step: online first, then offline decodes, offline prefill and offline admissions, within fixed bounds.
 
-    chunk_tokens: int = 512
-    """Most tokens in a step, with the decodes."""
+    By default, the time of a step has no bound.
+    """
+
+    chunk_tokens: int = 2048
+    """Most tokens in a step, with the decodes. The default is that of vLLM."""
     step_seconds: float = inf
     """Longest predicted time of a step with offline work."""
     is_parking: bool = False
@@ -42,11 +43,6 @@ class Fill:
     def plan(self, snapshot: EngineSnapshot) -> StepPlan:
         """Plan the next step."""
         return _Draft(self, snapshot, self.offline_limit(snapshot)).plan()
-
-
-def unbounded(chunk_tokens: int = 2048) -> Fill:
-    """Make a policy without a bound on the step time, for one class alone."""
-    return Fill(chunk_tokens=chunk_tokens)
 
 
 def held_to(step_seconds: float, chunk_tokens: int = 2048) -> Fill:
@@ -81,11 +77,11 @@ class _Draft:
         """Add online requests, then offline requests."""
         for request in self.online:
             if request.seq not in self.preempt:
-                self._run(request, inf, must_run=True)
+                self._run(request, inf)
         for request in self.snapshot.waiting:
             if request.request_class is OFFLINE or not self._admit_online(request):
                 break
-        self._place_offline(self.fill.step_seconds)
+        self._place_offline()
         return StepPlan(
             grants=tuple(self.grants.values()),
             admit=tuple(self.admit),
@@ -96,12 +92,12 @@ class _Draft:
             budget_seconds=self.fill.step_seconds,
         )
 
-    def _place_offline(self, step: float) -> None:
+    def _place_offline(self) -> None:
         """Add offline decodes, then offline prefill, then newcomers."""
-        must_run = not self.fill.is_parking
+        step = self.fill.step_seconds
         for request in [r for r in self.offline if r.remaining == 1] + [r for r in self.offline if r.remaining > 1]:
             if request.seq not in self.preempt:
-                self._run(request, inf if must_run and request.remaining == 1 else step, must_run=must_run)
+                self._run(request, inf if request.remaining == 1 and not self.fill.is_parking else step)
         held = len(self.offline) - len(self.preempt)
         free = self.blocks - int(self.fill.kv_watermark * self.snapshot.config.num_blocks)
         free -= sum(self._owed(r) for r in self.snapshot.residents if r.remaining > 1 and r.seq not in self.preempt)
@@ -111,7 +107,7 @@ class _Draft:
             free -= self._blocks(request, request.num_tokens - request.num_cached)
             if held >= self.offline_limit or self.slots <= 0 or self.tokens <= 0 or free < 0:
                 break
-            if not self._run(request, step, must_run=False):
+            if not self._run(request, step):
                 break
             held += 1
 
@@ -127,23 +123,23 @@ class _Draft:
             victim = next(running, None)
             if victim:
                 self._park(victim)
-        return self.slots > 0 and self._run(request, inf, must_run=True)
+        return self.slots > 0 and self._run(request, inf)
 
     def _park(self, request: Request) -> None:
         self.park[request.seq] = request
         self.slots += 1
 
-    def _run(self, request: Request, step: float, *, must_run: bool) -> bool:
-        """Grant as many tokens of a request as fit; return False if none does."""
+    def _run(self, request: Request, step: float) -> bool:
+        """Grant as many tokens of a request as fit into `step` seconds; return False if none does."""
         if request.seq in self.park or (request.phase is not Phase.RUNNING and self.slots <= 0):
             return False
         is_waiting = request.phase is Phase.WAITING
         computed = request.num_cached if is_waiting else request.num_computed
-        remaining = request.num_tokens - computed
+        remaining, beside = request.num_tokens - computed, self.num_tokens
         if remaining == 1:
-            tokens = 1 if must_run or self.seconds + self.cost.decode(computed + 1, self.num_tokens) <= step else 0
+            tokens = 1 if self.seconds + self.cost.decode(computed + 1, beside) <= step else 0
         else:
-            tokens = self._chunk(computed, min(remaining, self.tokens), step)
+            tokens = self.cost.largest_chunk(step - self.seconds, computed, min(remaining, self.tokens), beside)
         if tokens and not self._preempt_for(request, tokens):
             tokens = 0
         if not tokens:
@@ -151,11 +147,10 @@ class _Draft:
                 self._park(request)
             return False
         self.grants[request.seq] = (request, tokens)
-        beside = self.num_tokens
-        is_decode = remaining == 1
-        self.seconds += (
-            self.cost.decode(computed + 1, beside) if is_decode else self.cost.prefill(computed, tokens, beside)
-        )
+        if remaining == 1:
+            self.seconds += self.cost.decode(computed + 1, beside)
+        else:
+            self.seconds += self.cost.prefill(computed, tokens, beside)
         self.num_tokens += tokens
         self.tokens -= tokens
         self.blocks -= self._needs(request, tokens)
@@ -163,12 +158,6 @@ class _Draft:
             (self.admit if is_waiting else self.resume).append(request)
             self.slots -= 1
         return True
-
-    def _chunk(self, computed: int, most: int, step: float) -> int:
-        """Return the largest chunk within the step."""
-        if most <= 0 or step == inf:
-            return max(most, 0)
-        return self.cost.largest_chunk(step - self.seconds, computed, most, self.num_tokens)
 
     def _blocks(self, request: Request, tokens: int) -> int:
         """Return the new blocks that further tokens of a request take."""

@@ -21,7 +21,7 @@ from ballast_policy.learning.cost import CostModel
 from ballast_sim.errors import BadInput
 from ballast_sim.replay.attainment import Percentiles
 from ballast_sim.replay.jobs import SimulatedJob
-from ballast_sim.replay.policies import Ballast, unbounded
+from ballast_sim.replay.policies import Ballast, Fill
 from ballast_sim.replay.report import report
 from ballast_sim.replay.simulation import Scenario, simulate
 from ballast_sim.replay.step_model import Linear, fit
@@ -149,7 +149,7 @@ class Validator:
         self.progress("Measuring the throughput of the engine")
         burst = [replace(arrival, seconds=0.0) for arrival in self.trace[: 4 * self.engine.config.slots]]
         scenario = self._scenario(fit_steps(self._replay(burst).steps, self.clock), ())
-        rate = self.load * report(simulate(replace(scenario, policy=unbounded))).total_tokens
+        rate = self.load * report(simulate(replace(scenario, policy=Fill))).total_tokens
         half = len(self.trace) // 2
         parts = [at_zero(part) for part in (self.trace[:half], self.trace[half:])]
         slices = [excerpt(part, rate, self.seconds) for part in parts]
