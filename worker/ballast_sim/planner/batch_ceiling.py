@@ -7,11 +7,14 @@ of an encoder, or the first token of a model that generates.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp
 from random import Random
+
+import numpy as np
 
 from ballast_policy.learning.cost import attended
 from ballast_sim.errors import BadInput, Impossible
@@ -105,25 +108,18 @@ class CeilingCase:
         newcomer arrives at any moment of a step. Steps with more newcomers than slots are left out: `ceiling` allows
         only a rate at which they are rare.
         """
-        steps = [self.step(batch, newcomers) for newcomers in range(self._most_newcomers(batch) + 1)]
-        arrivals = [_poisson(self.rate * seconds, len(steps)) for seconds in steps]
-        often, before = arrivals[0], [1.0] + [0.0] * (len(steps) - 1)
-        while max(abs(now - then) for now, then in zip(often, before, strict=True)) > _TAIL:
-            often, before = (
-                [sum(often[k] * arrivals[k][j] for k in range(len(steps))) for j in range(len(steps))],
-                often,
-            )
-        total = sum(often[k] * steps[k] for k in range(len(steps)))
-        met = [often[k] * steps[k] / total for k in range(len(steps))]
+        steps = np.array([self.step(batch, newcomers) for newcomers in range(self._most_newcomers(batch) + 1)])
+        arrivals = np.array([_poisson(self.rate * seconds, len(steps)) for seconds in steps])
+        often, before = arrivals[0], np.eye(len(steps))[0]
+        while np.abs(often - before).max() > _TAIL:
+            often, before = often @ arrivals, often
+        met = often * steps / (often @ steps)  # share of the newcomers that arrive in each step
+        own = np.append(steps[1:], steps[-1])  # the step of a newcomer, beside 0, 1, ... others
 
         def within(limit: float) -> float:
-            return sum(
-                met[k] * arrivals[k][j] * min(1.0, max(0.0, (limit - steps[min(j + 1, len(steps) - 1)]) / steps[k]))
-                for k in range(len(steps))
-                for j in range(len(steps))
-            )
+            return float(np.sum(met[:, None] * arrivals * np.clip((limit - own) / steps[:, None], 0.0, 1.0)))
 
-        low, high = 0.0, 2 * steps[-1]
+        low, high = 0.0, 2 * float(steps[-1])
         for _ in range(30):
             middle = (low + high) / 2
             low, high = (low, middle) if within(middle) >= self.share else (middle, high)
@@ -152,29 +148,26 @@ class CeilingCase:
                 f"{self.prompt} tokens. A newcomer waits for the first step and needs the second: "
                 f"{1e3 * self.slowest(1):.1f} ms for {self.share:.0%} of newcomers"
             )
-        low, high = 1, MOST_BATCH
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.slowest(middle) <= self.seconds else (low, middle - 1)
+        batch = bisect_right(range(1, MOST_BATCH + 1), self.seconds, key=self.slowest)
         if self.rate > MOST_USED * self.api_server.texts_per_second:
             raise Impossible(
                 f"{self.name}: {self.rate:g} requests/s arrive, but one API server process, with "
                 f"{self.api_server.text_milliseconds:g} ms for each text, serves "
                 f"{self.api_server.texts_per_second:,.1f}"
             )
-        served = low / self.step(low, low)
+        served = batch / self.step(batch, batch)
         if self.rate > MOST_USED * served:
             raise Impossible(
-                f"{self.name}: {self.rate:g} requests/s arrive, but a batch of {low}, the largest within "
+                f"{self.name}: {self.rate:g} requests/s arrive, but a batch of {batch}, the largest within "
                 f"{1e3 * self.seconds:g} ms, serves {served:,.1f}"
             )
-        crowds = _poisson(self.rate * self.step(low, low), low + 2)[-1]
+        crowds = _poisson(self.rate * self.step(batch, batch), batch + 2)[-1]
         if crowds > MOST_CROWDED * (1 - self.share):
             raise Impossible(
                 f"{self.name}: at {self.rate:g} requests/s {crowds:.1%} of the steps bring more newcomers than a batch "
-                f"of {low}, the largest within {1e3 * self.seconds:g} ms, holds; they would queue for another step"
+                f"of {batch}, the largest within {1e3 * self.seconds:g} ms, holds; they would queue for another step"
             )
-        return BatchCeiling(self, low)
+        return BatchCeiling(self, batch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from math import inf
 
@@ -89,14 +90,11 @@ def encoder_limit(model: Roofline, prompt: int, slo: EncoderSlo, most: int = MOS
             f"{1e3 * one:.1f} ms for one prompt of {prompt} tokens on one {model.gpu.name}, and a request may wait for "
             f"{waits} first: {1e3 * slowest(1):.1f} ms for {slo.share:.0%} of them"
         )
-    low, high = 1, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if slowest(middle) <= slo.latency else (low, middle - 1)
-    seconds = batch_seconds(model, low, prompt)
+    batch = bisect_right(range(1, most + 1), slo.latency, key=slowest)
+    seconds = batch_seconds(model, batch, prompt)
     return EncoderLimit(
-        low,
+        batch,
         seconds,
-        f"a batch of {low} prompts of {prompt} tokens takes {1e3 * seconds:.1f} ms; a newcomer waits for one batch and "
-        f"is in the next, {1e3 * slowest(low):.1f} ms of {1e3 * slo.latency:g} ms for {slo.share:.0%}",
+        f"a batch of {batch} prompts of {prompt} tokens takes {1e3 * seconds:.1f} ms; a newcomer waits for one batch "
+        f"and is in the next, {1e3 * slowest(batch):.1f} ms of {1e3 * slo.latency:g} ms for {slo.share:.0%}",
     )
