@@ -63,7 +63,7 @@ def test_the_batch_ceiling_is_the_largest_batch_a_sweep_finds():
     def fits(batch):
         tpot = cost.k0 + batch * (cost.k3 + cost.k4 * context)
         ttft = 2 * cost.k0 + (2 * batch - 1) * (cost.k3 + cost.k4 * context) + cost.prefill(0, prompt)
-        return tpot <= deployment.tpot and ttft <= deployment.ttft
+        return tpot <= deployment.config.tpot and ttft <= deployment.config.ttft
 
     ceiling, because = deployment.batch_ceiling(ONLINE)
 

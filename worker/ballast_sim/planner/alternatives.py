@@ -45,15 +45,15 @@ def alternatives(
     inputs: PlanInputs, found: FleetPlan, offline: Sequence[Arrival], online: Trace, progress: Progress
 ) -> list[Alternative]:
     """Compute other weights, GPUs and SLOs as the plan is computed. The first alternative is the plan itself."""
-    half = inputs.slo.model_copy(update={"tpot_milliseconds": inputs.slo.tpot_milliseconds / 2})
-    double = inputs.slo.model_copy(update={"tpot_milliseconds": inputs.slo.tpot_milliseconds * 2})
     changes: list[tuple[str, dict[str, object]]] = [("as given", {})]
     changes += [
         (f"{kind.value} weights", {"quantization": kind}) for kind in Quantization if kind is not inputs.quantization
     ]
     names = dict.fromkeys((*GPUS, *(name.lower() for name in inputs.gpus)))
     changes += [(f"{name} instead", {"gpu": name}) for name in names if name != inputs.gpu.lower()]
-    changes += [(f"TPOT {slo.tpot_milliseconds:g} ms", {"slo": slo}) for slo in (half, double)]
+    for tpot in (inputs.slo.tpot_milliseconds / 2, inputs.slo.tpot_milliseconds * 2):
+        slo = inputs.slo.model_copy(update={"tpot_milliseconds": tpot})
+        changes.append((f"TPOT {tpot:g} ms", {"slo": slo}))
     tried = []
     for name, change in changes:
         progress(f"trying {name}")
@@ -145,7 +145,7 @@ def advice(found: FleetPlan, tried: Sequence[Alternative], sizes: Sequence[Chunk
 
 
 def _chunk_advice(found: FleetPlan, sizes: Sequence[Chunk]) -> list[str]:
-    wanted = found.deployment.inputs.slo.attainment_percent / 100
+    wanted = found.deployment.config.objective
     kept = [one for one in sizes if min(one.ttft_attainment, one.tpot_attainment) >= wanted]
     now = next((one for one in sizes if one.tokens == found.deployment.config.chunk_tokens), None)
     best = max(kept, key=lambda one: one.offline_tokens, default=None)

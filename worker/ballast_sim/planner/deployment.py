@@ -51,32 +51,22 @@ class Deployment:
         longest = max((arrival.num_tokens for arrival in (*online, *offline)), default=1)
         tokens = inputs.kv_tokens(gpu, model, longest)
         deployment = cls(inputs, gpu, model, roofline, profile(roofline), tokens)
-        check_slo(roofline, online, ttft=deployment.ttft, tpot=deployment.tpot)
+        check_slo(roofline, online, ttft=deployment.config.ttft, tpot=deployment.config.tpot)
         return deployment
-
-    @property
-    def tpot(self) -> float:
-        """SLO of the TPOT, in seconds."""
-        return self.inputs.slo.tpot_milliseconds / 1e3
-
-    @property
-    def ttft(self) -> float:
-        """SLO of the TTFT, in seconds."""
-        return self.inputs.slo.ttft_milliseconds / 1e3
 
     @cached_property
     def config(self) -> PolicyConfig:
-        """Configuration of the policy."""
-        engine = self.inputs.engine
+        """Configuration of the policy, with the SLO in seconds and as a share."""
+        engine, slo = self.inputs.engine, self.inputs.slo
         return PolicyConfig(
             slots=engine.slots,
             num_blocks=self.kv_tokens // engine.block_tokens,
             block_tokens=engine.block_tokens,
             chunk_tokens=engine.chunk_tokens,
             offline_share=engine.reserved_percent / 100,
-            ttft=self.ttft,
-            tpot=self.tpot,
-            objective=self.inputs.slo.attainment_percent / 100,
+            ttft=slo.ttft_milliseconds / 1e3,
+            tpot=slo.tpot_milliseconds / 1e3,
+            objective=slo.attainment_percent / 100,
             expert_share=self.shape.expert_share,
             # vLLM serves GPUs: it cannot suspend a step, and a parked request keeps its place in a batch.
             can_suspend=False,
@@ -87,9 +77,9 @@ class Deployment:
         """Return the largest decode batch that the SLO allows, and the reason."""
         context = sum(a.num_prompt + a.num_output / 2 for a in online) / len(online)
         prompt = round(sum(a.num_prompt for a in online) / len(online))
-        cost, slots = self.cost, self.config.slots
-        by_tpot = cost.batch_ceiling(slots=slots, mean_context=context, tpot=self.tpot)
-        both = cost.batch_ceiling(slots=slots, mean_context=context, tpot=self.tpot, ttft=self.ttft, prompt=prompt)
+        cost, slots, ttft, tpot = self.cost, self.config.slots, self.config.ttft, self.config.tpot
+        by_tpot = cost.batch_ceiling(slots=slots, mean_context=context, tpot=tpot)
+        both = cost.batch_ceiling(slots=slots, mean_context=context, tpot=tpot, ttft=ttft, prompt=prompt)
         each = cost.k3 + cost.k4 * context
         experts = f", {1e3 * cost.experts(both):.1f} ms for the experts that {both} decodes touch," if cost.k5 else ""
         parts = (
@@ -155,5 +145,5 @@ class Deployment:
 
     def fits(self, result: Report) -> bool:
         """Return whether enough requests met both parts of the SLO."""
-        wanted = self.inputs.slo.attainment_percent / 100
+        wanted = self.config.objective
         return result.ttft_attainment >= wanted and result.tpot_attainment >= wanted

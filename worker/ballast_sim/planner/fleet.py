@@ -6,6 +6,7 @@ One GPU of work is a GPU at 100 %.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
@@ -115,13 +116,13 @@ def plan_fleet(
 
 def _check_prefill(deployment: Deployment, online: Trace) -> None:
     """Check that an idle GPU prefills enough of the prompts within the TTFT."""
-    wanted = deployment.inputs.slo.attainment_percent / 100
+    wanted, ttft = deployment.config.objective, deployment.config.ttft
     prompts = sorted(arrival.num_prompt for arrival in online)
     prompt = prompts[ceil(wanted * len(prompts) - 1e-9) - 1]
     seconds = deployment.model.seconds(BatchWork(prompt, attended(0, prompt), num_chunks=1))
-    if seconds > deployment.ttft:
+    if seconds > ttft:
         raise Impossible(
-            f"TTFT of {1e3 * deployment.ttft:g} ms is below the fastest prefill for {wanted:.0%} of requests: their "
+            f"TTFT of {1e3 * ttft:g} ms is below the fastest prefill for {wanted:.0%} of requests: their "
             f"prompts have up to {prompt:,} tokens, which take {1e3 * seconds:.1f} ms on an idle {deployment.gpu.name}"
         )
 
@@ -151,11 +152,9 @@ class _Planner:
             raise BadInput(f"trafficMinutes is {self.inputs.traffic_minutes:g}: only one request arrives in this time")
         self.online = excerpt(self.trace, self.part * self.online_tokens, seconds)
         self.seconds = min(seconds, self.online[-1].seconds)
-        options = [self._given(), self._right_sized()]
+        given, apart = self._given(), self._right_sized()
         mixed = self._fewest_mixed(most=fleet.online_gpus + fleet.offline_gpus)
-        options += [mixed] if mixed else []
         same = self._mixed(fleet.online_gpus, f"mixed on the same {fleet.online_gpus}")
-        options += [same] if same else []
         ceiling, why = self.deployment.batch_ceiling(self.trace)
         return FleetPlan(
             deployment=self.deployment,
@@ -165,8 +164,8 @@ class _Planner:
             work=self.online_tokens / maximums.online_full + self.offline_tokens / maximums.offline_full,
             batch_ceiling=ceiling,
             batch_ceiling_because=why,
-            options=tuple(options),
-            because=tuple(self._reasons(options[1], mixed, same)),
+            options=tuple(option for option in (given, apart, mixed, same) if option),
+            because=tuple(self._reasons(apart, mixed, same)),
         )
 
     @property
@@ -225,24 +224,15 @@ class _Planner:
         self.progress(f"simulating one of {gpus} mixed {self._unit}s")
         if self._one(gpus, 0).offline.total * gpus < needed:
             return None
-        low, high = 0, len(STEP_SHARES)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self.deployment.fits(self._one(gpus, middle)) else (middle + 1, high)
-        if low == len(STEP_SHARES) or self._one(gpus, low).offline.total * gpus < needed:
+        largest = _fewest(lambda share: self.deployment.fits(self._one(gpus, share)), len(STEP_SHARES) - 1, low=0)
+        if largest is None or self._one(gpus, largest).offline.total * gpus < needed:
             return None
-        return low
+        return largest
 
     def _one(self, gpus: int, share: int) -> Report:
         """Simulate one of `gpus` mixed GPUs, with its steps filled to a share of the TPOT."""
         if (gpus, share) not in self._ones:
-            self._ones[gpus, share] = self.deployment.run(
-                Ballast,
-                online=self._traffic(1, gpus),
-                offline=self.offline,
-                seconds=self.seconds,
-                config=replace(self.deployment.config, tpot_share=STEP_SHARES[share]),
-            )
+            self._ones[gpus, share] = self._routed(1, gpus, STEP_SHARES[share])
         return self._ones[gpus, share]
 
     def _mixed(self, gpus: int, name: str, needed: float = 0.0) -> Option | None:
@@ -399,11 +389,8 @@ class _Planner:
 
 def _fewest(works: Callable[[int], bool], most: int, low: int = 1) -> int | None:
     """Bisect for the smallest number from `low` to `most` that works; None if none does. All larger numbers work."""
-    high = most + 1
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if works(middle) else (middle + 1, high)
-    return low if low <= most else None
+    found = low + bisect_left(range(low, most + 1), x=True, key=works)
+    return found if found <= most else None
 
 
 def per_million(per_hour: float, tokens_per_second: float) -> float:
