@@ -6,7 +6,7 @@ quantized weights, and offline work on the GPUs of the online service with the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 from random import Random
@@ -15,8 +15,8 @@ from ballast_policy.learning.cost import attended
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.costs import HOURS_PER_MONTH, GpuPrice, Purchases, buy_or_rent
 from ballast_sim.planner.deployment import Deployment
-from ballast_sim.planner.encoder import EncoderSlo, batch_seconds, encoder_limit
-from ballast_sim.planner.fleet import STEP_SHARES
+from ballast_sim.planner.encoder import MOST_BATCH, EncoderSlo, batch_seconds, encoder_limit
+from ballast_sim.planner.fleet import STEP_SHARES, Progress
 from ballast_sim.planner.inputs import PlanInputs, ServiceInput
 from ballast_sim.replay.model_shape import ModelShape, Quantization, shape
 from ballast_sim.replay.policies import Ballast
@@ -29,8 +29,6 @@ LENGTHS = 512
 """Requests that are drawn to represent a service."""
 SEARCH_REQUESTS = 800
 """Requests of one simulation in the search for the highest rate of a service."""
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,13 +216,10 @@ class _Ahead:
             share=service.latency_percentile / 100,
             window=service.batch_window_milliseconds / 1e3 if self.way.is_batching else 0.0,
         )
-        if not self.way.is_batching:
-            alone = encoder_limit(roofline, prompt, slo, most=1).requests_per_second
-            return Capacity(min(alone, api.texts_per_second), full, because=api.limit(alone))
-        limit = encoder_limit(roofline, prompt, slo)
-        full = max(full, limit.requests_per_second)
-        peak = min(limit.requests_per_second, api.texts_per_second)
-        because = "; ".join(filter(None, (limit.because, api.limit(limit.requests_per_second))))
+        limit = encoder_limit(roofline, prompt, slo, most=MOST_BATCH if self.way.is_batching else 1)
+        rate = limit.requests_per_second
+        full, peak = max(full, rate), min(rate, api.texts_per_second)
+        because = "; ".join(filter(None, (limit.because if self.way.is_batching else "", api.limit(rate))))
         mixed = peak / full if self.way.is_mixing else 0.0
         return Capacity(peak, full, mixed, because, api.texts_per_second)
 

@@ -53,17 +53,13 @@ class GpuInput(ApiModel):
         Raises:
             BadInput: the GPU is new, and a figure is missing.
         """
-        fp8 = self.fp8_teraflops or (self.teraflops if known is None else None)
-        link = self.link_gigabytes_per_second or (PCIE / 1e9 if known is None else None)
-        network = self.network_gigabytes_per_second or (ETHERNET / 1e9 if known is None else None)
-        rates = {"link_gigabytes_per_second": link, "network_gigabytes_per_second": network}
-        given = self.model_copy(update={"fp8_teraflops": fp8, **rates})
-        found = {field: getattr(given, name) for name, (field, _) in _FIGURES.items()}
-        figures = {field: found[field] * unit for field, unit in _FIGURES.values() if found[field] is not None}
+        given = {field: (getattr(self, name), unit) for name, (field, unit) in _FIGURES.items()}
+        figures = {field: value * unit for field, (value, unit) in given.items() if value is not None}
         if known is not None:
             return replace(known, **figures)
-        if len(figures) < len(found):
-            missing = ", ".join(field for field in found if field not in figures)
+        usual = {"fp8_flops": figures["flops"]} if "flops" in figures else {}
+        figures = {"link": PCIE, "network": ETHERNET, **usual, **figures}
+        if missing := ", ".join(field for field in given if field not in figures):
             raise BadInput(f"gpus.{name} is not a known GPU, so it needs all figures; missing: {missing}")
         return Accelerator(name, **figures)
 
@@ -369,16 +365,15 @@ class PlanInputs(ApiModel):
         Raises:
             Impossible: the weights and one request of `longest` tokens do not fit.
         """
-        slots, percent = self.engine.slots, self.engine.memory_percent
-        adapters = self.engine.adapters * model.adapter_bytes(self.engine.adapter_rank)
+        engine = self.engine
         return kv_tokens(
             model,
             gpu,
             longest=longest,
-            slots=slots,
+            slots=engine.slots,
             quantization=self.quantization,
-            memory_percent=percent,
-            adapters=adapters,
+            memory_percent=engine.memory_percent,
+            adapters=engine.adapters * model.adapter_bytes(engine.adapter_rank),
         )
 
     def find_device(self) -> Accelerator:
