@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from ballast_policy.snapshot import PolicyConfig, TenantShare
 from ballast_sim.errors import BadInput
@@ -64,8 +65,7 @@ class GuaranteeRuns:
     def reservation(self, share: float = 0.10) -> GuaranteeResult:
         """Run ten times the online traffic that the engine can serve, with a reservation for offline."""
         config = replace(self.config, offline_share=share)
-        full = report(self._run([SimulatedJob.endless("offline", self.trace)], replace(config, offline_share=0.0)))
-        rate = OVERLOAD * full.total_tokens
+        rate = OVERLOAD * self._most_online()
         trace = at_rate(repeated(self.trace, rate * self.seconds), rate)
         online = [arrival for arrival in trace if arrival.seconds < self.seconds]
         run = self._run([SimulatedJob.endless("offline", self.offline)], config, online=online)
@@ -119,7 +119,7 @@ class GuaranteeRuns:
 
     def deadline(self) -> GuaranteeResult:
         """Run a tight job that is submitted after others, with and without its deadline."""
-        rate = 0.5 * self._online_rate()
+        rate = 0.5 * self._most_online() / fmean(arrival.num_tokens for arrival in self.trace)
         online = generate(
             bursts(0.5 * rate, 4 * rate, every=30.0, lasting=3.0),
             peak=4 * rate,
@@ -127,10 +127,9 @@ class GuaranteeRuns:
             lengths=self.trace,
             seed=self.seed,
         )
-        alone = self._finished([self._tight(None)], online)
+        alone = self._finished(online, num_earlier=0)
         deadline = TIGHTNESS * alone
-        told = self._finished([*self._others(), self._tight(deadline)], online)
-        untold = self._finished([*self._others(), self._tight(None)], online)
+        told, untold = self._finished(online, deadline=deadline), self._finished(online)
         return GuaranteeResult(
             "deadline",
             told <= deadline < untold,
@@ -140,26 +139,17 @@ class GuaranteeRuns:
             {"deadline": deadline, "by_slack": told, "by_submission": untold},
         )
 
-    def _tight(self, deadline: float | None) -> SimulatedJob:
-        return SimulatedJob.of("tight", self.offline[:TIGHT_ITEMS], deadline=deadline)
+    def _finished(self, online: Sequence[Arrival], *, num_earlier: int = 3, deadline: float | None = None) -> float:
+        """Return when the tight job is done. If it has a deadline, the jobs submitted before it have later ones."""
+        due = [86_400.0 * (i + 1) if deadline else None for i in range(num_earlier)]
+        jobs = [SimulatedJob.of(f"earlier {i}", self.offline[: 3 * TIGHT_ITEMS], deadline=d) for i, d in enumerate(due)]
+        jobs.append(SimulatedJob.of("tight", self.offline[:TIGHT_ITEMS], deadline=deadline))
+        return self._run(jobs, self.config, online=online, seconds=4 * self.seconds).jobs[-1].finished_at
 
-    def _others(self) -> list[SimulatedJob]:
-        return [
-            SimulatedJob.of(f"earlier {i}", self.offline[: 3 * TIGHT_ITEMS], deadline=86_400.0 * (i + 1))
-            for i in range(3)
-        ]
-
-    def _finished(self, jobs: list[SimulatedJob], online: Sequence[Arrival]) -> float:
-        if jobs[-1].deadline is None:
-            for job in jobs:
-                job.deadline = None
-        run = self._run(jobs, self.config, online=online, seconds=4 * self.seconds)
-        return run.jobs[-1].finished_at
-
-    def _online_rate(self) -> float:
-        """Return the requests per second that fill the engine with online lengths alone."""
-        full = report(self._run([SimulatedJob.endless("offline", self.trace)], replace(self.config, offline_share=0.0)))
-        return full.total_tokens / (sum(arrival.num_tokens for arrival in self.trace) / len(self.trace))
+    def _most_online(self) -> float:
+        """Return the tokens per second that fill the engine with online lengths alone."""
+        jobs = [SimulatedJob.endless("offline", self.trace)]
+        return report(self._run(jobs, replace(self.config, offline_share=0.0))).total_tokens
 
     def _by_tenant(self, trace: Trace) -> list[SimulatedJob]:
         lengths: dict[str, list[Arrival]] = {}

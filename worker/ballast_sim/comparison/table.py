@@ -26,9 +26,7 @@ class Task:
     reservations: tuple[float, ...] = (0.0,)
 
     def __str__(self) -> str:
-        if not self.load:
-            return self.kind
-        return f"{self.kind} at {self.load:.0%}"
+        return f"{self.kind} at {self.load:.0%}" if self.load else self.kind
 
 
 _FULL, _BOUND = Task("offline alone"), Task("offline alone within the TPOT")
@@ -119,13 +117,13 @@ def _check(policies: Sequence[str], loads: Sequence[float], reservations: Sequen
     unknown = [policy for policy in policies if knob(policy).name not in KNOWN]
     if unknown:
         raise BadInput(f"unknown policy {unknown[0]!r}; known are all, {', '.join(KNOWN)}")
-    for name, values, most in (("load", loads, 20.0), ("reservation", reservations, 1.0)):
+    for name, values, least, most in (("load", loads, 1e-3, 20.0), ("reservation", reservations, 0.0, 1.0)):
         if not values:
             raise BadInput(f"no {name} given: give at least one")
         for value in values:
-            if not (0 if name == "reservation" else 1e-3) <= value <= most:
-                low = "0" if name == "reservation" else "0.1"
-                raise BadInput(f"a {name} of {100 * value:g} % was given; expected {low} to {100 * most:g} %")
+            if not least <= value <= most:
+                allowed = f"{100 * least:g} to {100 * most:g} %"
+                raise BadInput(f"a {name} of {100 * value:g} % was given; expected {allowed}")
         if len(set(values)) < len(values):
             raise BadInput(f"a {name} is given twice: give each once")
     if not policies:

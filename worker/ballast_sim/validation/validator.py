@@ -31,8 +31,6 @@ from ballast_sim.validation.engine_replay import EngineReplay, MeasuredStep, Rep
 STEP_ERROR, NOISE_FACTOR, TTFT_ERROR = 0.10, 1.5, 0.20
 """Largest allowed errors."""
 
-Progress = Callable[[str], None]
-
 
 @dataclass(frozen=True, slots=True)
 class StepErrors:
@@ -114,7 +112,7 @@ class Validator:
     """Replays of each slice."""
     step_limit: float = STEP_ERROR
     is_ttft_limited: bool = True
-    progress: Progress = lambda _: None
+    progress: Callable[[str], None] = lambda _: None
 
     def run(self) -> Validation:
         """Measure both slices, fit the step times, and compare the prediction."""
@@ -130,7 +128,8 @@ class Validator:
         self.progress("Measuring the noise: the same steps twice")
         same = [self.engine.replay(second, self.offline, ReplayClock("model", Linear(model))) for _ in range(2)]
         steps = [step for replay in measured for step in replay.steps]
-        predicted = self._simulate(model, second)
+        simulated = simulate(self._scenario(model, second)).online
+        predicted = Percentiles.of(item.first_token - item.request.arrival for item in simulated)
         return Validation(
             model=model,
             kinds=kinds(model, steps, self.clock),
@@ -153,18 +152,13 @@ class Validator:
         half = len(self.trace) // 2
         parts = [at_zero(part) for part in (self.trace[:half], self.trace[half:])]
         slices = [excerpt(part, rate, self.seconds) for part in parts]
-        if min(len(part) for part in slices) < 100:
-            found = min(len(part) for part in slices)
+        found = min(len(part) for part in slices)
+        if found < 100:
             raise BadInput(f"a slice of {self.seconds:g} s has {found} requests, expected 100: make it longer")
         return slices[0], slices[1]
 
     def _replay(self, online: Sequence[Arrival]) -> EngineReplay:
         return self.engine.replay(online, self.offline, ReplayClock(self.clock))
-
-    def _simulate(self, model: CostModel, online: Sequence[Arrival]) -> Percentiles:
-        """Simulate a slice, and return its TTFT."""
-        run = simulate(self._scenario(model, online))
-        return Percentiles.of(item.first_token - item.request.arrival for item in run.online)
 
     def _scenario(self, model: CostModel, online: Sequence[Arrival]) -> Scenario:
         return Scenario(
