@@ -58,7 +58,7 @@ class Lost:
     @property
     def worst(self) -> float:
         """Return the larger loss; nan if neither is known."""
-        return max((lost for lost in (self.ttft, self.tpot) if not isnan(lost)), default=nan)
+        return _most((self.ttft, self.tpot))
 
 
 def thirds(answers: Sequence[RequestLatency], *, ttft: float, tpot: float) -> tuple[Third, ...]:

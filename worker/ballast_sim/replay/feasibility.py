@@ -15,7 +15,6 @@ from ballast_sim.replay.traffic import Arrival
 MEMORY_PERCENT = 92.0
 """Share of the GPU's memory for weights and KV cache, if nothing else is given."""
 
-
 MOST_GPUS = 16
 """Most GPUs that share a model."""
 
@@ -39,9 +38,9 @@ def kv_tokens(
     """
     usable = gpu.memory * memory_percent / 100 - adapters
     weights = shape.weight_bytes(quantization)
-    needed = longest * shape.kv_bytes_per_token
+    each = shape.kv_bytes_per_token
+    needed = longest * each
     if weights + needed <= usable:
-        each = shape.kv_bytes_per_token
         return min(int((usable - weights) / each), slots * shape.max_context) if each else 0
     found = f"{weights / 1e9:.1f} GB of weights"
     found += f" and {needed / 1e9:.1f} GB of KV for {longest} tokens" if needed else ""

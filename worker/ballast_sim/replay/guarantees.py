@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ballast_policy.plan import Reason, StepPlan
-from ballast_policy.request import Phase, RequestClass
+from ballast_policy.request import OFFLINE, ONLINE, WAITING, RequestClass
 from ballast_policy.snapshot import EngineSnapshot
 from ballast_sim.errors import PolicyDefect
 
@@ -43,20 +43,16 @@ class Guarantees:
         self, snapshot: EngineSnapshot, plan: StepPlan, running: Mapping[RequestClass, int], reserved: int
     ) -> None:
         """Check G1: while online requests wait, offline holds no slot beyond its reservation that online could use."""
-        if not snapshot.waiting or snapshot.waiting[0].request_class is RequestClass.OFFLINE:
+        if not snapshot.waiting or snapshot.waiting[0].request_class is OFFLINE:
             return
-        left = [
-            request
-            for request in snapshot.waiting
-            if request.request_class is RequestClass.ONLINE and request.phase is Phase.WAITING
-        ]
+        left = [r for r in snapshot.waiting if r.request_class is ONLINE and r.phase is WAITING]
         if not left:
             return
-        first, offline = left[0], running[RequestClass.OFFLINE]
+        first, offline = left[0], running[OFFLINE]
         reason = next((because.reason for because in plan.because if because.request in left), None)
         if reason in _EXCUSES:
             return
-        free = snapshot.config.slots - running[RequestClass.ONLINE] - offline
+        free = snapshot.config.slots - running[ONLINE] - offline
         if free == 0 and offline > reserved:
             found = f"offline holds {offline} slots and has {reserved} reserved"
             raise PolicyDefect(f"G1: online request {first.seq} waits for a slot while {found}")
@@ -67,19 +63,19 @@ class Guarantees:
         self, snapshot: EngineSnapshot, plan: StepPlan, running: Mapping[RequestClass, int], reserved: int
     ) -> None:
         """Check G2: while offline work is there, offline holds its reservation after a bounded number of steps."""
-        offline = (r for r in (*snapshot.residents, *snapshot.waiting) if r.request_class is RequestClass.OFFLINE)
+        offline = (r for r in (*snapshot.residents, *snapshot.waiting) if r.request_class is OFFLINE)
         caps, present = snapshot.config.tenant_caps, Counter(request.tenant for request in offline)
         wanted = min(reserved, sum(min(number, caps.get(tenant, number)) for tenant, number in present.items()))
         if not wanted:
             self.short_steps = 0
             return
-        short = max(0, wanted - running[RequestClass.OFFLINE])
-        tokens = sum(n for r, n in plan.grants if r.request_class is RequestClass.OFFLINE and r.remaining > 1)
+        short = max(0, wanted - running[OFFLINE])
+        tokens = sum(n for r, n in plan.grants if r.request_class is OFFLINE and r.remaining > 1)
         is_filling = tokens >= snapshot.reservation.chunk
         self.short_steps = self.short_steps + 1 if short and not is_filling else 0
         if self.short_steps > self.steps_to_fill:
             raise PolicyDefect(f"G2: offline held less than {wanted} slots for {self.short_steps} steps in a row")
-        if short or any(request.request_class is RequestClass.OFFLINE for request, _ in plan.grants):
+        if short or any(request.request_class is OFFLINE for request, _ in plan.grants):
             return
-        if not any(b.reason is Reason.NO_KV and b.request.request_class is RequestClass.OFFLINE for b in plan.because):
+        if not any(b.reason is Reason.NO_KV and b.request.request_class is OFFLINE for b in plan.because):
             raise PolicyDefect("G2: offline holds slots, but no offline request takes part in the step")

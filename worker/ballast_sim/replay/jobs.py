@@ -12,7 +12,7 @@ from ballast_policy.fairness.ledger import token_cost
 from ballast_policy.fairness.tenant_slots import TenantSlots
 from ballast_policy.jobs.choice import LEAST_AHEAD, Candidate, in_submission_order, job_slack, share_out
 from ballast_policy.jobs.deadline import JobWork, Rates
-from ballast_policy.request import Request, RequestClass
+from ballast_policy.request import OFFLINE, Request
 from ballast_policy.snapshot import TenantShare
 from ballast_queue.job import output_left
 from ballast_sim.replay.fairness import ServiceSamples
@@ -20,6 +20,8 @@ from ballast_sim.replay.replica import Replica
 from ballast_sim.replay.simulated_request import SimulatedRequest
 from ballast_sim.replay.traffic import Arrival
 
+FIRST_SEQ = 1 << 40
+"""Number of the first offline request. Online requests are numbered from 0."""
 SAMPLE_EVERY = 16
 """Calls of `refill` between two samples of the tenants' service. A replica calls it before each step."""
 
@@ -80,11 +82,10 @@ class JobPool:
 
     jobs: list[SimulatedJob]
     """In order of submission. All of them are submitted before the run starts."""
-    first_seq: int = 0
     items: list[SimulatedRequest] = field(default_factory=list)
     """Every claimed item."""
     _by_name: dict[str, SimulatedJob] = field(init=False)
-    _seqs: Iterator[int] = field(init=False)
+    _seqs: Iterator[int] = field(init=False, default_factory=lambda: count(FIRST_SEQ))
     _prefetched: Counter[str] = field(init=False, default_factory=Counter)
     """By replica, the claimed items that had no slot yet."""
     samples: ServiceSamples = field(init=False, default_factory=ServiceSamples)
@@ -99,7 +100,6 @@ class JobPool:
 
     def __post_init__(self) -> None:
         self._by_name = {job.name: job for job in self.jobs}
-        self._seqs = count(self.first_seq)
 
     def refill(self, replica: Replica) -> None:
         """Claim as many items as a replica can admit in its next step, in the order of the policy."""
@@ -115,8 +115,8 @@ class JobPool:
         for name, num in self._choose(candidates, wanted, replica).items():
             self._claim(self._by_name[name], num, slacks[name], replica)
 
-    def admitted(self, replica: Replica, _: SimulatedRequest) -> None:
-        """Record that an item got its first slot."""
+    def admitted(self, replica: Replica) -> None:
+        """Record that an item of a replica got its first slot."""
         self._prefetched[replica.name] -= 1
 
     def finished(self, item: SimulatedRequest) -> None:
@@ -178,7 +178,7 @@ class JobPool:
         for arrival in islice(job.items, num):
             request = Request(
                 seq=next(self._seqs),
-                request_class=RequestClass.OFFLINE,
+                request_class=OFFLINE,
                 arrival=replica.clock.now,
                 num_prompt=arrival.num_prompt,
                 max_output=max(job.max_output, arrival.num_output),

@@ -83,7 +83,7 @@ class Replica:
     guarantees: Guarantees | None = None
     refill: Callable[[Replica], None] = lambda _: None
     """Called before each step to claim offline items."""
-    on_admit: Callable[[SimulatedRequest], None] = lambda _: None
+    on_admit: Callable[[Replica], None] = lambda _: None
     """Called when an offline item gets its first slot."""
     on_finish: Callable[[SimulatedRequest], None] = lambda _: None
     """Called when an offline item is finished."""
@@ -219,32 +219,21 @@ class Replica:
         """Check that the plan could be executed, and sum up the work of the step."""
         plan, host = dispatch.plan, self.host
         self.num_preempted += len(plan.preempt)
-        num_running = sum(self._num_running.values())
-        if num_running > self.config.slots:
-            raise PolicyDefect(f"{num_running} requests hold a slot, there are {self.config.slots}")
+        running = self._num_running
+        if sum(running.values()) > self.config.slots:
+            raise PolicyDefect(f"{sum(running.values())} requests hold a slot, there are {self.config.slots}")
         if dispatch.num_deferred and not self.has_prefix_cache:
             raise PolicyDefect(f"{dispatch.num_deferred} grants found no block, {self.kv.num_free} KV blocks are free")
         for request in dispatch.admissions:
             if request.request_class is OFFLINE:
-                self.on_admit(self.items[request.seq])
+                self.on_admit(self)
         items, work, tokens = self._sum_up(dispatch)
         seconds = self.model.seconds(work)
         if self.noise:
             seconds *= exp(self.random.gauss(0.0, self.noise))
         if items:
-            held = host.held
-            self.steps.append(
-                ReplayedStep(
-                    self.clock.now,
-                    seconds,
-                    held[ONLINE][RUNNING],
-                    held[OFFLINE][RUNNING],
-                    host.num_entitled,
-                    host.ceiling,
-                    *tokens,
-                    dispatch.is_nested,
-                )
-            )
+            slots = running[ONLINE], running[OFFLINE], host.num_entitled, host.ceiling
+            self.steps.append(ReplayedStep(self.clock.now, seconds, *slots, *tokens, dispatch.is_nested))
         return SimulatedStep(plan, items, work, seconds, self.num_layers)
 
     def _sum_up(self, dispatch: Dispatch) -> tuple[list[SimulatedRequest], BatchWork, tuple[int, int, int, int]]:

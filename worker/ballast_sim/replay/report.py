@@ -104,7 +104,7 @@ def report(run: Run, judged_by: PolicyConfig | None = None) -> Report:
         ttft_attainment=ttft_attainment(answers, config.ttft),
         tpot_attainment=tpot_attainment(answers, config.tpot),
         envelope_attainment=share([item.num_late == 0 for item in answered if item.request.ttft < inf]),
-        goodput=sum(1 for item in answered if _met_both(item, config.ttft, config.tpot)) / seconds,
+        goodput=sum(1 for answer in answers if answer.ttft <= config.ttft and answer.tpot <= config.tpot) / seconds,
         online=_tokens(run.online, start, end),
         offline=_tokens(run.offline, start, end),
         wasted_tokens=sum(item.num_recomputed for item in (*run.online, *run.offline)),
@@ -133,11 +133,6 @@ def _answer(item: SimulatedRequest, end: float) -> RequestLatency:
     is_whole = item.last_token <= end and item.num_output > 1
     tpot = (item.last_token - item.first_token) / (item.num_output - 1) if is_whole else nan
     return RequestLatency(item.request.num_prompt, min(item.first_token, end) - item.request.arrival, tpot)
-
-
-def _met_both(item: SimulatedRequest, ttft: float, tpot: float) -> bool:
-    took = (item.last_token - item.first_token) / (item.num_output - 1)
-    return item.first_token - item.request.arrival <= ttft and took <= tpot
 
 
 def _tokens(items: Iterable[SimulatedRequest], start: float, end: float) -> Tokens:

@@ -9,7 +9,7 @@ from math import inf
 from random import Random
 
 from ballast_policy.learning.cost import CostModel
-from ballast_policy.request import Request, RequestClass
+from ballast_policy.request import ONLINE, Request
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.errors import BadInput
 from ballast_sim.replay.clock import Clock
@@ -20,9 +20,6 @@ from ballast_sim.replay.replica import Policy, Replica
 from ballast_sim.replay.simulated_request import SimulatedRequest
 from ballast_sim.replay.step_model import StepModel
 from ballast_sim.replay.traffic import Arrival
-
-_OFFLINE_SEQ = 1 << 40
-"""Number of the first offline request. Online requests are numbered from 0."""
 
 
 @dataclass(frozen=True)
@@ -74,17 +71,13 @@ def simulate(scenario: Scenario) -> Run:
         BadInput: a request can never fit into the KV cache, or there is no replica.
         PolicyDefect: the policy broke the contract or a guarantee.
     """
-    _check(scenario)
-    return _Simulation(scenario).run()
-
-
-def _check(scenario: Scenario) -> None:
     if scenario.replicas < 1:
         raise BadInput(f"a run needs at least one replica, found {scenario.replicas}")
     available = scenario.config.num_blocks * scenario.config.block_tokens
     longest = max((arrival.num_tokens for arrival in scenario.online), default=0)
     if longest > available:
         raise BadInput(f"the longest online request has {longest} tokens, the KV cache holds {available}")
+    return _Simulation(scenario).run()
 
 
 @dataclass
@@ -96,7 +89,7 @@ class _Simulation:
     def run(self) -> Run:
         scenario = self.scenario
         jobs = scenario.offline()
-        pool = JobPool(jobs, _OFFLINE_SEQ)
+        pool = JobPool(jobs)
         self._max_output = max((arrival.num_output for arrival in scenario.online), default=1)
         replicas = [self._replica(index, pool) for index in range(scenario.replicas)]
         self._replicas = replicas
@@ -125,7 +118,7 @@ class _Simulation:
         )
         if pool.jobs:
             replica.refill = pool.refill
-            replica.on_admit = partial(pool.admitted, replica)
+            replica.on_admit = pool.admitted
             replica.on_finish = pool.finished
         return replica
 
@@ -139,7 +132,7 @@ class _Simulation:
         config = self.scenario.config
         request = Request(
             seq=seq,
-            request_class=RequestClass.ONLINE,
+            request_class=ONLINE,
             arrival=self.clock.now,
             num_prompt=arrival.num_prompt,
             max_output=self._max_output,  # the length of an answer is not known in advance
@@ -152,9 +145,4 @@ class _Simulation:
         )
         item = SimulatedRequest(request, arrival.num_output, arrival.prefix_tokens)
         self.online.append(item)
-        least_loaded(self._replicas).receive((item,))
-
-
-def least_loaded(replicas: Sequence[Replica]) -> Replica:
-    """Choose the replica for an online request: the one with the fewest online requests, and the first of equals."""
-    return min(replicas, key=lambda replica: replica.load)
+        min(self._replicas, key=lambda replica: replica.load).receive((item,))  # of equals, the first
