@@ -243,7 +243,7 @@ def test_no_request_is_preempted_if_lengths_are_as_expected():
     assert held > 0.9 * config.num_blocks
 
 
-def test_online_is_expected_for_ten_mean_gaps_of_the_last_minute():
+def test_online_is_expected_for_ten_mean_gaps_of_the_last_minutes():
     learner = ExpectationLearner()
     learner.arrived(make_request(), 1000.0)
     assert learner.expectation.online_until == -inf, "offline requests do not count"
@@ -259,12 +259,14 @@ def test_online_is_expected_for_ten_mean_gaps_of_the_last_minute():
     assert learner.expectation.online_until > 1749.0 + 1000.0
 
 
-def test_the_rate_of_online_requests_is_that_of_the_last_minutes():
+@pytest.mark.parametrize("silence", [0.0, 100.0])
+def test_the_rate_of_online_requests_is_that_of_the_last_seconds(silence: float):
     learner = ExpectationLearner()
-    for number in range(1200):
-        learner.arrived(make_request(request_class=ONLINE), 0.5 * number)
+    learner.arrived(make_request(request_class=ONLINE), 0.0)
+    for number in range(120):
+        learner.arrived(make_request(request_class=ONLINE), silence + number / 12)
 
-    assert learner.expectation.online_rate == pytest.approx(2.0, rel=0.05)
+    assert learner.expectation.online_rate == pytest.approx(12.0, rel=0.15)
 
 
 def test_the_first_online_prompt_is_the_usual_one_and_later_prompts_change_it_slowly():

@@ -24,8 +24,8 @@ NUM_BURSTS = 100
 """Bursts that are remembered. Half or twice of it costs 3.0 or 1.1 points of TTFT (bursts-40-32)."""
 TYPICAL_DRIFT = 0.1
 """Weight of a new prompt in the mean. Half or twice of it costs 1.6 or 1.2 points of TTFT (bursts-40-32)."""
-RATE_SECONDS = 60.0
-"""Time in which the weight of an arrival falls to 37 %. Half or twice of it changes nothing (sparse-2s)."""
+RATE_SECONDS = 5.0
+"""Time in which the weight of an arrival falls to 37 %. Twice of it costs 1.4 points of TPOT (bursts-from-silence)."""
 SILENT_GAPS = 10
 """Mean gaps without an online request after which none is expected: fewer than 1 in 20,000 random gaps are longer."""
 UNKNOWN_SHARE = 0.25
@@ -88,8 +88,8 @@ class ExpectationLearner:
         self._since = 0.0
         self.typical_prompt = 0.0
         """Moving average of the tokens that an online prompt has to compute."""
-        self._count = self._seconds = self._last = 0.0
-        """Online requests, the time in which they arrived, both with exponential decay, and the last arrival."""
+        self._count = self._seconds = self._last = self._recent = 0.0
+        """Online requests and the time in which they arrived, with exponential decay. The last arrival. Recent ones."""
 
     def arrived(self, request: Request, now: float) -> None:
         if request.request_class is not ONLINE:
@@ -106,11 +106,10 @@ class ExpectationLearner:
 
     def _update_rate(self, now: float) -> None:
         gap = now - self._last if self._count else 0.0
-        keep = exp(-gap / RATE_SECONDS)
+        keep, self._recent = exp(-gap / NUM_BURSTS / BURST_SECONDS), exp(-gap / RATE_SECONDS) * self._recent + 1
         self._count, self._seconds, self._last = keep * self._count + 1, keep * self._seconds + gap, now
-        rate = self._count / max(self._seconds, BURST_SECONDS)
-        until = now + max(BURST_SECONDS, SILENT_GAPS / rate)
-        self.expectation = replace(self.expectation, online_until=until, online_rate=rate)
+        until = now + max(BURST_SECONDS, SILENT_GAPS * max(BURST_SECONDS, self._seconds) / self._count)
+        self.expectation = replace(self.expectation, online_until=until, online_rate=self._recent / RATE_SECONDS)
 
     def finished(self, request: Request) -> None:
         self._lengths[request.request_class].append(request.num_output)
