@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(items):
 """
 """mutmut names the tests of a mutant in any order. This runs the quickest first, so that most mutants cost little.
 
-A failing example is not made smaller: nobody reads it.
+A failing example is not made smaller, because it is not shown.
 """
 
 
