@@ -56,6 +56,7 @@ def test_a_nested_plan_leaves_the_reservation_its_slots(snapshot: EngineSnapshot
     assert len(after.offline) >= min(after.reserved, len(running))
     reasons = {because.request: because.reason for because in nested.because}
     assert all(reasons[r] is Reason.SLOT_RECLAIMED for r in nested.park)
+    assert all(reasons[r] is Reason.ONLINE_FIRST for r in nested.admit)
 
 
 @settings(max_examples=3 * EXAMPLES)
