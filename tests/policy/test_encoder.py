@@ -311,7 +311,7 @@ def test_an_online_prompt_that_does_not_fit_beside_the_reservation_takes_turns_w
 
 @pytest.mark.parametrize("slots", [8, 64])
 def test_offline_takes_all_slots_but_one_in_its_turn(slots: int):
-    """Nothing is lent, and a reserved slot for each of eight prompts would leave most of the step empty."""
+    """The TTFT leaves no time to lend. Prompts in the reserved slots alone would leave most of the step empty."""
     config = replace(CONFIG, chunk_tokens=512, offline_share=0.1, slots=slots, ttft=0.012)
     flood = [Arrival(0.0, OFFLINE, 60, 1)] * 1000 + [Arrival(0.0, ONLINE, 500, 1, ttft=0.012)] * 110
     engine = FakeEngine(Host(config, cost=COST, planner=lawful), flood, cost=COST)

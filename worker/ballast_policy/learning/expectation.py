@@ -88,8 +88,9 @@ class ExpectationLearner:
         self._since = 0.0
         self.typical_prompt = 0.0
         """Moving average of the tokens that an online prompt has to compute."""
-        self._count = self._seconds = self._last = self._recent = 0.0
-        """Online requests and the time in which they arrived, with exponential decay. The last arrival. Recent ones."""
+        self._count = self._seconds = self._last = 0.0
+        """Online requests and their time, which decay as long as bursts are remembered, and the last arrival."""
+        self._recent = 0.0  # online requests, which decay in `RATE_SECONDS`
 
     def arrived(self, request: Request, now: float) -> None:
         if request.request_class is not ONLINE:

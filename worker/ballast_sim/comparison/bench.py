@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
-from ballast_sim.comparison.baselines import Aimd, QpsCap
+from ballast_sim.comparison.baselines import Aimd, QpsCap, greedy
 from ballast_sim.comparison.chart_series import NOTHING, ChartSeries, series
 from ballast_sim.errors import BadInput
 from ballast_sim.replay.jobs import SimulatedJob
@@ -209,7 +209,7 @@ class Bench:
             "naive-priority": Fill,
             "sarathi": partial(Fill, chunk_tokens=512),
             "aimd": Aimd,
-            "greedy": partial(held_to, 0.95 * tpot, tokens),
+            "greedy": partial(greedy, tpot, tokens),
         }
         if value is not None:
             is_rate = name == "qps-cap"
