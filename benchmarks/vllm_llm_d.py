@@ -17,12 +17,13 @@ does not run out, so every burst has batch work beside it. Prompts share no pref
 - ballast-alone: the same without batch work.
 
 The sustained rate is that of interactive requests alone which all arrive at once. Latencies are of requests that arrive
-in the bursts of measured cycles: all but the first two. ITL is the mean gap between two tokens of one request. Batch
-tokens are those of prompts and answers in the measured cycles. Times are CPU time of the computing thread, and jump to
-the next request when nothing is left to do, so other work on the machine counts little. The speed of a machine still
-changes within minutes, by half and more. So each scenario has a process of its own, and they take turns of two seconds.
-Before each turn, plain vLLM computes a fixed number of requests. The longer these take, the slower the clocks run, so
-the load stays at 88 %.
+in the bursts of measured cycles: all but the first two. Those of S0 are pooled from its earlier run and the one beside
+the others, because a p99 near the sustained rate varies between runs. ITL is the mean gap between two tokens of one
+request. Batch tokens are those of prompts and answers in the measured cycles. Times are CPU time of the computing
+thread, and jump to the next request when nothing is left to do, so other work on the machine counts little. The speed
+of a machine still changes within minutes, by half and more. So each scenario has a process of its own, and they take
+turns of two seconds. Before each turn, plain vLLM computes a fixed number of requests. The longer these take, the
+slower the clocks run, so the load stays at 88 %.
 """
 
 from __future__ import annotations
@@ -254,6 +255,8 @@ def compare(asked: argparse.Namespace, model: Path) -> dict[str, Any]:
     for scenario, side in sides.items():
         side.begin(asdict(replace(base, scenario=scenario, slo=slo if SCHEDULER[scenario] == BALLAST else None)))
     found = in_turns(sides, pace)
+    found["S0"].ttft += alone.ttft
+    found["S0"].itl += alone.itl
     for side in (plain, *sides.values()):
         side.close()
     print(f"\nThe pace of the machine was {min(pace.found):.2f} to {max(pace.found):.2f}.")
