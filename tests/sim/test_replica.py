@@ -112,7 +112,7 @@ arrivals = st.lists(st.tuples(st.floats(0, 1), lengths), max_size=25).map(
     is_fitted=st.booleans(),
 )
 @settings(max_examples=60)
-# A reserved slot whose holder lost its KV to online passes to an offline prompt, which keeps it without reserved tokens.
+# The holder of a reserved slot loses its KV to online. The slot passes to an offline prompt, which keeps it.
 @example(
     online=[
         Arrival(0.03125, 192, 2),
