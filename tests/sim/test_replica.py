@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ballast_policy import host
@@ -110,6 +110,26 @@ arrivals = st.lists(st.tuples(st.floats(0, 1), lengths), max_size=25).map(
     share=st.sampled_from([0.0, 0.1, 0.3]),
     chunk=st.sampled_from([16, 64, 512]),
     is_fitted=st.booleans(),
+)
+@example(  # online takes the KV of a request in a reserved slot, and the request behind it is a prompt
+    online=[Arrival(0.031, 192, 2), Arrival(0.047, 176, 2), Arrival(0.063, 1, 2)]
+    + [Arrival(0.125, prompt, 2) for prompt in (48, 64, 80, 256, 272)]
+    + [Arrival(0.188, 33, 1), Arrival(0.188, 1, 1)],
+    offline=[Arrival(0.0, 112, 2), Arrival(0.0, 240, 2), Arrival(0.0, 162, 2)],
+    slots=11,
+    num_blocks=110,
+    share=0.1,
+    chunk=512,
+    is_fitted=False,
+)
+@example(  # the same, and that prompt computes nothing if it keeps its slot
+    online=[Arrival(0.0, 188, 1), Arrival(0.188, 225, 5)],
+    offline=[Arrival(0.0, 154, 7), Arrival(0.0, 96, 1)],
+    slots=4,
+    num_blocks=24,
+    share=0.1,
+    chunk=64,
+    is_fitted=True,
 )
 @settings(max_examples=60)
 def test_the_real_policy_keeps_its_contract_and_guarantees_on_any_traffic(

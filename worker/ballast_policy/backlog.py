@@ -96,9 +96,7 @@ class Backlog:
     def remove(self, request: Request) -> None:
         """Remove a request. Raise KeyError if it does not wait."""
         bands = self._bands[request.request_class]
-        queue = bands.get(request.priority, {}).get(request.tenant)
-        if queue is None:
-            raise KeyError(f"request {request.seq} does not wait: no request of its tenant and priority does")
+        queue = bands.get(request.priority, {}).get(request.tenant) or _Queue()
         queue.remove(request)
         self._counts[request.request_class] -= 1
         if queue.start == len(queue.places):

@@ -239,16 +239,20 @@ class Host:
                 request.steps_waited += 1
         self.reservation = self.reservation.used_by(self.held[OFFLINE][RUNNING], self.num_entitled)
         if self.config.is_encoder and self.count(ONLINE):
-            online = sum([tokens for request, tokens in plan.grants if request.request_class is ONLINE])
-            granted = sum([tokens for _, tokens in plan.grants]) - online
-            spent = (because.request for because in plan.because if because.reason is Reason.CHUNK_SPENT)
-            stopped = next((request for request in spent if request.request_class is ONLINE), None)
-            if granted and stopped and (not online or stopped is self._stopped):  # it does not fit beside offline
-                granted = self.config.chunk_tokens - online
-            self._stopped = stopped
-            ahead, found = self._num_ahead + granted - self.reservation.chunk, self.reservation
-            self.reservation = replace(found, is_met=found.is_met or ahead >= 0)
-            self._num_ahead = min(max(0, ahead), self.config.chunk_tokens)
+            self._count_ahead(plan)
+
+    def _count_ahead(self, plan: StepPlan) -> None:
+        """Count the tokens of offline beyond the reserved ones: whole prompts of an encoder may take a whole step."""
+        online = sum([tokens for request, tokens in plan.grants if request.request_class is ONLINE])
+        granted = sum([tokens for _, tokens in plan.grants]) - online
+        spent = (because.request for because in plan.because if because.reason is Reason.CHUNK_SPENT)
+        stopped = next((request for request in spent if request.request_class is ONLINE), None)
+        if granted and stopped and (not online or stopped is self._stopped):  # it does not fit beside offline
+            granted = self.config.chunk_tokens - online
+        self._stopped = stopped
+        ahead, found = self._num_ahead + granted - self.reservation.chunk, self.reservation
+        self.reservation = replace(found, is_met=found.is_met or ahead >= 0)
+        self._num_ahead = min(max(0, ahead), self.config.chunk_tokens)
 
     def _carry_out(self, plan: StepPlan, kv: Kv, now: float) -> Dispatch:
         for request in plan.preempt:

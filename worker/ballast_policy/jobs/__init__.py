@@ -1,4 +1,1 @@
-"""Choose the jobs that the next items come from, and predict whether jobs meet their deadlines.
-
-Law: workers and the simulator choose by the same functions.
-"""
+"""Choose the next jobs and predict deadlines. Law: workers and the simulator use the same functions."""

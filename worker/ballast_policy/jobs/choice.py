@@ -100,6 +100,5 @@ def _first(jobs: Sequence[Candidate], ledger: Ledger, slots: TenantSlots | None)
         highest = max(job.priority for job in jobs)
         tenants = {job.tenant for job in jobs if job.priority == highest}
         below = BelowReservation(slots, tenants).first(tenants)
-        if below is not None:
-            jobs = [job for job in jobs if (job.priority, job.tenant) == (highest, below)]
+        jobs = [job for job in jobs if (job.priority, job.tenant) == (highest, below)] or jobs
     return min(jobs, key=lambda job: (rank(job), job.job_id))

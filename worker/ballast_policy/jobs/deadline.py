@@ -99,6 +99,5 @@ def seconds_of(work: JobWork, rates: Rates) -> float | None:
 
 def _goes_first(other: JobWork, job: JobWork, more_seconds: float) -> bool:
     """Return whether a job of the same tenant that takes `more_seconds` longer is due earlier or has less slack."""
-    if other.deadline is None or job.deadline is None:
-        return other.deadline is not None or job.deadline is None
-    return other.deadline - max(0.0, more_seconds) <= job.deadline
+    due, own = (inf if work.deadline is None else work.deadline for work in (other, job))
+    return due - max(0.0, more_seconds) <= own

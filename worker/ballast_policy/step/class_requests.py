@@ -118,10 +118,13 @@ class Coverage:
     """Residents that the step has parked or preempted so far."""
     slots: int
     """Reserved slots that offline has work for."""
+    beside: Collection[Request] = ()
+    """Running prompts beside the reserved slots. They get no reserved tokens, so no reserved slot passes to them."""
 
     @property
     def slots_in_use(self) -> int:
-        return min(self.slots, self.offline.num_held)
+        """Return the slots that online cannot take."""
+        return min(self.slots, self.offline.num_held - sum([r in self.beside for r in self.offline.prefills]))
 
     @cached_property
     def blocks(self) -> int:
@@ -152,7 +155,10 @@ class Coverage:
     @property
     def running(self) -> list[Request]:
         """Return the running offline requests, first those that reserved slots and blocks cover."""
-        return [request for request in self._order if request not in self.gone] if self.gone else self._order
+        left = [request for request in self._order if request not in self.gone] if self.gone else self._order
+        if any(request in self.beside for request in left[: self.slots]):  # a request lost a reserved slot
+            left.sort(key=lambda request: request in self.beside)
+        return left
 
     @property
     def reclaimable(self) -> list[Request]:

@@ -49,16 +49,15 @@ def fill_reservation(step: StepDraft) -> Reserved:
     the next online prompt does not fit beside it, offline gets a whole step and all slots but one (`Host.dispatched`).
     """
     offline, coverage = step.offline, step.coverage
-    tokens, kept = step.snapshot.reservation.chunk, 0
+    tokens = step.snapshot.reservation.chunk
     firsts = [[r.num_tokens for r in c.waiting[:1] if step.is_whole(r.num_tokens)] for c in (step.online, offline)]
     if tokens and sum(firsts[0]) > step.time.chunk - max([tokens, *firsts[1]]):
         tokens = step.time.chunk
         coverage.slots = max(coverage.slots, min(step.most_offline_slots, step.num_slots - 1))
-    prefills: list[Request] = []
-    if offline.prefills and coverage.slots:
-        inside = set(coverage.running[: coverage.slots])
-        prefills = [request for request in offline.prefills if request in inside]
-        kept = min(tokens, sum(request.remaining for request in prefills))
+    inside = set(coverage.running[: coverage.slots]) if offline.prefills else set()
+    prefills = [request for request in offline.prefills if request in inside]
+    coverage.beside = {request for request in offline.prefills if request not in inside}
+    kept = min(tokens, sum(request.remaining for request in prefills))
     num_free = min(coverage.slots, step.num_slots - len(step.online.running)) - len(offline.running)
     held_blocks = _start(step, num_free, tokens - kept, kept) if num_free > 0 else 0
     return Reserved(kept, prefills, held_blocks)
