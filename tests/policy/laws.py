@@ -127,11 +127,14 @@ def g1_online_comes_first(snapshot: EngineSnapshot, plan: StepPlan) -> None:
         return
     if after.config.is_encoder and any(r.request_class is ONLINE for r in after.still_parked):
         return  # the whole prompt of a parked request may come first, and not fit
-    if not after.has_row or len(after.online) + min(len(after.offline), after.reserved) >= after.slots:
+    reserved = after.config.slots if _is_turn(after) else after.reserved
+    if not after.has_row or len(after.online) + min(len(after.offline), reserved) >= after.slots:
         return
-    # The request at which the queue stops is the first of its tenant: a tenant below its reservation goes first.
-    firsts = {r.tenant: r for r in reversed(waiting)}
-    assert any(_lacks_more_than_a_slot(after, first) for first in firsts.values()), (
+    # The queue stops at the first of a tenant, because a tenant below its reservation goes first; or at the first in
+    # time, behind which late requests of its tenant wait.
+    firsts = list({r.tenant: r for r in reversed(waiting)}.values())
+    firsts += [because.request for because in plan.because if because.request in waiting]
+    assert any(_lacks_more_than_a_slot(after, first) for first in firsts), (
         "online waits for KV that offline holds beyond its reservation"
     )
 
@@ -185,6 +188,8 @@ def _decodes_cannot_wait(after: After, first: Request) -> bool:
 def _reserved_prefill_wanted(after: After) -> int:
     before = [r for r in after.snapshot.residents if r.request_class is OFFLINE and r.phase is Phase.RUNNING]
     wanted = after.reserved_chunk if any(left(r) > 1 for r in [*before, *after.offline]) else 0
+    if _is_turn(after):  # the whole step is reserved, even if the prompts do not find KV
+        wanted = max(wanted, min(after.config.chunk_tokens, sum(left(r) for r in before)))
     return max(wanted, after.offline_prefill) if after.config.is_encoder else wanted
 
 
@@ -192,7 +197,7 @@ def g1_no_lent_admission_while_online_waits_for_a_slot(snapshot: EngineSnapshot,
     after = After(snapshot, plan)
     reasons = {because.request: because.reason for because in plan.because}
     starved = [r for r in after.waiting if r.request_class is ONLINE and reasons.get(r) is Reason.NO_SLOT]
-    if starved and after.has_row:
+    if starved and after.has_row and not _is_turn(after):
         assert len(after.offline) <= after.reserved, "offline holds a lent slot while online waits for one"
 
 
@@ -384,11 +389,14 @@ def g4_lent_work_fits_the_budget(snapshot: EngineSnapshot, plan: StepPlan) -> No
 
 
 def _is_turn(after: After) -> bool:
-    """In an encoder, the first online prompt does not fit beside the reserved tokens, or the prompt that takes them."""
+    """In an encoder, the first online prompt does not fit beside the prompts that take the reserved tokens."""
     chunk, reserved = after.config.chunk_tokens, after.reserved_chunk
     firsts = {r.request_class: r.num_tokens for r in reversed(after.snapshot.waiting)}
     online, offline = (firsts.get(c, 0) if firsts.get(c, 0) <= chunk else 0 for c in (ONLINE, OFFLINE))
-    return after.config.is_encoder and reserved > 0 and online > chunk - max(reserved, offline)
+    waiting = [r.num_tokens for r in after.snapshot.waiting if r.request_class is OFFLINE][: after.reserved]
+    begun = [r.num_tokens for r in after.snapshot.residents if r.request_class is OFFLINE]
+    taken = max(min(reserved, sum([*waiting, *begun])), offline)
+    return after.config.is_encoder and reserved > 0 and online > chunk - taken
 
 
 def work_of(grants: Iterable[tuple[Request, int]]) -> StepWork:

@@ -248,7 +248,7 @@ class Host:
         spent = (because.request for because in plan.because if because.reason is Reason.CHUNK_SPENT)
         stopped = next((request for request in spent if request.request_class is ONLINE), None)
         if granted and stopped and (not online or stopped is self._stopped):  # it does not fit beside offline
-            granted = self.config.chunk_tokens - online
+            granted = max(granted, self.config.chunk_tokens - online)  # single tokens are beyond the chunk
         self._stopped = stopped
         ahead, found = self._num_ahead + granted - self.reservation.chunk, self.reservation
         self.reservation = replace(found, is_met=found.is_met or ahead >= 0)

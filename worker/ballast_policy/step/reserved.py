@@ -51,7 +51,8 @@ def fill_reservation(step: StepDraft) -> Reserved:
     offline, coverage = step.offline, step.coverage
     tokens = step.snapshot.reservation.chunk
     firsts = [[r.num_tokens for r in c.waiting[:1] if step.is_whole(r.num_tokens)] for c in (step.online, offline)]
-    if tokens and sum(firsts[0]) > step.time.chunk - max([tokens, *firsts[1]]):
+    wanted = (r.num_tokens for r in (*offline.prefills, *offline.parked, *offline.waiting[: coverage.slots]))
+    if tokens and firsts[0] and firsts[0][0] > step.time.chunk - max(min(tokens, sum(wanted)), *firsts[1], 0):
         tokens = step.time.chunk
         coverage.slots = max(coverage.slots, min(step.most_offline_slots, step.num_slots - 1))
     inside = set(coverage.running[: coverage.slots]) if offline.prefills else set()
