@@ -1,6 +1,6 @@
 """Run the benchmark of llm-d's batch gateway on vLLM on a CPU: its scenarios, vLLM's priorities, and Ballast.
 
-    make vllm-env && .venv-vllm/bin/python benchmarks/vllm_llm_d.py --json found.json [--quick]
+    make vllm-env && .venv-vllm/bin/python benchmarks/vllm_llm_d.py --json found.json [--load 0.75] [--quick]
     python benchmarks/vllm_llm_d.py --draw found.json docs/images/llm-d-vllm.svg
 
 Interactive traffic comes in cycles, as in `llm_d_protocol.py`, which replays the same in the simulator: an idle phase,
@@ -23,7 +23,7 @@ request. Batch tokens are those of prompts and answers in the measured cycles. T
 thread, and jump to the next request when nothing is left to do, so other work on the machine counts little. The speed
 of a machine still changes within minutes, by half and more. So each scenario has a process of its own, and they take
 turns of two seconds. Before each turn, plain vLLM computes a fixed number of requests. The longer these take, the
-slower the clocks run, so the load stays at 88 %.
+slower the clocks run, so the load stays the same.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def compare(asked: argparse.Namespace, model: Path) -> dict[str, Any]:
     pace = Pace(plain)
     sustained = num / plain.run(Run("S0", count=num)).seconds
     pace.measure()
-    burst = LOAD * sustained
+    burst = asked.load * sustained
     protocol = Protocol(
         burst_rate=burst, idle_rate=IDLE * burst, phase_seconds=asked.phase, cycles=asked.cycles,
         warmup_cycles=asked.warmup,
@@ -317,6 +317,7 @@ def main() -> int:
     options.add_argument("--cycles", type=int, default=10, help="cycles, warm-up included")
     options.add_argument("--warmup", type=int, default=2, help="cycles at the start whose latencies do not count")
     options.add_argument("--phase", type=float, default=10.0, help="seconds of an idle phase and of a burst")
+    options.add_argument("--load", type=float, default=LOAD, help="rate of a burst over the sustained rate")
     options.add_argument("--divisor", type=int, default=4, help="divisor of the published lengths")
     options.add_argument("--hidden", type=int, default=384, help="width of the model")
     options.add_argument("--layers", type=int, default=6)
