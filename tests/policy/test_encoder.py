@@ -336,3 +336,28 @@ def test_an_online_prompt_is_not_stopped_by_offline_and_smaller_online_prompts_t
         engine.step()
 
     assert sum(arrival.prompt == large for arrival, _ in engine.ended.values()) == 40
+
+
+def test_offline_takes_no_whole_step_if_its_prompts_leave_room_for_online():
+    """The first online prompt fits beside the prompts in reserved slots, although not beside the reserved tokens."""
+    config = replace(CONFIG, slots=8, chunk_tokens=512, offline_share=0.1, ttft=inf)
+
+    found = plan(snapshot(requests([470, *[5] * 20], [2] * 20), config=config))
+
+    assert [request.num_tokens for request in found.admit if request.request_class is OFFLINE] == [2]
+    assert [request.num_tokens for request in found.admit if request.request_class is ONLINE] == [470, *[5] * 6]
+
+
+def test_an_online_prompt_of_one_token_takes_no_reserved_tokens_of_an_encoder():
+    config = replace(CONFIG, slots=3, chunk_tokens=4, offline_share=1.0, ttft=inf)
+    coming = [Arrival(0.0, OFFLINE, 2, 1), Arrival(0.0, OFFLINE, 12, 1), Arrival(0.0, ONLINE, 2, 1)]
+    engine = FakeEngine(Host(config, cost=COST, planner=lawful), coming, cost=COST)
+    engine.step()
+    engine.coming.append(Arrival(engine.now, ONLINE, 1, 1))
+
+    dispatch = engine.begin()
+
+    assert sum(tokens for request, tokens in dispatch.grants if request.request_class is OFFLINE) == 4
+    assert len(dispatch.grants) == 2
+    laws.the_reservation_is_what_residents_and_backlog_say(engine.host, dispatch)
+    assert engine.host.reservation.is_met
