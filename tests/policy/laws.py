@@ -70,12 +70,13 @@ def blocks(after: After, tokens: int) -> int:
 
 
 def new_blocks(after: After, request: Request, granted: int) -> int:
-    """Free blocks the grant takes; with a preemption in the plan every cached block may be one of those freed."""
+    """Free blocks the grant takes; with a preemption in the plan, cached blocks may be among those that it frees."""
     total = blocks(after, done(request) + granted)
     if request.phase is not Phase.WAITING:
         return max(0, total - request.num_blocks)
     cached = request.num_cached // after.config.block_tokens
-    return total - cached + (cached if after.plan.preempt else request.num_cached_idle)
+    freed = sum(r.num_private_blocks for r in after.plan.preempt)
+    return total - cached + min(cached, request.num_cached_idle + freed)
 
 
 def is_stuck(plan: StepPlan) -> bool:
@@ -127,7 +128,7 @@ def g1_online_comes_first(snapshot: EngineSnapshot, plan: StepPlan) -> None:
         return
     if after.config.is_encoder and any(r.request_class is ONLINE for r in after.still_parked):
         return  # the whole prompt of a parked request may come first, and not fit
-    reserved = after.config.slots if _is_turn(after) else after.reserved
+    reserved = max(after.reserved, after.slots - 1) if _is_turn(after) else after.reserved
     if not after.has_row or len(after.online) + min(len(after.offline), reserved) >= after.slots:
         return
     # The queue stops at the first of a tenant, because a tenant below its reservation goes first; or at the first in
@@ -227,15 +228,19 @@ def g2_the_reservation_is_never_touched(snapshot: EngineSnapshot, plan: StepPlan
         return  # what offline does to itself, for want of KV, takes nothing from its reservation
     if is_stuck(plan):
         return
-    largest = max(
-        (r.num_tokens for r in [*snapshot.residents, *snapshot.waiting] if r.request_class is ONLINE), default=0
+    residents, waiting = (
+        [r.num_tokens for r in group if r.request_class is ONLINE] for group in (snapshot.residents, snapshot.waiting)
     )
-    kv = min(after.reserved_blocks, after.config.num_blocks - blocks(after, largest + 1))
+    kvs = [
+        min(after.reserved_blocks, after.config.num_blocks - blocks(after, max(sizes, default=0) + 1))
+        for sizes in ([*residents, *waiting[:1]], [*residents, *waiting])
+    ]
     in_order = sorted(before, key=ranking(snapshot.ledgers[OFFLINE]))
     held = [r.num_blocks for r in in_order]
     grown = [r.num_blocks + (r.num_computed + 1 > r.num_blocks * after.config.block_tokens) for r in in_order]
-    # A request that fits only until it grows may or may not take the place of those behind it.
-    num_inside = min(_num_fitting(held, kv), _num_fitting(grown, kv))
+    # A request that fits only until it grows, or until the first online prompt runs, may or may not take the place of
+    # those behind it.
+    num_inside = min(_num_fitting(sizes, kv) for sizes in (held, grown) for kv in kvs)
     caps = any(share.max_slots is not None for share in after.config.tenants.values())
     floor_slots = min(after.reserved, num_inside)
     assert caps or len(after.offline) >= floor_slots, "a slot of the reservation was taken"
@@ -393,9 +398,11 @@ def _is_turn(after: After) -> bool:
     chunk, reserved = after.config.chunk_tokens, after.reserved_chunk
     firsts = {r.request_class: r.num_tokens for r in reversed(after.snapshot.waiting)}
     online, offline = (firsts.get(c, 0) if firsts.get(c, 0) <= chunk else 0 for c in (ONLINE, OFFLINE))
-    waiting = [r.num_tokens for r in after.snapshot.waiting if r.request_class is OFFLINE][: after.reserved]
-    begun = [r.num_tokens for r in after.snapshot.residents if r.request_class is OFFLINE]
-    taken = max(min(reserved, sum([*waiting, *begun])), offline)
+    begun = [r for r in after.snapshot.residents if r.request_class is OFFLINE]
+    num_free = max(0, after.reserved - sum(r.phase is Phase.RUNNING for r in begun))
+    waiting = [r for r in after.snapshot.waiting if r.request_class is OFFLINE][:num_free]
+    takers = [*waiting, *(r for r in begun if r.phase is Phase.PARKED or left(r) > 1)]
+    taken = max(min(reserved, sum(map(left, takers))), offline)
     return after.config.is_encoder and reserved > 0 and online > chunk - taken
 
 

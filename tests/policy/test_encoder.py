@@ -20,7 +20,7 @@ from ballast_policy.learning.cost import CostModel, Fit, StepWork, attended
 from ballast_policy.learning.expectation import Expectation
 from ballast_policy.learning.interference import Allowance, Interference
 from ballast_policy.plan import Reason, StepParts, StepPlan
-from ballast_policy.request import Request, RequestClass
+from ballast_policy.request import Phase, Request, RequestClass
 from ballast_policy.reservation import Reservation
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 from ballast_policy.step.planner import plan
@@ -346,6 +346,18 @@ def test_offline_takes_no_whole_step_if_its_prompts_leave_room_for_online():
 
     assert [request.num_tokens for request in found.admit if request.request_class is OFFLINE] == [2]
     assert [request.num_tokens for request in found.admit if request.request_class is ONLINE] == [470, *[5] * 6]
+
+
+def test_offline_takes_no_whole_step_if_the_rest_of_its_prompts_leaves_room_for_online():
+    """A prompt larger than a step has 5 tokens left, and one reserved slot is free."""
+    config = replace(CONFIG, slots=4, chunk_tokens=64, offline_share=0.5, ttft=inf)
+    blocks = {"num_blocks": 7, "num_private_blocks": 7}
+    begun = Request(9, OFFLINE, 9.9, 100, 1, phase=Phase.RUNNING, num_tokens=100, num_computed=95, **blocks)
+    waiting = requests([50], [4, 20, 20])
+
+    found = plan(replace(snapshot(waiting, config=config), residents=[begun]))
+
+    assert dict(found.grants) == {begun: 5, waiting[0]: 50, waiting[1]: 4}
 
 
 def test_an_online_prompt_of_one_token_takes_no_reserved_tokens_of_an_encoder():

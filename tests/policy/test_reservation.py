@@ -7,7 +7,8 @@ from math import ceil, floor
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from workloads import EXACT, CountedKv
+from laws import lawful
+from workloads import EXACT, CountedKv, make_snapshot
 
 from ballast_policy.host import Host
 from ballast_policy.plan import StepPlan
@@ -183,3 +184,25 @@ def test_an_engine_that_falls_idle_owes_nothing():
     host.leave(ended, 2.0, is_complete=True)
 
     assert host.reservation == host.config.reservation(host.ceiling)
+
+
+def test_the_reserved_slot_of_a_request_that_lost_its_kv_passes_to_a_decode_and_not_to_a_prompt():
+    """The prompt gets no tokens beside three online prompts. If it kept the slot, the slot would be empty."""
+    config = PolicyConfig(3, 40, block_tokens=4, chunk_tokens=16, offline_share=0.1, tail_tokens=0, watermark=0.0)
+    sizes = [(24, 23), (80, 40), (92, 91)]
+    holds = {"phase": RUNNING, "max_output": 20}
+    offline = [
+        Request(
+            seq, OFFLINE, 9.9, tokens, num_tokens=tokens, num_computed=computed, num_blocks=ceil(computed / 4),
+            num_private_blocks=ceil(computed / 4), **holds,
+        )
+        for seq, (tokens, computed) in enumerate(sizes)
+    ]  # fmt: skip
+    online = [Request(3 + index, ONLINE, 9.9, size, 20, num_tokens=size) for index, size in enumerate((12, 4, 4))]
+    snapshot = make_snapshot(Host(config, cost=EXACT), [*offline, *online], now=10.0, free_blocks=1)
+
+    found = lawful(snapshot)
+
+    assert list(found.preempt) == offline[:1]
+    assert list(found.park) == offline[1:2]
+    assert dict(found.grants) == {offline[2]: 1, online[0]: 12, online[1]: 4}

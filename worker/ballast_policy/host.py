@@ -242,13 +242,13 @@ class Host:
             self._count_ahead(plan)
 
     def _count_ahead(self, plan: StepPlan) -> None:
-        """Count the tokens of offline beyond the reserved ones: whole prompts of an encoder may take a whole step."""
+        """Count the tokens of offline beyond the reserved ones. In an encoder, its prompts may take a whole step."""
         online = sum([tokens for request, tokens in plan.grants if request.request_class is ONLINE])
         granted = sum([tokens for _, tokens in plan.grants]) - online
         spent = (because.request for because in plan.because if because.reason is Reason.CHUNK_SPENT)
         stopped = next((request for request in spent if request.request_class is ONLINE), None)
         if granted and stopped and (not online or stopped is self._stopped):  # it does not fit beside offline
-            granted = max(granted, self.config.chunk_tokens - online)  # single tokens are beyond the chunk
+            granted = max(granted, self.config.chunk_tokens - online)  # a prompt of one token takes none of the chunk
         self._stopped = stopped
         ahead, found = self._num_ahead + granted - self.reservation.chunk, self.reservation
         self.reservation = replace(found, is_met=found.is_met or ahead >= 0)

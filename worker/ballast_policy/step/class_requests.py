@@ -157,7 +157,7 @@ class Coverage:
         """Return the running offline requests, first those that reserved slots and blocks cover."""
         left = [request for request in self._order if request not in self.gone] if self.gone else self._order
         if any(request in self.beside for request in left[: self.slots]):  # a request lost a reserved slot
-            left.sort(key=lambda request: request in self.beside)
+            left = sorted(left, key=lambda request: request in self.beside)
         return left
 
     @property
