@@ -156,7 +156,7 @@ class Coverage:
     def running(self) -> list[Request]:
         """Return the running offline requests, first those that reserved slots and blocks cover."""
         left = [request for request in self._order if request not in self.gone] if self.gone else self._order
-        if any(request in self.beside for request in left[: self.slots]):  # a request lost a reserved slot
+        if self.beside and any(request in self.beside for request in left[: self.slots]):  # one lost its slot
             left = sorted(left, key=lambda request: request in self.beside)
         return left
 
