@@ -173,12 +173,16 @@ def _decodes_cannot_wait(after: After, first: Request) -> bool:
     """The step is as long as an online decode beside it takes on average, and prefill has a third of it.
 
     The plan may preempt that decode in the end, for the blocks of the prefill. A step of an encoder takes half of the
-    TTFT.
+    TTFT. It keeps the time of the reservation, even if its requests find no KV, or lose theirs in this step.
     """
+    cost = after.snapshot.cost
     if after.config.is_encoder:
-        added = after.snapshot.cost.prefill(done(first), least(after, first))
-        return after.snapshot.cost.is_trusted and after.plan.predicted_seconds + added > after.config.ttft / 2 - 1e-9
-    cost, decodes = after.snapshot.cost, [r for r in after.snapshot.residents if r.request_class is ONLINE]
+        prompts = [r for r in after.snapshot.residents if r.request_class is OFFLINE and r.phase is Phase.RUNNING]
+        kept = min(_reserved_prefill_wanted(after), sum(left(r) for r in prompts if r not in after.granted))
+        added = cost.prefill(done(first), least(after, first)) + cost.prefill(0, kept)
+        added += sum(cost.decode(r.num_tokens) for r in after.plan.preempt if r.request_class is OFFLINE)
+        return cost.is_trusted and after.plan.predicted_seconds + added > after.config.ttft / 2 - 1e-9
+    decodes = [r for r in after.snapshot.residents if r.request_class is ONLINE]
     beside = [r for r in decodes if left(r) == 1 and (r in after.granted or r in after.plan.preempt)]
     tpots = [r.tpot for r in beside if r.first_token < inf]
     longer = after.plan.predicted_seconds + cost.prefill(done(first), 1)

@@ -13,7 +13,7 @@ from fake_engine import FakeEngine
 from hypothesis import given
 from hypothesis import strategies as st
 from laws import lawful
-from workloads import EXACT, Arrival
+from workloads import EXACT, Arrival, make_snapshot
 
 from ballast_policy.host import Host
 from ballast_policy.learning.cost import CostModel, Fit, StepWork, attended
@@ -27,6 +27,7 @@ from ballast_policy.step.planner import plan
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 COST = CostModel(0.002, 1e-5, 1e-8, is_trusted=True)
+ONE_BLOCK = {"num_blocks": 1, "num_private_blocks": 1}
 CONFIG = PolicyConfig(
     slots=64,
     num_blocks=10_000,
@@ -373,3 +374,21 @@ def test_an_online_prompt_of_one_token_takes_no_reserved_tokens_of_an_encoder():
     assert len(dispatch.grants) == 2
     laws.the_reservation_is_what_residents_and_backlog_say(engine.host, dispatch)
     assert engine.host.reservation.is_met
+
+
+@pytest.mark.parametrize("sizes", [[5, 2], [5, 5]])
+def test_online_prompts_take_the_time_of_an_offline_request_that_no_reserved_slot_covers(sizes: list[int]):
+    """A prompt has the only reserved slot. The request beside it, with one token left, takes longer than the SLO."""
+    config = replace(CONFIG, slots=3, num_blocks=32, block_tokens=1, chunk_tokens=4, offline_share=0.1, ttft=0.05)
+    cost = CostModel(k0=1e-9, k2=1e-3, k4=1.0, is_trusted=True)
+    begun = [
+        Request(seq, OFFLINE, 9.9, size, 1, phase=Phase.RUNNING, num_tokens=size, num_computed=1, **ONE_BLOCK)
+        for seq, size in enumerate([3, 2], start=5)
+    ]
+    waiting = requests(sizes, [1, 1], age=0.1)
+    host = Host(config, cost=cost)
+
+    found = lawful(make_snapshot(host, [*begun, *waiting], now=10.0, free_blocks=30))
+
+    assert dict(found.grants) == {waiting[0]: 3, begun[0]: 1}
+    assert begun[1] in found.park

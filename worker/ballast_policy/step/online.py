@@ -32,12 +32,12 @@ def online_step(
     online, offline, time, cost = step.online, step.offline, step.time, step.cost
     fixed, seconds = time.fixed_seconds, time.seconds + reserved.seconds(step)
     if offline.decodes:
-        num_covered = min(step.coverage.slots_in_use, len(offline.decodes))
+        others = len(offline.started) + sum([request not in step.draft.gone for request in reserved.requests])
+        num_covered = min(max(0, step.coverage.slots_in_use - others), len(offline.decodes))
         context = offline.context // len(offline.decodes)
         fixed += cost.decode(context, time.num_decodes, num_covered)
         seconds += cost.decode(context, time.num_tokens, num_covered)
-    resumed = [request for request in online.started if request.phase is PARKED]
-    pending = chain(online.ranked(online.prefills), resumed, online.waiting)
+    pending = chain(online.ranked(online.prefills), [r for r in online.started if r.phase is PARKED], online.waiting)
     return OnlineStep(
         decodes=online.decodes,
         pending=pending if not late else (request for request in pending if request not in late),
