@@ -44,6 +44,8 @@ HOST = "127.0.0.1"
 SLOTS, RESERVED_PERCENT = 16, 12.5
 TOKENS = 32
 OFFLINE_TOKENS = 64
+MUCH_LATER = 10
+"""Times the TTFT of the SLO, beyond which a request counts as much later."""
 CONFIG = {"maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "everysec"}
 
 
@@ -322,6 +324,13 @@ async def measure(running: Running, options: argparse.Namespace) -> None:
         async with watching(running.port, running.pid) as watch:
             answers = await open_loop(client, rate, seconds, seed=len(name))
         print(row(name, answers, watch, options), flush=True)
+        slow = [
+            answer for answer in answers if answer.status == 200 and answer.first > MUCH_LATER * options.ttft / 1000
+        ]
+        if slow:
+            first, last = (pick(answer.sent for answer in slow) - began for pick in (min, max))
+            sent = f"sent {first:.1f} to {last:.1f} s after the begin"
+            print(f"           {len(slow)} accepted requests waited longer than {MUCH_LATER} TTFT: {sent}")
         for error, count in Counter(answer.error for answer in answers if answer.error).most_common(3):
             print(f"           {count} times {error}")
         if name.startswith("half after"):

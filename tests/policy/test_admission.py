@@ -72,6 +72,13 @@ def test_the_peak_is_what_a_replay_of_the_growth_needs(residents, num_blocks, le
         assert (peak.missing(newcomer, num_blocks, free) <= free) is (most <= free), "the quick answer is another"
 
 
+@pytest.mark.parametrize(("tokens", "output", "expected"), [(8, 3, 1), (8, 4, 1), (8, 5, 2), (7, 1, 0), (6, 3, 1)])
+def test_an_answer_begins_whole_blocks(tokens: int, output: int, expected: int):
+    request = make_request(num_prompt=tokens, num_tokens=tokens, max_output=output)
+
+    assert KvPeak(UNKNOWN, 4, unknown=1000).missing(request, 0, free=0) == expected
+
+
 def test_promised_blocks_come_free_with_the_rest():
     resident = make_request(0, num_tokens=40, num_computed=10, num_blocks=10, num_private_blocks=10, max_output=2)
     peak = KvPeak(UNKNOWN, 1, unknown=1000)
@@ -217,6 +224,8 @@ FIVE_EACH = 10 + 10 + 11 * 5
         pytest.param(FIVE_EACH, {}, True, id="the peak fits"),
         pytest.param(FIVE_EACH - 1, {}, False, id="one block is missing at the peak"),
         pytest.param(FIVE_EACH - 20, {"lent": 30}, True, id="lent blocks will be taken back when they are needed"),
+        pytest.param(FIVE_EACH - 20, {"lent": 20}, True, id="just enough blocks are lent"),
+        pytest.param(FIVE_EACH - 20, {"lent": 19}, False, id="too few blocks are lent"),
         pytest.param(FIVE_EACH - 20, {"priority": 1}, True, id="lower priorities will yield"),
     ],
 )
@@ -283,3 +292,12 @@ def test_the_mean_online_answer_is_published_once_some_have_ended():
         learner.finished(make_request(request_class=ONLINE, num_output=length))
 
     assert learner.expectation.online_answer == 20.0
+
+
+@pytest.mark.parametrize(("number", "short"), [(16, 1), (96, 1), (112, 2), (208, 3)])
+def test_all_online_answers_but_one_percent_are_longer_than_the_short_one(number: int, short: int):
+    learner = ExpectationLearner()
+    for length in range(1, number + 1):
+        learner.finished(make_request(request_class=ONLINE, num_output=length))
+
+    assert learner.expectation.online_short == short

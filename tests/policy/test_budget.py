@@ -219,6 +219,24 @@ def test_online_prefill_gets_a_third_of_a_step_that_decodes_fill():
     assert prefill_limits(make_snapshot(), step) == pytest.approx((0.0675, 0.0675))
 
 
+def test_online_prefill_gets_a_third_of_a_step_that_reads_the_missing_experts():
+    """The decode beside it has read a twentieth of the experts."""
+    step = OnlineStep((make_decode(num_output=8, first_token=9.6, max_output=100),), (), 0.045, 0.045)
+
+    pace = prefill_limits(make_snapshot(cost=EXPERTS), step)[1]
+
+    assert pace == pytest.approx(1.5 * (0.045 + 0.95 * 0.03 * (1 - 0.95**CONFIG.chunk_tokens)))
+
+
+def test_a_request_that_computes_its_answer_again_is_due_with_its_next_token():
+    again = make_newcomer(arrival=8.9, num_output=4)  # its fifth token is due at 8.9 + 1 + 4 * 0.05
+    takes = ONLINE_ALONE + COST.k1 * 100
+
+    found = step_budget(make_snapshot(), OnlineStep((), (again,), ONLINE_ALONE, ONLINE_ALONE))
+
+    assert found == pytest.approx(ONLINE_ALONE + 0.5 * (0.1 - takes))
+
+
 def test_an_online_request_about_to_miss_its_token_lends_a_share_of_the_time_that_it_has():
     due = make_decode(arrival=10.0 - 1.0 - 0.05 + 0.02)  # in 20 ms, of which online alone takes 10
 

@@ -111,6 +111,12 @@ def test_a_fit_is_not_led_astray_by_steps_that_another_process_interrupted():
     assert disturbed.model.predict(work) == pytest.approx(clean.model.predict(work), rel=0.05)
 
 
+def test_steps_that_took_twice_their_prediction_are_left_out():
+    work = StepWork(256, attended(0, 256), 64, 64 * 1000)
+
+    assert fed(MODEL, spikes=0.15).model.predict(work) == pytest.approx(MODEL.predict(work), rel=1e-3)
+
+
 def test_noise_beyond_prediction_is_not_trusted():
     rng = np.random.default_rng(3)
     fit = Fit()

@@ -67,6 +67,16 @@ def test_forgetting_idle_tenants_changes_no_service_that_counts():
     assert (ledger.service("gone"), ledger.service("ahead")) == (100, 400)
 
 
+def test_an_idle_tenant_with_the_least_service_of_those_present_is_dropped():
+    ledger = Ledger()
+    for tenant in ("here", "as much"):
+        ledger.charge(tenant, 100)
+
+    ledger.forget_idle(["here"])
+
+    assert ledger.services == {"here": 100}
+
+
 weights = st.sampled_from([0.5, 1.0, 3.0])
 
 

@@ -197,10 +197,11 @@ def test_a_nested_step_says_that_it_is_one():
     engine = FakeEngine(host, [])
     engine.kv.arrivals[newcomer] = Arrival(0.0, ONLINE, 8, 8)
 
-    dispatch = host.nest(engine.kv, 0.0, (), inf)
+    dispatch = host.nest(engine.kv, 3.0, (), inf)
 
     assert dispatch.is_nested
     assert dispatch.grants == [(newcomer, 8)]
+    assert newcomer.admitted == 3.0
 
 
 # What it charges

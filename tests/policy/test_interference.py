@@ -204,6 +204,17 @@ def test_the_allowance_recovers_within_a_minute_at_any_rate(gap: float):
     assert traffic.allowance.share >= 0.6 * begun
 
 
+def test_the_allowance_moves_to_the_target_in_half_a_minute():
+    traffic = Traffic(cap=0.1)
+    begun = traffic.allowance.share
+    traffic.serve(16, alone=STEP)  # 5.3 s, in which offline takes no time
+    grown = traffic.allowance.share
+
+    assert begun is not None
+    assert grown is not None
+    assert begun * (1 + 4 / 30) == pytest.approx(grown, rel=0.02)
+
+
 def test_another_cap_starts_again_and_no_cap_has_no_share():
     state = Interference()
     state.configure(0.1, 0.0)

@@ -108,6 +108,12 @@ def test_a_tenant_below_its_reservation_goes_first_until_it_is_not():
     assert share_out(candidates, {"b": 1e9}, {}, count=6, cost=1, slots=slots) == {"top": 2, "b1": 4}
 
 
+def test_jobs_without_a_prefix_key_are_no_group():
+    jobs = [make_candidate("first", seq=1.0), make_candidate("second", seq=2.0)]
+
+    assert [job.prefix_seq for job in in_submission_order(jobs)] == [1_000_000, 2_000_000]
+
+
 def test_jobs_of_a_prefix_key_stand_together_where_its_first_one_was_submitted():
     jobs = [
         make_candidate("alone, second", seq=2.0),

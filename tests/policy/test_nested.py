@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import inf
 from sys import maxsize
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laws import After, left, slots_and_chunk_are_never_exceeded, the_plan_is_well_formed
@@ -96,6 +97,21 @@ def test_two_newcomers_take_the_blocks_of_two_parked_ones():
 
     assert set(nested.admit) == set(newcomers)
     assert sorted(request.seq for request in nested.preempt) == [0, 1]
+
+
+@pytest.mark.parametrize(("free", "is_in"), [(9, False), (10, True)])
+def test_a_newcomer_leaves_each_running_online_request_a_block(free: int, is_in: bool):
+    running = [
+        Request(seq, ONLINE, 0.0, 5, 20, phase=Phase.RUNNING, num_tokens=6, num_computed=5, num_blocks=5)
+        for seq in (0, 1)
+    ]
+    newcomer = Request(2, ONLINE, 9.9, 8, 20, num_tokens=8)
+    config = PolicyConfig(slots=4, num_blocks=20, block_tokens=1, offline_share=0.0)
+    snapshot = EngineSnapshot(
+        10.0, running, [newcomer], free_blocks=free, config=config, cost=EXACT, reservation=config.reservation()
+    )
+
+    assert bool(plan_nested(snapshot, running, inf).admit) is is_in
 
 
 def test_newcomers_of_one_token_take_the_time_of_a_decode():

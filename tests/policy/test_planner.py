@@ -90,6 +90,44 @@ def test_short_kv_comes_from_offline_beyond_its_reservation_and_the_least_work_i
     assert kept in dict(decided.grants)
 
 
+def test_the_only_online_answer_grows_even_if_just_the_reservation_has_blocks():
+    """Two offline requests share their only block, so the preemption of either frees nothing."""
+    engine = Engine(num_blocks=20, offline_share=0.5)
+    answer = engine.decoding(ONLINE, tokens=37)
+    item = engine.decoding(OFFLINE, tokens=41)
+    for _ in range(2):
+        engine.decoding(OFFLINE, tokens=5, num_private_blocks=0)
+    engine.extra["free_blocks"] = 0
+
+    decided = engine.plan()
+
+    assert answer in dict(decided.grants)
+    assert item in decided.preempt
+
+
+def test_a_newcomer_that_finds_its_blocks_beside_a_shared_prefix_preempts_nothing():
+    engine = Engine(num_blocks=40, offline_share=0.0)
+    item = engine.decoding(OFFLINE, tokens=40)
+    newcomer = engine.add(ONLINE, 40, num_cached=20)
+    engine.extra["free_blocks"] = 5
+
+    decided = engine.plan()
+
+    assert newcomer in decided.admit
+    assert item not in decided.preempt
+
+
+def test_an_online_prompt_that_goes_on_takes_the_kv_that_offline_borrows():
+    engine = Engine(num_blocks=20, offline_share=0.0)
+    prompt = engine.prefilling(ONLINE, tokens=40, done=8)
+    item = engine.decoding(OFFLINE, tokens=72)
+
+    decided = engine.plan()
+
+    assert decided.preempt == (item,)
+    assert decided.grants == ((prompt, 32),)
+
+
 def test_offline_keeps_its_kv_where_giving_it_up_would_not_suffice():
     engine = Engine(num_blocks=40)
     engine.decoding(ONLINE, tokens=88)

@@ -68,3 +68,10 @@ def test_a_request_fills_the_block_that_it_began_in_this_step_and_the_free_block
     request = Request(0, RequestClass.OFFLINE, 0.0, 40, 10, num_tokens=40)
 
     assert Blocks(free=1, block_tokens=4).capacity(request, granted=5) == 3 + 4
+
+
+def test_after_a_preemption_only_blocks_that_are_not_free_are_missing():
+    blocks = Blocks(free=1, block_tokens=4)
+    blocks.release(MEDIUM)
+
+    assert blocks.missing(8) == 8 - 1 - 5
