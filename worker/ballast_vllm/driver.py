@@ -87,7 +87,7 @@ class Driver:
         planner: Planner = plan_step,
     ) -> None:
         """`whole_prompts`: most tokens of a step of a model that computes each prompt at once; None for other models.
-        `multiple`: tokens of which a step of other models is a multiple, where an offline prompt allows it.
+        `multiple`: tokens of which a step of other models is a multiple, where a prompt allows it.
         """
         self.host = Host(config, planner=planner)
         self.counters = Counters()

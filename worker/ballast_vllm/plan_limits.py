@@ -13,16 +13,32 @@ vLLM keeps 32 of them for each layer (`benchmarks/vllm_step_sizes.py`)."""
 
 
 def even_step(plan: StepPlan, multiple: int) -> StepPlan:
-    """Return the plan with a multiple of some tokens, if an offline prompt can do without the rest in this step."""
-    total = sum([num_tokens for _, num_tokens in plan.grants])
+    """Return the plan with a multiple of some tokens, if a prompt can do without the rest in this step.
+
+    It is the last offline prompt, else the last online prompt that does not end in this step.
+    """
+    total, found = sum([num_tokens for _, num_tokens in plan.grants]), None
     rest = total % multiple
-    if rest and total > multiple:
-        for index in reversed(range(len(plan.grants))):
-            record, num_tokens = plan.grants[index]
-            if record.request_class is OFFLINE and num_tokens > rest:
-                grants = (*plan.grants[:index], (record, num_tokens - rest), *plan.grants[index + 1 :])
-                return replace(plan, grants=grants)
-    return plan
+    if not rest or total < multiple:
+        return plan
+    for index in reversed(range(len(plan.grants))):
+        record, num_tokens = plan.grants[index]
+        if num_tokens == 1:  # decodes come first
+            break
+        if num_tokens > rest and record.request_class is OFFLINE:
+            found = index
+            break
+        if num_tokens > rest and found is None and num_tokens < _left(record):
+            found = index
+    if found is None:
+        return plan
+    record, num_tokens = plan.grants[found]
+    grants = (*plan.grants[:found], (record, num_tokens - rest), *plan.grants[found + 1 :])
+    return replace(plan, grants=grants)
+
+
+def _left(record: Request) -> int:
+    return record.num_tokens - (record.num_cached if record.phase is WAITING else record.num_computed)
 
 
 def whole_prompts(plan: StepPlan, most_tokens: int) -> StepPlan:
@@ -34,7 +50,7 @@ def whole_prompts(plan: StepPlan, most_tokens: int) -> StepPlan:
     grants: list[tuple[Request, int]] = []
     waiting = set()
     for record, _ in plan.grants:
-        whole = record.num_tokens - (record.num_cached if record.phase is WAITING else record.num_computed)
+        whole = _left(record)
         if whole <= left:
             grants.append((record, whole))
             left -= whole

@@ -31,9 +31,24 @@ def test_a_step_has_a_multiple_of_the_tokens_where_an_offline_prompt_can_be_shor
     assert even_step(plan, 16).grants == ((decode, 1), (online, 40), (whole, 30), (cut, 9))
 
 
-def test_no_online_token_and_no_request_leaves_a_step_for_its_size():
-    online, decode, short = make_request(1, ONLINE), make_request(2), make_request(3)
-    plan = StepPlan(grants=((online, 70), (decode, 1), (short, 7)))
+def test_an_online_prompt_is_shorter_only_if_it_does_not_end_in_this_step():
+    decode, ends = make_request(1, ONLINE), make_request(2, ONLINE, num_tokens=40)
+    goes_on = make_request(3, ONLINE, num_tokens=90, num_cached=10)
+
+    plan = StepPlan(grants=((decode, 1), (ends, 40), (goes_on, 79)))
+    assert even_step(plan, 32).grants == ((decode, 1), (ends, 40), (goes_on, 55))
+
+    offline = make_request(4, num_tokens=80)
+    plan = StepPlan(grants=((offline, 30), (ends, 40), (goes_on, 79)))
+    assert even_step(plan, 32).grants == ((offline, 9), (ends, 40), (goes_on, 79))
+
+    plan = StepPlan(grants=((ends, 40), (goes_on, 80)))
+    assert even_step(plan, 32) is plan
+
+
+def test_no_first_token_and_no_request_leaves_a_step_for_its_size():
+    decode, online, short = make_request(1), make_request(2, ONLINE, num_tokens=70), make_request(3)
+    plan = StepPlan(grants=((decode, 1), (online, 70), (short, 7)))
 
     assert even_step(plan, 64) is plan
 
