@@ -24,6 +24,7 @@ from ballast_policy.learning.expectation import (
 from ballast_policy.plan import Reason
 from ballast_policy.request import Phase, Request, RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
+from ballast_policy.step.draft import StepDraft
 from ballast_policy.step.kv_peak import KvPeak
 from ballast_policy.step.planner import plan
 
@@ -79,6 +80,14 @@ def test_an_answer_begins_whole_blocks(tokens: int, output: int, expected: int):
     assert KvPeak(UNKNOWN, 4, unknown=1000).missing(request, 0, free=0) == expected
 
 
+def test_a_resident_without_a_promise_frees_the_blocks_that_it_holds():
+    short, long = make_resident(0, 10, 1), make_request(1, num_prompt=20, num_tokens=20, max_output=20)
+    config = PolicyConfig(slots=4, num_blocks=100, block_tokens=1, tail_tokens=1000)
+    step = StepDraft(make_state(config, [short], 90, UNKNOWN))
+
+    assert step.kv_peak([short]).missing(long, 0, free=0) == 20 - 10
+
+
 def test_promised_blocks_come_free_with_the_rest():
     resident = make_request(0, num_tokens=40, num_computed=10, num_blocks=10, num_private_blocks=10, max_output=2)
     peak = KvPeak(UNKNOWN, 1, unknown=1000)
@@ -127,6 +136,15 @@ def test_lengths_are_known_once_some_answers_have_ended():
 
     assert learner.expectation.remaining(request, 64) == 7
     assert learner.expectation.remaining(make_request(request_class=ONLINE), 64) == 64, "a class learns for itself"
+
+
+def test_the_lengths_are_updated_with_each_16_answers():
+    learner = ExpectationLearner()
+    for number in range(2 * REFRESH):
+        assert learner.expectation.outputs == ({OFFLINE: (7,) * REFRESH} if number >= REFRESH else {})
+        learner.finished(make_request(num_output=7 if number < REFRESH else 9))
+
+    assert learner.expectation.outputs == {OFFLINE: (7,) * REFRESH + (9,) * REFRESH}
 
 
 def test_old_answers_are_forgotten():
@@ -259,6 +277,9 @@ def test_online_is_expected_for_ten_mean_gaps_of_the_last_minutes():
 
     learner.arrived(make_request(request_class=ONLINE), 1000.0)
     assert learner.expectation.online_until == 1010.0
+
+    learner.arrived(make_request(request_class=ONLINE), 1000.5)
+    assert learner.expectation.online_until == pytest.approx(1000.5 + 10 / 2, abs=0.02), "two requests in a second"
 
     for second in range(300):
         learner.arrived(make_request(request_class=ONLINE), 1000.0 + second // 2)

@@ -361,6 +361,26 @@ def test_offline_takes_no_whole_step_if_the_rest_of_its_prompts_leaves_room_for_
     assert dict(found.grants) == {begun: 5, waiting[0]: 50, waiting[1]: 4}
 
 
+def test_a_whole_prompt_takes_more_than_the_only_reserved_token():
+    """A prompt larger than a step is computed in parts, and leaves the reserved token only."""
+    config = replace(CONFIG, slots=4, chunk_tokens=4, offline_share=0.1, ttft=inf)
+    blocks = {"num_blocks": 1, "num_private_blocks": 1}
+    begun = Request(9, ONLINE, 9.9, 12, 1, phase=Phase.RUNNING, num_tokens=12, num_computed=4, **blocks)
+    (item,) = requests([], [3])
+
+    found = plan(replace(snapshot([item], config=config), residents=[begun]))
+
+    assert dict(found.grants) == {item: 3, begun: 1}
+
+
+def test_the_step_of_an_idle_encoder_is_long_enough_for_its_longest_prompt():
+    cost = CostModel(0.002, 1e-5, 1e-4, is_trusted=True)
+    config = replace(CONFIG, ttft=0.003)
+    found = plan(snapshot(requests([], [100]), config=config, cost=cost))
+
+    assert found.budget_seconds == pytest.approx(0.002 + cost.prefill(0, 100), rel=1e-6)
+
+
 def test_an_online_prompt_of_one_token_takes_no_reserved_tokens_of_an_encoder():
     config = replace(CONFIG, slots=3, chunk_tokens=4, offline_share=1.0, ttft=inf)
     coming = [Arrival(0.0, OFFLINE, 2, 1), Arrival(0.0, OFFLINE, 12, 1), Arrival(0.0, ONLINE, 2, 1)]

@@ -217,6 +217,7 @@ def charges(host: Host) -> dict[str, float]:
         pytest.param(5, 4, (1, 0), 1.0, id="a chunk of one prompt token"),
         pytest.param(10, 11, (0, 1), 0.0, id="one token of the answer again"),
         pytest.param(10, 9, (0, 0), 2.0, id="a new token"),
+        pytest.param(10, 10, (0, 1), 0.0, id="the last token again"),
     ],
 )
 def test_a_step_of_one_token_is_charged_for_what_it_is(end, before, found, paid):
@@ -345,6 +346,18 @@ def test_under_a_cap_online_computes_one_of_32_steps_alone(cap, share):
 
     steps = [found for found in classes if ONLINE in found]
     assert steps.count({ONLINE}) / len(steps) == pytest.approx(share, abs=0.005)
+
+
+def test_the_clock_of_delay_knows_the_decodes_of_a_request():
+    host, request = make_host(), make_request(0, ONLINE, num_output=5)
+    host.cost = EXACT
+    enter(host, request)
+    seen = []
+    host.interference.finished = lambda *given: seen.append(given)
+
+    host.leave(request, 3.0, is_complete=True)
+
+    assert seen == [(request, 3.0, 4 * (EXACT.k3 + EXACT.k4 * request.num_tokens))]
 
 
 def test_only_complete_answers_count_for_the_lengths_of_answers():

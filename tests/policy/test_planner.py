@@ -90,6 +90,28 @@ def test_short_kv_comes_from_offline_beyond_its_reservation_and_the_least_work_i
     assert kept in dict(decided.grants)
 
 
+def test_the_first_request_of_the_reservation_needs_no_blocks_for_its_answer():
+    engine = Engine(slots=2, num_blocks=20, offline_share=0.5, tail_tokens=64)
+    item = engine.add(OFFLINE, 40)
+    for _ in range(2):
+        engine.add(ONLINE, 20)
+
+    decided = engine.plan()
+
+    assert why(decided, item) is Reason.OFFLINE_RESERVATION
+
+
+def test_the_only_answer_is_parked_until_a_request_that_leaves_frees_its_blocks():
+    engine = Engine(num_blocks=20, most_residents=8)
+    answer = engine.decoding(ONLINE, tokens=37)
+    engine.extra |= {"free_blocks": 0, "num_leaving": 1}
+
+    decided = engine.plan()
+
+    assert decided.park == (answer,)
+    assert why(decided, answer) is Reason.NO_KV
+
+
 def test_the_only_online_answer_grows_even_if_just_the_reservation_has_blocks():
     """Two offline requests share their only block, so the preemption of either frees nothing."""
     engine = Engine(num_blocks=20, offline_share=0.5)

@@ -72,10 +72,10 @@ class Backlog:
         return sum(self._counts.values())
 
     def __iter__(self) -> Iterator[Request]:
-        """Yield all waiting requests, for inspection."""
+        """Yield all waiting requests, for inspection, in any order."""
         for bands in self._bands.values():
-            for priority in sorted(bands, reverse=True):
-                for queue in bands[priority].values():
+            for band in bands.values():
+                for queue in band.values():
                     yield from islice(queue.requests, queue.start, None)
 
     def count(self, request_class: RequestClass) -> int:
