@@ -329,8 +329,8 @@ async def measure(running: Running, options: argparse.Namespace) -> None:
         ]
         if slow:
             first, last = (pick(answer.sent for answer in slow) - began for pick in (min, max))
-            sent = f"sent {first:.1f} to {last:.1f} s after the begin"
-            print(f"           {len(slow)} accepted requests waited longer than {MUCH_LATER} TTFT: {sent}")
+            sent = f"they were sent {first:.1f} to {last:.1f} s after the start"
+            print(f"           {len(slow)} accepted requests waited longer than {MUCH_LATER} times the TTFT: {sent}")
         for error, count in Counter(answer.error for answer in answers if answer.error).most_common(3):
             print(f"           {count} times {error}")
         if name.startswith("half after"):

@@ -364,8 +364,7 @@ def test_offline_takes_no_whole_step_if_the_rest_of_its_prompts_leaves_room_for_
 def test_a_whole_prompt_takes_more_than_the_only_reserved_token():
     """A prompt larger than a step is computed in parts, and leaves the reserved token only."""
     config = replace(CONFIG, slots=4, chunk_tokens=4, offline_share=0.1, ttft=inf)
-    blocks = {"num_blocks": 1, "num_private_blocks": 1}
-    begun = Request(9, ONLINE, 9.9, 12, 1, phase=Phase.RUNNING, num_tokens=12, num_computed=4, **blocks)
+    begun = Request(9, ONLINE, 9.9, 12, 1, phase=Phase.RUNNING, num_tokens=12, num_computed=4, **ONE_BLOCK)
     (item,) = requests([], [3])
 
     found = plan(replace(snapshot([item], config=config), residents=[begun]))

@@ -207,7 +207,7 @@ def test_the_allowance_recovers_within_a_minute_at_any_rate(gap: float):
 def test_the_allowance_moves_to_the_target_in_half_a_minute():
     traffic = Traffic(cap=0.1)
     begun = traffic.allowance.share
-    traffic.serve(16, alone=STEP)  # 5.3 s, in which offline takes no time
+    traffic.serve(16, alone=STEP)  # offline takes no time; the only adjustment is 4 s after the begin
     grown = traffic.allowance.share
 
     assert begun is not None

@@ -10,12 +10,16 @@ from ballast_policy.request import OFFLINE, WAITING, Request
 CPU_MULTIPLE = 32
 """Tokens of which a step on a CPU shall be a multiple. oneDNN prepares a matrix product for each number of tokens, and
 vLLM keeps 32 of them for each layer (`benchmarks/vllm_step_sizes.py`)."""
+LARGEST_REST = 1 / 16
+"""Largest part of a step that online prompts leave to the next one for its size: less than an even size gains
+(`benchmarks/vllm_step_sizes.py`)."""
 
 
 def even_step(plan: StepPlan, multiple: int) -> StepPlan:
     """Return the plan with a multiple of some tokens, if a prompt can do without the rest in this step.
 
-    It is the last offline prompt, else the last online prompt that does not end in this step.
+    It is the last offline prompt, else the last online prompt that does not end in this step. The rest of online is a
+    small part of the step, and takes no step more.
     """
     total, found = sum([num_tokens for _, num_tokens in plan.grants]), None
     rest = total % multiple
@@ -23,7 +27,7 @@ def even_step(plan: StepPlan, multiple: int) -> StepPlan:
         return plan
     for index in reversed(range(len(plan.grants))):
         record, num_tokens = plan.grants[index]
-        if num_tokens == 1:  # decodes come first
+        if num_tokens == 1 and _left(record) <= 1:  # decodes come first
             break
         if num_tokens > rest and record.request_class is OFFLINE:
             found = index
@@ -33,6 +37,11 @@ def even_step(plan: StepPlan, multiple: int) -> StepPlan:
     if found is None:
         return plan
     record, num_tokens = plan.grants[found]
+    if record.request_class is not OFFLINE:
+        prefill = sum([granted for _, granted in plan.grants if granted > 1])
+        left = _left(record) - num_tokens
+        if rest > LARGEST_REST * prefill or -(-left // prefill) < -(-(left + rest) // prefill):
+            return plan
     grants = (*plan.grants[:found], (record, num_tokens - rest), *plan.grants[found + 1 :])
     return replace(plan, grants=grants)
 

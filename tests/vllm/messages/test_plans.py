@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ballast_policy.plan import StepPlan
-from ballast_policy.request import OFFLINE, ONLINE, Request, RequestClass
+from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, Phase, Request, RequestClass
 from ballast_vllm.plan_limits import even_step, whole_prompts
 
 
@@ -32,18 +34,63 @@ def test_a_step_has_a_multiple_of_the_tokens_where_an_offline_prompt_can_be_shor
 
 
 def test_an_online_prompt_is_shorter_only_if_it_does_not_end_in_this_step():
-    decode, ends = make_request(1, ONLINE), make_request(2, ONLINE, num_tokens=40)
-    goes_on = make_request(3, ONLINE, num_tokens=90, num_cached=10)
+    decode, ends = make_request(1, ONLINE), make_request(2, ONLINE, num_tokens=400)
+    goes_on = make_request(3, ONLINE, num_tokens=290, num_cached=10)
 
-    plan = StepPlan(grants=((decode, 1), (ends, 40), (goes_on, 79)))
-    assert even_step(plan, 32).grants == ((decode, 1), (ends, 40), (goes_on, 55))
+    plan = StepPlan(grants=((decode, 1), (ends, 400), (goes_on, 120)))
+    assert even_step(plan, 32).grants == ((decode, 1), (ends, 400), (goes_on, 111))
 
-    offline = make_request(4, num_tokens=80)
-    plan = StepPlan(grants=((offline, 30), (ends, 40), (goes_on, 79)))
-    assert even_step(plan, 32).grants == ((offline, 9), (ends, 40), (goes_on, 79))
+    plan = StepPlan(grants=((goes_on, 120), (ends, 400), (decode, 1)))
+    assert even_step(plan, 32) is plan, "behind decodes, there are no prompts"
 
-    plan = StepPlan(grants=((ends, 40), (goes_on, 80)))
+    plan = StepPlan(grants=((ends, 400), (goes_on, 280)))
     assert even_step(plan, 32) is plan
+
+
+def test_an_offline_prompt_is_shorter_before_an_online_prompt_is():
+    offline, goes_on = make_request(1, num_tokens=80), make_request(2, ONLINE, num_tokens=900)
+
+    plan = StepPlan(grants=((offline, 30), (goes_on, 490)))
+
+    assert even_step(plan, 32).grants == ((offline, 22), (goes_on, 490))
+
+
+def test_the_last_online_prompt_that_goes_on_is_shorter():
+    first, last = make_request(1, ONLINE, num_tokens=900), make_request(2, ONLINE, num_tokens=300)
+
+    plan = StepPlan(grants=((first, 400), (last, 120)))
+    assert even_step(plan, 32).grants == ((first, 400), (last, 112))
+
+    plan = StepPlan(grants=((first, 513), (last, 8)))
+    assert even_step(plan, 32).grants == ((first, 504), (last, 8)), "the last one has fewer tokens than the rest"
+
+
+@pytest.mark.parametrize("phase", [RUNNING, PARKED])
+def test_a_resident_prompt_ends_with_its_last_token(phase: Phase):
+    prompt = make_request(1, ONLINE, num_tokens=600, num_computed=80, phase=phase)
+
+    assert even_step(plan := StepPlan(grants=((prompt, 520),)), 32) is plan
+    assert even_step(StepPlan(grants=((prompt, 516),)), 32).grants == ((prompt, 512),)
+
+
+def test_a_chunk_of_one_token_is_no_decode():
+    long, short = make_request(1, num_tokens=200), make_request(2, num_tokens=50)
+
+    assert even_step(StepPlan(grants=((long, 80), (short, 1))), 32).grants == ((long, 63), (short, 1))
+
+
+@pytest.mark.parametrize(("granted", "found"), [(100, 96), (68, 64), (69, 69), (70, 70)])
+def test_online_leaves_a_small_part_of_a_step_to_the_next_one(granted: int, found: int):
+    prompt = make_request(1, ONLINE, num_tokens=1010)
+
+    assert even_step(StepPlan(grants=((prompt, granted),)), 32).grants == ((prompt, found),)
+
+
+@pytest.mark.parametrize(("size", "found"), [(1032, 516), (1031, 516), (1028, 512)])
+def test_no_online_prompt_takes_a_step_more(size: int, found: int):
+    prompt = make_request(1, ONLINE, num_tokens=size)
+
+    assert even_step(StepPlan(grants=((prompt, 516),)), 32).grants == ((prompt, found),)
 
 
 def test_no_first_token_and_no_request_leaves_a_step_for_its_size():

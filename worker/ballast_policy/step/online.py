@@ -32,8 +32,8 @@ def online_step(
     online, offline, time, cost = step.online, step.offline, step.time, step.cost
     fixed, seconds = time.fixed_seconds, time.seconds + reserved.seconds(step)
     if offline.decodes:
-        others = len(offline.started) + sum([request not in step.draft.gone for request in reserved.requests])
-        num_covered = min(max(0, step.coverage.slots_in_use - others), len(offline.decodes))
+        num_prompts = sum([request not in step.draft.gone for request in reserved.requests])
+        num_covered = min(max(0, step.coverage.slots_in_use - num_prompts), len(offline.decodes))
         context = offline.context // len(offline.decodes)
         fixed += cost.decode(context, time.num_decodes, num_covered)
         seconds += cost.decode(context, time.num_tokens, num_covered)
