@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from math import ceil
 
 from ballast_policy.plan import StepPlan
-from ballast_policy.request import OFFLINE, WAITING, Request
+from ballast_policy.request import OFFLINE, Request, computed
 
 CPU_MULTIPLE = 32
 """Tokens of which a step on a CPU shall be a multiple. oneDNN prepares a matrix product for each number of tokens, and
@@ -18,36 +20,38 @@ LARGEST_REST = 1 / 16
 def even_step(plan: StepPlan, multiple: int) -> StepPlan:
     """Return the plan with a multiple of some tokens, if a prompt can do without the rest in this step.
 
-    It is the last offline prompt, else the last online prompt that does not end in this step. The rest of online is a
-    small part of the step, and takes no step more.
+    It is the last offline prompt, else the last online prompt that does not end in this step.
     """
-    total, found = sum([num_tokens for _, num_tokens in plan.grants]), None
+    total = sum([num_tokens for _, num_tokens in plan.grants])
     rest = total % multiple
-    if not rest or total < multiple:
+    index = _shortened(plan.grants, rest) if rest and total > multiple else None
+    if index is None:
         return plan
-    for index in reversed(range(len(plan.grants))):
-        record, num_tokens = plan.grants[index]
+    record, num_tokens = plan.grants[index]
+    return replace(plan, grants=(*plan.grants[:index], (record, num_tokens - rest), *plan.grants[index + 1 :]))
+
+
+def _shortened(grants: Sequence[tuple[Request, int]], rest: int) -> int | None:
+    """Return the index of the prompt that leaves `rest` tokens to the next step; None if there is none."""
+    online = None
+    for index in reversed(range(len(grants))):
+        record, num_tokens = grants[index]
         if num_tokens == 1 and _left(record) <= 1:  # decodes come first
             break
         if num_tokens > rest and record.request_class is OFFLINE:
-            found = index
-            break
-        if num_tokens > rest and found is None and num_tokens < _left(record):
-            found = index
-    if found is None:
-        return plan
-    record, num_tokens = plan.grants[found]
-    if record.request_class is not OFFLINE:
-        prefill = sum([granted for _, granted in plan.grants if granted > 1])
-        left = _left(record) - num_tokens
-        if rest > LARGEST_REST * prefill or -(-left // prefill) < -(-(left + rest) // prefill):
-            return plan
-    grants = (*plan.grants[:found], (record, num_tokens - rest), *plan.grants[found + 1 :])
-    return replace(plan, grants=grants)
+            return index
+        if num_tokens > rest and online is None and num_tokens < _left(record):
+            online = index
+    if online is None:
+        return None
+    prefill = sum([num_tokens for _, num_tokens in grants if num_tokens > 1])
+    left = _left(grants[online][0]) - grants[online][1]
+    takes_more_steps = ceil((left + rest) / prefill) > ceil(left / prefill)
+    return None if rest > LARGEST_REST * prefill or takes_more_steps else online
 
 
 def _left(record: Request) -> int:
-    return record.num_tokens - (record.num_cached if record.phase is WAITING else record.num_computed)
+    return record.num_tokens - computed(record)
 
 
 def whole_prompts(plan: StepPlan, most_tokens: int) -> StepPlan:
