@@ -39,8 +39,8 @@ def make_decode(**fields) -> Request:
     return Request(**{**usual, **fields})
 
 
-def budget(*decodes: Request, snapshot: EngineSnapshot | None = None) -> float:
-    return step_budget(snapshot or make_snapshot(), OnlineStep(decodes, (), ONLINE_ALONE, ONLINE_ALONE))
+def budget(*decodes: Request, snapshot: EngineSnapshot | None = None, fixed: float = ONLINE_ALONE) -> float:
+    return step_budget(snapshot or make_snapshot(), OnlineStep(decodes, (), ONLINE_ALONE, fixed))
 
 
 def test_a_step_beside_online_decodes_takes_at_most_a_share_of_their_tpot():
@@ -84,15 +84,16 @@ def test_the_slack_that_is_kept_grows_with_the_bursts_of_prefill():
     assert kept(5000.0) == ONLINE_ALONE
 
 
-def test_where_the_lending_ratio_backs_off_less_risk_is_taken_and_less_of_the_time():
+def test_where_the_lending_ratio_backs_off_less_risk_is_taken_and_less_of_the_time_beside_prefill():
     request = make_decode(num_output=6, first_token=9.82, arrival=9.5, max_output=100)
     risk = 0.5 * CONFIG.most_risk
 
-    backed_off = budget(request, snapshot=make_snapshot(allowance=Allowance(lending_ratio=0.5)))
-    none = budget(request, snapshot=make_snapshot(allowance=Allowance(lending_ratio=0.0)))
+    half, none = (make_snapshot(allowance=Allowance(lending_ratio=ratio)) for ratio in (0.5, 0.0))
+    beside_prompts = budget(request, snapshot=half, fixed=0.8 * ONLINE_ALONE)
 
-    assert backed_off - ONLINE_ALONE == pytest.approx(0.5 * 0.5 * (0.11 + 0.05 * log(risk)))
-    assert none == ONLINE_ALONE
+    assert beside_prompts - ONLINE_ALONE == pytest.approx(0.5 * 0.5 * (0.11 + 0.05 * log(risk)))
+    assert budget(request, snapshot=half) - ONLINE_ALONE == pytest.approx(0.5 * (0.11 + 0.05 * log(risk)))
+    assert budget(request, snapshot=none, fixed=0.8 * ONLINE_ALONE) == ONLINE_ALONE
     without_slo = replace(make_snapshot(allowance=Allowance(lending_ratio=0.0)), config=PolicyConfig(8, 64))
     assert step_budget(without_slo, OnlineStep((), (), ONLINE_ALONE, ONLINE_ALONE)) == inf
 
@@ -391,10 +392,11 @@ def test_an_idle_step_has_the_time_for_the_longest_next_token(cost: CostModel):
     assert found >= cost.k0 + max(cost.decode(11), cost.prefill(11, 1))
 
 
-def test_less_is_lent_while_more_requests_miss_their_slo_than_may():
+def test_less_is_lent_beside_prefill_while_more_requests_miss_their_slo_than_may():
     half = make_snapshot(allowance=Allowance(lending_ratio=0.5))
 
-    assert budget(make_decode(), snapshot=half) == pytest.approx((ONLINE_ALONE + 0.05) / 2)
+    assert budget(make_decode(), snapshot=half, fixed=0.8 * ONLINE_ALONE) == pytest.approx((ONLINE_ALONE + 0.05) / 2)
+    assert budget(make_decode(), snapshot=half) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize(

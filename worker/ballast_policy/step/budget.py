@@ -67,9 +67,8 @@ def step_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     - The cap on interference, if there is one.
     - The length beyond which fixed costs hardly matter, if no newcomer can suspend the step: all of them wait for it.
 
-    The lending ratio reduces the risk and the time beside online's part, to 0 if online computes alone. In a mixture of
-    experts, each token of a small step reads experts that no other token needs. Such a step lends nothing if its
-    decodes can save enough time for a larger one.
+    The lending ratio reduces the risk, and the time beside online prefill. In a mixture of experts, each token of a
+    small step reads experts that no other needs: it lends nothing if its decodes can save time for a larger step.
     """
     tpot, slack, least = _decode_slack(snapshot, part)
     slack = min(slack, _prefill_slack(snapshot, part))
@@ -79,7 +78,8 @@ def step_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     full = part.seconds + _FULL * part.experts
     if part.experts and bound < full <= (most if snapshot.config.can_suspend else min(most, newcomer)):
         bound = part.seconds  # decodes save time for a full step
-    ratio = 0.0 if snapshot.allowance.is_alone else snapshot.allowance.lending_ratio
+    allowance = snapshot.allowance
+    ratio = 0.0 if allowance.is_alone else allowance.lending_ratio if part.seconds > part.fixed else 1.0
     return part.seconds + (bound - part.seconds) * ratio if ratio < 1 and part.seconds < bound < inf else bound
 
 
