@@ -136,7 +136,7 @@ class Side:
         found.seconds = last
         if run.policy is not None:
             host = self.scheduler.driver.host
-            found.ceiling, found.prediction_error = host.ceiling, host.fit.error
+            found.ceiling, found.prediction_error = host.ceiling, host.cost.error
         self.engine.abort_request(list(self.scheduler.requests))
         while self.engine.has_unfinished_requests():
             self.engine.step()

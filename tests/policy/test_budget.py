@@ -220,6 +220,15 @@ def test_online_prefill_gets_a_third_of_a_step_that_decodes_fill():
     assert prefill_limits(make_snapshot(), step) == pytest.approx((0.0675, 0.0675))
 
 
+def test_prefill_allows_for_the_error_of_the_cost_model():
+    decodes = [make_decode(max_output=100, num_output=50, first_token=10.0 - 50 * 0.05 + 0.11)]
+    exact, rough = (make_snapshot(cost=replace(COST, error=error)) for error in (0.0, 0.1))
+    step = OnlineStep(decodes, (), ONLINE_ALONE, ONLINE_ALONE)
+
+    assert prefill_limits(exact, step) == pytest.approx((0.11, 0.05))
+    assert prefill_limits(rough, step) == pytest.approx((0.11 / 1.1, 0.05 / 1.1))
+
+
 def test_online_prefill_gets_a_third_of_a_step_that_reads_the_missing_experts():
     """The decode beside it has read a twentieth of the experts."""
     step = OnlineStep((make_decode(num_output=8, first_token=9.6, max_output=100),), (), 0.045, 0.045)

@@ -54,6 +54,8 @@ class CostModel:
     """Share of the experts that one token does not touch."""
     is_trusted: bool = False
     """False if it is too rough to keep an SLO."""
+    error: float = 0.0
+    """Median relative error over the steps of its fit."""
 
     def predict(self, work: StepWork) -> float:
         """Return the seconds of a step; 0 if it is empty."""
@@ -117,8 +119,6 @@ class Fit:
         self._recent: tuple[deque[tuple[float, ...]], ...] = (deque(maxlen=capacity), deque(maxlen=capacity))
         self.num_steps = 0
         self.model = CostModel()
-        self.error = inf
-        """Median relative error of `model` over the recent steps."""
 
     def add(self, work: StepWork, seconds: float) -> None:
         if seconds > 0 and (work.num_prefill or work.num_decode):
@@ -148,10 +148,10 @@ class Fit:
                 coefficients = non_negative_least_squares(weighted[usual])
             errors = np.abs(weighted @ coefficients - 1.0)
             if errors.mean() < least_error:
-                least_error, self.error = errors.mean(), float(np.median(errors))
+                least_error, error = errors.mean(), float(np.median(errors))
                 k0, k1, k2, k3, k4, k5 = (float(k) for k in coefficients)
-                is_trusted = seen and self.error <= self._trusted_error
-                self.model = CostModel(k0, k1, k2, k3, k4, k5, missed, is_trusted=is_trusted)
+                is_trusted = seen and error <= self._trusted_error
+                self.model = CostModel(k0, k1, k2, k3, k4, k5, missed, is_trusted=is_trusted, error=error)
         return self.model
 
     def _is_varied(self, weighted: Floats) -> bool:

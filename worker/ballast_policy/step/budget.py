@@ -107,9 +107,9 @@ def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
 def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, float]:
     """Return the seconds to which online prefill may extend this step, and the seconds of a usual step with prefill.
 
-    This step may last until the first decode would fall behind its mean TPOT. A young answer may fall behind if it can
-    catch up: within its first tokens, or later, in the time that new requests leave. The second figure is one TPOT, or
-    a step of which prefill has a third. Both are infinite without decodes. An encoder takes half of the TTFT.
+    This step may last until a decode falls behind its mean TPOT, less the error of the model. Young answers may fall
+    behind if they catch up: within their first tokens, or later, in the time that new requests leave. The second figure
+    is one TPOT, or a step of which prefill has a third. Without decodes both are infinite; encoders: half of a TTFT.
     """
     now, cost, usual, prompt = snapshot.now, snapshot.cost, snapshot.expectation, snapshot.typical_prompt or 1
     fixed, short, free = part.fixed, _beginning(snapshot), 1.0
@@ -131,8 +131,8 @@ def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, f
             if left < until:
                 until = left
     experts = cost.experts(snapshot.config.chunk_tokens, len(part.decodes))
-    pace = max(least_tpot, _PREFILL_PACE * (fixed + experts))
-    return max(until, pace), pace
+    pace = max(least_tpot / (1 + cost.error), _PREFILL_PACE * (fixed + experts))
+    return max(until / (1 + cost.error), pace), pace
 
 
 def _beginning(snapshot: EngineSnapshot) -> float:
