@@ -56,7 +56,7 @@ class Allowance:
     is_alone: bool = False
     """Whether this step is one in which online computes alone, which the cost model and `typical` learn from."""
     lending_ratio: float = 1.0
-    """Part of the remaining budget, and of the risk, that offline may use."""
+    """Part of the remaining budget beside prefill, and of the risk, that offline may use."""
 
 
 UNCHECKED = Allowance()

@@ -67,7 +67,7 @@ def step_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     - The cap on interference, if there is one.
     - The length beyond which fixed costs hardly matter, if no newcomer can suspend the step: all of them wait for it.
 
-    The lending ratio reduces the risk, and the time beside online prefill. In a mixture of experts, each token of a
+    The lending ratio reduces the risk, and the time in steps with prefill. In a mixture of experts, each token of a
     small step reads experts that no other needs: it lends nothing if its decodes can save time for a larger step.
     """
     tpot, slack, least = _decode_slack(snapshot, part)
