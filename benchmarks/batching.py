@@ -16,9 +16,12 @@ import sys
 from dataclasses import dataclass, field, replace
 
 from replay import Arrival, Seen, azure, build, drive, machine, median, parser, percentile, write
+from replay.static_batch import build_static
+
+from ballast_engine.build import build_engine
 
 LOAD = 0.7
-MODES = ("continuous", "static")
+MODES = {"continuous": build_engine, "static": build_static}
 
 
 @dataclass
@@ -54,7 +57,9 @@ def main() -> int:
     asked = options.parse_args()
     count, rounds = (60, 1) if asked.quick else (asked.requests, asked.rounds)
     about = machine()
-    engines = {mode: build(asked.model, slots=asked.slots, mode=mode, prefix_cache=False) for mode in MODES}
+    engines = {
+        mode: build(asked.model, slots=asked.slots, maker=maker, prefix_cache=False) for mode, maker in MODES.items()
+    }
     arrivals = azure(count, scale=asked.scale, longest=min(engine.max_tokens for engine in engines.values()))
     sides = {mode: Side() for mode in MODES}
     num_output = sum(arrival.num_output for arrival in arrivals)

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
@@ -22,6 +23,7 @@ import numpy as np
 from engine_step import BLOCK_TOKENS, CASES, SHAPES, make_batch, write_config
 from replay import Clock, build, machine, median, parser, percentile, write
 
+from ballast_engine.build import build_engine
 from ballast_engine.engine import BallastEngine
 from ballast_engine.executor import Executor
 from ballast_engine.loader import LoadFormat, load
@@ -139,7 +141,8 @@ def main() -> int:
         ratios = check_ratios(model, load_format, 10 if asked.quick else 40)
         clock = Clock()
         policy = {"chunk_tokens": 256}
-        engine = build(model, slots=32, load_format=load_format, threads=1, policy=policy, clock=clock)
+        maker = partial(build_engine, clock=clock)
+        engine = build(model, slots=32, load_format=load_format, threads=1, policy=policy, maker=maker)
         figures = newcomers(
             engine, clock, num_prompt=24, count=20 if asked.quick else 60, turns=1 if asked.quick else 3
         )

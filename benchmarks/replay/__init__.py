@@ -86,12 +86,12 @@ def build(
     *,
     slots: int,
     policy: dict[str, Any] | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    maker: Callable[..., BallastEngine] = build_engine,
     **options: Any,
 ) -> BallastEngine:
     """Return an engine without an SLO, so that only its batching has an effect."""
     told = PolicyConfig(slots=slots, num_blocks=1, **{"offline_share": 0.0, **(policy or {})})
-    return build_engine(EngineOptions(directory=model, slots=slots, **options), told, clock=clock)
+    return maker(EngineOptions(directory=model, slots=slots, **options), told)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Feed:
 
     def due(self, now: float, num_sent: int, num_waiting: int) -> bool:
         """Return whether another request is due."""
-        return num_waiting < self.most and num_sent <= self.rate * now
+        return num_waiting < self.most and (self.rate == inf or num_sent <= self.rate * now)
 
     def upcoming(self, num_sent: int) -> float:
         """Return the time when the next request is due, if the engine is idle."""
@@ -135,7 +135,11 @@ class VllmEngine:
         replayed = Replayed(list(found.values()))
         left = list(due.items())[::-1]
         waiting: dict[str, int] = {}
-        num_sent, num_left, begin, next_pause = 0, len(due), self.clock(), pause_seconds
+        num_sent, num_left, next_pause = 0, len(due), pause_seconds
+        while feed.due(0.0, num_sent, len(waiting)):  # offline work that is there before the first online request
+            num_sent += 1
+            self._add_offline(next(offline), waiting)
+        begin = self.clock()
         while (now := self.clock() - begin) < last or (num_left and now < last + MOST_WAIT):
             if pause is not None and now >= next_pause:
                 next_pause += pause_seconds
@@ -145,11 +149,8 @@ class VllmEngine:
                 name, arrival = left.pop()
                 self._add(name, arrival, late=now - arrival.at)
             while feed.due(now, num_sent, len(waiting)):
-                arrival = next(offline)
-                name = f"offline-{next(self._serial)}"
-                waiting[name] = arrival.num_prompt
                 num_sent += 1
-                self._add(name, arrival)
+                self._add_offline(next(offline), waiting)
             if not self.engine.has_unfinished_requests():
                 wanted = min(left[-1][1].at if left else last, feed.upcoming(num_sent))
                 self.clock.jump(max(0.0, wanted - now))
@@ -182,6 +183,11 @@ class VllmEngine:
         while self.engine.has_unfinished_requests():
             self.engine.step()
         return replayed
+
+    def _add_offline(self, arrival: Arrival, waiting: dict[str, int]) -> None:
+        name = f"offline-{next(self._serial)}"
+        waiting[name] = arrival.num_prompt
+        self._add(name, arrival)
 
     def _add(self, name: str, arrival: Arrival, *, late: float = 0.0) -> None:
         from vllm import SamplingParams  # noqa: PLC0415

@@ -224,13 +224,13 @@ def _other_alerts(own: Labels, resource: InferenceDeployment) -> Iterator[Alert]
         "kept.",
         "deadline-at-risk",
     )
-    letters = f"max by (queue) ({own.of(metrics.DEAD_LETTERS, own.queue)})"
-    earlier = f"max by (queue) ({own.of(metrics.DEAD_LETTERS, own.queue)} offset 30m)"
+    letters = own.of(metrics.DEAD_LETTERS, own.queue)
     yield Alert(
         "BallastDeadLetters",
         "warning",
         "0s",
-        f"{letters} - ({earlier} or {letters} * 0) > 0",
+        # The least, not the number half an hour ago: then workers may not have reported, or a job was deleted since.
+        f"max by (queue) ({letters}) - min by (queue) (min_over_time({letters}[30m])) > 0",
         f"{own}: {{{{ $value }}}} items became dead letters in the last half hour",
         f"An item becomes a dead letter after {offline.max_attempts} failed attempts. The results of its job show the "
         "error. `ballast redrive` returns it to the queue.",

@@ -284,8 +284,8 @@ class Network(ApiModel):
 
     tls_secret: SecretName | None = None
     """Secret of type `kubernetes.io/tls` in the resource's namespace. With it, workers serve HTTPS only, on all ports.
-    Its key `ca.crt`, if Prometheus needs one, has the certificate of the authority. A change of this field rolls the
-    pods, a change of the Secret does not."""
+    Its key `ca.crt` has the certificate of the authority: a ServiceMonitor without it does not scrape. A change of
+    this field rolls the pods, a change of the Secret does not."""
 
     policy: bool = True
     """Make a NetworkPolicy that admits only port 8000, and port 8001 for the peers of `metricsFrom`."""

@@ -57,13 +57,17 @@ class Cache:
         return owner
 
     def drop(self, kind: Kind, body: Body) -> Key | None:
-        """Remove an object that was deleted. Return the resource to reconcile, or None if the object is not ours."""
+        """Remove an object that was deleted, unless a new one has its name. Return the resource to reconcile.
+
+        Return None if the object is not ours.
+        """
         owner = self.owner(kind, body)
         if owner is None:
             return None
         if kind == self._kind:
-            self.resources.pop(owner, None)
-            self._revisions.pop(owner, None)
+            if self.resources.get(owner, body)["metadata"]["uid"] == body["metadata"]["uid"]:
+                self.resources.pop(owner, None)
+                self._revisions.pop(owner, None)
             return owner
         store = self._store(kind, body)
         objects, key = store[owner], key_of(kind, body)

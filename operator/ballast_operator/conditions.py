@@ -9,7 +9,7 @@ from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import gcs_redis
 from ballast_api.sections import SloName
 from ballast_operator.children.config import VERSION
-from ballast_operator.children.ray import cluster_of
+from ballast_operator.children.ray import cluster_of, is_ray_pod
 from ballast_operator.kinds import STATEFUL_SET, Body
 from ballast_operator.pod_problem import pod_problem, scheduling_gates
 from ballast_operator.poll_result import FRESH_SECONDS, PollResult
@@ -18,6 +18,9 @@ from ballast_operator.resource_type import Check, ConditionInput, ConditionValue
 from ballast_queue.status import SloStatus, WorkerStatus
 
 Given = ConditionInput[InferenceDeployment]
+HELD = ConditionValue(
+    "Unknown", ConditionReason.STALE, "not evaluated while the operator cannot reconcile the resource: see Degraded"
+)
 KUEUE = "kueue.x-k8s.io/"
 """Prefix of the scheduling gates of Kueue."""
 
@@ -87,6 +90,13 @@ def _is_not_ready(given: Given) -> ConditionValue | None:
 
 
 # Progressing
+
+
+def _has_no_known_rollout(given: Given) -> ConditionValue | None:
+    """Return Unknown if the resource is not reconciled, and no Deployment shows how many workers are of one version."""
+    if given.is_held and (given.ray_service is not None or given.deployment is None):
+        return HELD
+    return None
 
 
 def _is_complete(given: Given) -> ConditionValue | None:
@@ -247,6 +257,8 @@ def _deployment_condition(given: Given, kind: str) -> Body | None:
 
 def _is_unknown(given: Given) -> ConditionValue | None:
     poll = given.poll
+    if given.is_held:
+        return HELD
     if poll is None:
         return ConditionValue("Unknown", ConditionReason.PENDING, "workers and queue have not been polled yet")
     if poll.problem is not None:
@@ -281,13 +293,16 @@ def _queue_follows_another(given: Given) -> ConditionValue | None:
 
 def _has_config(given: Given) -> ConditionValue:
     statuses = _poll(given).by_pod(given.live)
+    workers = [pod for pod in given.live if _is_worker(pod, statuses)]
+    if not workers:
+        return ConditionValue("Unknown", ConditionReason.NO_WORKERS, "only workers that are ending have reported")
     behind = []
-    for pod in given.live:
+    for pod in workers:
         name = pod["metadata"]["name"]
         wanted = given.plan.files.get((pod["metadata"].get("annotations") or {}).get(VERSION, ""))
         if name not in statuses or statuses[name].config_hash != wanted:
             behind.append(name)
-    total = len(given.live)
+    total = len(workers)
     if behind:
         message = f"{total - len(behind)} of {total} workers use the newest settings; {behind[0]} does not yet"
         return ConditionValue("False", ConditionReason.PENDING, message)
@@ -296,6 +311,14 @@ def _has_config(given: Given) -> ConditionValue:
         message += "; the functions in Redis are those of a newer version of Ballast: upgrade the release"
         return ConditionValue("True", ConditionReason.NEWER_FUNCTIONS, message)
     return ConditionValue("True", ConditionReason.APPLIED, message)
+
+
+def _is_worker(pod: Body, statuses: Mapping[str, WorkerStatus]) -> bool:
+    """Return whether a pod is a worker. Of a worker over several Ray pods, only one is ever ready and reports.
+
+    Nothing else distinguishes these pods before that: Serve decides which of them gets the HTTP server.
+    """
+    return not is_ray_pod(pod) or _is_ready(pod) or pod["metadata"]["name"] in statuses
 
 
 def _reservation_is_not_met(given: Given) -> ConditionValue | None:
@@ -451,7 +474,14 @@ _DEGRADED = (
 )
 CHAINS: Mapping[ConditionType, tuple[Check[InferenceDeployment], ...]] = {
     ConditionType.READY: (_is_scaled_to_zero, _is_ready_enough, _is_held_back, _is_not_ready),
-    ConditionType.PROGRESSING: (_is_complete, _is_gated, _is_stuck, _ray_finds_no_place, _is_rolling),
+    ConditionType.PROGRESSING: (
+        _has_no_known_rollout,
+        _is_complete,
+        _is_gated,
+        _is_stuck,
+        _ray_finds_no_place,
+        _is_rolling,
+    ),
     ConditionType.DEGRADED: _DEGRADED,
     ConditionType.CONFIG_APPLIED: (_is_unknown, _queue_follows_another, _no_worker, _has_config),
     ConditionType.OFFLINE_RESERVATION_SATISFIED: (

@@ -54,7 +54,7 @@ class OperatorContext:
     runbooks: str | None = None
     """Base URL of the runbook pages that alerts link to."""
     release: str = ""
-    """Name of this release."""
+    """Name of this release in Redis."""
     user_keys: UserKeys = UserKeys()
     refuses_users: bool | None = None
     """Whether the operator's own Redis refuses the creation of users; None if this is not known yet."""

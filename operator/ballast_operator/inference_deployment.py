@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from ballast_api.conditions import ConditionType
-from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.errors import InvalidConfig
+from ballast_api.inference_deployment import InferenceDeployment, Metadata
 from ballast_api.names import (
     CONFIG_HASH,
     HTTP_PORT,
@@ -291,10 +293,6 @@ def status(given: Given, reported: tuple[Condition, ...], scaling: ScalingStatus
     metadata = resource.metadata
     return Status(
         observed_generation=metadata.generation,
-        replicas=given.count("replicas"),
-        ready_replicas=given.count("readyReplicas"),
-        updated_replicas=given.count("updatedReplicas"),
-        workers=f"{given.count('readyReplicas')}/{resource.spec.replicas}",
         selector=",".join(f"{name}={value}" for name, value in selector(metadata.name).items()),
         served_name=resource.spec.served_name,
         endpoint=_endpoint(resource),
@@ -304,7 +302,29 @@ def status(given: Given, reported: tuple[Condition, ...], scaling: ScalingStatus
         slots=_slots(given.poll) or resource.status.slots,
         scaling=_scaling(scaling, resource.status.scaling),
         conditions=reported,
-    )
+    ).model_copy(update=_counts(given))
+
+
+def _counts(given: Given) -> Mapping[str, object]:
+    """Return the fields of the status that count workers."""
+    ready = given.count("readyReplicas")
+    return {
+        "replicas": given.count("replicas"),
+        "ready_replicas": ready,
+        "updated_replicas": given.count("updatedReplicas"),
+        "workers": f"{ready}/{given.resource.spec.replicas}",
+    }
+
+
+def _read_counted(body: Body) -> InferenceDeployment:
+    """Read the fields that `Ready` and the counts depend on, each if it is valid. The others have defaults."""
+    bare: Body = {"metadata": {"name": "counted"}, "spec": {"model": {"uri": "file:///"}}}
+    found = InferenceDeployment.read(bare, "counted")
+    for name in ("replicas", "rollout", "runtime"):
+        wider = bare | {"spec": bare["spec"] | {name: (body.get("spec") or {}).get(name)}}
+        with suppress(InvalidConfig):
+            found, bare = InferenceDeployment.read(wider, "counted"), wider
+    return found.model_copy(update={"metadata": Metadata.model_validate(body["metadata"])})
 
 
 def _endpoint(resource: InferenceDeployment) -> str:
@@ -368,6 +388,8 @@ RESOURCE_TYPE = ResourceType(
     named_secrets=named_secrets,
     secrets=_secrets,
     redis_users=redis_users,
+    read_counted=_read_counted,
+    counts=_counts,
     own_queue=own_queue,
     written_with=services_of_kuberay,
     source=_source,

@@ -119,7 +119,8 @@ class Operator:
         self._grants = SecretGrants(
             cluster, is_required=settings.require_secret_label, least_seconds=settings.poll_seconds
         )
-        self._releases = Releases(cluster, settings.release or f"{settings.namespace}/{settings.lease_name}")
+        own = f"{settings.namespace}/{settings.lease_name}"
+        self._releases = Releases(cluster, own, former=settings.release)
         self.poller = Poller(
             Addresses(cluster, least_seconds=settings.poll_seconds, only_allowed=settings.require_secret_label),
             RedisHosts(cluster, listed(settings.redis_hosts)),
@@ -137,7 +138,7 @@ class Operator:
             gcs=GcsValkey(settings.gcs_redis_image, settings.gcs_redis_storage, settings.gcs_redis_storage_class),
             rules=settings.pod_rules,
             runbooks=settings.runbook_base_url or None,
-            release=self._releases.own,
+            release=settings.release or own,
             shared_queues=listed(settings.shared_queues),
         )
         self._user_keys = UserKeyStore(
@@ -147,7 +148,7 @@ class Operator:
         )
         self._users = RedisUserSync(
             cluster,
-            release=self._releases.own,
+            release=self._context.release,
             every_seconds=settings.poll_seconds,
             kinds=[found.kind for found in types],
             address=self._own_redis,
@@ -330,7 +331,7 @@ class Operator:
             return
         used = {queue for each in self._reconcilers.values() for queue in each.users.queues(self._context)}
         try:
-            removed = await self.poller.update_queues(self._context.redis, used, release=self._releases.own)
+            removed = await self.poller.update_queues(self._context.redis, used, release=self._context.release)
         except QueueError as error:
             log.warning("unused queues were not checked", error=type(error).__name__)
         else:

@@ -153,6 +153,7 @@ class Reconciler(Generic[R]):
         given = ConditionInput(resource, self._snapshot(key, memory), wanted, poll, time.monotonic(), refused)
         again = await self._status.report(key, body, given, scaling, memory)
         if failed is not None:
+            memory.is_reported = True
             raise failed
         if refused and again is None:
             return NAME_AGAIN_SECONDS if refused.reason is ConditionReason.NAME_TAKEN else REFUSED_AGAIN_SECONDS

@@ -8,9 +8,12 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 
+from ballast_log import Log
 from ballast_operator.cluster import Cluster
 from ballast_operator.errors import ClusterRefused
 from ballast_operator.kinds import LEASE, Key
+
+log = Log(__name__)
 
 GONE_SECONDS = 900.0
 """A release whose Lease was not renewed for this time is gone. It is far longer than an upgrade takes."""
@@ -21,15 +24,16 @@ AGAIN_SECONDS = 60.0
 class Releases:
     """This release, and what is known about others."""
 
-    def __init__(self, cluster: Cluster, own: str) -> None:
-        """Prepare for the release with the name `own`."""
+    def __init__(self, cluster: Cluster, own: str, *, former: str = "") -> None:
+        """Prepare for the release with the name `own`. An older version of it may have written the name `former`."""
         self.own = own
         self._cluster = cluster
+        self._former = former
         self._known: dict[str, tuple[float, bool]] = {}
 
     async def may_claim(self, holder: str) -> bool:
         """Return whether this release may claim a resource that `holder` had. An empty name is no release."""
-        if not holder:
+        if holder in {"", self._former}:
             return True
         at, is_gone = self._known.get(holder, (-AGAIN_SECONDS, False))
         if time.monotonic() - at >= AGAIN_SECONDS:
@@ -39,11 +43,25 @@ class Releases:
 
     async def _is_gone(self, holder: str) -> bool:
         namespace, _, name = holder.partition("/")
+        if not name:
+            return self._is_unknown(holder, "this is no NAMESPACE/NAME of a Lease")
         try:
             lease = await self._cluster.get(Key(LEASE, namespace, name))
-        except ClusterRefused:
-            return False  # this release may not read the Leases of that namespace
+        except ClusterRefused as error:
+            return self._is_unknown(holder, f"this release may not read the Lease {holder}: {error}")
         renewed = ((lease or {}).get("spec") or {}).get("renewTime")
         if renewed is None:
             return True
         return (datetime.now(UTC) - datetime.fromisoformat(renewed)).total_seconds() > GONE_SECONDS
+
+    def _is_unknown(self, holder: str, because: str) -> bool:
+        """Return False: a release that may exist is not gone. Log the reason once for each release."""
+        if holder not in self._known:
+            log.warning(
+                "cannot know whether another release is gone, so its resources are not claimed",
+                release=holder,
+                because=because,
+                remedy="if it is gone, set status.operator of its resources to null, as in "
+                "docs/how-to/install-on-kubernetes.md, or permit this operator to get the Lease",
+            )
+        return False

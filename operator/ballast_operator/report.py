@@ -116,12 +116,11 @@ def _is_step(before: ResourceStatus, after: ResourceStatus) -> bool:
     )
 
 
-def with_condition(reported: S, kind: ConditionType, value: ConditionValue, *, generation: int, now: float) -> S:
-    """Return the reported status with one condition replaced."""
-    found = _condition(kind, value, reported, generation, now)
-    others = [condition for condition in reported.conditions if condition.type != kind]
-    kept = tuple(condition for condition in (*others, found) if condition is not None)
-    return reported.model_copy(update={"conditions": kept, "observed_generation": generation})
+def with_conditions(reported: S, values: Mapping[ConditionType, ConditionValue], *, generation: int, now: float) -> S:
+    """Return the reported status with some conditions replaced."""
+    kept = (condition for condition in reported.conditions if condition.type not in values)
+    found = conditions(values, reported, generation=generation, now=now)
+    return reported.model_copy(update={"conditions": (*kept, *found), "observed_generation": generation})
 
 
 def status_manifest(kind: Kind, about: Metadata, wanted: ResourceStatus) -> Body:

@@ -50,6 +50,8 @@ class ResourceMemory(Generic[R]):
     """The last plan if it was empty, and the versions of its inputs."""
     since: float = field(default_factory=time.monotonic)
     """When this process first saw the resource."""
+    is_reported: bool = False
+    """Whether the status has the failure with which the present reconciliation ends."""
     written: float = 0.0
     """When its status was last written."""
 

@@ -61,6 +61,8 @@ class ConditionInput(Generic[R]):
     now: float
     refused: Problem | None = None
     """The first child that the API server refused."""
+    is_held: bool = False
+    """The resource is not reconciled, so its children stay as they are."""
 
     @property
     def live(self) -> tuple[Body, ...]:
@@ -131,6 +133,11 @@ class ResourceType(Generic[R]):
     """Return the names of the Secrets that the resource names, which need the label `ballast.dev/allow`."""
     secrets: Callable[[R, OperatorContext], tuple[Key, ...]] = lambda _resource, _context: ()
     """Return the Secrets among its children, which no watch shows."""
+    read_counted: Callable[[Body], R | None] = lambda _body: None
+    """Read the fields that `Ready` and the counts depend on, of an object that `read` may refuse. The others have
+    defaults. Return None if the type has no workers."""
+    counts: Callable[[ConditionInput[R]], Mapping[str, object]] = lambda _given: {}
+    """Return the fields of the status that count workers."""
     own_queue: Callable[[Body], str | None] = lambda _body: None
     """Return the queue of a resource that may be invalid, if it is in the operator's own Redis."""
     written_with: Callable[[Key], tuple[Key, ...]] = lambda _child: ()

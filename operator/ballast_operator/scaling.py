@@ -1,10 +1,12 @@
 """The number of replicas and its reason, from the spec and the last poll. PURE.
 
     online need  = ceil(online requests in the system x (1 + headroom) / ceiling of one replica)
-    offline need = one more than now if a deadline is at risk; up to `offlineMaxReplicas` while work waits
+    offline need = one more than now if a deadline is at risk and every replica is ready; up to `offlineMaxReplicas`
+                   while work waits
     need         = max(online need, offline need), within [minReplicas, maxReplicas]
 
 Requests in the system equal arrival rate times time in the system (Little's law). They are measured, not modelled.
+A new replica loads its model for minutes. Until it is ready, a deadline at risk adds no other.
 Replicas rise to the smallest need of the last `scaleUpSeconds`, and fall to the largest need of the last
 `scaleDownSeconds` (`idleSeconds` for the last replica). Nothing changes if a window is not covered yet or contains a
 poll that failed. At zero replicas, waiting offline work adds one replica at once.
@@ -98,7 +100,7 @@ def scale(
 def need(scaling: Scaling, replicas: int, ready: int, poll: PollResult) -> Need:
     """Return the replicas that a poll asks for, within the bounds. Workers that did not report count as full."""
     online, because = _online(scaling, replicas, ready, poll)
-    offline, offline_because = _offline(scaling, replicas, poll)
+    offline, offline_because = _offline(scaling, replicas, ready, poll)
     wanted, why = max((online, because), (offline, offline_because), key=lambda pair: pair[0])
     bounded = min(max(wanted, scaling.min_replicas), scaling.max_replicas)
     if bounded != wanted:
@@ -140,13 +142,16 @@ def _online(scaling: Scaling, replicas: int, ready: int, poll: PollResult) -> tu
     return wanted, because
 
 
-def _offline(scaling: Scaling, replicas: int, poll: PollResult) -> tuple[int, str]:
+def _offline(scaling: Scaling, replicas: int, ready: int, poll: PollResult) -> tuple[int, str]:
     queue = poll.queue
     assert queue is not None, "only fresh polls have a need"
     if replicas == 0 and queue.depth > 0:
         return 1, f"{queue.depth} items wait and there is no replica"
     if queue.jobs_at_risk > 0:
-        return replicas + 1, f"{queue.jobs_at_risk} jobs would miss their deadline at the present rate"
+        because = f"{queue.jobs_at_risk} jobs would miss their deadline at the present rate"
+        if ready < replicas:
+            return replicas, f"{because}; no replica is added before all are ready, and {ready} of {replicas} are"
+        return replicas + 1, because
     if scaling.offline_max_replicas and queue.depth > 0:
         slots = max([1, *(worker.slots for worker in poll.workers)])
         wanted = min(scaling.offline_max_replicas, math.ceil(queue.depth / slots))

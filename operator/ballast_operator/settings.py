@@ -50,9 +50,12 @@ class OperatorSettings(BaseModel):
     """Name of this replica in the Lease. The default is host name and process id."""
     lease_name: str = Field(default="ballast-operator", min_length=1)
     """Name of the Lease. Replicas that share a Lease form one operator."""
-    release: str = ""
-    """Name of this release in the status of the resources that it reconciles. The default is the namespace and the name
-    of the Lease, as `NAMESPACE/NAME`."""
+    release: str = Field(default="", pattern=r"^[^\s:]*$")
+    """Name of this release in the operator's own Redis: the names of its users begin with `ballast:RELEASE:`. Set it if
+    several clusters use one Redis. The default is the namespace and the name of the Lease, as `NAMESPACE/NAME`. After a
+    change, the operator neither removes the users with the former name (`ACL DELUSER` does) nor the queues that were
+    used under it. Resources name the Lease in `status.operator`, whatever this setting is. Older versions wrote this
+    setting there. The release that has the setting claims such a resource at once."""
     watch_namespaces: str = ""
     """Namespaces whose resources are reconciled, separated by commas; by default all. With a list, the operator needs
     permissions in these namespaces only."""

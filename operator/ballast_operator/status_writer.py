@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic
 
@@ -18,6 +19,7 @@ from ballast_operator.cluster import Cluster
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable, ObjectNotFound, Unplannable
 from ballast_operator.events import event
 from ballast_operator.kinds import Body, Key
+from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.poller import Poller
 from ballast_operator.releases import Releases
 from ballast_operator.resource_memory import Failure, ResourceMemory
@@ -81,6 +83,9 @@ class StatusWriter(Generic[R]):
         return None
 
     async def _write(self, key: Key, metadata: Metadata, before: ResourceStatus, status: ResourceStatus) -> None:
+        known = self.cache.resources.get(key)
+        if known is None or known["metadata"]["uid"] != metadata.uid:
+            return  # deleted meanwhile, and maybe created again: the API server ignores a uid in what is sent here
         try:
             answer = await self.cluster.apply_status(key, report.status_manifest(key.kind, metadata, status))
         except ObjectNotFound:
@@ -91,12 +96,23 @@ class StatusWriter(Generic[R]):
             self.post(metadata, condition.reason, message, is_warning=report.is_bad(condition))
 
     async def degraded(self, key: Key, body: Body, value: ConditionValue) -> None:
-        """Report why a resource cannot be reconciled, and leave its children unchanged."""
+        """Report why a resource cannot be reconciled, and leave its children unchanged.
+
+        `Ready` and the counts follow the pods. Conditions that depend on reports of workers become Unknown.
+        """
         metadata = Metadata.model_validate(body["metadata"])
         before = self.resource_type.read_status(body.get("status") or {})
-        status = report.with_condition(
-            before, ConditionType.DEGRADED, value, generation=metadata.generation, now=time.time()
-        )
+        values: dict[ConditionType, ConditionValue] = {}
+        counts: Mapping[str, object] = {}
+        counted = self.resource_type.read_counted(body)
+        if counted is not None:
+            snapshot = ClusterSnapshot(metadata.uid, self.cache.children(key), self.cache.pods(key))
+            given = ConditionInput(counted, snapshot, ChildrenPlan(), None, time.monotonic(), is_held=True)
+            values.update(self.resource_type.conditions(given))
+            counts = self.resource_type.counts(given)
+        values[ConditionType.DEGRADED] = value
+        status = report.with_conditions(before, values, generation=metadata.generation, now=time.time())
+        status = status.model_copy(update=counts)
         self._count(key, body, status)
         if status != before:
             await self._write(key, metadata, before, status)
@@ -112,6 +128,9 @@ class StatusWriter(Generic[R]):
 
     async def failed(self, key: Key, body: Body, error: Failure, memory: ResourceMemory[R]) -> None:
         """Report a reconciliation that failed several times in a row, unless the failure of a child is reported."""
+        if memory.is_reported:
+            memory.is_reported = False
+            return
         if isinstance(error, ClusterUnavailable) and not error.is_about_one:
             return
         problem = memory.problem(error)

@@ -138,6 +138,13 @@ SCENARIOS = (
     ),
     Scenario("letters of an hour ago", gauge("ballast_dead_letters", "7x30 9x120", QUEUE), "1h30m"),
     Scenario("letters were redriven", gauge("ballast_dead_letters", "7x50 0x60", QUEUE), "1h"),
+    Scenario("old letters, and Redis was away", gauge("ballast_dead_letters", "7x20 _x10 7x60", QUEUE), "57m"),
+    Scenario(
+        "new letters after a job with letters was deleted",
+        gauge("ballast_dead_letters", "9x50 2x5 5x60", QUEUE),
+        "1h",
+        {("BallastDeadLetters", WARNING)},
+    ),
     Scenario("Redis was away for a minute", gauge("ballast_redis_up", "1x5 0 1x30"), "8m"),
     Scenario("Redis is away", gauge("ballast_redis_up", "1x5 0x30"), "10m", {("BallastRedisUnreachable", CRITICAL)}),
     Scenario(

@@ -32,6 +32,7 @@ def exported() -> dict[str, set[str]]:
         found |= {row[1] + suffix: labels for suffix in suffixes}
     operator = OperatorMetrics()
     operator.replicas.labels("InferenceDeployment", "n", "n", "ready").set(1)
+    operator.conditions.labels("InferenceDeployment", "n", "n", "Degraded", "True", "Crashing").set(1)
     for family in text_string_to_metric_families(operator.text().decode()):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)

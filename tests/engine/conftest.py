@@ -350,9 +350,10 @@ def make_bench(
     **policy: Any,
 ) -> Bench:
     """An engine whose policy is told what matters, with 8 slots and small chunks unless said."""
+    from replay.static_batch import StaticBatch
+
     from ballast_engine.engine import BallastEngine
     from ballast_engine.options import EngineOptions
-    from ballast_engine.static import StaticBatch
     from ballast_policy.snapshot import PolicyConfig
     from ballast_policy.step.planner import plan
     from ballast_policy.step.suspension import plan_nested

@@ -42,6 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
     "without-redis": {"valkey": {"enabled": False}, "operator": {"replicas": 1}},
     "monitored": {
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
         "grafana": {"dashboards": {"enabled": True, "annotations": {"folder": "inference"}}},
     },
 }
@@ -58,6 +59,7 @@ OTHER: dict[str, Any] = {
     "image.vllmWorker.digest": "sha256:" + "d" * 64,
     "image.rayWorker.digest": "sha256:" + "e" * 64,
     "image.rayVllmWorker.digest": "sha256:" + "f" * 64,
+    "valkey.image.registry": "mirror.example/hub",
     "valkey.image.digest": "sha256:" + "c" * 64,
     "ray.gcsRedis.persistence.size": "2Gi",
     "image.pullPolicy": "Always",
@@ -79,6 +81,7 @@ OTHER: dict[str, Any] = {
 NEEDED: dict[str, dict[str, Any]] = {
     "serviceMonitor.interval": {"serviceMonitor": {"enabled": True}},
     "serviceMonitor.labels": {"serviceMonitor": {"enabled": True}},
+    "prometheusRule.labels": {"prometheusRule": {"enabled": True}},
     "grafana.dashboards.labels": {"grafana": {"dashboards": {"enabled": True}}},
     "grafana.dashboards.annotations": {"grafana": {"dashboards": {"enabled": True}}},
     "redis.existingSecret": {"valkey": {"enabled": False}},
@@ -211,6 +214,41 @@ def test_the_operator_reads_the_environment_of_the_chart(helm: Helm) -> None:
 
 
 @pytest.mark.parametrize(
+    ("registry", "image"),
+    [
+        pytest.param("", "valkey/valkey:8.1-alpine", id="the public image"),
+        pytest.param("mirror.example/hub/", "mirror.example/hub/valkey/valkey:8.1-alpine", id="a mirror"),
+    ],
+)
+def test_valkey_has_a_registry_of_its_own(helm: Helm, registry: str, image: str) -> None:
+    """Users push the images that they build to `image.registry`, and Valkey is not one of them."""
+    values = {"image": {"registry": "registry.example/team"}, "valkey": {"image": {"registry": registry}}}
+    objects = helm.objects(values)
+    (valkey,) = objects["StatefulSet/ballast-valkey"]["spec"]["template"]["spec"]["containers"]
+    (operator,) = objects["Deployment/ballast-operator"]["spec"]["template"]["spec"]["containers"]
+    environment = {each["name"]: each.get("value") for each in operator["env"]}
+
+    assert operator["image"] == "registry.example/team/ballast-operator:0.1.0"
+    assert environment["BALLAST_WORKER_IMAGE"] == "registry.example/team/ballast-worker:0.1.0"
+    assert valkey["image"] == environment["BALLAST_GCS_REDIS_IMAGE"] == image
+
+
+def test_alerts_of_the_chart_name_the_service_of_their_release_and_its_runbooks(helm: Helm) -> None:
+    values = {"fullnameOverride": "mine", "prometheusRule": {"enabled": True}}
+    page = {"alerts": {"runbookBaseURL": "https://docs.example/runbooks/"}}
+    (group,) = helm.objects(values | page)["PrometheusRule/mine-operator"]["spec"]["groups"]
+    (unlinked,) = helm.objects(values)["PrometheusRule/mine-operator"]["spec"]["groups"]
+    down, degraded = group["rules"]
+
+    assert down["expr"] == 'absent(ballast_operator_active{namespace="system",service="mine-operator"} == 1)'
+    assert down["labels"]["namespace"] == "system"
+    assert down["annotations"]["runbook_url"] == "https://docs.example/runbooks/operator-down.md"
+    assert 'service="mine-operator"' in degraded["expr"]
+    assert degraded["annotations"]["summary"].startswith("{{ $labels.namespace }}/{{ $labels.name }}: ")
+    assert [sorted(rule["annotations"]) for rule in unlinked["rules"]] == [["description", "summary"]] * 2
+
+
+@pytest.mark.parametrize(
     ("values", "said"),
     [
         pytest.param({"operator": {"replica": 3}}, "replica", id="a name with a slip"),
@@ -285,11 +323,14 @@ def test_no_object_has_a_quick_hash_of_the_password(helm: Helm) -> None:
     assert len({shown("one"), shown("two"), quick}) == 3
 
 
-class Ready(BaseHTTPRequestHandler):
-    """Answers as the operator's probe does."""
+class Starting(BaseHTTPRequestHandler):
+    """Answers the first request as the operator's probe does while it starts, and the others as when it is ready."""
+
+    num_asked = 0
 
     def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/readyz" else 404)
+        type(self).num_asked += 1
+        self.send_response(200 if self.path == "/readyz" and self.num_asked > 1 else 503)
         self.end_headers()
         self.wfile.write(b"ok\n")
 
@@ -298,21 +339,33 @@ class Ready(BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize(("is_there", "code"), [pytest.param(True, 0, id="up"), pytest.param(False, 1, id="no Redis")])
-def test_the_program_of_helm_test_asks_operator_and_redis(helm: Helm, valkey, is_there: bool, code: int) -> None:
+def test_the_program_of_helm_test_waits_for_operator_and_redis(helm: Helm, valkey, is_there: bool, code: int) -> None:
     (program,) = helm.objects({})["Pod/ballast-test"]["spec"]["containers"][0]["args"]
     redis = valkey.url if is_there else "redis://127.0.0.1:1"
-    with HTTPServer(("127.0.0.1", 0), Ready) as server:
-        thread = threading.Thread(target=server.handle_request)
+    handler = type("Handler", (Starting,), {})
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
         thread.start()
         asked = program.replace("ballast-operator:8080", f"127.0.0.1:{server.server_port}").replace(
             "sleep(2)", "sleep(0)"
         )
         given = os.environ | {"REDIS_URL": redis}
         done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False, env=given)
+        server.shutdown()
         thread.join()
 
     assert done.returncode == code, done.stderr
     assert "operator: ok" in done.stdout
+    assert handler.num_asked == 2
+
+
+def test_helm_test_fails_if_no_operator_answers(helm: Helm) -> None:
+    (program,) = helm.objects({})["Pod/ballast-test"]["spec"]["containers"][0]["args"]
+    asked = program.replace("ballast-operator:8080", "127.0.0.1:1").replace("sleep(2)", "sleep(0)")
+
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, "refused" in done.stderr) == (1, True), done.stderr
 
 
 def test_only_pods_that_need_the_queue_reach_the_bundled_valkey(helm: Helm) -> None:

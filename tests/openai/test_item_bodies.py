@@ -84,6 +84,34 @@ def test_fields_that_ballast_reads_are_checked(fields, sentence):
         parse_item(RESPONSES_URL, fields, ITEM_URLS)
 
 
+@pytest.mark.parametrize(
+    ("url", "fields", "field", "found"),
+    [
+        (
+            COMPLETIONS_URL,
+            {"prompt": ["a", "b"], "max_tokens": 2_000_000_000, "n": 1000},
+            "max_tokens",
+            "2000000000 tokens for each of 1000 choices of 2 prompts",
+        ),
+        (COMPLETIONS_URL, {"prompt": ["a"] * 2**18, "n": 512}, "max_tokens", "16 tokens for each of 512 choices of"),
+        (CHAT_URL, {"messages": [], "max_completion_tokens": 2**30, "n": 2}, "max_completion_tokens", "1073741824"),
+    ],
+)
+def test_more_tokens_than_a_count_can_have_are_refused(url, fields, field, found):
+    with pytest.raises(InvalidBody) as refused:
+        parse_item(url, {"model": "m", **fields}, ITEM_URLS)
+
+    assert refused.value.field == field
+    assert refused.value.message.startswith(f"{field}: found {found}")
+    assert refused.value.message.endswith("expected less than 2147483648 in all")
+
+
+def test_as_many_tokens_as_a_count_can_have_are_taken():
+    body = parse_item(CHAT_URL, {"model": "m", "messages": [], "max_tokens": 2**31 - 1}, ITEM_URLS)
+
+    assert body.num_output == 2**31 - 1
+
+
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3))
 
 

@@ -21,7 +21,7 @@ def controllers(plane: ControlPlane) -> ControlPlane:
 
 @pytest.fixture(scope="module")
 def operator(controllers: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """One operator for a module that leaves it alone; others start their own, and two would both do the work."""
+    """One operator for a module that leaves it alone; others start their own: either of two would claim a resource."""
     with running(controllers.kubeconfig, tmp_path_factory.mktemp("operator")) as found:
         yield found
 

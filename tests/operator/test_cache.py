@@ -47,6 +47,19 @@ def test_an_object_that_was_created_again_replaces_the_old_one(kind: Kind) -> No
     assert known(cache, kind) == {"version": 9}
 
 
+@pytest.mark.parametrize("kind", [KIND, CONFIG_MAP], ids=["resource", "child"])
+def test_the_deletion_of_an_object_does_not_remove_a_new_one_of_the_same_name(kind: Kind) -> None:
+    """The new object was seen first."""
+    cache = Cache(KIND, RESOURCE_TYPE.label)
+    cache.put(kind, make_body("llm", 10))
+    cache.put(kind, make_body("llm", 12, uid="2"))
+
+    assert cache.drop(kind, make_body("llm", 11)) == Key(KIND, "ns", "llm")
+    assert known(cache, kind) == {"version": 12}
+    cache.drop(kind, make_body("llm", 13, uid="2"))
+    assert cache.uids(kind) == {}
+
+
 def test_the_head_of_a_ray_cluster_is_no_worker_pod() -> None:
     cache, owner = Cache(KIND, RESOURCE_TYPE.label), Key(KIND, "ns", "llm")
     head, worker = make_body("head", 10), make_body("worker", 10)

@@ -61,6 +61,10 @@ def make_pod(name: str = "p", ip: str = "10.0.0.1", **status: Any) -> Body:
     return {"metadata": metadata, "status": {"phase": "Running", "podIP": ip} | status}
 
 
+def ending(pod: Body) -> Body:
+    return pod | {"metadata": pod["metadata"] | {"deletionTimestamp": "2026-01-01T00:00:00Z"}}
+
+
 def make_gated(gate: str, name: str = "g") -> Body:
     """Return the pod as the cache of the operator keeps it."""
     body = make_pod(name, phase="Pending", podIP="") | {"spec": {"schedulingGates": [{"name": gate}], "containers": []}}
@@ -219,6 +223,9 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
     "applied": ({}, Type.CONFIG_APPLIED, "True", Reason.APPLIED, "all 1 workers"),
     "not applied": (
         {"poll": make_poll(make_worker(config_hash="old"))}, Type.CONFIG_APPLIED, "False", Reason.PENDING, "0 of 1",
+    ),
+    "only a worker that ends": (
+        {"pods": (ending(make_pod()),)}, Type.CONFIG_APPLIED, "Unknown", Reason.NO_WORKERS, "only workers that are",
     ),
     "newer functions": (
         {"poll": replace(make_poll(make_worker()), has_newer_functions=True)},
@@ -399,8 +406,7 @@ def test_a_worker_ends_as_the_operator_takes_it_for_a_model_that_is_not_there() 
 
 
 def test_a_pod_that_goes_says_nothing_any_more() -> None:
-    pod = make_pod(containerStatuses=[waiting("ImagePullBackOff")])
-    pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    pod = ending(make_pod(containerStatuses=[waiting("ImagePullBackOff")]))
 
     assert conditions(make_input(pods=(pod,)))[Type.DEGRADED].status == "False"
 

@@ -41,8 +41,9 @@ def ends_right(cluster: Cluster) -> None:
 def test_the_operator_may_be_killed_at_every_step(between: Proxy, cluster: Cluster, tmp_path: Path, when: str) -> None:
     """A new operator each time, killed before or after its n-th write, until one lives to the end."""
     cluster.make()
+    lease = f"lease-{cluster.namespace}"
     for step in range(1, 12):
-        operator = Operator(between.kubeconfig, tmp_path)
+        operator = Operator(between.kubeconfig, tmp_path, lease=lease)
         killer = Killer(operator, cluster.namespace, step)
         between.before = killer.before if when == "before" else lambda _: None
         between.after = killer.after if when == "after" else lambda _: None
@@ -50,6 +51,7 @@ def test_the_operator_may_be_killed_at_every_step(between: Proxy, cluster: Clust
         until(lambda k=killer: k.is_done or is_right(cluster), said="killed, or done")
         between.before, between.after = lambda _: None, lambda _: None
         operator.kill()
+        operator.delete_lease()
         if not killer.is_done:
             break
         for kind in CHILDREN:  # the next one begins from nothing

@@ -71,3 +71,24 @@ def test_an_idle_cluster_makes_no_calls(alone: Operator, between: Proxy, cluster
     until(lambda: alone.metrics()["ballast_operator_reconcile_seconds_count"] >= reconciles + 4)
 
     assert calls(between, cluster) == before
+
+
+def test_an_idle_resource_that_is_not_reconciled_makes_no_calls(
+    alone: Operator, between: Proxy, cluster: Cluster
+) -> None:
+    cluster.make()
+    roll_out(cluster, 1)
+    cluster.patch("inferencedeployments", "llm", {"spec": {"template": {"serviceAccountName": "not-permitted"}}})
+    cluster.says("Degraded", "True", "NotPermitted")
+    (pod,) = cluster.pods()
+    cluster.set_pod(pod["metadata"]["name"], conditions=[{"type": "Ready", "status": "False"}])
+    cluster.says("Ready", "False")
+    cluster.says("SLOMet", "Unknown", "Stale")
+    labels = f'kind="InferenceDeployment",name="llm",namespace="{cluster.namespace}",state="ready"'
+    until(lambda: alone.metrics()[f"ballast_operator_replicas{{{labels}}}"] == 0, said="the metric")
+    before = calls(between, cluster)
+    reconciles = alone.metrics()["ballast_operator_reconcile_seconds_count"]
+    cluster.plane.kubectl("annotate", "-n", cluster.namespace, "infd", "llm", "note=1")
+    until(lambda: alone.metrics()["ballast_operator_reconcile_seconds_count"] >= reconciles + 4)
+
+    assert calls(between, cluster) == before

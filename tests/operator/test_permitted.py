@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from control_plane import ControlPlane
-from operated import Cluster, Operator, running, until
+from operated import Cluster, running, until
 
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_operator.permitted import PodRules
@@ -146,10 +146,11 @@ def test_a_resource_that_is_not_permitted_gets_no_pod_until_it_is(
 
 
 @pytest.mark.envtest
-def test_pods_stay_when_a_change_is_not_permitted(operator: Operator, cluster: Cluster) -> None:
-    cluster.make()
-    until(lambda: cluster.get("deployments", "llm"))
-    cluster.patch("inferencedeployments", "llm", {"spec": {"template": {"serviceAccountName": "admin"}}})
-    cluster.says("Degraded", "True", "NotPermitted")
+def test_pods_stay_when_a_change_is_not_permitted(controllers: ControlPlane, cluster: Cluster, tmp_path: Path) -> None:
+    with running(controllers.kubeconfig, tmp_path):
+        cluster.make()
+        until(lambda: cluster.get("deployments", "llm"))
+        cluster.patch("inferencedeployments", "llm", {"spec": {"template": {"serviceAccountName": "admin"}}})
+        cluster.says("Degraded", "True", "NotPermitted")
 
     assert cluster.get("deployments", "llm")["metadata"]["generation"] == 1

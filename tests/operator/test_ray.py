@@ -411,6 +411,14 @@ def test_the_pods_of_ray_decide_whether_the_resource_is_ready():
     assert complete[Type.CONFIG_APPLIED].status == "True"
 
 
+@pytest.mark.parametrize(("hashes", "said"), [("nn", ("True", "all 2")), ("no", ("False", "1 of 2"))])
+def test_of_a_worker_over_several_pods_only_one_reports_its_settings(hashes: str, said: tuple[str, str]):
+    pods = [make_pod(name, is_ready=name in "12") for name in "1234"]
+    found = given(*pods, hashes=hashes, ray={"nodes": 2}, gpu={"count": 1})[Type.CONFIG_APPLIED]
+
+    assert (found.status, found.message.partition(" workers use")[0]) == said
+
+
 def test_a_new_ray_cluster_is_named_with_what_it_costs():
     status = {"pendingServiceStatus": {"rayClusterName": "llm-2"}}
     found = given(make_pod("1"), make_pod("2"), make_pod("3", cluster="llm-2"), hashes="ooo", ray_status=status)

@@ -96,6 +96,21 @@ def test_offline_work_waits_for_idle_slots_unless_a_deadline_is_at_risk() -> Non
     assert Run(scale_up_seconds=0).poll(0, depth=10_000, at_risk=1).replicas == 2
 
 
+def test_a_deadline_at_risk_adds_no_replica_while_the_last_one_loads_its_model() -> None:
+    run = Run(replicas=2, scale_up_seconds=30)
+
+    def at_risk(ready: int) -> Decision:
+        workers = map(make_worker, range(ready))
+        return run.take(make_poll(run.now + 10, *workers, depth=10_000, at_risk=1), ready=ready)
+
+    assert [at_risk(2).replicas for _ in range(4)] == [2, 2, 2, 3]
+    assert [at_risk(2).replicas for _ in range(30)] == [3] * 30
+    assert at_risk(2).because == (
+        "1 jobs would miss their deadline at the present rate; no replica is added before all are ready, and 2 of 3 are"
+    )
+    assert [at_risk(3).replicas for _ in range(4)] == [3, 3, 3, 4]
+
+
 def test_offline_work_raises_replicas_up_to_its_budget() -> None:
     run = Run(scale_up_seconds=0, offline_max_replicas=4)
 

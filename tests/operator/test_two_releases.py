@@ -33,11 +33,11 @@ def test_the_other_release_writes_nothing_and_reports_it(
 ) -> None:
     with (
         proxy(controllers) as between,
-        running(controllers.kubeconfig, tmp_path, BALLAST_RELEASE="") as first,
+        running(controllers.kubeconfig, tmp_path) as first,
     ):
         cluster.make()
         cluster.says("Degraded", "False")
-        with running(between.kubeconfig, tmp_path, BALLAST_RELEASE="", BALLAST_WORKER_IMAGE="worker:2") as second:
+        with running(between.kubeconfig, tmp_path, BALLAST_WORKER_IMAGE="worker:2") as second:
             until(lambda: second.metrics()[GAUGE] >= 1, said="the metric")
             cluster.patch("inferencedeployments", "llm", {"spec": {"slots": 3}})
             until(lambda: cluster.get("deployments", "llm")["metadata"]["generation"] == 2, said="the first goes on")
@@ -56,8 +56,8 @@ def test_two_releases_that_see_a_new_resource_at_once_never_both_write_its_child
     with (
         proxy(controllers) as one,
         proxy(controllers) as other,
-        running(one.kubeconfig, tmp_path, BALLAST_RELEASE="") as first,
-        running(other.kubeconfig, tmp_path, BALLAST_RELEASE="") as second,
+        running(one.kubeconfig, tmp_path) as first,
+        running(other.kubeconfig, tmp_path) as second,
     ):
         for number in range(10):
             cluster.make(f"llm-{number}")
@@ -79,12 +79,10 @@ def test_a_resource_is_claimed_only_if_its_release_is_gone(
     controllers: ControlPlane, cluster: Cluster, tmp_path: Path, gone: bool
 ) -> None:
     plane: Any = controllers
-    with running(plane.kubeconfig, tmp_path, BALLAST_RELEASE="") as first:
+    with running(plane.kubeconfig, tmp_path, keeps_lease=not gone):
         cluster.make()
         cluster.says("Degraded", "False")
-    if gone:
-        plane.kubectl("delete", "lease", first.lease, "-n", "default")
-    with running(plane.kubeconfig, tmp_path, BALLAST_RELEASE="", BALLAST_WORKER_IMAGE="worker:2") as second:
+    with running(plane.kubeconfig, tmp_path, BALLAST_WORKER_IMAGE="worker:2") as second:
         if gone:
             until(lambda: image_of(cluster) == "worker:2")
             assert release_of(cluster) == lease(second)
@@ -94,12 +92,39 @@ def test_a_resource_is_claimed_only_if_its_release_is_gone(
 
 
 def test_a_resource_can_be_handed_over(controllers: ControlPlane, cluster: Cluster, tmp_path: Path) -> None:
-    with running(controllers.kubeconfig, tmp_path, BALLAST_RELEASE="") as first:
+    with running(controllers.kubeconfig, tmp_path, keeps_lease=True) as first:
         cluster.make()
         cluster.says("Degraded", "False")
-    with running(controllers.kubeconfig, tmp_path, BALLAST_RELEASE="") as second:
+    with running(controllers.kubeconfig, tmp_path) as second:
         until(lambda: second.metrics()[GAUGE] >= 1)
         assert release_of(cluster) == lease(first)
         cluster.patch("inferencedeployments", "llm", {"status": {"operator": None}}, "status")
 
         until(lambda: release_of(cluster) == lease(second))
+
+
+def test_a_release_keeps_its_resources_when_its_name_in_redis_changes(
+    controllers: ControlPlane, cluster: Cluster, tmp_path: Path
+) -> None:
+    with running(controllers.kubeconfig, tmp_path, keeps_lease=True, BALLAST_RELEASE="") as first:
+        cluster.make()
+        cluster.says("Degraded", "False")
+        assert first.stop() == 0
+    changed = {"BALLAST_LEASE_NAME": first.lease, "BALLAST_RELEASE": "east", "BALLAST_WORKER_IMAGE": "worker:2"}
+    with running(controllers.kubeconfig, tmp_path, **changed):
+        until(lambda: image_of(cluster) == "worker:2")
+
+        assert release_of(cluster) == lease(first)
+
+
+def test_a_release_claims_the_resources_that_an_older_version_claimed_under_the_name_in_redis(
+    controllers: ControlPlane, cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.make()
+    cluster.patch("inferencedeployments", "llm", {"status": {"operator": "east"}}, "status")
+    with running(controllers.kubeconfig, tmp_path, BALLAST_RELEASE="west") as other:
+        until(lambda: other.metrics()[GAUGE] >= 1)
+        assert "cannot know whether another release is gone" in other.text()
+        assert release_of(cluster) == "east"
+    with running(controllers.kubeconfig, tmp_path, BALLAST_RELEASE="east") as own:
+        until(lambda: release_of(cluster) == lease(own))

@@ -130,6 +130,27 @@ def test_a_full_server_takes_results_but_no_more_work(queue_name, line, result):
         queue.close()
 
 
+def test_a_full_server_keeps_the_inbox_until_it_has_memory(queue_name, line, result):
+    with ValkeyServer(config=SAFE) as server, redis.Redis.from_url(server.connection_url) as raw:
+        queue = Queue.connect(server.connection_url, queue_name, loads_functions=True)
+        job_id = queue.submissions.submit([line("a")]).job_id
+        raw.xadd(queue.store.keys.inbox, {"item": line("b"), "job": "j", "end": "1"})
+        raw.config_set("maxmemory", 1)
+        for _ in range(2):
+            with pytest.raises(QueueFull, match="raise maxmemory"):
+                queue.inbox.take_in()
+        (claimed,) = queue.leases.claim(job_id, 1, "w1")
+        outcome = queue.leases.finish("w1", claimed, result(claimed))
+        kept = queue.stats().inbox
+        raw.config_set("maxmemory", 0)
+        taken = [queue.inbox.take_in(), queue.inbox.take_in()]
+
+        assert (outcome, kept, taken) == (Outcome.DONE, 1, [1, 0])
+        assert [c.custom_id for c in queue.leases.claim("j", 2, "w1")] == ["b"]
+        assert queue.check_integrity() == []
+        queue.close()
+
+
 def test_after_a_crash_of_the_server_everything_goes_on(tmp_path, queue_name, line, result):
     server = ValkeyServer(config=SAFE, data_dir=tmp_path, persist=True)
     server.start()

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ballast_queue.inbox import InboxReader
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings, TenantSettings
@@ -204,6 +207,16 @@ def test_the_inbox_of_a_tenant_decides_the_tenant_of_its_entries(queue, add, lin
     assert codes(queue, f"inbox-blue-{stranger}") == {"b": "invalid_job"}
 
 
+def test_a_job_belongs_to_the_tenant_whose_entry_came_first(queue, desk, line):
+    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
+    of = queue.store.keys.inbox_of
+    for milliseconds, tenant, job in ((7, "blue", "j"), (8, "acme", "j"), (9, "acme", "k"), (10, "blue", "k")):
+        desk.raw.xadd(of(tenant), {"item": line("a"), "job": job}, id=f"{milliseconds}-0")
+    queue.inbox.take_in()
+
+    assert [queue.jobs.get(job_id).tenant for job_id in ("j", "k")] == ["blue", "acme"]
+
+
 def test_no_writer_chooses_the_job_that_an_entry_of_another_tenant_becomes(queue, desk, line):
     queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
     of = queue.store.keys.inbox_of
@@ -235,7 +248,30 @@ def test_a_line_behind_the_end_mark_is_refused_by_name(queue, add, line):
     add(line("c"), job="j")
     queue.inbox.take_in()
 
+    messages = {found.custom_id: found.error["message"] for found in queue.results.read("j")}
+
     assert codes(queue, "j") == {"line:2": "job_closed", "a": "cancelled", "line:3": "job_closed"}
+    assert messages["line:2"] == "this line came after the end mark of its job: submit it in another job"
+    assert messages["line:3"] == "the job was cancelled before this line came: submit it in another job"
+
+
+def test_a_line_for_a_job_that_has_expired_is_refused_with_the_reason(queue, desk, add, line):
+    add(line("a"), job="late", deadline="9999999999")
+    add(line("a"), job="left")
+    queue.inbox.take_in()
+    desk.pass_deadline("late")
+    desk.raw.zadd(queue.store.keys.timers, {"abandon:left": 1}, xx=True)
+    for _ in range(2):
+        queue.timers.run_due()
+    for job_id in ("late", "left"):
+        add(line("b"), job=job_id)
+    queue.inbox.take_in()
+    last = [list(queue.results.read(job_id))[-1].error["message"] for job_id in ("late", "left")]
+
+    assert last == [
+        f"the job expired before this line came ({reason} 1 of 1 items left): submit it in another job"
+        for reason in ("the deadline passed with", "the job was paused or open for too long, with")
+    ]
 
 
 def test_nobody_adds_to_a_job_that_was_submitted_another_way(queue, add, line):
@@ -312,6 +348,122 @@ def test_a_page_of_the_inbox_is_bounded_by_entries_and_bytes(queue, add, line):
     assert first == 10
     assert 0 < second <= 30
     assert first + second + third == 40
+
+
+OF_TENANTS = QueueSettings(tenants=tuple(TenantSettings(name=name) for name in ("a", "b", "c")))
+
+
+def page_of(queue, limit=500, most=10**8):
+    """What a worker reads of the inbox, and takes in later."""
+    functions = queue.store.functions
+    call = functions.begin_intake("w", limit, seconds=60, max_line_bytes=most, tenants=queue.settings.tenants())
+    return queue.store.call(call)
+
+
+def test_a_page_is_bounded_whatever_the_number_of_inboxes_and_the_size_of_an_entry(queue, desk, add):
+    queue.settings.apply(OF_TENANTS)
+    for tenant in ("a", "b", "c"):
+        for _ in range(3):
+            add(b"x" * 2_000_000, of=tenant)
+    add(b"x" * 20_000_000, of="b")
+    sizes = [sum(len(fields[1]) for _, fields, _ in page_of(queue)) for _ in range(3)]
+    desk.raw.delete(queue.store.keys.intake)
+    while queue.inbox.take_in():
+        pass
+
+    assert all(0 < size <= 8 * 1024 * 1024 + 20_000_000 for size in sizes)
+    assert len(queue.jobs.newest()) == 10
+
+
+def test_long_lines_of_other_tenants_hold_no_inbox_up(queue, desk, add, line):
+    queue.settings.apply(OF_TENANTS)
+    for tenant in ("a", "b"):
+        add(b"x" * 5_000_000, of=tenant)
+    for i in range(3):
+        add(line(f"r{i}"), of="c", job="j")
+    read = [{position for *_, position in page_of(queue, most=1000)} for _ in range(40)]
+    desk.raw.delete(queue.store.keys.intake)
+
+    assert {1, 2} in read
+    assert any(3 in positions for positions in read)
+
+
+def test_a_line_beyond_the_limit_is_cut_before_it_is_read_and_refused(queue, add, line):
+    queue.settings.apply(QueueSettings(max_line_bytes=1000))
+    long, blank = line("a", prompt="x" * 5000), line("b") + b" " * 5000 + b"{"
+    for item in (long, blank, line("c")):
+        add(item, job="j")
+    sizes = [len(fields[1]) for _, fields in page_of(queue, most=1000)]
+    queue.store.call(queue.store.functions.end_intake("w"))
+    queue.inbox.take_in()
+
+    assert sizes == [1001, 1001, len(line("c"))]
+    assert codes(queue, "j") == {"line:1": "line_too_long", "line:2": "line_too_long"}
+    assert queue.jobs.get("j").counts.waiting == 1
+
+
+def test_a_worker_of_an_older_version_gets_lines_of_any_length(queue, add, line):
+    add(line("a", prompt="x" * 5000))
+    keys = queue.store.keys
+    ((_, fields),) = queue.store.connection.call("begin_intake", (keys.inbox, keys.intake), ("w", 10, 60))
+
+    assert fields[1] == line("a", prompt="x" * 5000)
+
+
+def test_the_age_of_the_inbox_is_that_of_the_first_entries_that_a_call_may_read(queue, desk):
+    queue.settings.apply(OF_TENANTS)
+    for seconds, tenant in ((3, "a"), (2, "b"), (1, "c")):
+        desk.raw.xadd(queue.store.keys.inbox_of(tenant), {"item": b"x" * 5_000_000}, id=f"{seconds}000-1")
+    long = queue.stats()
+    desk.raw.delete(queue.store.keys.inbox_of("a"))
+    short = queue.stats()
+    desk.raw.delete(*map(queue.store.keys.inbox_of, ("b", "c")))
+
+    assert (long.inbox, short.inbox) == (3, 2)
+    assert long.at - long.oldest_waiting_seconds == pytest.approx(2)
+    assert short.at - short.oldest_waiting_seconds == pytest.approx(1)
+
+
+def test_entries_whose_values_nest_as_deep_as_the_stack_hold_up_nothing(queue, add, line):
+    queue.settings.apply(QueueSettings(urls=("/v1/embeddings", "/v1/completions")))
+    for depth in range(800, 1000):
+        inner = '{"a":' * depth + "0" + "}" * depth
+        add(f'{{"custom_id":"d","url":"/v1/embeddings","body":{{"model":"m","input":{inner}}}}}', job="j")
+    add(line("a"), job="j", end="1")
+    queue.inbox.take_in()
+
+    assert queue.stats().inbox == 0
+    assert [c.custom_id for c in queue.leases.claim("j", 5, "w1")] == ["a"]
+    assert set(codes(queue, "j").values()) == {"invalid_json"}
+
+
+class Defective(QueueSettings):
+    """Settings with a defect that one tenant meets."""
+
+    def priority_of(self, tenant: str, priority: int) -> int:
+        if tenant == "unlucky":
+            raise ZeroDivisionError
+        return super().priority_of(tenant, priority)
+
+
+@dataclass(frozen=True)
+class DefectiveStore:
+    """What the reader of an inbox needs of a store of settings."""
+
+    def read(self) -> QueueSettings:
+        return Defective()
+
+
+def test_an_entry_on_which_the_worker_fails_is_refused_and_holds_up_nothing(queue, add, line, caplog):
+    add(line("a"), job="j")
+    add(line("b"), job="j", tenant="unlucky")
+    add(line("c"), job="j", end="1")
+    InboxReader(queue.store, DefectiveStore()).take_in()
+
+    assert queue.stats().inbox == 0
+    assert codes(queue, "j") == {"line:2": "unreadable_entry"}
+    assert [c.custom_id for c in queue.leases.claim("j", 5, "w1")] == ["a", "c"]
+    assert caplog.messages == ["inbox entry cannot be read, it is rejected"]
 
 
 FIELD = st.sampled_from(["item", "job", "tenant", "priority", "deadline", "end", "x"])

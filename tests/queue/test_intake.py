@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import inspect
 import io
 import json
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_queue.batch_lines import CHUNK_LINES, bounded_lines, chunks, read_line
+from ballast_queue.batch_lines import CHUNK_LINES, MOST_NESTING, bounded_lines, chunks, read_line
 from ballast_queue.errors import (
     DeadlinePassed,
     EmptyJob,
@@ -37,7 +39,9 @@ BAD_LINES = {
     "NaN": (b'{"x": NaN}', "", "invalid_json", "found NaN"),
     "a number without end": (b'{"x": ' + b"9" * 5000 + b"}", "", "invalid_json", "unreadable JSON"),
     "brackets without end": (b"[" * 100_000, "", "invalid_json", "unreadable JSON"),
-    "too long": (b" " * 0 + b"x" * 5000, "", "line_too_long", "more than 4096 bytes"),
+    "too long": (b"x" * 5000, "", "line_too_long", "more than 4096 bytes"),
+    "a good line before blanks without end": (as_line() + b" " * 5000, "", "line_too_long", "more than 4096 bytes"),
+    "lists in lists": (as_line(extra=json.loads("[" * 200 + "]" * 200)), "", "invalid_json", "more than 200 lists and"),
     "no custom_id": (as_line(custom_id=...), "", "missing_required_parameter", "custom_id: found nothing"),
     "an empty custom_id": (as_line(custom_id=""), "", "invalid_custom_id", "expected a string of 1 to 256"),
     "a long custom_id": (as_line(custom_id="x" * 257), "", "invalid_custom_id", "found 257 characters"),
@@ -94,6 +98,37 @@ def test_a_bad_line_becomes_an_error_with_its_reason(name):
     assert (line.kind, line.custom_id, body) == ("r", custom_id, None)
     assert (error["code"], error["param"]) == (code, PARAMS.get(name))
     assert sentence in error["message"]
+
+
+EMBEDDINGS = QueueSettings(urls=("/v1/embeddings",))
+
+
+def nested(depth):
+    """A line whose innermost object is the last of `depth` objects inside each other."""
+    inner = '{"a":' * (depth - 2) + "0" + "}" * (depth - 2)
+    return f'{{"custom_id":"a","url":"/v1/embeddings","body":{{"model":"m","input":{inner}}}}}'
+
+
+def test_a_line_may_nest_its_values_up_to_a_limit():
+    depths = (MOST_NESTING, MOST_NESTING + 1, *range(MOST_NESTING + 2, 1100))
+    taken = [depth for depth in depths if read_line(nested(depth), EMBEDDINGS)[0].kind == "a"]
+
+    assert taken == [MOST_NESTING]
+
+
+def test_a_line_is_refused_where_the_stack_of_the_reader_ends():
+    """Decoding fits on a stack on which writing the same value again does not."""
+    line = nested(MOST_NESTING)
+
+    def with_frames_left(number):
+        return read_line(line, EMBEDDINGS)[0] if number <= 0 else with_frames_left(number - 1)
+
+    depth = sys.getrecursionlimit() - len(inspect.stack(0))
+    found = [with_frames_left(depth - left) for left in range(100, 300)]
+    codes = {json.loads(line.text)["code"] for line in found if line.kind == "r"}
+
+    assert {line.kind for line in found} == {"a", "r"}
+    assert codes == {"invalid_json"}
 
 
 def test_good_lines_are_taken_as_they_stand():

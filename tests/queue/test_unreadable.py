@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from queue_objects import submit
 
 from ballast_queue.address import with_user
-from ballast_queue.errors import InvalidAddress
+from ballast_queue.errors import InvalidAddress, UnreadableValue
 from ballast_queue.unreadable import MOST_PLACES, Unreadable
 
 
@@ -40,3 +41,38 @@ def test_the_user_of_a_url_is_replaced_and_its_password_is_gone(url: str, expect
 def test_a_url_without_a_host_has_no_place_for_a_user():
     with pytest.raises(InvalidAddress, match="the host is missing"):
         with_user("redis://", "a")
+
+
+def test_a_number_that_lua_wrote_with_an_exponent_is_read(queue, desk, line):
+    job_id = submit(queue, line, 2)
+    desk.raw.hset(queue.store.keys.job(job_id), "asked_out", "6e+18")
+    (head,) = queue.claimable.heads()
+    (listed,) = queue.jobs.newest()
+
+    assert (head.output_left, listed.output_left) == (6 * 10**18, 6 * 10**18)
+    assert queue.jobs.cancel(job_id).counts.cancelled == 2
+
+
+def test_a_job_that_cannot_be_read_is_left_out_of_the_list_and_can_be_cancelled(queue, desk, line):
+    good, bad, torn = (submit(queue, line, 1) for _ in range(3))
+    desk.raw.hset(queue.store.keys.job(bad), "priority", "high")
+    desk.raw.hset(queue.store.keys.job(torn), "key", "a\x1fb")
+    listed = [job.id for job in queue.jobs.newest()]
+    with pytest.raises(UnreadableValue):
+        queue.jobs.cancel(bad)
+
+    assert listed == [good]
+    assert queue.store.unreadable.places == {f"job {bad}", f"job {torn}"}
+    assert desk.raw.hget(queue.store.keys.job(bad), "state") == b"cancelled"
+
+
+@pytest.mark.parametrize("body", ['{"a":' * 5000 + "0" + "}" * 5000, "[]"], ids=["nested too deep", "no object"])
+def test_an_item_that_cannot_be_read_is_failed_and_holds_up_no_other(queue, desk, line, body):
+    job_id = submit(queue, line, 2)
+    stored = f'"r0"\n{{"custom_id":"r0","url":"/v1/completions","body":{body}}}'
+    desk.raw.hset(queue.store.keys.part(job_id, "items"), "0", stored)
+    claimed = queue.leases.claim(job_id, 2, "w1")
+    (letter,) = queue.results.dead_letters(job_id)
+
+    assert [c.custom_id for c in claimed] == ["r1"]
+    assert (letter.custom_id, letter.code) == ("r0", "unreadable_item")

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
+import ssl
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import httpx
-from control_plane import ControlPlane
+import yaml
+from control_plane import PEM, TOKEN, ControlPlane
 
 from ballast_queue.redis_store import Queue
 from ballast_queue.status import ClassLoad, WorkerStatus
@@ -104,6 +106,15 @@ class Operator:
         assert self.process is not None
         self.process.terminate()
         return self.process.wait(20)
+
+    def delete_lease(self) -> None:
+        """Delete the Lease, so that the next operator claims the resources at once."""
+        server = yaml.safe_load(self.kubeconfig.read_text())["clusters"][0]["cluster"]["server"]
+        namespace = self.environment.get("BALLAST_NAMESPACE", "default")
+        url = f"{server}/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{self.lease}"
+        context = ssl.create_default_context(cafile=str(PEM))
+        with suppress(httpx.HTTPError):  # a test may have stopped the API server
+            httpx.delete(url, headers={"Authorization": f"Bearer {TOKEN}"}, verify=context)
 
     def metrics(self) -> dict[str, float]:
         """Every sample, by its name with labels."""
@@ -254,8 +265,10 @@ def optional_kinds() -> list[Any]:
 
 
 @contextmanager
-def running(kubeconfig: Path, folder: Path, *, script: Path | None = None, **environment: str) -> Iterator[Operator]:
-    """An operator of its own."""
+def running(
+    kubeconfig: Path, folder: Path, *, script: Path | None = None, keeps_lease: bool = False, **environment: str
+) -> Iterator[Operator]:
+    """An operator of its own. Without its Lease, a later one claims the resources that it leaves behind."""
     operator = Operator(kubeconfig, folder, environment, script=script)
     operator.start()
     try:
@@ -266,4 +279,6 @@ def running(kubeconfig: Path, folder: Path, *, script: Path | None = None, **env
     finally:
         if operator.process is not None and operator.process.poll() is None:
             operator.kill()
+        if not keeps_lease:
+            operator.delete_lease()
     assert "Traceback" not in operator.text(), operator.text()

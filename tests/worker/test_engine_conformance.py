@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from replay.static_batch import StaticBatch
 
 from ballast_engine.batch import Batch, SampleRow
 from ballast_engine.engine import BallastEngine
@@ -24,7 +25,6 @@ from ballast_engine.options import EngineOptions
 from ballast_engine.request import FinishReason, GenerationRequest, Output, SamplingParams
 from ballast_engine.sequence import Sequence
 from ballast_engine.sequence_builder import SequenceBuilder
-from ballast_engine.static import StaticBatch
 from ballast_engine.stats import NO_STEP, AdmissionRecord, ClassStats, EngineStats, StepKind, StepRecord
 from ballast_engine.tokenizer import Tokenizer
 from ballast_policy.learning.cost import CostModel

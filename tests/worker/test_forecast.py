@@ -111,7 +111,7 @@ def test_more_time_and_less_work_before_it_never_make_it_worse(others, deadline)
 
 def test_a_job_and_its_head_state_the_same_work():
     job = make_job()
-    head = JobHead("j", "a", 0, created=0, deadline=100, waiting=10, remaining=10, leased=0, output_left=1000)
+    head = JobHead("j", "a", 0, created=0, deadline=100, waiting=10, remaining=10, output_left=1000)
 
     assert work_of(job) == work_of(head)
     assert job_slack(work_of(head), rates_of([make_worker(items=1, tokens=100)]), 20) == 70

@@ -100,6 +100,22 @@ def test_one_request_id_may_be_used_by_several_requests_at_a_time(http) -> None:
     assert second.status_code == 200
 
 
+def test_a_rendered_chat_that_is_not_unicode_is_a_400(http) -> None:
+    """As in transformers, the arguments of a template override its special tokens."""
+
+    def chat(**arguments: str):
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+        return http.post("/v1/chat/completions", content=json.dumps(body | {"chat_template_kwargs": arguments}))
+
+    wrong, usual, without = chat(bos_token="\ud800"), chat(unused="\ud800"), chat(bos_token="")
+
+    assert wrong.status_code == 400
+    assert error_of(wrong)["code"] == "invalid_chat"
+    assert r"lone surrogate \ud800" in error_of(wrong)["message"]
+    assert (usual.status_code, without.status_code) == (200, 200)
+    assert usual.json()["usage"]["prompt_tokens"] == without.json()["usage"]["prompt_tokens"] + 1
+
+
 def test_an_unknown_path_lists_those_that_are_there(http) -> None:
     response = http.post("/v1/nowhere", json={})
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import openai
 import pytest
 
+from ballast_worker.errors import Refused
+
 PROMPT = "The method returns a list of"
 CHAT = [{"role": "user", "content": "What is a list?"}]
 
@@ -246,6 +248,34 @@ def test_calls_of_tools_and_template_arguments_reach_the_template(tool_model, se
 
     assert plain.usage.prompt_tokens == len(encode(rendered))
     assert loud.usage.prompt_tokens == len(encode(rendered + "LOUD"))
+
+
+def test_arguments_of_a_tool_call_that_cannot_be_read_are_a_400_with_a_sentence(tool_model, serve, make_config) -> None:
+    config = make_config(model={"uri": str(tool_model)})
+    with serve(config) as serving, openai.OpenAI(base_url=f"{serving.url}/v1", api_key="none") as client:
+
+        def ask(arguments: str) -> None:
+            call = CALL | {"function": {"name": "weather", "arguments": arguments}}
+            messages = [TOOLS[0], TOOLS[1] | {"tool_calls": [call]}, TOOLS[2]]
+            client.chat.completions.create(model="tiny", messages=messages, max_tokens=1)
+
+        with pytest.raises(openai.BadRequestError, match="lone surrogate"):
+            ask(r'{"city": "\ud800"}')
+        served = serving.worker.served
+        arguments = '{"a": ' * 700 + "1" + "}" * 700
+        call = CALL | {"function": {"name": "weather", "arguments": arguments}}
+        body = served.read("/v1/chat/completions", {"model": "tiny", "messages": [TOOLS[1] | {"tool_calls": [call]}]})
+
+        def read_below(levels: int) -> None:
+            if levels:
+                read_below(levels - 1)
+            else:
+                served.tokens(body)
+
+        with pytest.raises(Refused, match=r"nested too deeply|maximum context length") as caught:
+            read_below(400)
+
+    assert caught.value.status == 400
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import time
 from functools import partial
 
 import pytest
+import redis
 from queue_objects import WrappedRunner, make_line
 
 from ballast_engine.build import build_engine
@@ -184,3 +185,87 @@ def test_a_lease_that_was_lost_meanwhile_is_aborted_and_its_result_is_not_shown(
     queue.close()
 
     assert [result.error["code"] for result in results] == ["cancelled"]
+
+
+def test_a_full_redis_takes_no_more_jobs_and_work_goes_on(own_valkey, fed, queue_name, eventually, caplog) -> None:
+    server = own_valkey()
+    queue = Queue.connect(server.connection_url, queue_name)
+    stored = queue.submissions.submit([make_line(i) for i in range(3)]).job_id
+    with redis.Redis.from_url(server.connection_url) as raw:
+        raw.xadd(queue.store.keys.inbox, {"item": make_line(0), "job": "later", "end": "1"})
+        raw.config_set("maxmemory", 1)
+        with fed(server.connection_url) as serving, serving.client() as client:
+            feeder = serving.worker.feeder
+            eventually(lambda: is_over(queue, stored), "the stored job to be over")
+            eventually(lambda: feeder.failures["inbox"] > 1, "another attempt at the inbox")
+            is_up, inbox = has_redis(client, is_up=True), queue.stats().inbox
+            raw.config_set("maxmemory", 0)
+            eventually(lambda: is_over(queue, "later"), "the job in the inbox to be over")
+    succeeded = [queue.jobs.get(job_id).counts.succeeded for job_id in (stored, "later")]
+    queue.close()
+
+    assert (is_up, inbox) == (True, 1)
+    assert succeeded == [3, 1]
+    assert [record.fields["because"] for record in caplog.records if "unavailable" in record.message] == []
+    assert any("no memory left" in str(vars(record).get("fields")) for record in caplog.records)
+
+
+def test_a_drain_with_a_full_redis_returns_the_items_and_ends(own_valkey, fed, queue_name, eventually) -> None:
+    server = own_valkey()
+    queue = Queue.connect(server.connection_url, queue_name)
+    job_id = queue.submissions.submit([make_line(i, max_tokens=1500, ignore_eos=True) for i in range(4)]).job_id
+    with redis.Redis.from_url(server.connection_url) as raw:
+        raw.xadd(queue.store.keys.inbox, {"item": make_line(0), "job": "later", "end": "1"})
+        raw.config_set("maxmemory", 1)
+        with fed(server.connection_url) as serving:
+            eventually(lambda: serving.worker.engine.stats().offline.running == 4, "the items to run")
+            serving.worker.feeder.drain()
+            is_drained = serving.worker.feeder.drained.wait(30)
+            counts = queue.jobs.get(job_id).counts
+    queue.close()
+
+    assert is_drained
+    assert (counts.waiting, counts.leased) == (4, 0)
+
+
+def test_settings_that_a_replica_refused_are_written_when_it_takes_over(
+    *, own_valkey, fed, queue_name, eventually, caplog, monkeypatch
+) -> None:
+    monkeypatch.setattr("ballast_worker.feeder.SETTINGS_SECONDS", 3600.0)
+    server = own_valkey()
+    queue = Queue.connect(server.connection_url, queue_name)
+    with redis.Redis.from_url(server.connection_url) as raw, socket.create_server(("127.0.0.1", 0)) as nobody:
+        raw.replicaof("127.0.0.1", nobody.getsockname()[1])
+        with fed(server.connection_url):
+            eventually(
+                lambda: any("no writes" in str(vars(record).get("fields")) for record in caplog.records),
+                "the replica to refuse the settings",
+            )
+            raw.replicaof("NO", "ONE")
+            settings = eventually(lambda: (found := queue.settings.read()).models and found, "the settings")
+    queue.close()
+
+    assert settings.models == ("tiny",)
+    assert settings.lease_seconds == 2
+
+
+def test_settings_that_a_replica_does_not_have_are_written_when_it_takes_over(
+    *, own_valkey, fed, queue_name, eventually, monkeypatch
+) -> None:
+    monkeypatch.setattr("ballast_worker.feeder.SETTINGS_SECONDS", 3600.0)
+    server = own_valkey()
+    queue = Queue.connect(server.connection_url, queue_name)
+    with (
+        redis.Redis.from_url(server.connection_url) as raw,
+        socket.create_server(("127.0.0.1", 0)) as nobody,
+        fed(server.connection_url) as serving,
+    ):
+        eventually(lambda: queue.settings.read().models and serving.worker.feeder.is_up, "the settings")
+        raw.delete(queue.store.keys.settings)
+        raw.replicaof("127.0.0.1", nobody.getsockname()[1])
+        eventually(lambda: not serving.worker.feeder.is_up, "the feeder to see a replica")
+        raw.replicaof("NO", "ONE")
+        settings = eventually(lambda: (found := queue.settings.read()).models and found, "the settings")
+    queue.close()
+
+    assert settings.models == ("tiny",)

@@ -164,3 +164,46 @@ def test_rotated_api_keys_are_noticed(tmp_path: Path) -> None:
     watcher.check()
 
     assert taken.keys == 1
+
+
+class Failing(Taken):
+    """The first configurations that it gets cannot be applied."""
+
+    def __init__(self, num_failures: int) -> None:
+        super().__init__()
+        self.num_failures = num_failures
+
+    def take(self, loaded: Loaded) -> None:
+        super().take(loaded)
+        if len(self.all) <= self.num_failures:
+            raise TimeoutError
+
+
+def test_a_configuration_that_could_not_be_applied_is_tried_again(tmp_path: Path) -> None:
+    failing = Failing(2)
+    watcher = make_watcher(tmp_path / "c.yaml", failing)
+
+    rewrite(tmp_path / "c.yaml", START.replace("reservedPercent: 10", "reservedPercent: 25"))
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            watcher.check()
+        assert watcher.loaded.config.offline.reserved_percent == 10
+    applied = [watcher.check(), watcher.check()]
+
+    assert applied == [True, False]
+    assert watcher.loaded.config.offline.reserved_percent == 25
+    assert len(failing.all) == 3
+
+
+def test_a_file_that_is_put_back_after_a_failure_is_applied(tmp_path: Path) -> None:
+    """A call that failed may have had its effect."""
+    failing = Failing(1)
+    watcher = make_watcher(tmp_path / "c.yaml", failing)
+
+    rewrite(tmp_path / "c.yaml", START.replace("reservedPercent: 10", "reservedPercent: 25"))
+    with pytest.raises(TimeoutError):
+        watcher.check()
+    rewrite(tmp_path / "c.yaml", START)
+
+    assert watcher.check()
+    assert failing.all[-1].config.offline.reserved_percent == 10

@@ -144,6 +144,35 @@ def test_a_model_that_generates_keeps_its_slo_when_a_latency_is_set(variables, t
     assert num_configured == 1
 
 
+def test_a_configuration_is_in_force_only_when_enginecore_took_it_and_is_tried_again(fed, variables, tmp_path):
+    file = tmp_path / "worker.yaml"
+    file.write_text("runtime: {generation: 1}")
+    variables("BALLAST_CONFIG", str(file))
+
+    async def main():
+        async with running() as found:
+            await _until(lambda: fed.settings.read().generation == 1)
+            core, calls = found.engine.engine_core, []
+            call, first = core.call_utility_async, found.server.policy
+
+            async def failing(method, argument):
+                if method == "ballast_configure":
+                    calls.append(argument)
+                    raise TimeoutError
+                return await call(method, argument)
+
+            core.call_utility_async = failing
+            file.write_text("runtime: {generation: 2}\nslo: {ttftMilliseconds: 250}")
+            await _until(lambda: len(calls) > 1)
+            failed = found.server.status().generation, fed.settings.read().generation, found.server.policy == first
+            core.call_utility_async = call
+            await _until(lambda: found.server.status().generation == 2)
+            await _until(lambda: fed.settings.read().generation == 2)
+            return failed, found.engine.configured[-1]["ttft"], found.server.policy.ttft
+
+    assert asyncio.run(main()) == ((1, 1, True), 0.25, 0.25)
+
+
 def test_a_full_queue_answers_429_with_a_time(variables):
     variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "1")
 
@@ -482,6 +511,33 @@ def test_keys_are_needed_for_everything_but_probes(variables, tmp_path):
             return seen, known.status_code
 
     assert asyncio.run(main()) == ([401, 401, 200, 200, 200], 200)
+
+
+def test_requests_that_ballast_refuses_are_counted(variables, tmp_path):
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("k: lab\nother: undeclared\n")
+    variables("BALLAST_RUNTIME_API_KEYS_FILE", str(keys))
+    variables("BALLAST_OFFLINE_TENANTS", "[{name: lab}]")
+    known = {"authorization": "Bearer k"}
+    refused = [
+        ({}, 401),
+        ({"authorization": "Bearer other"}, 403),
+        (known | {"x-ballast-class": "batch"}, 400),
+        (known | {"x-ballast-class": "offline", "x-ballast-priority": "urgent"}, 400),
+        (known | {"x-llm-d-slo-ttft-ms": "0"}, 400),
+    ]
+
+    async def main():
+        async with running() as found:
+            for headers, status in refused:
+                assert (await found.client.post("/v1/completions", json=BODY, headers=headers)).status_code == status
+            assert (await found.client.get("/v1/models")).status_code == 401, "not a request to the model"
+            return found.server.recorder.outcomes, found.engine.sent
+
+    outcomes, sent = asyncio.run(main())
+
+    assert {key: count for key, count in outcomes.items() if count} == {("online", "invalid"): len(refused)}
+    assert sent == {}
 
 
 def test_a_body_above_the_limit_never_reaches_vllm(variables):

@@ -14,7 +14,6 @@ from ballast_engine.executor import Executor, kv_bytes_per_block
 from ballast_engine.loader import LoadedModel, load
 from ballast_engine.options import EngineOptions
 from ballast_engine.request import GenerationRequest, SamplingParams
-from ballast_engine.static import StaticBatch
 from ballast_engine.tokenizer import Tokenizer
 from ballast_log import Log
 from ballast_policy.host import Planner
@@ -48,7 +47,7 @@ def build_engine(
         policy: shares, SLO and tenants; its sizes are replaced by those of the engine
         tokenizer: the tokenizer of the checkpoint, if the caller has read it already
         clock: the engine's clock, seconds, monotonic
-        planner: decides each step; static batching brings its own
+        planner: decides each step
         wrap: returns what the engine uses in place of its executor
 
     Raises:
@@ -67,12 +66,8 @@ def build_engine(
     slots, block_tokens = options.slots or 1, options.block_tokens
     executor = Executor(loaded, num_blocks=num_blocks, block_tokens=block_tokens)
     policy = replace(policy or _DEFAULT, slots=slots, num_blocks=num_blocks, block_tokens=block_tokens)
-    runner = wrap(executor)
-    if options.mode == "static":
-        runner = static = StaticBatch(runner, slots)
-        planner = static.plan
     engine = BallastEngine(
-        executor=runner, tokenizer=tokenizer, policy=policy, options=options, clock=clock, planner=planner
+        executor=wrap(executor), tokenizer=tokenizer, policy=policy, options=options, clock=clock, planner=planner
     )
     seconds = warm_up(engine)
     kv = {"kv_blocks": num_blocks, "kv_mebibytes": num_blocks * executor.kv_bytes_per_block >> 20}

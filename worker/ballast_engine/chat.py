@@ -75,7 +75,7 @@ class ChatTemplate:
         """Return the conversation as the model was trained to read it, ready for the assistant's next message.
 
         Raises:
-            InvalidChat: a message is not text, or the template cannot render it.
+            InvalidChat: a message is not text, the template cannot render it, or the result is not Unicode.
         """
         conversation = [{**message, "content": _text(message.get("content"))} for message in messages]
         has_calls = any(message.get("tool_calls") for message in conversation)
@@ -85,6 +85,7 @@ class ChatTemplate:
                 for message in conversation
             ]
         text = self._render(conversation, options)
+        _check_unicode(text)
         if has_calls and not self._tools.has_calls:
             raise InvalidChat("The model's chat template does not render tool_calls: leave these messages out.")
         if not self._tools.has_results and any(message["role"] == "tool" for message in conversation):
@@ -121,6 +122,19 @@ class ChatTemplate:
             )
         except Exception as error:  # a template is a program of the model's author: any error of it is about the chat
             raise InvalidChat(f"The model's chat template cannot render these messages: {error}") from error
+
+
+def _check_unicode(text: str) -> None:
+    """Refuse a lone surrogate, which no tokenizer reads. It can come from a template argument, or from a tool call."""
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidChat(
+            f"The rendered chat has the lone surrogate \\u{ord(text[error.start]):x}, expected text that can be "
+            "written as UTF-8: remove it from chat_template_kwargs, and from the arguments of tool calls."
+        ) from None
 
 
 def _text(content: object) -> object:

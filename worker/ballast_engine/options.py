@@ -28,5 +28,3 @@ class EngineOptions:
     prefix_cache: bool = True
     isolate_tenants: bool = False
     """Salt the prefix cache by tenant."""
-    mode: Literal["continuous", "static"] = "continuous"
-    """`static` is the baseline of the benchmarks: a batch runs to its end before the next batch is admitted."""

@@ -101,7 +101,7 @@ class Tokenizer:
         `options` are further arguments of the template.
 
         Raises:
-            InvalidChat: the checkpoint has no template, or the template cannot render the messages.
+            InvalidChat: the checkpoint has no template, or the template cannot render the messages as Unicode.
         """
         if self._template is None:
             raise InvalidChat(

@@ -78,14 +78,21 @@ def _num_output(url: str, body: Mapping[str, Any]) -> int | None:
     fields = _LIMITS.get(url)
     if fields is None:
         return 0
-    default = _COMPLETION_TOKENS if url == COMPLETIONS_URL else None
-    limit = next((body[field] for field in fields if body.get(field) is not None), default)
+    field = next((field for field in fields if body.get(field) is not None), fields[-1])
+    limit = body.get(field)
+    if limit is None and url == COMPLETIONS_URL:
+        limit = _COMPLETION_TOKENS
     if type(limit) is not int or not 0 <= limit < COUNT_LIMIT:
         return None  # the engine refuses it
-    count = body.get("n")
+    given = body.get("n")
+    count = given if type(given) is int and 0 < given < _MOST_CHOICES else 1
     prompts = body.get("prompt") if url == COMPLETIONS_URL else None
     many = len(prompts) if isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list) else 1
-    return limit * many * (count if type(count) is int and 0 < count < _MOST_CHOICES else 1)
+    total = limit * many * count
+    if total >= COUNT_LIMIT:
+        found = f"{limit} tokens for each of {count} choices of {many} prompts"
+        raise InvalidBody(field, f"{field}: found {found}, expected less than {COUNT_LIMIT} in all")
+    return total
 
 
 def _prefix_key(model: str, body: Mapping[str, Any]) -> int:

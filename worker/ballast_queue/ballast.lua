@@ -24,7 +24,8 @@
 --   ballast:{<queue>}:timers    zset     <kind>:<job id> -> when it is due: lease (no later than the earliest expiry),
 --                                        wake (the earliest backoff), deadline, sweep (an ending job's waiting items),
 --                                        abandon (a job that is paused or still open, some time after its last change),
---                                        forget (the end of the retention of results)
+--                                        forget (the end of the retention of results). A timer whose work is not
+--                                        finished moves behind all that are due, so that they take turns
 --   ballast:{<queue>}:keys      hash     <tenant>\n<idempotency key> -> job id
 --   ballast:{<queue>}:service   hash     tenant -> service charged so far; `` -> the level of tenants without an entry
 --   ballast:{<queue>}:workers   zset     worker id -> when its status expires
@@ -42,7 +43,7 @@
 --   :ids                        set      custom ids, until the job is closed
 -- The items from `next` to `stored` - 1 wait and have an entry only in :items.
 
-local REVISION = 7
+local REVISION = 8
 
 local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
@@ -334,6 +335,13 @@ local function open(keys, argv)
   return {status, job.tenant, job.source, job.lines, job.stored, job.total - job.stored, job.closed}
 end
 
+-- Returns why a job takes no more lines.
+local function why_closed(job)
+  if job.ending == 'cancelled' then return 'the job was cancelled before this line came' end
+  if job.ending == 'expired' then return 'the job expired before this line came (' .. job.reason .. ')' end
+  return 'this line came after the end mark of its job'
+end
+
 -- ARGV: job id, source, lines stored before (-1: any number), 1 to close the job, prefix key; then for each line: kind
 -- (a: accepted, r: rejected, b: blank), inbox entry or '', custom_id, custom_id as JSON, line or error as JSON, limit of
 -- output tokens ('' for no limit).
@@ -362,7 +370,7 @@ local function store(keys, argv)
       elseif kind ~= 'b' then
         local error = text
         if kind == 'a' and job.closed == 1 then
-          error = error_of('job_closed', 'this line came after the end mark of its job: submit it in another job')
+          error = error_of('job_closed', why_closed(job) .. ': submit it in another job')
         elseif kind == 'a' then
           error = error_of('duplicate_custom_id', 'custom_id: found ' .. custom_id_json
             .. ' twice, expected each custom_id once in a job: Ballast kept only the first line')
@@ -385,32 +393,46 @@ local function store(keys, argv)
   return {'ok', job.lines, job.stored, job.total - job.stored}
 end
 
--- KEYS: inbox, intake, inboxes of tenants. ARGV: owner, limit of entries, seconds of the lock. The inboxes share the
--- limit. Reply: entries, at most some MiB. Each entry of a tenant ends with the position of its inbox among those of
--- tenants.
+-- Cuts the names and values of an entry to `most` bytes each. Returns the bytes that the entry had.
+local function cut(entry, most)
+  local bytes, texts = 0, entry[2]
+  for i, text in ipairs(texts) do
+    bytes = bytes + #text
+    if #text > most then texts[i] = string.sub(text, 1, most) end
+  end
+  return bytes
+end
+
+-- KEYS: inbox, intake, inboxes of tenants. ARGV: owner, limit of entries, seconds of the lock, limit of the bytes of a
+-- line (the reply has one more byte of a longer text, and no further ones). The inboxes share the limit of entries and
+-- MAX_PAGE_BYTES, which only the last entry may exceed. Reply: entries. Each entry of a tenant ends with the position of
+-- its inbox among those of tenants.
 local function begin_intake(keys, argv)
   local owner = call('GET', keys[2])
   if owner and owner ~= argv[1] then return {} end
-  local waiting = {}
+  local waiting, limit, most = {}, tonumber(argv[2]), tonumber(argv[4] or math.huge) + 1
   for i, key in ipairs(keys) do
     local length = i == 2 and 0 or call('XLEN', key)
     if length > 0 then waiting[#waiting + 1] = {key = key, length = length, tenant = i > 2 and i - 2 or nil} end
   end
   table.sort(waiting, function(a, b) return a.length < b.length end) -- what short inboxes leave goes to long ones
-  local entries, limit = {}, tonumber(argv[2])
   for i, inbox in ipairs(waiting) do
-    local share = math.ceil((limit - #entries) / (#waiting - i + 1))
-    local from, taken, bytes = '-', 0, 0
-    while taken < share and bytes < MAX_PAGE_BYTES / #waiting do
-      local page = call('XRANGE', inbox.key, from, '+', 'COUNT', math.min(32, share - taken))
-      if #page == 0 then break end
-      for _, entry in ipairs(page) do
-        entry[3] = inbox.tenant
-        entries[#entries + 1] = entry
-        taken = taken + 1
-        for _, value in ipairs(entry[2]) do bytes = bytes + #value end
-      end
-      from = '(' .. page[#page][1]
+    inbox.share = math.min(inbox.length, math.ceil(limit / (#waiting - i + 1)))
+    limit = limit - inbox.share
+  end
+  local entries, bytes = {}, 0
+  local first = call('TIME')[2] -- microseconds: another inbox is the first each time, so long lines hold up no inbox
+  for i = 1, #waiting do
+    local inbox = waiting[(first + i) % #waiting + 1]
+    local from, enough = '-', bytes + (MAX_PAGE_BYTES - bytes) / (#waiting - i + 1)
+    for _ = 1, inbox.share do
+      -- The size of an entry is not known before it is read, so each call reads one.
+      local entry = bytes < enough and call('XRANGE', inbox.key, from, '+', 'COUNT', 1)[1]
+      if not entry then break end
+      from = '(' .. entry[1]
+      bytes = bytes + cut(entry, most)
+      entry[3] = inbox.tenant
+      entries[#entries + 1] = entry
     end
   end
   if #entries > 0 then call('SET', keys[2], argv[1], 'PX', math.floor(tonumber(argv[3]) * 1000)) end
@@ -660,10 +682,10 @@ local function due(keys, argv)
   return call('ZRANGE', keys[1], '-inf', string.format('%.6f', clock()), 'BYSCORE', 'LIMIT', 0, argv[1])
 end
 
-local function set_timer(k, what, job_id, zset)
+local function set_timer(k, what, job_id, zset, now)
   local first = call('ZRANGE', zset, 0, 0, 'WITHSCORES')
   if first[2] then
-    call('ZADD', k.timers, first[2], what .. ':' .. job_id)
+    call('ZADD', k.timers, math.max(tonumber(first[2]), now), what .. ':' .. job_id)
   else
     call('ZREM', k.timers, what .. ':' .. job_id)
   end
@@ -693,7 +715,7 @@ local function expire_leases(keys, argv)
       release(k, job, index, attempts, 0)
     end
   end
-  set_timer(k, 'lease', job.id, k.leases)
+  set_timer(k, 'lease', job.id, k.leases, now)
   settle(k, job, now)
   save_job(k, job)
   return #indexes
@@ -701,16 +723,16 @@ end
 
 -- ARGV: job id, limit of items. Makes items whose backoff has ended claimable. Reply: the number of items.
 local function wake(keys, argv)
-  local k = bind(keys)
+  local k, now = bind(keys), clock()
   local job = load_job(k)
   if not job then return call('ZREM', k.timers, 'wake:' .. argv[1]) * 0 end
-  local indexes = call('ZRANGE', k.delayed, '-inf', string.format('%.6f', clock()), 'BYSCORE', 'LIMIT', 0, argv[2])
+  local indexes = call('ZRANGE', k.delayed, '-inf', string.format('%.6f', now), 'BYSCORE', 'LIMIT', 0, argv[2])
   for _, index in ipairs(indexes) do
     call('ZREM', k.delayed, index)
     call('ZADD', k.returned, index, index)
   end
   job.delayed = job.delayed - #indexes
-  set_timer(k, 'wake', job.id, k.delayed)
+  set_timer(k, 'wake', job.id, k.delayed, now)
   save_job(k, job)
   return #indexes
 end
@@ -746,11 +768,11 @@ local function begin_end(keys, argv)
   return 1
 end
 
--- ARGV: job id, limit of items. Reply: the number of items that still wait.
+-- ARGV: job id, limit of items. Ends items that wait. Reply: their number; 0: none is left.
 local function sweep(keys, argv)
-  local k, now = bind(keys), clock()
+  local k, now, timer = bind(keys), clock(), 'sweep:' .. argv[1]
   local job = load_job(k)
-  if not job or job.ending == '' or OVER[job.state] then return call('ZREM', k.timers, 'sweep:' .. argv[1]) * 0 end
+  if not job or job.ending == '' or OVER[job.state] then return call('ZREM', k.timers, timer) * 0 end
   local indexes, limit = {}, tonumber(argv[2])
   for i, index in ipairs(call('ZPOPMIN', k.returned, limit)) do
     if i % 2 == 1 then indexes[#indexes + 1] = index end
@@ -767,10 +789,14 @@ local function sweep(keys, argv)
   end
   for _, index in ipairs(indexes) do let_go(k, job, index) end
   job.waiting = job.waiting - #indexes
-  if job.waiting == 0 then call('ZREM', k.timers, 'sweep:' .. job.id) end
+  if job.waiting == 0 then
+    call('ZREM', k.timers, timer)
+  else
+    call('ZADD', k.timers, now, timer)
+  end
   settle(k, job, now)
   save_job(k, job)
-  return job.waiting
+  return #indexes
 end
 
 -- ARGV: job id. Deletes a job after the retention of its results. Reply: 1 if it did.
@@ -857,13 +883,17 @@ end
 -- ('' for none), id of the oldest inbox entry, then the totals.
 local function stats(keys, _)
   local oldest = call('ZRANGE', keys[3], 0, 0, 'WITHSCORES')
-  local length, since, entry = 0, math.huge, ''
+  local length, since, entry, bytes = 0, math.huge, '', 0
   for i, key in ipairs(keys) do
-    local first = (i == 2 or i > 3) and call('XRANGE', key, '-', '+', 'COUNT', 1) or {}
-    if first[1] then
-      local at = tonumber(string.match(first[1][1], '^%d+'))
+    if i == 2 or i > 3 then
       length = length + call('XLEN', key)
-      if at < since then since, entry = at, first[1][1] end
+      -- Redis returns no id without its entry. If the entries are long, those of some inboxes must do.
+      local first = bytes < MAX_PAGE_BYTES and call('XRANGE', key, '-', '+', 'COUNT', 1)[1]
+      if first then
+        bytes = bytes + cut(first, 0)
+        local at = tonumber(string.match(first[1], '^%d+'))
+        if at < since then since, entry = at, first[1] end
+      end
     end
   end
   return {string.format('%.6f', clock()), length, oldest[2] or '', entry, call('HGETALL', keys[1])}
@@ -935,17 +965,6 @@ end
 local function drop_settings(keys, argv)
   if call('HGET', keys[1], 'owner') ~= argv[1] then return 0 end
   return call('DEL', keys[1])
-end
-
--- The same for workers of an older version, whose settings have no owner and never replace those that have one.
--- KEYS: settings. ARGV: created, generation, JSON, then names and numbers. Reply: 1 if they are in force now.
-local function configure(keys, argv)
-  local known = call('HMGET', keys[1], 'created', 'generation', 'owner')
-  local created, generation = tonumber(known[1] or -1), tonumber(known[2] or -1)
-  if known[3] or tonumber(argv[1]) < created then return 0 end
-  if tonumber(argv[1]) == created and tonumber(argv[2]) < generation then return 0 end
-  call('HSET', keys[1], 'created', argv[1], 'generation', argv[2], 'json', argv[3], unpack(argv, 4))
-  return 1
 end
 
 -- KEYS: service. ARGV: tenants and costs. A tenant without an entry starts at the level. Reply: the ledger.
@@ -1063,7 +1082,6 @@ register('take_turn', take_turn, {'allow-oom'})
 register('appraise', appraise, {'allow-oom'})
 register('audit', audit, {'no-writes'})
 register('stats', stats, {'no-writes'})
-register('configure', configure, {'allow-oom'})
 register('set_settings', set_settings, {'allow-oom'})
 register('renew_settings', renew_settings, {'allow-oom'})
 register('drop_settings', drop_settings, {'allow-oom'})

@@ -26,6 +26,8 @@ _RESERVED = re.compile(r"line:\d+")
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
 _PARTS = "custom_id, method, url and body"
 _BOM = b"\xef\xbb\xbf"
+MOST_NESTING = 200
+"""Limit of lists and objects inside each other. Decoders have limits of their own, which depend on their callers."""
 
 
 def bounded_lines(stream: IO[bytes], max_bytes: int) -> Iterator[bytes]:
@@ -38,18 +40,23 @@ def bounded_lines(stream: IO[bytes], max_bytes: int) -> Iterator[bytes]:
 
 def read_line(raw: bytes | str, settings: QueueSettings) -> tuple[Line, Body | ItemBody | None]:
     """Validate one line. Return it, or its rejection with the reason, and the body of an accepted line."""
-    line = raw.encode(errors="surrogatepass") if isinstance(raw, str) else raw
+    line = (raw.encode(errors="surrogatepass") if isinstance(raw, str) else raw).rstrip(b"\r\n")
+    if len(line) > settings.max_line_bytes:  # before blanks are removed: the reader has cut the line
+        found = f"more than {settings.max_line_bytes} bytes"
+        return reject("", wrong("line", found, "no more", code="line_too_long")), None
     line = line.removeprefix(_BOM).strip()
     if not line:
         return Line("b", "", b""), None
     custom_id = ""
     try:
-        data = _decode(line, settings.max_line_bytes)
+        data = _decode(line)
         if "custom_id" in data:
             custom_id = _check_custom_id(data["custom_id"])
         body = _check(data, settings)
     except InvalidBody as error:
         return reject(custom_id, error), None
+    except RecursionError as error:
+        return reject(custom_id, _unreadable(error)), None
     return Line("a", custom_id, line, asked_out=body.num_output), body
 
 
@@ -72,9 +79,11 @@ def _refuse_constant(name: str) -> NoReturn:
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-def _decode(line: bytes, max_bytes: int) -> dict[str, Any]:
-    if len(line) > max_bytes:
-        raise wrong("line", f"more than {max_bytes} bytes", "no more", code="line_too_long")
+def _unreadable(error: Exception) -> InvalidBody:
+    return wrong("line", f"unreadable JSON ({error})", "plain values", code="invalid_json")
+
+
+def _decode(line: bytes) -> dict[str, Any]:
     try:
         data = _DECODER.decode(line.decode())
     except UnicodeDecodeError as error:
@@ -84,10 +93,22 @@ def _decode(line: bytes, max_bytes: int) -> dict[str, Any]:
         found = f"no JSON ({error.msg.removesuffix(' at')} at column {error.colno})"
         raise wrong("line", found, "one JSON object per line", code="invalid_json") from error
     except (ValueError, RecursionError) as error:
-        raise wrong("line", f"unreadable JSON ({error})", "plain values", code="invalid_json") from error
+        raise _unreadable(error) from error
     if not isinstance(data, dict):
         raise wrong("line", describe(data), f"a JSON object with {_PARTS}", code="invalid_json")
+    if line.count(b"{") + line.count(b"[") > MOST_NESTING and _is_deep(data):
+        found = f"more than {MOST_NESTING} lists and objects inside each other"
+        raise wrong("line", found, "no more", code="invalid_json")
     return data
+
+
+def _is_deep(data: dict[str, Any]) -> bool:
+    """Return whether a value is inside more than `MOST_NESTING` lists and objects."""
+    level: list[Any] = [data]
+    for _ in range(MOST_NESTING):
+        inner = (value for found in level for value in (found.values() if isinstance(found, dict) else found))
+        level = [value for value in inner if isinstance(value, dict | list)]
+    return bool(level)
 
 
 def _check_custom_id(found: object) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
 
+from ballast_log import Log
 from ballast_openai.errors import InvalidBody, describe
 from ballast_queue.batch_lines import CHUNK_LINES, read_line, reject, wrong
 from ballast_queue.errors import InvalidJob, UnknownTenant
@@ -23,6 +24,8 @@ from ballast_queue.settings import QueueSettings
 from ballast_queue.settings_store import SettingsStore
 from ballast_queue.store import Store
 from ballast_queue.submissions import Terms, check_deadline, check_tenant, open_job
+
+log = Log(__name__)
 
 INTAKE_SECONDS = 5.0
 """How long a worker that died while it read the inbox blocks the other workers."""
@@ -57,6 +60,12 @@ class Entry:
         return name if _JOB_ID.fullmatch(name) and not _OWN_JOB.fullmatch(name) else self.own_job
 
     @property
+    def rank(self) -> tuple[int, int, str]:
+        """When it came: its id, and for equal ones the tenant."""
+        milliseconds, sequence = map(int, self.id.split(b"-"))
+        return milliseconds, sequence, self.tenant or ""
+
+    @property
     def closes(self) -> bool:
         return _ENDS.get(self.fields.get("end", ""), False)
 
@@ -72,15 +81,22 @@ class InboxReader:
     _settings: SettingsStore
 
     def take_in(self, limit: int = 500) -> int:
-        """Move up to `limit` entries into jobs. Return how many there were, or 0 if another worker reads the inbox."""
+        """Move up to `limit` entries into jobs. Return how many there were, or 0 if another worker reads the inbox.
+
+        Raises:
+            QueueFull: Redis has no memory for the entries, which stay in the inbox.
+        """
         owner, settings = token_hex(8), self._settings.read()
         tenants = [tenant.name for tenant in settings.tenants]
-        replies = self._store.call(self._store.functions.begin_intake(owner, limit, INTAKE_SECONDS, tenants))
+        call = self._store.functions.begin_intake(
+            owner, limit, seconds=INTAKE_SECONDS, max_line_bytes=settings.max_line_bytes, tenants=tenants
+        )
+        replies = self._store.call(call)
         if not replies:
             return 0
         try:
             jobs: dict[tuple[str | None, str], list[Entry]] = {}
-            for entry in (_entry(tenants, *reply) for reply in replies):
+            for entry in sorted((_entry(tenants, *reply) for reply in replies), key=lambda entry: entry.rank):
                 # The inbox for all proves no tenant. In a queue with tenants, no entry of it joins a job.
                 job_id = entry.own_job if tenants and entry.tenant is None else entry.job
                 jobs.setdefault((entry.tenant, job_id), []).append(entry)
@@ -191,11 +207,21 @@ def _problems(entry: Entry, job_id: str, tenant: str, settings: QueueSettings) -
 
 
 def _line(entry: Entry, job_id: str, tenant: str, settings: QueueSettings) -> tuple[Line, int]:
-    """Validate an entry. Return its line and its prefix key (0: it is rejected)."""
+    """Return the line of an entry and its prefix key (0: it is rejected)."""
+    try:
+        line, key = _validated(entry, job_id, tenant, settings)
+    except Exception:  # a defect must not keep the entry, and all behind it, in the inbox
+        log.exception("inbox entry cannot be read, it is rejected", entry=entry.id.decode())
+        message = "entry: found values on which the worker failed, expected a line that `ballast submit` accepts"
+        line, key = reject("", InvalidBody(None, message, "unreadable_entry")), 0
+    return line._replace(entry=entry.id), key
+
+
+def _validated(entry: Entry, job_id: str, tenant: str, settings: QueueSettings) -> tuple[Line, int]:
     line, body = read_line(entry.item or b"", settings)
     if line.kind == "b" and not entry.closes:
         line = reject("", wrong("item", "nothing", "a line in OpenAI's batch format", code="invalid_entry"))
     for problem in _problems(entry, job_id, tenant, settings):
         line, body = reject(line.custom_id, problem), None
         break
-    return line._replace(entry=entry.id), body.prefix_key if body is not None else 0
+    return line, body.prefix_key if body is not None else 0

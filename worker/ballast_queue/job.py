@@ -157,7 +157,6 @@ class Claimed(_Wire):
     index: int
     """Position of the item in its job, from 0."""
     custom_id: str
-    method: str = "POST"
     url: str
     body: dict[str, Any]
     tenant: str
@@ -165,7 +164,6 @@ class Claimed(_Wire):
     attempt: int = Field(default=1, ge=1)
     token: int
     """Fencing token: larger than the token of every earlier lease of this item."""
-    expires: float
     seed: int
     """The body's seed, or a hash of job and index, so that every attempt samples the same tokens."""
     prefix: Prefix | None = None
@@ -232,7 +230,6 @@ class JobHead:
     """Items that workers can claim now."""
     remaining: int
     """Items without a result."""
-    leased: int
     output_left: int = 0
     """See `Job.output_left`."""
     prefix_key: int = 0

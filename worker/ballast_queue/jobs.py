@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -43,10 +43,13 @@ class Jobs:
 
     @readable("the jobs")
     def newest(self, limit: int | None = None) -> list[Job]:
-        """Return the newest `limit` jobs (all by default) in the order of submission."""
+        """Return the newest `limit` jobs (all by default) in the order of submission.
+
+        Jobs that cannot be read are left out.
+        """
         if limit is not None and limit < 1:
             return []
-        return [job_of(record) for record in self._records(self.ids(-limit if limit else 0))]
+        return self._read_all(self.ids(-limit if limit else 0))
 
     @readable("the jobs")
     def active(self, limit: int = MOST_ACTIVE) -> list[Job]:
@@ -55,17 +58,13 @@ class Jobs:
         Jobs that cannot be read are left out.
         """
         members = self._store.connection.members(self._store.keys.active, 0, limit - 1)
-        records = self._records([text_of(job_id) for job_id in members])
-        read = self._store.unreadable.try_read
-        found = [read(f"job {record['id']}", partial(job_of, record)) for record in records]
-        return [job for job in found if job is not None]
+        return self._read_all([text_of(job_id) for job_id in members])
 
     def cancel(self, job_id: str) -> Job:
         """End a job that is not over. Items under lease end at their worker's next heartbeat.
 
-        Each waiting item gets an error result with the code `cancelled`.
+        Each waiting item gets an error result with the code `cancelled`. A job whose record cannot be read ends, too.
         """
-        self.get(job_id)
         self._store.call(self._store.functions.begin_end(job_id, "cancelled"))
         while self._store.call(self._store.functions.sweep(job_id, SWEEP_ITEMS)):
             pass
@@ -139,10 +138,23 @@ class Jobs:
             )
         return self.get(job_id)
 
+    def _read_all(self, job_ids: list[str]) -> list[Job]:
+        """Return the jobs that exist and can be read."""
+        read = self._store.unreadable.try_read
+        found = (read(f"job {job_id}", partial(_job, reply)) for job_id, reply in self._replies(job_ids))
+        return [job for job in found if job is not None]
+
     def _records(self, job_ids: list[str]) -> list[dict[str, str]]:
         """Return the records of the jobs that exist."""
-        records = []
+        records = (parse_record(reply) for _, reply in self._replies(job_ids))
+        return [record for record in records if record is not None]
+
+    def _replies(self, job_ids: list[str]) -> Iterator[tuple[str, bytes]]:
         for start in range(0, len(job_ids), READ_JOBS):
-            replies = self._store.call(self._store.functions.read(job_ids[start : start + READ_JOBS]))
-            records += [record for record in map(parse_record, replies) if record is not None]
-        return records
+            page = job_ids[start : start + READ_JOBS]
+            yield from zip(page, self._store.call(self._store.functions.read(page)), strict=True)
+
+
+def _job(reply: bytes) -> Job | None:
+    record = parse_record(reply)
+    return None if record is None else job_of(record)

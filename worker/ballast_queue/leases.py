@@ -40,11 +40,11 @@ class Leases:
         reply = self._store.call(self._store.functions.claim(job_id, n, worker))
         if not reply:
             return []
-        expires, tenant, priority = float(reply[0]), text_of(reply[1]), int(reply[2])
+        tenant, priority = text_of(reply[1]), int(reply[2])
         claimed: list[Claimed] = []
         for at in range(3, len(reply), 5):
             item = reply[at : at + 5]
-            read = partial(_claimed, job_id, item, expires=expires, tenant=tenant, priority=priority)
+            read = partial(_claimed, job_id, item, tenant=tenant, priority=priority)
             found = self._store.unreadable.try_read(f"item {int(item[0])} of job {job_id}", read)
             if found is None:
                 self._drop(job_id, int(item[0]), item[1])
@@ -175,7 +175,7 @@ def _seed_of(job_id: str, index: int, body: Mapping[str, Any]) -> int:
     return int.from_bytes(blake2b(f"{job_id}\n{index}".encode(), digest_size=8).digest()) >> 1
 
 
-def _claimed(job_id: str, item: Sequence[Any], *, expires: float, tenant: str, priority: int) -> Claimed:
+def _claimed(job_id: str, item: Sequence[Any], *, tenant: str, priority: int) -> Claimed:
     index, token, attempt, payload, prefix = item
     line = json.loads(payload.split(b"\n", 1)[1])
     return Claimed(
@@ -188,7 +188,6 @@ def _claimed(job_id: str, item: Sequence[Any], *, expires: float, tenant: str, p
         priority=priority,
         attempt=attempt,
         token=token,
-        expires=expires,
         seed=_seed_of(job_id, int(index), line["body"]),
         prefix=_prefix(prefix),
     )

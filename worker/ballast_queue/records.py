@@ -12,7 +12,7 @@ from ballast_queue.errors import UnreadableValue
 from ballast_queue.functions import FIELDS, HEAD
 from ballast_queue.job import Job, JobHead, JobState, Outlook, RequestCounts, output_left
 from ballast_queue.status import QueueStats
-from ballast_queue.unreadable import text_of
+from ballast_queue.unreadable import UNREADABLE, text_of
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -28,7 +28,7 @@ def readable(place: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
         def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
             try:
                 return read(*args, **kwargs)
-            except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+            except UNREADABLE:
                 pass  # the text quotes the value
             raise UnreadableValue(place)
 
@@ -58,9 +58,14 @@ def parse_record(reply: bytes) -> dict[str, str] | None:
     return dict(zip(FIELDS, text_of(reply).split("\x1f"), strict=True))
 
 
+def whole(text: str) -> int:
+    """Return a whole number that Lua wrote. It writes large ones with an exponent."""
+    return int(float(text))
+
+
 def counts_of(fields: Mapping[str, str]) -> RequestCounts:
     """Return the counts of a job, or their sums over the queue."""
-    return RequestCounts(**{name: int(float(fields.get(name, 0))) for name in SUMMED})
+    return RequestCounts(**{name: whole(fields.get(name, "0")) for name in SUMMED})
 
 
 @readable("a job")
@@ -69,15 +74,15 @@ def job_of(fields: Mapping[str, str]) -> Job:
     return Job(
         id=fields["id"],
         tenant=fields["tenant"],
-        priority=int(fields["priority"]),
+        priority=whole(fields["priority"]),
         state=JobState(fields["state"]),
         created=float(fields["created"]),
         deadline=float(fields["deadline"]) or None,
         finished=float(fields["finished"]) or None,
         counts=counts_of(fields),
-        delayed=int(fields["delayed"]),
-        tokens_in=int(fields["tokens_in"]),
-        tokens_out=int(fields["tokens_out"]),
+        delayed=whole(fields["delayed"]),
+        tokens_in=whole(fields["tokens_in"]),
+        tokens_out=whole(fields["tokens_out"]),
         output_left=_output_left(fields),
         outlook=Outlook(fields["outlook"]) if fields["outlook"] else None,
         because=fields["because"],
@@ -88,11 +93,11 @@ def job_of(fields: Mapping[str, str]) -> Job:
 
 def _output_left(fields: Mapping[str, str]) -> int:
     return output_left(
-        int(fields["waiting"]) + int(fields["leased"]),
-        stored=int(fields["stored"]),
-        asked=None if int(fields["unbounded"]) else int(fields["asked_out"]),
-        succeeded=int(fields["succeeded"]),
-        generated=int(fields["tokens_out"]),
+        whole(fields["waiting"]) + whole(fields["leased"]),
+        stored=whole(fields["stored"]),
+        asked=None if whole(fields["unbounded"]) else whole(fields["asked_out"]),
+        succeeded=whole(fields["succeeded"]),
+        generated=whole(fields["tokens_out"]),
     )
 
 
@@ -100,18 +105,17 @@ def _output_left(fields: Mapping[str, str]) -> int:
 def head_of(job_id: str, reply: bytes) -> JobHead:
     """Return the head of a job from the reply of `heads`."""
     fields = dict(zip(HEAD, text_of(reply).split("\x1f"), strict=True))
-    waiting, leased = int(fields["waiting"]), int(fields["leased"])
+    waiting = whole(fields["waiting"])
     return JobHead(
         job_id=job_id,
         tenant=fields["tenant"],
-        priority=int(fields["priority"]),
+        priority=whole(fields["priority"]),
         created=float(fields["created"]),
         deadline=float(fields["deadline"]) or None,
-        waiting=waiting - int(fields["delayed"]),
-        remaining=waiting + leased,
-        leased=leased,
+        waiting=waiting - whole(fields["delayed"]),
+        remaining=waiting + whole(fields["leased"]),
         output_left=_output_left(fields),
-        prefix_key=int(fields["prefix_key"]),
+        prefix_key=whole(fields["prefix_key"]),
     )
 
 
@@ -128,7 +132,7 @@ def stats_of(reply: Sequence[Any]) -> QueueStats:
         items=counts_of(totals),
         inbox=inbox,
         oldest_waiting_seconds=max(0.0, float(at) - min(since)) if since else 0.0,
-        dead_letters=int(totals.get("dead", 0)),
-        jobs_at_risk=int(totals.get("at_risk", 0)),
-        jobs={state: int(totals.get(f"jobs:{state}", 0)) for state in JobState},
+        dead_letters=whole(totals.get("dead", "0")),
+        jobs_at_risk=whole(totals.get("at_risk", "0")),
+        jobs={state: whole(totals.get(f"jobs:{state}", "0")) for state in JobState},
     )

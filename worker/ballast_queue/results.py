@@ -33,7 +33,8 @@ class Results:
         key, seen = self._store.keys.part(job_id, "results"), b"0"
         self._jobs.get(job_id)
         while True:
-            # Read the state first: a job that is over at this point adds no further result.
+            # Read the state first: a job that is over at this point has all results of its items. Only a line that
+            # comes later adds one, its refusal, which no reader waits for.
             is_over = follow and self._jobs.get(job_id).state.is_over
             while page := self._store.connection.entries(key, seen, PAGE):
                 for entry_id, fields in page:

@@ -29,7 +29,8 @@ class Timers:
 
         Call it every second. An expired lease returns its item, which spends the attempt, or makes it a dead letter.
         An item whose backoff has ended becomes claimable. A job past its deadline ends and keeps its results. So does a
-        job that was paused or open for too long. A job whose results were kept long enough is deleted.
+        job that was paused or open for too long. A job whose results were kept long enough is deleted. A job with more
+        due items than this waits behind the other due timers.
         """
         moved = 0
         due = self._store.call(self._store.functions.due(MOST_TIMERS))
@@ -53,8 +54,7 @@ class Timers:
             case "deadline" | "abandon":
                 return int(call(functions.begin_end(job_id, "expired")))
             case "sweep":
-                call(functions.sweep(job_id, BATCH))
-                return BATCH
+                return int(call(functions.sweep(job_id, BATCH)))
             case "forget":
                 return int(call(functions.forget(job_id)))
         return 0  # a timer of a newer version, which runs it itself

@@ -10,6 +10,8 @@ from ballast_queue.errors import UnreadableValue
 
 log = Log(__name__)
 
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""The failures of code that reads a value which another version, or anybody else, stored."""
 MOST_PLACES = 1000
 _T = TypeVar("_T")
 
@@ -36,6 +38,6 @@ class Unreadable:
         """Return what `read` returns, or None if it cannot read the value."""
         try:
             return read()
-        except (UnreadableValue, ValueError, LookupError, TypeError):
+        except (UnreadableValue, *UNREADABLE):
             self.skip(place)
             return None

@@ -28,6 +28,7 @@ from ballast_queue.job import Claimed, Prefix
 from ballast_vllm.calls import CALL, Call
 from ballast_vllm.engine_client import EngineTap
 from ballast_worker.errors import Refused
+from ballast_worker.http_exchange import TOO_DEEP
 from ballast_worker.items import ItemFailure
 from ballast_worker.loop import Ended
 from ballast_worker.openai import MODEL_NOT_FOUND, Caller
@@ -303,10 +304,16 @@ class HttpReader:
         Raises:
             Refused: the engine does not serve its URL, or Ballast cannot read its body.
         """
+        fields = {**claimed.body, "stream": False}
+        if claimed.url == "/v1/responses":
+            fields["store"] = False  # no client reads it again
         try:
             body = parse_item(claimed.url, claimed.body, self.urls)
+            text = json.dumps(fields).encode()
         except InvalidBody as error:
             raise Refused(400, error.message, code=error.code, param=error.field) from None
+        except RecursionError:
+            raise Refused(400, TOO_DEEP, code="invalid_json") from None
         if body.model not in self.models():
             message = f"The model {body.model[:200]!r} does not exist. This server has {', '.join(self.models())}."
             raise Refused(404, message, code=MODEL_NOT_FOUND, param="model")
@@ -321,16 +328,13 @@ class HttpReader:
             generated=earlier.token_ids if earlier.model_revision == self.revision else (),
             num_computed=earlier.num_computed,
         )
-        fields = {**claimed.body, "stream": False}
-        if claimed.url == "/v1/responses":
-            fields["store"] = False  # no client reads it again
-        return HttpItem(request_id, claimed.url, json.dumps(fields).encode(), call, claimed.seed, self.start)
+        return HttpItem(request_id, claimed.url, text, call, claimed.seed, self.start)
 
 
 def _decode(body: bytes) -> object:
     try:
         return json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ballast_api.errors import InvalidConfig
 from ballast_log import Log, configure_packages
+from ballast_policy.request import RequestClass
 from ballast_queue.settings import MAX_PRIORITY
 from ballast_vllm.calls import CALL, Call
 from ballast_vllm.server import VllmServer, load
@@ -119,13 +120,13 @@ class BallastMiddleware:
         try:
             if method == "GET" and await _own(server, path, exchange):
                 return
-            if path not in OPEN_PATHS and method != "OPTIONS":
-                server.tenancy.check_key(exchange.headers)
             if method == "POST" and path != "/ping":
                 with server.bodies.share() as share:
                     await self._call(server, exchange, share, (scope, receive, send))
-            else:
-                await self.app(scope, receive, send)
+                return
+            if path not in OPEN_PATHS and method != "OPTIONS":
+                server.tenancy.check_key(exchange.headers)
+            await self.app(scope, receive, send)
         except ClientGone:
             log.debug("client went away", request=exchange.request_id.decode())
         except Refused as refused:
@@ -134,11 +135,14 @@ class BallastMiddleware:
     async def _call(
         self, server: VllmServer, exchange: HttpExchange, share: BodyShare, asgi: tuple[Scope, Receive, Send]
     ) -> None:
-        """Pass on a request with its class and its tenant, if its limits allow it."""
+        """Pass on a request with its class and its tenant, if its key is known and its limits allow it."""
         scope, receive, send = asgi
         headers = exchange.headers
-        timing = RequestTiming(server.tenancy.caller(headers).request_class, time.monotonic())
+        timing = RequestTiming(RequestClass.ONLINE, time.monotonic())
         try:
+            if scope["path"] not in OPEN_PATHS:
+                server.tenancy.check_key(headers)
+            timing.request_class = server.tenancy.caller(headers).request_class
             server.check_open()
             body = await _body(exchange, server.config.limits.max_body_kibibytes * 1024, share)
             caller = server.tenancy.caller(headers, is_flex=_is_flex(body))

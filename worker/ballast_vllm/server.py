@@ -60,6 +60,8 @@ POLL_SECONDS = 0.25
 """How often the figures of the scheduler are read. Between two polls, the API server counts itself."""
 REPORT_SECONDS = 3.0
 """Time that the feeder has for its last reports."""
+CONFIGURE_SECONDS = 30.0
+"""Time that EngineCore has to answer a change of the configuration."""
 DIED = "EngineCore of vLLM ended."
 
 
@@ -141,7 +143,7 @@ class VllmServer:
         stats = engine_stats(found)
         num_blocks = stats.kv_used + stats.kv_cached + stats.kv_free
         block_tokens = self._app.state.vllm_config.cache_config.block_size
-        policy = self._policy(PolicyConfig(slots=stats.slots, num_blocks=num_blocks, block_tokens=block_tokens))
+        policy = _policy(self.config, PolicyConfig(slots=stats.slots, num_blocks=num_blocks, block_tokens=block_tokens))
         self.engine = VllmEngine(self.tap, stats, policy)
         await self.tap.configure(message_of(policy))
         models = self._app.state.openai_serving_models
@@ -256,7 +258,7 @@ class VllmServer:
             loop=self.loop,
             reader=HttpReader(self.revision, self._urls, lambda: self.models, self.loop.start),
             status=self.status,
-            settings=self._queue_settings(),
+            settings=self._queue_settings(self.config),
         )
         self.feeder.start()
 
@@ -429,7 +431,7 @@ class VllmServer:
         self.recorder.judge((call.timing for call in self.calls if call.requests), now)
         self.tap.sweep()
         if self.feeder is not None and self.models != self._queue_models:  # an adapter was loaded
-            self.feeder.configure(self._queue_settings())
+            self.feeder.configure(self._queue_settings(self.config))
         stats = self.engine.stats()
         started = {**self._num_entered, RequestClass.OFFLINE: self.loop.num_started}
         self.rates.sample(stats, started, self.recorder.num_ended(), now)
@@ -439,25 +441,26 @@ class VllmServer:
 
     # Configuration
 
-    def _policy(self, current: PolicyConfig) -> PolicyConfig:
-        config = self.config
-        policy = settings.policy_config(config, current)
-        return policy if config.slots is None else replace(policy, slots=min(config.slots, current.slots))
-
-    def _queue_settings(self) -> QueueSettings:
+    def _queue_settings(self, config: WorkerConfig) -> QueueSettings:
         self._queue_models = self.models
-        found = settings.queue_settings(self.config, self._queue_models[0])
+        found = settings.queue_settings(config, self._queue_models[0])
         return found.model_copy(update={"models": self._queue_models, "urls": self._urls})
 
     def _apply(self, loaded: Loaded) -> None:
-        """Put a changed configuration in force, on the watcher's thread."""
-        self.loaded = loaded
-        self.engine.policy = self._policy(self.engine.policy)
-        self.tenancy = Tenancy(loaded.config.offline.tenants, self._keys)
-        message = message_of(self.engine.policy)
-        asyncio.run_coroutine_threadsafe(self.tap.configure(message), self.loop.events).result(timeout=30)
+        """Put a changed configuration in force, on the watcher's thread.
+
+        Raises:
+            TimeoutError, EngineDead, NotServed: EngineCore did not take it, so nothing changed here.
+        """
+        config = loaded.config
+        policy = _policy(config, self.engine.policy)
+        configured = self.tap.configure(message_of(policy))
+        asyncio.run_coroutine_threadsafe(configured, self.loop.events).result(timeout=CONFIGURE_SECONDS)
+        self.engine.policy = policy
+        self.tenancy = Tenancy(config.offline.tenants, self._keys)
         if self.feeder is not None:
-            self.feeder.configure(self._queue_settings())
+            self.feeder.configure(self._queue_settings(config))
+        self.loaded = loaded  # last: the status states that its generation is in force
 
     def _reload_keys(self) -> None:
         self._keys = settings.reloaded_keys(self.config, self._keys)
@@ -475,6 +478,11 @@ def load(arguments: Any) -> tuple[Loaded, Path | None]:
     config = configuration.load(path, model=str(arguments.model))
     text = path.read_text(encoding="utf-8") if path is not None else config.dump()
     return Loaded(config, content_hash(text)), path
+
+
+def _policy(config: WorkerConfig, current: PolicyConfig) -> PolicyConfig:
+    policy = settings.policy_config(config, current)
+    return policy if config.slots is None else replace(policy, slots=min(config.slots, current.slots))
 
 
 def _item_urls(app: Any) -> tuple[str, ...]:

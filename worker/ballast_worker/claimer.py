@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
 from ballast_engine.errors import InvalidRequest
@@ -40,12 +40,22 @@ AVOID_GROUP_SECONDS = 1.0
 """How long a worker does not read the jobs of a tenant if it avoids the first of them."""
 FIRST_COST = 256.0
 """The expected cost of an item before any item has ended, in tokens as `token_cost` counts them."""
+NOT_PREPARED = "The worker failed while it prepared the item. Its log has the reason."
 
 
 class Claimer:
     """Claim as many items as the engine can use soon. Only the feeder's thread uses it."""
 
-    def __init__(self, worker: str, loop: ItemLoop, reader: ItemReader, in_flight: InFlightItems) -> None:
+    def __init__(
+        self,
+        worker: str,
+        loop: ItemLoop,
+        reader: ItemReader,
+        in_flight: InFlightItems,
+        *,
+        fail: Callable[[str, Exception], None],
+    ) -> None:
+        """Claim for one worker. `fail` counts the defects of a task, and logs the first."""
         self.read_at = 0.0
         """When to read the queue again without being woken; inf while no item is wanted."""
         self.weights: Mapping[str, float] = {}
@@ -53,6 +63,7 @@ class Claimer:
         self._loop = loop
         self._reader = reader
         self._in_flight = in_flight
+        self._fail = fail
         self._prefetch = Prefetch()
         self._cost = FIRST_COST
         self._rates = Rates()
@@ -111,7 +122,7 @@ class Claimer:
                 continue
             num_claimed += len(claimed)
             for item in claimed:
-                self._enter(item)
+                self._enter_or_fail(item)
         done = time.monotonic()
         self._prefetch.add_round_trip(done - now)
         self.read_at = inf if num_claimed >= count else done + SHORT_SECONDS
@@ -190,8 +201,18 @@ class Claimer:
                 services[item.claimed.tenant] += self._cost / self.weights.get(item.claimed.tenant, 1.0)
         return services
 
-    def _enter(self, claimed: Claimed) -> None:
+    def _enter_or_fail(self, claimed: Claimed) -> None:
+        """Submit an item to the engine. A defect fails its attempt, and must not keep the other items of the claim."""
         request_id = f"{claimed.job_id}:{claimed.index}:{claimed.token}"
+        try:
+            self._enter(request_id, claimed)
+        except Exception as error:  # noqa: BLE001 -- any item may have any body
+            self._in_flight.held.pop(request_id, None)
+            self._fail("prepare", error)
+            failure = ItemFailure(claimed, "engine_failed", NOT_PREPARED, is_retryable=True, status_code=500)
+            self._in_flight.failures.append(failure)
+
+    def _enter(self, request_id: str, claimed: Claimed) -> None:
         try:
             prepared = self._reader.prepare(request_id, claimed, self._jobs[claimed.job_id].slack)
         except Refused as refused:

@@ -17,7 +17,7 @@ from functools import partial
 from ballast_engine.request import FinishReason
 from ballast_log import Log
 from ballast_policy.request import RequestClass
-from ballast_queue.errors import QueueError, QueueUnavailable, RefusedCall, ServerUnfit, UnreadableValue
+from ballast_queue.errors import QueueError, QueueFull, QueueUnavailable, RefusedCall, ServerUnfit, UnreadableValue
 from ballast_queue.job import Lease
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
@@ -77,12 +77,13 @@ class Feeder:
         self._loop = loop
         self._status = status
         self._settings = settings
-        self._is_configured = False
+        self._configured: QueueSettings | None = None
+        """The settings that this worker wrote to the queue; None: it does not know the server yet."""
         self._configure_at = 0.0
         self._is_followed = True
         """Whether the queue has the settings of this worker's resource in force."""
         self._in_flight = InFlightItems(worker, reader.revision)
-        self._claimer = Claimer(worker, loop, reader, self._in_flight)
+        self._claimer = Claimer(worker, loop, reader, self._in_flight, fail=self._fail)
         self._queue: Queue | None = None
         self._is_stale = False
         """Whether address or password changed since the connection was made."""
@@ -108,7 +109,6 @@ class Feeder:
     def configure(self, settings: QueueSettings) -> None:
         """Write settings to the queue in the next round."""
         self._settings = settings
-        self._is_configured = False
         self._wake()
 
     def reconnect(self) -> None:
@@ -183,7 +183,7 @@ class Feeder:
         """
         try:
             task()
-        except (RefusedCall, UnreadableValue) as error:
+        except (RefusedCall, UnreadableValue, QueueFull) as error:  # a full Redis still takes results and leases
             self._fail(what, error)
         except QueueError:
             raise
@@ -252,23 +252,24 @@ class Feeder:
             self._renew(self._queue)
         if not self.is_up:
             for warning in self._queue.require_fit():
-                if not self._is_configured:
+                if self._configured is None:
                     log.warning("redis configuration", warning=warning)
             self._heartbeat_at = self._tick_at = self._intake_at = 0.0
-        if not self._is_configured or time.monotonic() >= self._configure_at:
-            self._is_configured = True
+            self._configure_at = 0.0  # another server may have taken over, without the newest settings
+        if self._configured is not self._settings or time.monotonic() >= self._configure_at:
             self._apply_settings(self._queue)
         return self._queue
 
     def _apply_settings(self, queue: Queue) -> None:
         settings = self._settings
-        self._configure_at = time.monotonic() + SETTINGS_SECONDS
         is_followed = queue.settings.apply(settings)
         if self._is_followed and not is_followed:
             log.info("queue follows the settings of another resource, or newer ones than this worker's configuration")
         self._is_followed = is_followed
         self._lease_seconds = queue.settings.read().lease_seconds
         self._claimer.weights = {tenant.name: tenant.weight for tenant in settings.tenants}
+        self._configured = settings  # last: after a failure, the next round writes them again
+        self._configure_at = time.monotonic() + SETTINGS_SECONDS
 
     def _renew(self, old: Queue) -> None:
         """Replace the connection. Keep the old one while the new address or password does not work yet."""
@@ -289,7 +290,7 @@ class Feeder:
         self._queue = fresh
         old.close()
         self._last_warning = ""
-        self._is_configured = False
+        self._configured = None
         log.info("using the new redis address or password")
 
     def _exchange(self, queue: Queue) -> None:
@@ -404,7 +405,8 @@ class Feeder:
         if self._queue is not None:
             self._queue.close()
             self._queue = None  # the next connection uses the address and password at that time
-        self._is_configured = self._is_configured and isinstance(error, QueueUnavailable)
+        if not isinstance(error, QueueUnavailable):
+            self._configured = None
         self._retry_at = time.monotonic() + self._backoff * random.uniform(0.8, 1.2)
         self._backoff = min(self._backoff * 2, LAST_BACKOFF)
         if self._is_draining and not self._is_returned:

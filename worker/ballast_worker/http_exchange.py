@@ -23,6 +23,7 @@ EVENT_STREAM = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would buffer the tokens
 )
+TOO_DEEP = "The body is nested too deeply."
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -129,7 +130,7 @@ def read_json(raw: bytearray) -> dict[str, object]:
     try:
         value = json.loads(text, parse_constant=_no_constant)
     except RecursionError:
-        raise Refused(400, "The body is nested too deeply.", code="invalid_json") from None
+        raise Refused(400, TOO_DEEP, code="invalid_json") from None
     except ValueError as error:
         found = f"{text[:40]!r}" if text.strip() else "an empty body"
         raise Refused(

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+from pydantic_core import PydanticSerializationError
+
 from ballast_engine.request import FinishReason, Output
+from ballast_log import Log
 from ballast_queue.errors import RefusedCall
 from ballast_queue.job import Claimed, Lease, Prefix, Result
 from ballast_queue.outcome import Outcome
@@ -17,7 +20,11 @@ from ballast_worker.items import ItemFailure, PreparedItem
 from ballast_worker.requests import RequestTiming
 from ballast_worker.responses import AnswerBuffer
 
+log = Log(__name__)
+
 _T = TypeVar("_T")
+
+UNWRITABLE = "The answer is nested too deeply, or has text that is not Unicode, so it cannot be stored as JSON."
 
 
 @dataclass(slots=True)
@@ -141,9 +148,7 @@ class InFlightItems:
             QueueError: the other reports stay. A repeated report changes nothing in Redis.
         """
         if self.results:
-            for outcome in _all_or_each(partial(queue.leases.finish_many, self.worker), self.results):
-                count(outcome)
-            self.results = []
+            self._report_results(queue, count)
         while self.failures:
             for outcome in _all_or_each(partial(_fail, queue), self.failures[-1:]):
                 count(outcome)
@@ -153,18 +158,46 @@ class InFlightItems:
                 count(outcome)
             self.returns = []
 
+    def _report_results(self, queue: Queue, count: Callable[[Outcome], None]) -> None:
+        finish = partial(queue.leases.finish_many, self.worker)
+        try:
+            outcomes = _all_or_each(finish, self.results)
+        except PydanticSerializationError:
+            self.results = [pair for pair in self.results if self._is_writable(pair)]
+            outcomes = _all_or_each(finish, self.results)
+        for outcome in outcomes:
+            count(outcome)
+        self.results = []
+
+    def _is_writable(self, pair: tuple[Claimed, Result]) -> bool:
+        """Return whether an answer can be stored as JSON. Otherwise fail its item, as each attempt would."""
+        claimed, result = pair
+        try:
+            result.model_dump_json()
+        except PydanticSerializationError as error:
+            log.warning("answer cannot be stored", job=claimed.job_id, item=claimed.custom_id, because=str(error))
+            failure = ItemFailure(claimed, "unwritable_answer", UNWRITABLE, is_retryable=False, status_code=500)
+            self.failures.append(failure)
+            return False
+        return True
+
 
 def _fail(queue: Queue, failures: Sequence[ItemFailure]) -> list[Outcome]:
     return [
         queue.leases.retry(
             failure.claimed,
-            failure.code,
-            failure.message,
+            _writable(failure.code),
+            _writable(failure.message),
             is_retryable=failure.is_retryable,
             status_code=failure.status_code,
         )
         for failure in failures
     ]
+
+
+def _writable(text: str) -> str:
+    """Return text that UTF-8 can express. An error may quote a lone surrogate of a body, which Redis cannot store."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _all_or_each(send: Callable[[Sequence[_T]], list[Outcome]], reports: Sequence[_T]) -> list[Outcome]:

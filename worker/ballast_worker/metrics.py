@@ -324,7 +324,8 @@ def _queue(view: QueueView) -> Iterator[Metric]:
     )
     yield counter(
         "ballast_feeder_failures",
-        "Tasks between engine and queue that failed, because of a value in Redis or a defect. The others go on.",
+        "Tasks between engine and queue that failed, because of a value in Redis, a full Redis, or a defect. The "
+        "others go on.",
         ("task",),
         [((task,), count) for task, count in view.failures.items()],
     )

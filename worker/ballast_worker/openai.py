@@ -151,11 +151,14 @@ class PublishedModel:
 
     def _encode(self, body: Body, field: str) -> tuple[int, ...]:
         if isinstance(body, ChatBody):
-            messages = [message.for_template() for message in body.messages]
             try:
+                messages = [message.for_template() for message in body.messages]
                 text = self.tokenizer.render_chat(messages, body.chat_template_kwargs)
             except InvalidChat as error:
                 raise Refused(400, str(error), code="invalid_chat", param="messages") from None
+            except RecursionError:
+                why = "messages: found arguments of a tool call that are nested too deeply, expected fewer levels"
+                raise Refused(400, why, code="invalid_chat", param="messages") from None
             return tuple(self.tokenizer.encode(self._check_bytes(text, field), is_chat=True))
         if isinstance(body.prompt, str):
             return tuple(self.tokenizer.encode(self._check_bytes(body.prompt, field)))

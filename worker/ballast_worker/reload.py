@@ -75,6 +75,7 @@ class ConfigWatcher:
         self._also = dict(also or {})
         self._parse = parse
         self._last_error = ""
+        self._last_failure = ""
         self._seen: Stamp | None = None
         self._also_seen = {path: stamp(path) for path in self._also}
         self._text_hash = loaded.content_hash
@@ -92,7 +93,10 @@ class ConfigWatcher:
             self._thread.join(timeout=5)
 
     def check(self) -> bool:
-        """Poll once. Return true if a changed configuration was applied."""
+        """Poll once. Return true if a changed configuration was applied.
+
+        If `apply` raises, so does this call, and the next one applies the file again.
+        """
         self._check_also()
         now = stamp(self._path)
         if now is None or now == self._seen:
@@ -113,7 +117,11 @@ class ConfigWatcher:
         except InvalidConfig as error:
             self._refuse(str(error))
             return False
-        self._apply_file(wanted, text_hash)
+        try:
+            self._apply_file(wanted, text_hash)
+        except Exception:
+            self._seen, self._text_hash = None, ""
+            raise
         return True
 
     def _apply_file(self, wanted: WorkerConfig, text_hash: str) -> None:
@@ -122,7 +130,7 @@ class ConfigWatcher:
         self._apply(loaded)
         self.loaded = loaded
         self.is_invalid = False
-        self._last_error = ""
+        self._last_error = self._last_failure = ""
         if loaded.restart_required:
             log.warning("fields changed that need a restart", fields=", ".join(loaded.restart_required))
         log.info(
@@ -148,8 +156,10 @@ class ConfigWatcher:
         while not self._stop.wait(POLL_SECONDS):
             try:
                 self.check()
-            except Exception:
-                log.exception("the changed configuration was not applied")
+            except Exception as error:
+                if repr(error) != self._last_failure:
+                    log.exception("the changed configuration was not applied, the next poll tries it again")
+                self._last_failure = repr(error)
 
 
 def stamp(path: Path) -> Stamp | None:

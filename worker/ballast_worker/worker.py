@@ -254,9 +254,9 @@ class Worker:
         config = loaded.config
         self.engine.configure(settings.policy_config(config, self.engine.policy))
         self.tenancy = Tenancy(config.offline.tenants, self._keys)
-        self.loaded = loaded
         if self.feeder is not None:
             self.feeder.configure(settings.queue_settings(config, self.served.name))
+        self.loaded = loaded  # last: the status states that its generation is in force
 
     def _watch(self, path: Path, loaded: Loaded) -> ConfigWatcher:
         also = settings.watched_files(

@@ -45,17 +45,27 @@ app.kubernetes.io/component: queue
 {{- end }}
 {{- end }}
 
-{{- /* An image from a dict of root, repository, tag and digest. A digest wins over a tag. */ -}}
-{{- define "ballast.image" -}}
+{{- /* An image from a dict of root, registry, and image with repository, tag and digest. A digest wins over a tag. */ -}}
+{{- define "ballast.imageFrom" -}}
 {{- $repository := .image.repository }}
-{{- if .root.Values.image.registry }}
-{{- $repository = printf "%s/%s" (trimSuffix "/" .root.Values.image.registry) $repository }}
+{{- if .registry }}
+{{- $repository = printf "%s/%s" (trimSuffix "/" .registry) $repository }}
 {{- end }}
 {{- if .image.digest }}
 {{- printf "%s@%s" $repository .image.digest }}
 {{- else }}
 {{- printf "%s:%s" $repository (default .root.Chart.AppVersion .image.tag) }}
 {{- end }}
+{{- end }}
+
+{{- /* An image of Ballast, from a dict of root and image. */ -}}
+{{- define "ballast.image" -}}
+{{- include "ballast.imageFrom" (dict "root" .root "registry" .root.Values.image.registry "image" .image) }}
+{{- end }}
+
+{{- /* The image of Valkey, for the queue and for the heads of Ray clusters. It has a registry of its own. */ -}}
+{{- define "ballast.valkeyImage" -}}
+{{- include "ballast.imageFrom" (dict "root" . "registry" .Values.valkey.image.registry "image" .Values.valkey.image) }}
 {{- end }}
 
 {{- /* The Secret with the certificate of the bundled Valkey. Empty if there is none. */ -}}

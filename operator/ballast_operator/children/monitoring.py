@@ -20,7 +20,7 @@ def service_monitor(resource: InferenceDeployment) -> Body | None:
     if secret is not None:
         # Prometheus scrapes pods by address, and a certificate names the Service.
         host = f"{resource.metadata.name}.{resource.metadata.namespace}.svc"
-        authority = {"secret": {"name": secret, "key": "ca.crt", "optional": True}}
+        authority = {"secret": {"name": secret, "key": "ca.crt"}}
         endpoint |= {"scheme": "https", "tlsConfig": {"ca": authority, "serverName": host}}
     spec = {"selector": {"matchLabels": selector(resource.metadata.name)}, "endpoints": [endpoint]}
     return manifest(SERVICE_MONITOR, resource, {"spec": spec}, labels=dict(monitoring.labels))

@@ -11,12 +11,28 @@ from dataclasses import replace
 import numpy as np
 
 from ballast_engine.batch import Batch, Ints
-from ballast_engine.engine import Runner
+from ballast_engine.build import build_engine
+from ballast_engine.engine import BallastEngine, Runner
 from ballast_engine.footprint import Footprint
+from ballast_engine.options import EngineOptions
 from ballast_engine.suspension import Interrupt, Suspended
 from ballast_policy.plan import StepPlan
 from ballast_policy.request import Request
-from ballast_policy.snapshot import EngineSnapshot
+from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
+
+
+def build_static(options: EngineOptions, policy: PolicyConfig) -> BallastEngine:
+    """Return an engine that batches statically, with the slots of the policy."""
+    batches: list[StaticBatch] = []
+
+    def wrap(executor: Runner) -> Runner:
+        batches.append(StaticBatch(executor, policy.slots))
+        return batches[0]
+
+    def plan(snapshot: EngineSnapshot) -> StepPlan:
+        return batches[0].plan(snapshot)
+
+    return build_engine(options, policy, planner=plan, wrap=wrap)
 
 
 class StaticBatch:

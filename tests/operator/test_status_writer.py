@@ -1,0 +1,278 @@
+"""What is written into the status of a resource that cannot be reconciled, or that is gone when it is written."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from ballast_api.conditions import ConditionReason
+from ballast_api.names import INSTANCE_LABEL, NAME_LABEL, RAY_LABEL, WORKER
+from ballast_api.status import Status
+from ballast_operator.cache import Cache
+from ballast_operator.context import OperatorContext
+from ballast_operator.errors import ClusterUnavailable
+from ballast_operator.inference_deployment import RESOURCE_TYPE
+from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, POD, RAY_SERVICE, SERVICE, Body, Key, Kind
+from ballast_operator.poll_result import PollResult, Problem
+from ballast_operator.reconcile import Reconciler
+from ballast_operator.resource_type import ConditionValue
+from ballast_queue.job import RequestCounts
+from ballast_queue.status import QueueStats
+
+LLM = Key(INFERENCE_DEPLOYMENT, "ns", "llm")
+CONTEXT = OperatorContext(image="worker:1", kinds=frozenset({"RayService"}))
+QUEUE = QueueStats(
+    at=0, items=RequestCounts(), inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs_at_risk=0, jobs={}
+)
+VERSIONS = itertools.count(1)
+GONE = {"namespace": "ns", "name": "llm", "uid": "u"}
+
+
+def make_object(kind: Kind, name: str, **content: Any) -> Body:
+    """Return an object of the resource `llm`, newer than all others."""
+    labels = {NAME_LABEL: WORKER, INSTANCE_LABEL: "llm", RAY_LABEL: "llm"}
+    metadata = {"name": name, "namespace": "ns", "uid": name, "resourceVersion": str(next(VERSIONS)), "labels": labels}
+    metadata |= {"ownerReferences": [{"uid": "u"}], "creationTimestamp": "2026-01-01T00:00:00Z", "generation": 1}
+    return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, **content}
+
+
+@dataclass
+class FakeCluster:
+    """Accepts every write, except of children of the kind `broken`. It keeps no child."""
+
+    cache: Cache
+    statuses: list[Status] = field(default_factory=list)
+    broken: Kind | None = None
+    meanwhile: Callable[[], None] = lambda: None
+    """Called while a child is written."""
+
+    async def apply_status(self, key: Key, manifest: Body) -> Body:
+        self.statuses.append(Status.model_validate(manifest["status"]))
+        found = self.cache.resources[key]
+        metadata = found["metadata"] | {"resourceVersion": str(next(VERSIONS))}
+        return found | {"metadata": metadata, "status": manifest["status"]}
+
+    async def apply(self, key: Key, manifest: Body, *, uid: str | None) -> Body:
+        if key.kind == self.broken:
+            raise ClusterUnavailable("the API server answered 500", is_about_one=True)
+        self.meanwhile()
+        about = {"uid": key.name, "resourceVersion": str(next(VERSIONS)), "creationTimestamp": "2026-01-01T00:00:00Z"}
+        return manifest | {"metadata": manifest["metadata"] | about}
+
+    async def metadata(self, _: Key) -> None:
+        return None
+
+    def post_event(self, _: Body) -> None:
+        pass
+
+
+@dataclass
+class FakeGrants:
+    """Refuses the Secrets of the resource while `is_refusing`."""
+
+    is_refusing: bool = False
+    least_seconds = 1.0
+
+    async def refusal(self, *_: object) -> ConditionValue | None:
+        reason = ConditionReason.SECRET_NOT_ALLOWED
+        return ConditionValue("True", reason, "no label") if self.is_refusing else None
+
+
+class FakePoller:
+    """No worker reports."""
+
+    def last(self, *_: object) -> PollResult:
+        return PollResult(0.0, problem=Problem(ConditionReason.NO_REDIS, "no Redis is configured"))
+
+    def forget(self, _: Key) -> None:
+        pass
+
+
+class FakeReleases:
+    own = "r"
+
+
+class Bench:
+    """A reconciler with one resource, which is reported as ready before it is held."""
+
+    def __init__(self, **spec: Any) -> None:
+        self.cache = Cache(INFERENCE_DEPLOYMENT, WORKER)
+        self.cluster, self.grants = FakeCluster(self.cache), FakeGrants()
+        self.reconciler: Reconciler[Any] = Reconciler(
+            RESOURCE_TYPE,
+            cast(Any, self.cluster),
+            self.cache,
+            poller=cast(Any, FakePoller()),
+            grants=cast(Any, self.grants),
+            releases=cast(Any, FakeReleases()),
+            context=CONTEXT,
+            users_changed=lambda: None,
+        )
+        self.spec = {"model": {"uri": "file:///m"}, "gpu": {"count": 0}, "replicas": 2} | spec
+        self.generation = 0
+
+    def put(self, uid: str = "u", **spec: Any) -> None:
+        """Change the spec."""
+        self.generation += 1
+        self.spec |= spec
+        body = make_object(INFERENCE_DEPLOYMENT, "llm", spec=self.spec)
+        body["metadata"] |= {"uid": uid, "generation": self.generation}
+        body["status"] = (self.cache.resources.get(LLM) or {}).get("status") or {"operator": "r"}
+        self.cache.put(INFERENCE_DEPLOYMENT, body)
+
+    def count(self, ready: int, *, total: int = 2) -> None:
+        """Let the Deployment report that it has `total` pods of its newest version, of which `ready` are ready."""
+        found = self.cache.children(LLM)[Key(DEPLOYMENT, "ns", "llm")]
+        figures = {"replicas": total, "updatedReplicas": total, "readyReplicas": ready, "availableReplicas": ready}
+        status = figures | {"observedGeneration": 1, "unavailableReplicas": total - ready}
+        metadata = found["metadata"] | {"resourceVersion": str(next(VERSIONS)), "generation": 1}
+        self.cache.put(DEPLOYMENT, found | {"metadata": metadata, "status": status})
+
+    def reconcile(self) -> Status:
+        """Reconcile twice. Return the reported status, which the second time does not write again."""
+        asyncio.run(self.reconciler.reconcile(LLM))
+        before = len(self.cluster.statuses)
+        asyncio.run(self.reconciler.reconcile(LLM))
+        assert len(self.cluster.statuses) == before, "nothing changed, so nothing is written"
+        return Status.model_validate(self.cache.resources[LLM]["status"])
+
+    def serve(self) -> Status:
+        """Create the resource, and let two workers serve."""
+        self.put()
+        self.reconcile()
+        self.count(2)
+        return self.reconcile()
+
+
+def said(status: Status) -> dict[str, tuple[str, str]]:
+    return {each.type: (each.status, each.reason) for each in status.conditions}
+
+
+STALE = ("Unknown", "Stale")
+HELD: dict[str, tuple[dict[str, Any], bool, str]] = {
+    "a Secret that is not allowed": ({}, True, "SecretNotAllowed"),
+    "an account that is not permitted": ({"template": {"serviceAccountName": "x"}}, False, "NotPermitted"),
+    "an invalid spec": ({"slots": "many"}, False, "InvalidSpec"),
+    "a spec without children": ({"model": {"uri": "hf://[x/y"}}, False, "InvalidSpec"),
+}
+
+
+@pytest.mark.parametrize("case", HELD)
+def test_the_status_of_a_resource_that_is_not_reconciled_follows_its_pods(case: str) -> None:
+    spec, is_refusing, reason = HELD[case]
+    bench = Bench()
+    served = bench.serve()
+    assert (said(served)["Ready"], served.workers) == (("True", "Serving"), "2/2")
+
+    bench.grants.is_refusing = is_refusing
+    bench.put(**spec)
+    held = bench.reconcile()
+    bench.count(0)
+    gone = bench.reconcile()
+
+    assert (said(held)["Ready"], held.workers, held.ready_replicas) == (("True", "Serving"), "2/2", 2)
+    assert said(gone) == {
+        "Ready": ("False", "Starting"),
+        "Progressing": ("True", "Starting"),
+        "Degraded": ("True", reason),
+        "ConfigApplied": STALE,
+        "OfflineReservationSatisfied": STALE,
+        "SLOMet": STALE,
+        "DeadlineAtRisk": STALE,
+    }
+    assert (gone.workers, gone.replicas, gone.ready_replicas, gone.updated_replicas) == ("0/2", 2, 0, 2)
+    assert bench.reconciler.figures[LLM].ready == 0, "the metric that an alert reads"
+    assert gone.observed_generation == bench.generation
+
+
+def test_an_invalid_resource_is_ready_by_its_own_fields_as_far_as_they_are_valid() -> None:
+    bench = Bench()
+    bench.serve()
+    bench.count(1)
+
+    bench.put(slots="many", rollout={"maxUnavailable": 1})
+    tolerant = bench.reconcile()
+    bench.put(rollout={"maxUnavailable": "many"})
+    strict = bench.reconcile()
+
+    assert said(tolerant)["Ready"] == ("True", "Serving")
+    assert said(strict)["Ready"] == ("False", "NotEnoughReady")
+
+
+def test_a_resource_that_was_never_reconciled_is_not_ready_and_rolls_nothing_out() -> None:
+    bench = Bench(template={"serviceAccountName": "x"})
+    bench.put()
+
+    found = bench.reconcile()
+
+    assert said(found)["Ready"] == ("False", "Starting")
+    assert said(found)["Progressing"] == STALE
+    assert found.workers == "0/2"
+
+
+def test_the_workers_of_a_held_resource_on_ray_are_counted_and_their_versions_are_unknown() -> None:
+    bench = Bench(runtime={"ray": {}}, template={"image": "ray:1"}, slots="many")
+    bench.put()
+    ray = {"rayClusterConfig": {"workerGroupSpecs": [{"groupName": "workers", "replicas": 2}]}}
+    bench.cache.put(RAY_SERVICE, make_object(RAY_SERVICE, "llm", spec=ray))
+    ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    for name in "ab":
+        bench.cache.put(POD, make_object(POD, name, spec={}, status=ready))
+
+    found = bench.reconcile()
+
+    assert said(found)["Ready"] == ("True", "Serving")
+    assert said(found)["Progressing"] == STALE
+    assert found.workers == "2/2"
+
+
+def test_a_resource_that_is_reconciled_again_is_evaluated_again() -> None:
+    bench = Bench()
+    served = said(bench.serve())
+    bench.put(slots="many")
+    assert said(bench.reconcile())["SLOMet"] == STALE
+
+    bench.put(slots=4)
+    bench.reconcile()
+    bench.count(2)
+    assert said(bench.reconcile()) == served
+
+
+def test_a_child_that_fails_again_and_again_is_reported_with_the_measured_conditions() -> None:
+    """The reconciliation reports it and fails then, which is no reason to report that nothing is evaluated."""
+    bench = Bench()
+    before = said(bench.serve())
+    bench.cluster.broken = SERVICE
+    bench.put(network={"metricsFrom": [{"podSelector": {}}]})
+    for _ in range(4):
+        with suppress(ClusterUnavailable):
+            asyncio.run(bench.reconciler.reconcile(LLM))
+    after = [said(status) for status in bench.cluster.statuses if said(status)["Degraded"][0] == "True"]
+
+    assert [status["Degraded"] for status in after] == [("True", "NotApplied")]
+    assert after[0]["SLOMet"] == before["SLOMet"]
+
+
+@pytest.mark.parametrize("is_created_again", [False, True])
+def test_a_slow_reconciliation_writes_no_status_to_a_resource_that_was_deleted_meanwhile(
+    is_created_again: bool,
+) -> None:
+    """The API server ignores a uid in the status that it is sent, and would write it to a new resource of this name."""
+    bench = Bench()
+    bench.put()
+
+    def delete() -> None:
+        bench.cache.drop(INFERENCE_DEPLOYMENT, {"metadata": GONE})
+        if is_created_again:
+            bench.put(uid="u2")
+
+    bench.cluster.meanwhile = delete
+    asyncio.run(bench.reconciler.reconcile(LLM))
+
+    assert bench.cluster.statuses == []

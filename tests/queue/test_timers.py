@@ -1,0 +1,70 @@
+"""Due timers take turns, whatever the size of the jobs."""
+
+from __future__ import annotations
+
+import pytest
+from queue_objects import submit
+
+from ballast_queue.job import JobState
+from ballast_queue.settings import QueueSettings
+from ballast_queue.timers import BATCH
+
+
+def end(queue, line):
+    """Begin the end of a job with more waiting items than two calls move."""
+    job_id = submit(queue, line, 3 * BATCH)
+    queue.store.call(queue.store.functions.begin_end(job_id, "cancelled"))
+    return job_id
+
+
+def back_off(queue, line):
+    """Let the backoff of more items end than two calls move."""
+    job_id = submit(queue, line, 3 * BATCH)
+    functions = queue.store.functions
+    calls = [
+        functions.retry(job_id, c.index, c.token, code="x", message="x", again=True, status=500, jitter=0)
+        for _ in range(3)
+        for c in queue.leases.claim(job_id, BATCH, "w1")
+    ]
+    queue.store.connection.call_many(calls)
+    return job_id
+
+
+@pytest.mark.parametrize("fill", [end, back_off])
+def test_a_large_job_holds_up_no_expired_lease_of_another(queue, line, fill):
+    queue.settings.apply(QueueSettings(backoff_seconds=1e-6))
+    job_id = fill(queue, line)
+    queue.settings.apply(QueueSettings(generation=1, lease_seconds=1e-6))
+    other = submit(queue, line, 1)
+    queue.leases.claim(other, 1, "w1")
+    moved = [queue.timers.run_due(), queue.timers.run_due()]
+    counts, large = queue.jobs.get(other).counts, queue.jobs.get(job_id)
+
+    assert (counts.waiting, counts.leased) == (1, 0)
+    assert moved == [BATCH, BATCH + 1]
+    assert large.counts.cancelled + (large.counts.waiting - large.delayed) * (fill is back_off) == 2 * BATCH
+
+
+def test_several_large_jobs_end_in_turns(queue, line):
+    job_ids = [end(queue, line) for _ in range(3)]
+    for _ in range(3):
+        queue.timers.run_due()
+
+    assert [queue.jobs.get(job_id).counts.cancelled for job_id in job_ids] == [BATCH] * 3
+
+
+def test_one_call_ends_many_small_jobs(queue, line):
+    job_ids = [submit(queue, line, 2) for _ in range(20)]
+    for job_id in job_ids:
+        queue.store.call(queue.store.functions.begin_end(job_id, "cancelled"))
+    moved = queue.timers.run_due()
+
+    assert moved == 40
+    assert {queue.jobs.get(job_id).state for job_id in job_ids} == {JobState.CANCELLED}
+
+
+def test_a_cancel_ends_a_large_job_in_one_call(queue, line):
+    job_id = submit(queue, line, 3 * BATCH)
+
+    assert queue.jobs.cancel(job_id).state is JobState.CANCELLED
+    assert queue.store.call(queue.store.functions.due(10)) == []

@@ -1,0 +1,169 @@
+"""Items that a worker cannot prepare or report: each ends with a sentence, and keeps no other item."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+
+import pytest
+from queue_objects import make_line
+
+from ballast_queue.redis_store import Queue
+from ballast_queue.settings import QueueSettings
+from ballast_worker.errors import Refused
+from ballast_worker.feeder import Feeder
+from ballast_worker.items import GenerationReader
+
+
+class ChangedItem:
+    """A prepared item with other methods."""
+
+    def __init__(self, item, **methods) -> None:
+        self._item = item
+        self.__dict__ |= methods
+
+    def __getattr__(self, name: str):
+        return getattr(self._item, name)
+
+
+class ChangedReader:
+    """The reader of a worker. `change` sees each prepared item, and may raise."""
+
+    def __init__(self, reader, change) -> None:
+        self._reader, self._change = reader, change
+
+    @property
+    def revision(self) -> str:
+        return self._reader.revision
+
+    def prepare(self, request_id, claimed, slack):
+        return self._change(self._reader.prepare(request_id, claimed, slack), claimed)
+
+
+@pytest.fixture
+def feeding(serve, make_config, valkey, queue_name):
+    """`with feeding(change) as feeder:` feeds a worker. `change` may change the attempts of the item `item-1`."""
+
+    @contextmanager
+    def start(change):
+        def change_one(item, claimed):
+            return change(item, claimed) if claimed.custom_id == "item-1" else item
+
+        with serve(make_config()) as serving:
+            worker = serving.worker
+            feeder = Feeder(
+                connect=lambda: Queue.connect(valkey.url, queue_name),
+                worker="w1",
+                loop=worker.loop,
+                reader=ChangedReader(GenerationReader(worker.served, worker.loop.submit), change_one),
+                status=worker.status,
+                settings=QueueSettings(backoff_seconds=0.01, lease_seconds=120),
+            )
+            feeder.start()
+            try:
+                yield feeder
+            finally:
+                feeder.stop()
+
+    return start
+
+
+def _run(queue: Queue, eventually) -> dict:
+    """Run a job of four items, and return its results."""
+    job_id = queue.submissions.submit([make_line(index) for index in range(4)]).job_id
+    eventually(lambda: queue.jobs.get(job_id).state.is_over, "the job to be over")
+    return {result.custom_id: result for result in queue.results.read(job_id)}
+
+
+def _fails(*_: object) -> None:
+    raise KeyError("a defect")
+
+
+@pytest.mark.parametrize(
+    "defect",
+    [pytest.param(_fails, id="prepare"), pytest.param(lambda item, _: ChangedItem(item, submit=_fails), id="submit")],
+)
+def test_a_defect_fails_one_attempt_of_one_item(feeding, queue, eventually, caplog, defect) -> None:
+    attempts = []
+
+    def change(item, claimed):
+        attempts.append(claimed.attempt)
+        return defect(item, claimed) if claimed.attempt < 3 else item
+
+    with feeding(change) as feeder:
+        results = _run(queue, eventually)
+        eventually(lambda: not feeder.num_held, "the feeder to hold no item")
+        failures, is_up = feeder.failures, feeder.is_up
+
+    assert [result.status_code for result in results.values()] == [200] * 4
+    assert attempts == [1, 2, 3]
+    assert failures == {"prepare": 2}
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1, "it is logged once"
+    assert is_up
+
+
+def test_a_defect_in_each_attempt_ends_in_a_dead_letter(feeding, queue, eventually) -> None:
+    with feeding(_fails):
+        results = _run(queue, eventually)
+
+    failed = results.pop("item-1")
+    assert (failed.status_code, failed.error["code"]) == (500, "engine_failed")
+    assert "while it prepared the item" in failed.error["message"]
+    assert [result.status_code for result in results.values()] == [200] * 3
+
+
+def _deep(levels: int) -> dict:
+    found: dict = {}
+    for _ in range(levels):
+        found = {"a": found}
+    return found
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [pytest.param({"text": "\ud800"}, id="a lone surrogate"), pytest.param({"tools": _deep(300)}, id="nested deeply")],
+)
+def test_an_answer_that_is_not_json_fails_its_item_only(feeding, queue, eventually, answer) -> None:
+    with feeding(lambda item, _: ChangedItem(item, whole=lambda _: answer)) as feeder:
+        results = _run(queue, eventually)
+        eventually(lambda: not feeder.num_held, "the feeder to hold no item")
+        is_up = feeder.is_up
+
+    failed = results.pop("item-1")
+    assert (failed.status_code, failed.error["code"]) == (500, "unwritable_answer")
+    assert [result.status_code for result in results.values()] == [200] * 3
+    assert is_up
+
+
+def test_a_refusal_that_quotes_a_lone_surrogate_is_stored(feeding, queue, eventually) -> None:
+    def refuse(*_: object) -> None:
+        raise Refused(400, "found '\ud800'", code="invalid_\udfff")
+
+    with feeding(refuse):
+        results = _run(queue, eventually)
+
+    error = results.pop("item-1").error
+    assert (error["code"], error["message"]) == ("invalid_\\udfff", "found '\\ud800'")
+    assert [result.status_code for result in results.values()] == [200] * 3
+
+
+def test_an_item_whose_chat_is_not_unicode_is_refused_like_its_http_request(
+    *, serve, make_config, valkey, queue, queue_name, eventually
+) -> None:
+    def chat(custom_id: str, **arguments: str) -> str:
+        messages = [{"role": "user", "content": "Hi"}]
+        body = {"model": "tiny", "messages": messages, "max_tokens": 1, "chat_template_kwargs": arguments}
+        return json.dumps({"custom_id": custom_id, "url": "/v1/chat/completions", "body": body})
+
+    config = make_config(offline={"queue": queue_name}, runtime={"redisUrl": valkey.url, "workerId": "w1"})
+    lines = [chat("wrong", bos_token="\ud800"), chat("usual"), chat("other", bos_token="<|end|>")]
+    with serve(config) as serving:
+        job_id = queue.submissions.submit(lines).job_id
+        eventually(lambda: queue.jobs.get(job_id).state.is_over, "the job to be over")
+        failures = serving.worker.feeder.failures
+    results = {result.custom_id: result for result in queue.results.read(job_id)}
+
+    assert {name: result.status_code for name, result in results.items()} == {"wrong": 400, "usual": 200, "other": 200}
+    assert results["wrong"].error["code"] == "invalid_chat"
+    assert r"lone surrogate \ud800" in results["wrong"].error["message"]
+    assert failures == {}
