@@ -230,7 +230,8 @@ def _other_alerts(own: Labels, resource: InferenceDeployment) -> Iterator[Alert]
         "warning",
         "0s",
         # The least, not the number half an hour ago: then workers may not have reported, or a job was deleted since.
-        f"max by (queue) ({letters}) - min by (queue) (min_over_time({letters}[30m])) > 0",
+        f"max by (queue) ({letters}) - min by (queue) (min_over_time({letters}[30m])) > 0 "
+        f"or (max by (queue) ({letters}) > 0 unless max by (queue) (last_over_time({letters}[7d] offset 30m)))",
         f"{own}: {{{{ $value }}}} items became dead letters in the last half hour",
         f"An item becomes a dead letter after {offline.max_attempts} failed attempts. The results of its job show the "
         "error. `ballast redrive` returns it to the queue.",
@@ -245,6 +246,15 @@ def _other_alerts(own: Labels, resource: InferenceDeployment) -> Iterator[Alert]
         "The worker still serves online requests. Its offline work pauses, and no work is lost. Its leases expire "
         f"after {offline.lease_seconds:g} s, and other workers claim its items.",
         "redis-unreachable",
+    )
+    yield Alert(
+        "BallastFeederFailing",
+        "warning",
+        "10m",
+        f"sum by (task) (increase({own.of(metrics.FEEDER_FAILURES)}[5m])) > 0",
+        f"{own}: the task {{{{ $labels.task }}}} between queue and engine fails",
+        "Other tasks go on. If the task is `inbox`, Redis may be full: entries of inboxes wait until it has memory.",
+        "feeder-failing",
     )
     yield _worker_not_ready(own, resource)
     if resource.spec.runtime.ray is not None:

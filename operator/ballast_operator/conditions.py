@@ -100,9 +100,14 @@ def _has_no_known_rollout(given: Given) -> ConditionValue | None:
 
 
 def _is_complete(given: Given) -> ConditionValue | None:
+    """Return Complete, but never of a spec that is not applied: the Deployment has the replicas of an earlier one."""
     wanted = given.resource.spec.replicas
+    if given.is_held and given.deployment is not None:
+        wanted = given.deployment["spec"].get("replicas", 1)
     figures = [given.count(name) for name in ("replicas", "updatedReplicas", "availableReplicas")]
     if given.is_current and figures == [wanted] * 3:
+        if given.is_held:
+            return HELD
         return ConditionValue("False", ConditionReason.COMPLETE, f"{wanted} workers of the newest version are ready")
     return None
 

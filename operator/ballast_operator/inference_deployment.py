@@ -306,14 +306,17 @@ def status(given: Given, reported: tuple[Condition, ...], scaling: ScalingStatus
 
 
 def _counts(given: Given) -> Mapping[str, object]:
-    """Return the fields of the status that count workers."""
+    """Return the fields of the status that count workers, without those that are unknown."""
     ready = given.count("readyReplicas")
-    return {
+    found = {
         "replicas": given.count("replicas"),
         "ready_replicas": ready,
         "updated_replicas": given.count("updatedReplicas"),
         "workers": f"{ready}/{given.resource.spec.replicas}",
     }
+    if given.is_held and given.ray_service is not None:
+        del found["updated_replicas"]  # no worker's configuration is known
+    return found
 
 
 def _read_counted(body: Body) -> InferenceDeployment:
@@ -395,4 +398,5 @@ RESOURCE_TYPE = ResourceType(
     source=_source,
     awaits_poll=_awaits_poll,
     scaling=lambda resource: resource.spec.scaling,
+    startup_seconds=lambda resource: resource.spec.startup_seconds,
 )

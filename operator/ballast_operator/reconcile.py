@@ -83,12 +83,13 @@ class Reconciler(Generic[R]):
 
     async def reconcile(self, key: Key) -> float | None:
         """Reconcile one resource. Return the seconds after which to do so again; None: each event or poll does."""
+        again: float | None = None
         try:
             again = await self._reconcile(key)
         except Unplannable as error:
             if known := self._known(key):
-                await self._status.unplannable(key, known[0], error, known[1])
-            again = NAME_AGAIN_SECONDS
+                again = await self._status.unplannable(key, known[0], error, known[1])
+            again = _first(again, NAME_AGAIN_SECONDS)
         except (ClusterUnavailable, ClusterRefused) as error:
             if known := self._known(key):
                 await self._status.failed(key, known[0], error, known[1])
@@ -120,8 +121,9 @@ class Reconciler(Generic[R]):
             resource = self._read(body, memory)
         except InvalidConfig as error:
             message = "; ".join(error.problems)[:1000]
-            await self._status.degraded(key, body, ConditionValue("True", ConditionReason.INVALID_SPEC, message))
-            return self.users.keep(key, body, self.context)
+            value = ConditionValue("True", ConditionReason.INVALID_SPEC, message)
+            wait = await self._status.degraded(key, body, value, memory)
+            return _first(wait, self.users.keep(key, body, self.context))
         try:
             blocked = await self._blocked(key, resource)
             users = _computed(self._type.redis_users, resource, self.context)
@@ -132,10 +134,10 @@ class Reconciler(Generic[R]):
         if blocked is None or blocked.reason is ConditionReason.NO_REDIS_USER:
             self.users.use(key, users)
         if blocked is not None:
-            await self._status.degraded(key, body, blocked)
+            wait = await self._status.degraded(key, body, blocked, memory)
             if blocked.reason is ConditionReason.SECRET_NOT_ALLOWED:
-                return self._grants.least_seconds
-            return NAME_AGAIN_SECONDS if blocked.reason in PASSING else again
+                again = self._grants.least_seconds
+            return _first(wait, NAME_AGAIN_SECONDS if blocked.reason in PASSING else again)
         return await self._converge(key, body, resource, memory)
 
     async def _converge(self, key: Key, body: Body, resource: R, memory: ResourceMemory[R]) -> float | None:
@@ -221,7 +223,13 @@ class Reconciler(Generic[R]):
         given = ConditionInput(resource, self._snapshot(key, memory), ChildrenPlan(), None, time.monotonic())
         ready = given.count("readyReplicas")
         decision = scale(
-            scaling, replicas=replicas, ready=ready, poll=poll, now=time.monotonic(), history=memory.history
+            scaling,
+            replicas=replicas,
+            ready=ready,
+            poll=poll,
+            now=time.monotonic(),
+            history=memory.history,
+            startup_seconds=_computed(self._type.startup_seconds, resource),
         )
         memory.history = decision.history
         if decision.replicas != replicas:
@@ -281,6 +289,11 @@ class Reconciler(Generic[R]):
         if memory.parsed is None or memory.parsed[0] != version:
             memory.parsed = (version, _computed(self._type.read, body))
         return memory.parsed[1]
+
+
+def _first(*waits: float | None) -> float | None:
+    """Return the shortest of the times after which to reconcile again; None if each event does."""
+    return min((wait for wait in waits if wait is not None), default=None)
 
 
 def _computed(function: Callable[P, T], *arguments: P.args, **more: P.kwargs) -> T:

@@ -117,9 +117,17 @@ def _is_step(before: ResourceStatus, after: ResourceStatus) -> bool:
 
 
 def with_conditions(reported: S, values: Mapping[ConditionType, ConditionValue], *, generation: int, now: float) -> S:
-    """Return the reported status with some conditions replaced."""
+    """Return the reported status with some conditions replaced, while the spec of `generation` is not applied.
+
+    Only `Degraded` describes this generation. The others describe that which they described before, or 0: none.
+    """
     kept = (condition for condition in reported.conditions if condition.type not in values)
-    found = conditions(values, reported, generation=generation, now=now)
+    found: list[Condition] = []
+    for kind, value in values.items():
+        before = reported.condition(kind)
+        applied = before.observed_generation if before is not None else 0
+        about = generation if kind is ConditionType.DEGRADED else applied
+        found += conditions({kind: value}, reported, generation=about, now=now)
     return reported.model_copy(update={"conditions": (*kept, *found), "observed_generation": generation})
 
 

@@ -1,12 +1,13 @@
 """The number of replicas and its reason, from the spec and the last poll. PURE.
 
     online need  = ceil(online requests in the system x (1 + headroom) / ceiling of one replica)
-    offline need = one more than now if a deadline is at risk and every replica is ready; up to `offlineMaxReplicas`
-                   while work waits
+    offline need = the larger of: one more than now if a deadline is at risk and no replica starts; up to
+                   `offlineMaxReplicas` while work waits
     need         = max(online need, offline need), within [minReplicas, maxReplicas]
 
 Requests in the system equal arrival rate times time in the system (Little's law). They are measured, not modelled.
-A new replica loads its model for minutes. Until it is ready, a deadline at risk adds no other.
+A new replica loads its model for minutes. A deadline at risk adds no other until every replica is ready. A replica that
+never becomes ready blocks this for `startupSeconds` after the last rise of `replicas`, and then no longer.
 Replicas rise to the smallest need of the last `scaleUpSeconds`, and fall to the largest need of the last
 `scaleDownSeconds` (`idleSeconds` for the last replica). Nothing changes if a window is not covered yet or contains a
 poll that failed. At zero replicas, waiting offline work adds one replica at once.
@@ -15,7 +16,7 @@ poll that failed. At zero replicas, waiting offline work adds one replica at onc
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ballast_api.inference_deployment import Scaling
 from ballast_operator.poll_result import FRESH_SECONDS, PollResult
@@ -32,16 +33,24 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The needs in the order of time, as far back as the longest window."""
+    """The needs in the order of time, as far back as the longest window, and the last rise of `spec.replicas`."""
 
     needs: tuple[Need, ...] = ()
+    replicas: int = 0
+    """The replicas at the last decision."""
+    raised: float = -math.inf
+    """When they were first seen to be more than before."""
+
+    def seen(self, replicas: int, now: float) -> History:
+        """Return the history with the present replicas."""
+        return replace(self, replicas=replicas, raised=now if replicas > self.replicas else self.raised)
 
     def after(self, need: Need, now: float, seconds: float) -> History:
         """Return the history with one more need, without needs that no window of `seconds` contains."""
         kept = [known for known in self.needs if known.at < need.at]
         # The last need before the start of the window still holds at its start.
         first = max((i for i, known in enumerate(kept) if known.at <= now - seconds), default=0)
-        return History((*kept[first:], need))
+        return replace(self, needs=(*kept[first:], need))
 
     def window(self, now: float, seconds: float) -> tuple[Need, ...]:
         """Return the needs that held at some time in the last `seconds`; nothing if the history is shorter."""
@@ -62,7 +71,14 @@ class Decision:
 
 
 def scale(
-    scaling: Scaling, *, replicas: int, ready: int, poll: PollResult | None, now: float, history: History
+    scaling: Scaling,
+    *,
+    replicas: int,
+    ready: int,
+    poll: PollResult | None,
+    now: float,
+    history: History,
+    startup_seconds: float = math.inf,
 ) -> Decision:
     """Decide on the number of replicas.
 
@@ -73,12 +89,15 @@ def scale(
         poll: the last poll of workers and queue.
         now: seconds, on the clock of `poll.at`.
         history: the history of the last decision.
+        startup_seconds: the time in which a new replica becomes ready, if it ever does.
     """
+    history = history.seen(replicas, now)
     bounded = min(max(replicas, scaling.min_replicas), scaling.max_replicas)
     if poll is None or not _is_fresh(poll, now):
         because = f"{_why_unknown(poll)}; an unknown load does not count as idle, so replicas stay at {bounded}"
-        return Decision(bounded, because, History())
-    found = need(scaling, replicas, ready, poll)
+        return Decision(bounded, because, replace(history, needs=()))
+    is_starting = ready < replicas and now - history.raised < startup_seconds
+    found = need(scaling, replicas, ready, poll, is_starting=is_starting)
     longest = max(scaling.scale_up_seconds, scaling.scale_down_seconds, scaling.idle_seconds)
     history = history.after(found, now, longest)
     if bounded != replicas:
@@ -97,10 +116,10 @@ def scale(
     return Decision(replicas, found.because, history)
 
 
-def need(scaling: Scaling, replicas: int, ready: int, poll: PollResult) -> Need:
+def need(scaling: Scaling, replicas: int, ready: int, poll: PollResult, *, is_starting: bool) -> Need:
     """Return the replicas that a poll asks for, within the bounds. Workers that did not report count as full."""
     online, because = _online(scaling, replicas, ready, poll)
-    offline, offline_because = _offline(scaling, replicas, ready, poll)
+    offline, offline_because = _offline(scaling, replicas, ready, poll, is_starting=is_starting)
     wanted, why = max((online, because), (offline, offline_because), key=lambda pair: pair[0])
     bounded = min(max(wanted, scaling.min_replicas), scaling.max_replicas)
     if bounded != wanted:
@@ -142,22 +161,24 @@ def _online(scaling: Scaling, replicas: int, ready: int, poll: PollResult) -> tu
     return wanted, because
 
 
-def _offline(scaling: Scaling, replicas: int, ready: int, poll: PollResult) -> tuple[int, str]:
+def _offline(scaling: Scaling, replicas: int, ready: int, poll: PollResult, *, is_starting: bool) -> tuple[int, str]:
     queue = poll.queue
     assert queue is not None, "only fresh polls have a need"
     if replicas == 0 and queue.depth > 0:
         return 1, f"{queue.depth} items wait and there is no replica"
+    needs = []
     if queue.jobs_at_risk > 0:
         because = f"{queue.jobs_at_risk} jobs would miss their deadline at the present rate"
-        if ready < replicas:
-            return replicas, f"{because}; no replica is added before all are ready, and {ready} of {replicas} are"
-        return replicas + 1, because
+        if is_starting:
+            because += f"; no replica is added before all are ready, and {ready} of {replicas} are"
+        needs.append((replicas if is_starting else replicas + 1, because))
     if scaling.offline_max_replicas and queue.depth > 0:
         slots = max([1, *(worker.slots for worker in poll.workers)])
         wanted = min(scaling.offline_max_replicas, math.ceil(queue.depth / slots))
         because = f"{queue.depth} items wait; a replica has {slots} slots, offlineMaxReplicas is"
-        return wanted, f"{because} {scaling.offline_max_replicas}"
-    return (1, "offline work is left") if _has_offline(poll) else (0, "no work")
+        needs.append((wanted, f"{because} {scaling.offline_max_replicas}"))
+    needs.append((1, "offline work is left") if _has_offline(poll) else (0, "no work"))
+    return max(needs, key=lambda pair: pair[0])
 
 
 def _has_offline(poll: PollResult) -> bool:

@@ -20,6 +20,7 @@ from ballast_operator.errors import ClusterRefused, ClusterUnavailable, ObjectNo
 from ballast_operator.events import event
 from ballast_operator.kinds import Body, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
+from ballast_operator.poll_result import PollResult
 from ballast_operator.poller import Poller
 from ballast_operator.releases import Releases
 from ballast_operator.resource_memory import Failure, ResourceMemory
@@ -73,12 +74,24 @@ class StatusWriter(Generic[R]):
             if given.now - memory.awaited < POLL_WITHIN_SECONDS:
                 self.poller.hurry(key)
                 return HURRY_SECONDS
-        wait = report.delay(
-            before, status, given.poll, seen=given.now - memory.since, written=given.now - memory.written
-        )
+        return await self._write_soon(key, metadata, before, status, memory, poll=given.poll)
+
+    async def _write_soon(
+        self,
+        key: Key,
+        metadata: Metadata,
+        before: ResourceStatus,
+        status: ResourceStatus,
+        memory: ResourceMemory[R],
+        *,
+        poll: PollResult | None = None,
+    ) -> float | None:
+        """Write a status that changed. Return the seconds that a small change may wait."""
+        now = time.monotonic()
+        wait = report.delay(before, status, poll, seen=now - memory.since, written=now - memory.written)
         if wait > 0:
             return wait
-        memory.written = given.now
+        memory.written = now
         await self._write(key, metadata, before, status)
         return None
 
@@ -95,10 +108,20 @@ class StatusWriter(Generic[R]):
             message = f"{condition.type} is {condition.status}: {condition.message}"
             self.post(metadata, condition.reason, message, is_warning=report.is_bad(condition))
 
-    async def degraded(self, key: Key, body: Body, value: ConditionValue) -> None:
-        """Report why a resource cannot be reconciled, and leave its children unchanged.
+    async def degraded(
+        self, key: Key, body: Body, value: ConditionValue, memory: ResourceMemory[R], *, is_valid: bool = False
+    ) -> float | None:
+        """Report why a resource cannot be reconciled. Return the seconds that a small change may wait.
 
         `Ready` and the counts follow the pods. Conditions that depend on reports of workers become Unknown.
+
+        Args:
+            key: the resource.
+            body: its object.
+            value: the value of `Degraded`.
+            memory: the memory of the resource.
+            is_valid: the spec is in force, or the next try applies it. Conditions other than `Degraded` stay as they
+                are, except `Ready` if its status changes.
         """
         metadata = Metadata.model_validate(body["metadata"])
         before = self.resource_type.read_status(body.get("status") or {})
@@ -109,22 +132,30 @@ class StatusWriter(Generic[R]):
             snapshot = ClusterSnapshot(metadata.uid, self.cache.children(key), self.cache.pods(key))
             given = ConditionInput(counted, snapshot, ChildrenPlan(), None, time.monotonic(), is_held=True)
             values.update(self.resource_type.conditions(given))
+            if is_valid:
+                ready, reported = values[ConditionType.READY], before.condition(ConditionType.READY)
+                is_same = reported is not None and reported.status == ready.status
+                values = {} if is_same else {ConditionType.READY: ready}
             counts = self.resource_type.counts(given)
         values[ConditionType.DEGRADED] = value
         status = report.with_conditions(before, values, generation=metadata.generation, now=time.time())
         status = status.model_copy(update=counts)
         self._count(key, body, status)
-        if status != before:
-            await self._write(key, metadata, before, status)
+        if status == before:
+            return None
+        return await self._write_soon(key, metadata, before, status, memory)
 
-    async def unplannable(self, key: Key, body: Body, error: Unplannable, memory: ResourceMemory[R]) -> None:
-        """Report a spec from which the children cannot be computed. Log the cause once for each generation."""
+    async def unplannable(self, key: Key, body: Body, error: Unplannable, memory: ResourceMemory[R]) -> float | None:
+        """Report a spec from which the children cannot be computed. Log the cause once for each generation.
+
+        Return the seconds that a small change may wait.
+        """
         generation = body["metadata"].get("generation")
         if memory.unplannable != generation:
             memory.unplannable = generation
             trace = "".join(traceback.format_exception(error.__cause__))
             log.error("the children of a resource cannot be computed", resource=str(key), trace=trace)
-        await self.degraded(key, body, ConditionValue("True", ConditionReason.INVALID_SPEC, str(error)))
+        return await self.degraded(key, body, ConditionValue("True", ConditionReason.INVALID_SPEC, str(error)), memory)
 
     async def failed(self, key: Key, body: Body, error: Failure, memory: ResourceMemory[R]) -> None:
         """Report a reconciliation that failed several times in a row, unless the failure of a child is reported."""
@@ -135,8 +166,9 @@ class StatusWriter(Generic[R]):
             return
         problem = memory.problem(error)
         if problem is not None:
+            value = ConditionValue("True", problem.reason, problem.message)
             with contextlib.suppress(ClusterUnavailable, ClusterRefused):
-                await self.degraded(key, body, ConditionValue("True", problem.reason, problem.message))
+                await self.degraded(key, body, value, memory, is_valid=True)
 
     def _count(self, key: Key, body: Body, status: ResourceStatus) -> None:
         conditions = tuple((each.type, each.status, each.reason) for each in status.conditions)

@@ -145,6 +145,22 @@ SCENARIOS = (
         "1h",
         {("BallastDeadLetters", WARNING)},
     ),
+    Scenario(
+        "letters of a queue that is new",
+        gauge("ballast_dead_letters", "_x40 5x60", QUEUE),
+        "50m",
+        {("BallastDeadLetters", WARNING)},
+    ),
+    Scenario("letters of a queue that was new", gauge("ballast_dead_letters", "_x40 5x60", QUEUE), "1h15m"),
+    Scenario(
+        "Redis is full, and entries of inboxes wait",
+        gauge("ballast_feeder_failures_total", "0x20 1+60x30", TARGET + ',task="inbox"'),
+        "45m",
+        {("BallastFeederFailing", WARNING)},
+    ),
+    Scenario(
+        "a task failed once", gauge("ballast_feeder_failures_total", "0x20 1x30", TARGET + ',task="prepare"'), "45m"
+    ),
     Scenario("Redis was away for a minute", gauge("ballast_redis_up", "1x5 0 1x30"), "8m"),
     Scenario("Redis is away", gauge("ballast_redis_up", "1x5 0x30"), "10m", {("BallastRedisUnreachable", CRITICAL)}),
     Scenario(

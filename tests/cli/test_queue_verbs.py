@@ -108,7 +108,7 @@ def test_submit_keeps_no_more_of_a_line_than_the_queue_takes(
     job_id = submit(queued, Path("-"))
     (refused,) = queue.results.read(job_id)
 
-    assert set(pipe.asked) == {202}
+    assert set(pipe.asked) == {203}
     assert refused.error["code"] == "line_too_long"
     assert queue.jobs.get(job_id).counts.waiting == 3
 

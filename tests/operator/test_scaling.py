@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,11 +58,19 @@ class Run:
         ]
         return self.take(make_poll(self.now + seconds, *workers, **queue), seconds=seconds)
 
-    def take(self, poll: PollResult | None, *, seconds: float = 10.0, ready: int | None = None) -> Decision:
+    def take(
+        self, poll: PollResult | None, *, seconds: float = 10.0, ready: int | None = None, startup: float = 600.0
+    ) -> Decision:
         self.now += seconds
         ready = self.replicas if ready is None else ready
         decision = scale(
-            self.scaling, replicas=self.replicas, ready=ready, poll=poll, now=self.now, history=self.history
+            self.scaling,
+            replicas=self.replicas,
+            ready=ready,
+            poll=poll,
+            now=self.now,
+            history=self.history,
+            startup_seconds=startup,
         )
         self.history, self.replicas = decision.history, decision.replicas
         self.seen.append(decision.replicas)
@@ -109,6 +118,38 @@ def test_a_deadline_at_risk_adds_no_replica_while_the_last_one_loads_its_model()
         "1 jobs would miss their deadline at the present rate; no replica is added before all are ready, and 2 of 3 are"
     )
     assert [at_risk(3).replicas for _ in range(4)] == [3, 3, 3, 4]
+
+
+def test_a_replica_that_never_becomes_ready_blocks_a_deadline_for_its_startup_seconds_only() -> None:
+    run = Run(replicas=2, scale_up_seconds=0)
+
+    def at_risk() -> int:
+        workers = map(make_worker, range(2))
+        poll = make_poll(run.now + 10, *workers, depth=10_000, at_risk=1)
+        return run.take(poll, ready=2, startup=60).replicas
+
+    assert [at_risk() for _ in range(15)] == [3] * 7 + [4] * 7 + [5]
+
+
+def test_a_poll_that_failed_does_not_begin_the_wait_for_a_replica_again() -> None:
+    run = Run(replicas=2, scale_up_seconds=0)
+    for _ in range(6):
+        run.take(None, ready=1)
+    poll = make_poll(run.now + 10, make_worker(), depth=10_000, at_risk=1)
+
+    assert run.take(poll, ready=1, startup=60).replicas == 3
+
+
+@pytest.mark.parametrize("ready", [1, 2])
+def test_a_deadline_at_risk_never_brings_fewer_replicas_than_the_same_queue_without_one(ready: int) -> None:
+    runs = [Run(replicas=2, scale_up_seconds=0, offline_max_replicas=5) for _ in range(2)]
+    found = [
+        run.take(make_poll(10, make_worker(), depth=10_000, at_risk=at_risk), ready=ready)
+        for at_risk, run in enumerate(runs)
+    ]
+
+    assert [decision.replicas for decision in found] == [5, 5]
+    assert "offlineMaxReplicas is 5" in found[1].because
 
 
 def test_offline_work_raises_replicas_up_to_its_budget() -> None:

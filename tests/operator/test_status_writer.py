@@ -14,6 +14,7 @@ import pytest
 from ballast_api.conditions import ConditionReason
 from ballast_api.names import INSTANCE_LABEL, NAME_LABEL, RAY_LABEL, WORKER
 from ballast_api.status import Status
+from ballast_operator import report
 from ballast_operator.cache import Cache
 from ballast_operator.context import OperatorContext
 from ballast_operator.errors import ClusterUnavailable
@@ -74,12 +75,15 @@ class FakeCluster:
 
 @dataclass
 class FakeGrants:
-    """Refuses the Secrets of the resource while `is_refusing`."""
+    """Refuses the Secrets of the resource while `is_refusing`, and cannot read them while `is_failing`."""
 
     is_refusing: bool = False
-    least_seconds = 1.0
+    is_failing: bool = False
+    least_seconds = 15.0
 
     async def refusal(self, *_: object) -> ConditionValue | None:
+        if self.is_failing:
+            raise ClusterUnavailable("the API server answered 500", is_about_one=True)
         reason = ConditionReason.SECRET_NOT_ALLOWED
         return ConditionValue("True", reason, "no label") if self.is_refusing else None
 
@@ -191,6 +195,45 @@ def test_the_status_of_a_resource_that_is_not_reconciled_follows_its_pods(case: 
     assert gone.observed_generation == bench.generation
 
 
+@pytest.mark.parametrize("case", HELD)
+def test_what_describes_the_pods_of_a_held_resource_does_not_describe_its_new_spec(case: str) -> None:
+    """`kubectl wait` compares the observedGeneration of the condition with the generation of the resource."""
+    spec, is_refusing, _ = HELD[case]
+    bench = Bench()
+    assert said(bench.serve())["Progressing"] == ("False", "Complete")
+
+    bench.grants.is_refusing = is_refusing
+    bench.put(**spec, replicas=3, rollout={"maxUnavailable": 1})
+    held = bench.reconcile()
+
+    assert (said(held)["Ready"], said(held)["Progressing"]) == (("True", "Serving"), STALE)
+    generations = {each.type: each.observed_generation for each in held.conditions}
+    assert generations.pop("Degraded") == bench.generation == 2
+    assert set(generations.values()) == {1}
+
+
+@pytest.mark.parametrize("case", HELD)
+def test_the_pods_of_a_held_resource_that_become_ready_one_after_another_are_reported_together(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, is_refusing, _ = HELD[case]
+    bench = Bench(replicas=4)
+    bench.serve()
+    bench.grants.is_refusing = is_refusing
+    bench.put(**spec)
+    bench.count(1, total=4)
+    bench.reconcile()
+    written = len(bench.cluster.statuses)
+
+    for ready in (2, 3):
+        bench.count(ready, total=4)
+        again = asyncio.run(bench.reconciler.reconcile(LLM))
+        assert 0 < (again or 0.0) <= report.STEP_SECONDS
+    assert len(bench.cluster.statuses) == written
+    monkeypatch.setattr(report, "STEP_SECONDS", 0.0)  # the time has passed
+    assert bench.reconcile().ready_replicas == 3
+
+
 def test_an_invalid_resource_is_ready_by_its_own_fields_as_far_as_they_are_valid() -> None:
     bench = Bench()
     bench.serve()
@@ -214,6 +257,7 @@ def test_a_resource_that_was_never_reconciled_is_not_ready_and_rolls_nothing_out
     assert said(found)["Ready"] == ("False", "Starting")
     assert said(found)["Progressing"] == STALE
     assert found.workers == "0/2"
+    assert {each.observed_generation for each in found.conditions if each.type != "Degraded"} == {0}
 
 
 def test_the_workers_of_a_held_resource_on_ray_are_counted_and_their_versions_are_unknown() -> None:
@@ -224,12 +268,13 @@ def test_the_workers_of_a_held_resource_on_ray_are_counted_and_their_versions_ar
     ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     for name in "ab":
         bench.cache.put(POD, make_object(POD, name, spec={}, status=ready))
+    bench.cache.resources[LLM]["status"]["updatedReplicas"] = 1
 
     found = bench.reconcile()
 
     assert said(found)["Ready"] == ("True", "Serving")
     assert said(found)["Progressing"] == STALE
-    assert found.workers == "2/2"
+    assert (found.workers, found.updated_replicas) == ("2/2", 1)
 
 
 def test_a_resource_that_is_reconciled_again_is_evaluated_again() -> None:
@@ -257,6 +302,25 @@ def test_a_child_that_fails_again_and_again_is_reported_with_the_measured_condit
 
     assert [status["Degraded"] for status in after] == [("True", "NotApplied")]
     assert after[0]["SLOMet"] == before["SLOMet"]
+
+
+def test_a_reconciliation_that_fails_again_and_again_leaves_the_measured_conditions_as_they_are() -> None:
+    bench = Bench()
+    before = said(bench.serve())
+
+    def fail() -> Status:
+        for _ in range(3):
+            with suppress(ClusterUnavailable):
+                asyncio.run(bench.reconciler.reconcile(LLM))
+        return bench.cluster.statuses[-1]
+
+    bench.grants.is_failing = True
+    assert said(fail()) == before | {"Degraded": ("True", "NotApplied")}
+    bench.count(0)
+    gone = fail()
+
+    assert said(gone) == before | {"Degraded": ("True", "NotApplied"), "Ready": ("False", "Starting")}
+    assert gone.workers == "0/2"
 
 
 @pytest.mark.parametrize("is_created_again", [False, True])

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ballast_queue.errors import RefusedCall
 from ballast_queue.inbox import InboxReader
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
@@ -129,7 +130,7 @@ def test_what_is_wrong_with_an_entry_names_the_field(queue, add, line):
     assert "the string 'colour'), expected deadline, end, item, job, priority, tenant" in fields["f"][1]
     assert param == "job"
     assert message.startswith("job: found the string 'a b', expected an id of at most 128 letters, digits and . _ / -")
-    assert message.endswith("that no submitted job and no job of another tenant has, and no id of an inbox entry")
+    assert message.endswith("no job with unreadable values has, and no id of an inbox entry")
 
 
 def test_an_entry_that_is_no_unicode_is_refused_and_holds_up_nothing(queue, desk, add, line):
@@ -356,7 +357,7 @@ OF_TENANTS = QueueSettings(tenants=tuple(TenantSettings(name=name) for name in (
 def page_of(queue, limit=500, most=10**8):
     """What a worker reads of the inbox, and takes in later."""
     functions = queue.store.functions
-    call = functions.begin_intake("w", limit, seconds=60, max_line_bytes=most, tenants=queue.settings.tenants())
+    call = functions.begin_intake("w", limit, seconds=60, max_bytes=most, tenants=queue.settings.tenants())
     return queue.store.call(call)
 
 
@@ -400,6 +401,33 @@ def test_a_line_beyond_the_limit_is_cut_before_it_is_read_and_refused(queue, add
     assert sizes == [1001, 1001, len(line("c"))]
     assert codes(queue, "j") == {"line:1": "line_too_long", "line:2": "line_too_long"}
     assert queue.jobs.get("j").counts.waiting == 1
+
+
+def test_no_part_of_a_longer_line_is_accepted_in_its_place(queue, add, line):
+    most = len(line("a")) + 10
+    queue.settings.apply(QueueSettings(max_line_bytes=most))
+    full = line("a").ljust(most)
+    for end in (b"\n", b"\r\n"):
+        add(full + end)
+    for rest in (b"\n{", b"\n" * 3, b"\r\n\n", b"\r\n{", b"\n" * 100 + line("b")):
+        for item in (full, line("a")):
+            add(item + rest.rjust(most + 3 - len(item), b"\n") + b"more")
+    queue.inbox.take_in()
+    codes_of_all = [code for job in queue.jobs.newest() for code in codes(queue, job.id).values()]
+
+    assert queue.stats().items.waiting == 2
+    assert codes_of_all == ["line_too_long"] * 10
+
+
+def test_a_worker_reads_the_fields_of_an_entry_and_one_other(queue, desk, add, line):
+    pairs = [("item", b"first"), *((f"x{i}", b"y") for i in range(1000)), ("item", line("a")), ("job", "j")]
+    desk.raw.execute_command("XADD", queue.store.keys.inbox, "*", *(text for pair in pairs for text in pair))
+    ((_, fields),) = page_of(queue)
+    desk.raw.delete(queue.store.keys.intake)
+    queue.inbox.take_in()
+
+    assert fields == [b"item", line("a"), b"x999", b"y", b"job", b"j"]
+    assert codes(queue, "j") == {"a": "invalid_entry"}
 
 
 def test_a_worker_of_an_older_version_gets_lines_of_any_length(queue, add, line):
@@ -464,6 +492,49 @@ def test_an_entry_on_which_the_worker_fails_is_refused_and_holds_up_nothing(queu
     assert codes(queue, "j") == {"line:2": "unreadable_entry"}
     assert [c.custom_id for c in queue.leases.claim("j", 5, "w1")] == ["a", "c"]
     assert caplog.messages == ["inbox entry cannot be read, it is rejected"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("waiting", "x"), ("total", b"\xff"), ("stored", ""), ("rank", "x"), ("tenant", b"\xff"), (None, "text")],
+)
+def test_the_entries_of_a_job_that_cannot_be_read_are_refused_and_hold_up_nothing(
+    queue, desk, add, line, *, caplog, field, value
+):
+    record = queue.store.keys.job("bad")
+    add(line("a"), job="bad", end="1")
+    queue.inbox.take_in()
+    sound = desk.raw.hgetall(record)
+    if field is None:
+        desk.raw.set(record, value)
+    else:
+        desk.raw.hset(record, field, value)
+    entries = [add(line(name), job="bad").decode() for name in "bc"]
+    add(line("d"), job="good", end="1")
+    queue.inbox.take_in()
+    left = queue.stats().inbox
+    desk.raw.delete(record)
+    desk.raw.hset(record, mapping=sound)
+
+    assert left == 0
+    assert [codes(queue, f"inbox-{entry}") for entry in entries] == [{name: "invalid_job"} for name in "bc"]
+    assert [c.custom_id for c in queue.leases.claim("good", 5, "w1")] == ["d"]
+    assert caplog.messages == ["value in redis cannot be read, it is skipped"]
+
+
+def test_an_entry_that_can_be_neither_taken_nor_refused_holds_up_no_other(queue, desk, add, line):
+    first = add(line("a"), job="-").decode()
+    record = queue.store.keys.job(f"inbox-{first}")
+    desk.raw.set(record, "text")
+    add(line("b"), job="j", end="1")
+    with pytest.raises(RefusedCall):
+        queue.inbox.take_in()
+    left = queue.stats().inbox
+    desk.raw.delete(record)
+    queue.inbox.take_in()
+
+    assert (left, queue.jobs.get("j").counts.waiting) == (1, 1)
+    assert codes(queue, f"inbox-{first}") == {"a": "invalid_job"}
 
 
 FIELD = st.sampled_from(["item", "job", "tenant", "priority", "deadline", "end", "x"])

@@ -143,7 +143,7 @@ def test_good_lines_are_taken_as_they_stand():
 def test_a_huge_line_is_read_only_to_its_limit():
     lines = list(bounded_lines(io.BytesIO(b"a\n" + b"x" * 1000 + b"\n" + b"b\n" + b"y" * 500), 100))
 
-    assert [len(line) for line in lines] == [2, 102, 2, 102]
+    assert [len(line) for line in lines] == [2, 103, 2, 103]
     assert lines[2] == b"b\n"
 
 

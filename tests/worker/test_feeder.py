@@ -427,6 +427,18 @@ def test_an_inbox_is_drained_without_waiting_for_the_next_tick(fed, queue, desk,
     assert queue.jobs.get("big").counts.total == 1700
 
 
+def test_an_inbox_with_long_entries_is_drained_without_waiting_for_the_next_tick(
+    fed, queue, desk, eventually, monkeypatch
+) -> None:
+    monkeypatch.setattr("ballast_worker.feeder.TICK_SECONDS", 3600.0)
+    for _ in range(6):
+        desk.xadd(queue.store.keys.inbox, {"item": b"x" * 5_000_000})
+    with fed():
+        eventually(lambda: queue.stats().inbox == 0, "the inbox to be empty")
+
+    assert queue.stats().jobs[JobState.FAILED] == 6
+
+
 def test_a_reservation_holds_over_all_workers(fed, queue, eventually) -> None:
     """Each of two workers sees little of it; together they give the tenant its half of the slots."""
     tenants = [{"name": "small", "reservedPercent": 50, "weight": 0.001}, {"name": "big", "weight": 1000}]

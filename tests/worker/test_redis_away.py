@@ -14,6 +14,7 @@ from ballast_engine.build import build_engine
 from ballast_queue.errors import QueueError
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
+from ballast_worker.feeder import FULL
 
 BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}
 SAFE = {"maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "always"}
@@ -201,13 +202,21 @@ def test_a_full_redis_takes_no_more_jobs_and_work_goes_on(own_valkey, fed, queue
             is_up, inbox = has_redis(client, is_up=True), queue.stats().inbox
             raw.config_set("maxmemory", 0)
             eventually(lambda: is_over(queue, "later"), "the job in the inbox to be over")
+            num_failures = feeder.failures["inbox"]
+            with raw.pipeline(transaction=True) as both:
+                both.xadd(queue.store.keys.inbox, {"item": make_line(0), "job": "last"})
+                both.config_set("maxmemory", 1)
+                both.execute()
+            eventually(lambda: feeder.failures["inbox"] > num_failures + 1, "Redis to be full again")
     succeeded = [queue.jobs.get(job_id).counts.succeeded for job_id in (stored, "later")]
     queue.close()
 
     assert (is_up, inbox) == (True, 1)
     assert succeeded == [3, 1]
     assert [record.fields["because"] for record in caplog.records if "unavailable" in record.message] == []
-    assert any("no memory left" in str(vars(record).get("fields")) for record in caplog.records)
+    full = [record for record in caplog.records if record.message == FULL]
+    assert [record.levelname for record in full] == ["WARNING"] * 2
+    assert all("no memory left" in record.fields["because"] for record in full)
 
 
 def test_a_drain_with_a_full_redis_returns_the_items_and_ends(own_valkey, fed, queue_name, eventually) -> None:

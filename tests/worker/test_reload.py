@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -207,3 +208,50 @@ def test_a_file_that_is_put_back_after_a_failure_is_applied(tmp_path: Path) -> N
 
     assert watcher.check()
     assert failing.all[-1].config.offline.reserved_percent == 10
+
+
+def test_a_file_that_could_not_be_taken_is_tried_again_and_holds_up_no_other(tmp_path: Path) -> None:
+    keys, taken, attempts = tmp_path / "keys.yaml", Taken(), []
+
+    def fail_once() -> None:
+        attempts.append(keys.read_text())
+        if len(attempts) == 1:
+            raise OSError("disk")
+
+    keys.write_text("a")
+    (tmp_path / "c.yaml").write_text(START)
+    loaded = Loaded(WorkerConfig.load(tmp_path / "c.yaml"), content_hash(START))
+    watcher = ConfigWatcher(tmp_path / "c.yaml", loaded, taken.take, also={keys: fail_once})
+    rewrite(keys, "b")
+    rewrite(tmp_path / "c.yaml", START.replace("reservedPercent: 10", "reservedPercent: 25"))
+    with pytest.raises(OSError, match="disk"):
+        watcher.check()
+    applied = len(taken.all)
+    for _ in range(2):
+        watcher.check()
+
+    assert (applied, attempts) == (1, ["b", "b"])
+
+
+def test_a_failure_is_logged_again_after_a_poll_without_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher = make_watcher(tmp_path / "c.yaml", Taken())
+    outcomes = iter([False, True, True, False, True])
+
+    def check() -> bool:
+        is_failure = next(outcomes, None)
+        if is_failure:
+            raise OSError("disk")
+        if is_failure is None:
+            is_over.set()
+        return False
+
+    is_over = threading.Event()
+    monkeypatch.setattr(watcher, "check", check)
+    monkeypatch.setattr("ballast_worker.reload.POLL_SECONDS", 0)
+    watcher.start()
+    assert is_over.wait(60)
+    watcher.stop()
+
+    assert len(caplog.records) == 2

@@ -43,7 +43,7 @@
 --   :ids                        set      custom ids, until the job is closed
 -- The items from `next` to `stored` - 1 wait and have an entry only in :items.
 
-local REVISION = 8
+local REVISION = 9
 
 local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
@@ -56,6 +56,7 @@ local HEAD = {
   'stored', 'asked_out', 'unbounded', 'succeeded', 'tokens_out',
 }
 local SUMMED = {'total', 'waiting', 'leased', 'succeeded', 'failed', 'cancelled', 'expired', 'dead'}
+local OF_ENTRY = {item = true, job = true, tenant = true, priority = true, deadline = true, ['end'] = true}
 local RUNS = {validating = true, in_progress = true}
 local OVER = {completed = true, failed = true, expired = true, cancelled = true}
 local MAX_PAGE_BYTES = 8 * 1024 * 1024
@@ -303,6 +304,14 @@ end
 
 -- Submission
 
+-- Raises an error if the record of a job lacks a value without which a function would fail after its first write.
+local function require_readable(job)
+  for i = NUM_TEXTS + 1, #FIELDS do
+    if not job[FIELDS[i]] then error('a record has a number that is none') end
+  end
+  if not group_of(job.rank) then error('a record has a rank that is none') end
+end
+
 -- ARGV: job id, tenant, priority, deadline (0: none), idempotency key, source, 1 to refuse a passed deadline.
 -- Reply: new | known, tenant, source, lines, accepted, rejected, 1 if closed; or other, and the id of the key's job; or
 -- passed, and the time.
@@ -314,7 +323,9 @@ local function open(keys, argv)
     if known and known ~= id then return {'other', known} end
   end
   local job, status = load_job(k), 'known'
-  if not job then
+  if job then
+    require_readable(job)
+  else
     if argv[7] == '1' and deadline > 0 and deadline <= now then return {'passed', string.format('%.3f', now)} end
     status = 'new'
     local sequence = call('HINCRBY', k.totals, 'sequence', 1)
@@ -351,6 +362,7 @@ local function store(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
   if not job or job.source ~= argv[2] then return {'missing'} end
+  require_readable(job)
   local before, is_submit = tonumber(argv[3]), argv[2] == 'submit'
   local rejected = job.total - job.stored
   if is_submit and job.closed == 1 then return {'closed', job.lines, job.stored, rejected} end
@@ -393,18 +405,26 @@ local function store(keys, argv)
   return {'ok', job.lines, job.stored, job.total - job.stored}
 end
 
--- Cuts the names and values of an entry to `most` bytes each. Returns the bytes that the entry had.
+-- Leaves in an entry the last value of each field of OF_ENTRY, and of all others together. Cuts names and values to
+-- `most` bytes each. Returns the bytes that the entry had.
 local function cut(entry, most)
-  local bytes, texts = 0, entry[2]
-  for i, text in ipairs(texts) do
-    bytes = bytes + #text
-    if #text > most then texts[i] = string.sub(text, 1, most) end
+  local bytes, texts, kept, places = 0, entry[2], {}, {}
+  for i = 1, #texts, 2 do
+    local field = OF_ENTRY[texts[i]] and texts[i] or ''
+    local place = places[field] or #kept + 1
+    places[field] = place
+    for j = 0, 1 do
+      local text = texts[i + j]
+      bytes = bytes + #text
+      kept[place + j] = #text > most and string.sub(text, 1, most) or text
+    end
   end
+  entry[2] = kept
   return bytes
 end
 
 -- KEYS: inbox, intake, inboxes of tenants. ARGV: owner, limit of entries, seconds of the lock, limit of the bytes of a
--- line (the reply has one more byte of a longer text, and no further ones). The inboxes share the limit of entries and
+-- text (the reply has one more byte of a longer text, and no further ones). The inboxes share the limit of entries and
 -- MAX_PAGE_BYTES, which only the last entry may exceed. Reply: entries. Each entry of a tenant ends with the position of
 -- its inbox among those of tenants.
 local function begin_intake(keys, argv)

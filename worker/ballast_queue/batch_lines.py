@@ -21,6 +21,8 @@ CHUNK_BYTES = 4 * 1024 * 1024
 """A chunk ends with the line that reaches either limit. One call stores one chunk."""
 Chunk = tuple[list[Line], int]
 """Lines, and the prefix key of the first accepted line (0: none is accepted)."""
+MOST_LINE_END = 2
+"""Bytes of the longest end of a line. A reader that cuts a line leaves one byte more than the limit and these."""
 MAX_CUSTOM_ID = 256
 _RESERVED = re.compile(r"line:\d+")
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
@@ -32,16 +34,18 @@ MOST_NESTING = 200
 
 def bounded_lines(stream: IO[bytes], max_bytes: int) -> Iterator[bytes]:
     """Yield the lines of a file. A line longer than `max_bytes` is cut, so that memory use stays small."""
-    while line := stream.readline(max_bytes + 2):
+    most = max_bytes + MOST_LINE_END + 1
+    while line := stream.readline(most):
         yield line
-        while not line.endswith(b"\n") and (line := stream.readline(max_bytes + 2)):
+        while not line.endswith(b"\n") and (line := stream.readline(most)):
             pass
 
 
 def read_line(raw: bytes | str, settings: QueueSettings) -> tuple[Line, Body | ItemBody | None]:
     """Validate one line. Return it, or its rejection with the reason, and the body of an accepted line."""
-    line = (raw.encode(errors="surrogatepass") if isinstance(raw, str) else raw).rstrip(b"\r\n")
-    if len(line) > settings.max_line_bytes:  # before blanks are removed: the reader has cut the line
+    raw = raw.encode(errors="surrogatepass") if isinstance(raw, str) else raw
+    line, most = raw.rstrip(b"\r\n"), settings.max_line_bytes
+    if len(line) > most or len(raw) > most + MOST_LINE_END:  # before blanks are removed: the reader has cut the line
         found = f"more than {settings.max_line_bytes} bytes"
         return reject("", wrong("line", found, "no more", code="line_too_long")), None
     line = line.removeprefix(_BOM).strip()

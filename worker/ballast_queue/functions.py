@@ -96,11 +96,9 @@ class Functions:
             keys = tuple(self._keys.inbox_of(tenant) if key == self._keys.inbox else key for key in keys)
         return "store", keys, (job_id, *arguments)
 
-    def begin_intake(
-        self, owner: str, limit: int, *, seconds: float, max_line_bytes: int, tenants: Sequence[str]
-    ) -> Call:
+    def begin_intake(self, owner: str, limit: int, *, seconds: float, max_bytes: int, tenants: Sequence[str]) -> Call:
         keys = (self._keys.inbox, self._keys.intake, *map(self._keys.inbox_of, tenants))
-        return "begin_intake", keys, (owner, limit, seconds, max_line_bytes)
+        return "begin_intake", keys, (owner, limit, seconds, max_bytes)
 
     def end_intake(self, owner: str) -> Call:
         return "end_intake", (self._keys.intake,), (owner,)

@@ -17,8 +17,8 @@ from secrets import token_hex
 
 from ballast_log import Log
 from ballast_openai.errors import InvalidBody, describe
-from ballast_queue.batch_lines import CHUNK_LINES, read_line, reject, wrong
-from ballast_queue.errors import InvalidJob, UnknownTenant
+from ballast_queue.batch_lines import CHUNK_LINES, MOST_LINE_END, read_line, reject, wrong
+from ballast_queue.errors import InvalidJob, RefusedCall, UnknownTenant, UnreadableValue
 from ballast_queue.functions import Line
 from ballast_queue.settings import QueueSettings
 from ballast_queue.settings_store import SettingsStore
@@ -83,13 +83,20 @@ class InboxReader:
     def take_in(self, limit: int = 500) -> int:
         """Move up to `limit` entries into jobs. Return how many there were, or 0 if another worker reads the inbox.
 
+        The entries of a job whose record cannot be read become rejected jobs of their own.
+
         Raises:
             QueueFull: Redis has no memory for the entries, which stay in the inbox.
+            RefusedCall, UnreadableValue: some entries stay in the inbox, and the others were moved.
         """
         owner, settings = token_hex(8), self._settings.read()
         tenants = [tenant.name for tenant in settings.tenants]
         call = self._store.functions.begin_intake(
-            owner, limit, seconds=INTAKE_SECONDS, max_line_bytes=settings.max_line_bytes, tenants=tenants
+            owner,
+            limit,
+            seconds=INTAKE_SECONDS,
+            max_bytes=settings.max_line_bytes + MOST_LINE_END,
+            tenants=tenants,
         )
         replies = self._store.call(call)
         if not replies:
@@ -100,21 +107,33 @@ class InboxReader:
                 # The inbox for all proves no tenant. In a queue with tenants, no entry of it joins a job.
                 job_id = entry.own_job if tenants and entry.tenant is None else entry.job
                 jobs.setdefault((entry.tenant, job_id), []).append(entry)
-            for (_, job_id), entries in jobs.items():
-                self._take(job_id, entries, settings)
+            self._take_all([(job_id, entries) for (_, job_id), entries in jobs.items()], settings)
         finally:
             self._store.call(self._store.functions.end_intake(owner))
         return len(replies)
 
-    def _take(self, job_id: str, entries: Sequence[Entry], settings: QueueSettings) -> None:
+    def _take_all(self, jobs: list[tuple[str, list[Entry]]], settings: QueueSettings) -> None:
+        refused: RefusedCall | UnreadableValue | None = None
+        for job_id, entries in jobs:
+            is_own = job_id == entries[0].own_job
+            try:
+                if self._take(job_id, entries, settings):
+                    continue
+            except (RefusedCall, UnreadableValue) as error:
+                self._store.unreadable.skip(f"job {job_id}")
+                refused = error if is_own else refused
+            if not is_own:
+                jobs += [(entry.own_job, [entry]) for entry in entries]  # the loop comes to them last
+        if refused is not None:
+            raise refused
+
+    def _take(self, job_id: str, entries: Sequence[Entry], settings: QueueSettings) -> bool:
+        """Store the lines of entries in a job. Return False if their writer may not add to it."""
         tenant = entries[0].tenant
         job = open_job(self._store, job_id, _terms(entries[0], settings), key="", source="inbox")
         is_foreign = job.source != "inbox" or (tenant is not None and job.tenant != tenant)
         if is_foreign and job_id != entries[0].own_job:
-            # The writer of an entry may not add to a submitted job, nor to that of another tenant.
-            for entry in entries:
-                self._take(entry.own_job, [entry], settings)
-            return
+            return False  # it is a submitted job, or that of another tenant
         lines: list[Line] = []
         prefix_key = 0
         for entry in entries:
@@ -127,6 +146,7 @@ class InboxReader:
                 call = functions.store(job_id, "inbox", -1, lines, prefix_key=prefix_key, closes=closes, tenant=tenant)
                 self._store.call(call)
                 lines, prefix_key = [], 0
+        return True
 
 
 def _entry(tenants: Sequence[str], entry_id: bytes, pairs: Sequence[bytes], position: int = 0) -> Entry:
@@ -188,8 +208,8 @@ def _problems(entry: Entry, job_id: str, tenant: str, settings: QueueSettings) -
         yield wrong("entry", found, ", ".join(sorted(_FIELDS)), code="invalid_entry")
     if "job" in fields and fields["job"] != job_id:
         wanted = (
-            "an id of at most 128 letters, digits and . _ / - that no submitted job and no job of another tenant has, "
-            "and no id of an inbox entry"
+            "an id of at most 128 letters, digits and . _ / - that no submitted job, no job of another tenant and no "
+            "job with unreadable values has, and no id of an inbox entry"
         )
         yield wrong("job", describe(fields["job"]), wanted, code="invalid_job")
     if fields.get("end", "") not in _ENDS:

@@ -63,7 +63,12 @@ class Jobs:
     def cancel(self, job_id: str) -> Job:
         """End a job that is not over. Items under lease end at their worker's next heartbeat.
 
-        Each waiting item gets an error result with the code `cancelled`. A job whose record cannot be read ends, too.
+        Each waiting item gets an error result with the code `cancelled`.
+
+        Raises:
+            JobNotFound: the queue has no job with this id.
+            UnreadableValue: a value of the record cannot be read; the job ends all the same.
+            RefusedCall: the job does not end, because Redis cannot read a value that the change needs.
         """
         self._store.call(self._store.functions.begin_end(job_id, "cancelled"))
         while self._store.call(self._store.functions.sweep(job_id, SWEEP_ITEMS)):

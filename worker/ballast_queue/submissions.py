@@ -19,6 +19,7 @@ from ballast_queue.errors import DeadlinePassed, EmptyJob, InvalidJob, JobNotFou
 from ballast_queue.functions import Source
 from ballast_queue.job import JobState, Submission
 from ballast_queue.jobs import Jobs
+from ballast_queue.records import readable
 from ballast_queue.settings import Name
 from ballast_queue.settings_store import SettingsStore
 from ballast_queue.store import Store
@@ -73,6 +74,7 @@ def new_job_id() -> str:
     return f"job-{time.time_ns() // 1_000_000:011x}-{token_hex(5)}"
 
 
+@readable("a job")
 def open_job(store: Store, job_id: str, terms: Terms, *, key: str, source: Source) -> Opened:
     """Open a job, or return the existing one with this id or idempotency key.
 

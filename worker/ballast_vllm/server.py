@@ -450,7 +450,8 @@ class VllmServer:
         """Put a changed configuration in force, on the watcher's thread.
 
         Raises:
-            TimeoutError, EngineDead, NotServed: EngineCore did not take it, so nothing changed here.
+            EngineDead, NotServed: EngineCore did not take it, so nothing changed here.
+            TimeoutError: the same, but EngineCore may take it later.
         """
         config = loaded.config
         policy = _policy(config, self.engine.policy)

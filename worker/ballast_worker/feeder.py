@@ -36,12 +36,15 @@ TICK_SECONDS = 1.0
 """How often the feeder runs due timers and updates the ledger, the worker's status, outlooks and the inbox."""
 INTAKE_ENTRIES = 500
 """Inbox entries that are taken in between two rounds of leases and claims; some tens of milliseconds."""
+PAGE_SECONDS = 0.05
+"""Wait after a page with fewer entries. Long entries may follow, or a writer adds entries one by one."""
 STATUS_TTL_SECONDS = 5.0
 SETTINGS_SECONDS = 60.0
 """How often the worker writes its settings to the queue again, so that they stay in force."""
 FIRST_BACKOFF, LAST_BACKOFF = 0.05, 2.0
 RENEW_SECONDS = 1.0
 """How soon a new address or password is tried again while the old connection still works."""
+FULL = "redis is full and the inboxes wait: raise maxmemory, or wait until the results of old jobs expire"
 GATHER_SECONDS = 0.002
 """How long the feeder waits after a wake-up, so that one round trip reports all requests that end together."""
 
@@ -70,6 +73,10 @@ class Feeder:
         """The answers of Redis to the reports of this worker."""
         self.failures: Counter[str] = Counter()
         """How often each task of a round failed."""
+        self._logged: set[str] = set()
+        """Tasks whose failure is in the log."""
+        self._is_full = False
+        """Whether Redis had no memory for entries of the inbox, and has taken none since."""
         self.drained = threading.Event()
         """Set when a draining feeder has no items left."""
         self._connect = connect
@@ -194,11 +201,16 @@ class Feeder:
         return False
 
     def _fail(self, what: str, error: Exception) -> None:
-        """Count a failed task, and log it the first time."""
-        if not self.failures[what]:
+        """Count a failed task, and log it the first time, or each time that Redis becomes full."""
+        self.failures[what] += 1
+        if isinstance(error, QueueFull):
+            if not self._is_full:
+                log.warning(FULL, because=str(error))
+            self._is_full = True
+        elif what not in self._logged:
+            self._logged.add(what)
             is_defect = not isinstance(error, QueueError)
             log.error("feeder task failed, the others go on", task=what, because=repr(error), exc_info=is_defect)
-        self.failures[what] += 1
 
     def _collect(self) -> None:
         """Wait until a request ends, a slot is free or a task is due, then take in all requests that ended."""
@@ -363,9 +375,11 @@ class Feeder:
         )
 
     def _take_in(self, queue: Queue) -> None:
-        """Read a page of the inbox. If there is more, the next page follows immediately, after leases and claims."""
-        is_full = queue.inbox.take_in(INTAKE_ENTRIES) >= INTAKE_ENTRIES
-        self._intake_at = 0.0 if is_full else time.monotonic() + TICK_SECONDS
+        """Read a page of the inbox. If there may be more, the next page follows soon, after leases and claims."""
+        taken = queue.inbox.take_in(INTAKE_ENTRIES)
+        pause = 0.0 if taken >= INTAKE_ENTRIES else PAGE_SECONDS if taken else TICK_SECONDS
+        self._intake_at = time.monotonic() + pause
+        self._is_full = self._is_full and not taken
 
     def _gained(self) -> dict[str, float]:
         """Return the service of offline tenants since the last call, divided by their weights."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,9 +96,15 @@ class ConfigWatcher:
     def check(self) -> bool:
         """Poll once. Return true if a changed configuration was applied.
 
-        If `apply` raises, so does this call, and the next one applies the file again.
+        If `apply` or a function for another file raises, so does this call, after the check of all files. The next call
+        tries that file again.
         """
-        self._check_also()
+        with ExitStack() as others:
+            for path in self._also:
+                others.callback(self._check_also, path)
+            return self._check_file()
+
+    def _check_file(self) -> bool:
         now = stamp(self._path)
         if now is None or now == self._seen:
             return False  # a file that is missing for a moment is being replaced
@@ -130,7 +137,7 @@ class ConfigWatcher:
         self._apply(loaded)
         self.loaded = loaded
         self.is_invalid = False
-        self._last_error = self._last_failure = ""
+        self._last_error = ""
         if loaded.restart_required:
             log.warning("fields changed that need a restart", fields=", ".join(loaded.restart_required))
         log.info(
@@ -145,12 +152,11 @@ class ConfigWatcher:
         self._last_error = why
         self.is_invalid = True
 
-    def _check_also(self) -> None:
-        for path, changed in self._also.items():
-            now = stamp(path)
-            if now is not None and now != self._also_seen[path]:
-                self._also_seen[path] = now
-                changed()
+    def _check_also(self, path: Path) -> None:
+        now = stamp(path)
+        if now is not None and now != self._also_seen[path]:
+            self._also[path]()
+            self._also_seen[path] = now
 
     def _run(self) -> None:
         while not self._stop.wait(POLL_SECONDS):
@@ -160,6 +166,8 @@ class ConfigWatcher:
                 if repr(error) != self._last_failure:
                     log.exception("the changed configuration was not applied, the next poll tries it again")
                 self._last_failure = repr(error)
+            else:
+                self._last_failure = ""
 
 
 def stamp(path: Path) -> Stamp | None:
