@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 
 import httpx
 import pytest
@@ -45,16 +44,14 @@ def test_a_drain_gives_items_back_and_the_next_server_finishes_them(started, que
         job_id = queue.submissions.submit(lines).job_id
         decoded = 'ballast_tokens_total{class="offline",phase="decode"}'
         eventually(lambda: first.series()[decoded] > 60, "items to be half done")
-        online: list[httpx.Response] = []
-        with first.client() as client:
-            body = {"model": "m", **LONG, "max_tokens": 300}  # runs for longer than a look at the metrics takes
-            thread = threading.Thread(target=lambda: online.append(client.post("/v1/completions", json=body)))
-            thread.start()
-            eventually(lambda: first.series()['ballast_slots{class="online",state="running"}'] > 0, "the request")
+        body = {"model": "m", **LONG, "max_tokens": 300, "stream": True}
+        with first.client() as client, client.stream("POST", "/v1/completions", json=body) as online:
+            lines_of_answer = online.iter_lines()
+            next(lines_of_answer)  # the request runs
             first.process.send_signal(signal.SIGTERM)
-            thread.join()
-            assert first.process.wait(120) == 0
-        assert online[0].status_code == 200
+            rest = list(lines_of_answer)
+        assert first.process.wait(120) == 0
+        assert (online.status_code, rest[-2]) == (200, "data: [DONE]")
         log = first.log.read_text()
     counts = queue.jobs.get(job_id).counts
 
