@@ -44,18 +44,20 @@ class Releases:
     async def _is_gone(self, holder: str) -> bool:
         namespace, _, name = holder.partition("/")
         if not name:
-            return self._is_unknown(holder, "this is no NAMESPACE/NAME of a Lease")
+            self._warn(holder, "this is no NAMESPACE/NAME of a Lease")
+            return False  # a release that may exist is not gone
         try:
             lease = await self._cluster.get(Key(LEASE, namespace, name))
         except ClusterRefused as error:
-            return self._is_unknown(holder, f"this release may not read the Lease {holder}: {error}")
+            self._warn(holder, f"this release may not read the Lease {holder}: {error}")
+            return False
         renewed = ((lease or {}).get("spec") or {}).get("renewTime")
         if renewed is None:
             return True
         return (datetime.now(UTC) - datetime.fromisoformat(renewed)).total_seconds() > GONE_SECONDS
 
-    def _is_unknown(self, holder: str, because: str) -> bool:
-        """Return False: a release that may exist is not gone. Log the reason once for each release."""
+    def _warn(self, holder: str, because: str) -> None:
+        """Log once for each release why it is not known whether it is gone."""
         if holder not in self._known:
             log.warning(
                 "cannot know whether another release is gone, so its resources are not claimed",
@@ -64,4 +66,3 @@ class Releases:
                 remedy="if it is gone, set status.operator of its resources to null, as in "
                 "docs/how-to/install-on-kubernetes.md, or permit this operator to get the Lease",
             )
-        return False

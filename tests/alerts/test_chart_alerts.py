@@ -11,7 +11,7 @@ import yaml
 from chart_alerts import chart_alerts
 from scenarios import CRITICAL, WARNING, Scenario, gauge
 from test_names import check
-from test_rules import RAY, alerts
+from test_rules import RAY, alerts, check_what_fires
 
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
 OPERATOR = 'namespace="system",service="ballast-operator"'
@@ -88,31 +88,7 @@ def test_every_alert_of_the_chart_fires_in_some_scenario() -> None:
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_what_an_alert_of_the_chart_does(promtool: str, tmp_path: Path, scenario: Scenario) -> None:
     group = {"name": "chart", "interval": "30s", "rules": chart_alerts()}
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [group]}))
-    samples = [
-        {"labels": f'{{alertname="{name}",severity="{severity}"}}', "value": 1} for name, severity in scenario.fires
-    ]
-    case = {
-        "name": scenario.name,
-        "interval": "1m",
-        "input_series": [{"series": series, "values": values} for series, values in scenario.series.items()],
-        "promql_expr_test": [
-            {
-                "expr": 'count by (alertname, severity) (ALERTS{alertstate="firing"})',
-                "eval_time": scenario.at,
-                "exp_samples": samples,
-            }
-        ],
-    }
-    (tmp_path / "test.yaml").write_text(
-        yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": "30s", "tests": [case]})
-    )
-
-    done = subprocess.run(
-        [promtool, "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 0, done.stdout + done.stderr
+    check_what_fires(promtool, scenario, [group], tmp_path, every="30s")
 
 
 @pytest.mark.promtool

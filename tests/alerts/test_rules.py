@@ -156,15 +156,15 @@ def test_every_alert_fires_in_some_scenario() -> None:
     assert fired == {alert["alert"] for alert in every_alert()}
 
 
-def written(scenario: Scenario, folder: Path) -> Path:
-    """Write the scenario and the rules to files for promtool."""
-    (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": rule_groups(make_resource(**scenario.spec))}))
+def check_what_fires(promtool: str, scenario: Scenario, groups: list[Any], folder: Path, *, every: str = "2m") -> None:
+    """Run promtool on the scenario and on groups of rules, which it evaluates `every` so often."""
+    (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": groups}))
     samples = [
         {"labels": f'{{alertname="{name}",severity="{severity}"}}', "value": 1} for name, severity in scenario.fires
     ]
     case = {
         "rule_files": ["rules.yaml"],
-        "evaluation_interval": "2m",
+        "evaluation_interval": every,
         "tests": [
             {
                 "name": scenario.name,
@@ -180,18 +180,16 @@ def written(scenario: Scenario, folder: Path) -> Path:
             }
         ],
     }
-    path = folder / "test.yaml"
-    path.write_text(yaml.safe_dump(case))
-    return path
+    (folder / "test.yaml").write_text(yaml.safe_dump(case))
+
+    done = subprocess.run(
+        [promtool, "test", "rules", "test.yaml"], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.promtool
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_what_fires(promtool: str, tmp_path: Path, scenario: Scenario) -> None:
-    path = written(scenario, tmp_path)
-
-    done = subprocess.run(
-        [promtool, "test", "rules", path.name], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 0, done.stdout + done.stderr
+    check_what_fires(promtool, scenario, rule_groups(make_resource(**scenario.spec)), tmp_path)
