@@ -176,6 +176,8 @@ def _decodes_cannot_wait(after: After, first: Request) -> bool:
     TTFT. It keeps the time of the reservation, even if its requests find no KV, or lose theirs in this step.
     """
     cost = after.snapshot.cost
+    if _ends_when_a_prompt_is_due(after, first):
+        return True
     if after.config.is_encoder:
         prompts = [r for r in after.snapshot.residents if r.request_class is OFFLINE and r.phase is Phase.RUNNING]
         kept = min(_reserved_prefill_wanted(after), sum(left(r) for r in prompts if r not in after.granted))
@@ -188,6 +190,20 @@ def _decodes_cannot_wait(after: After, first: Request) -> bool:
     longer = after.plan.predicted_seconds + cost.prefill(done(first), 1)
     prefill = sum(cost.prefill(done(r), n) for r, n in after.prefill.items())
     return bool(tpots) and longer > min(tpots) - 1e-9 and prefill + cost.prefill(done(first), 1) > longer / 3 - 1e-9
+
+
+def _ends_when_a_prompt_is_due(after: After, first: Request) -> bool:
+    """More prefill would delay the first token of a prompt that the step finishes beyond its TTFT.
+
+    The step keeps the time of the reservation, even if its requests find no KV, or lose theirs in this step.
+    """
+    cost, now = after.snapshot.cost, after.snapshot.now
+    kept = cost.prefill(0, _reserved_prefill_wanted(after))
+    kept += sum(cost.decode(r.num_tokens) for r in after.plan.preempt if r.request_class is OFFLINE)
+    longer = after.plan.predicted_seconds + kept + cost.prefill(done(first), least(after, first))
+    finished = [r for r, n in after.prefill.items() if r.request_class is ONLINE and n == left(r) and not r.num_output]
+    soonest = min([due for r in finished if (due := r.arrival + r.ttft) >= now], default=inf)
+    return cost.is_trusted and longer > (soonest - now) / (1 + cost.error) - 1e-9
 
 
 def _reserved_prefill_wanted(after: After) -> int:

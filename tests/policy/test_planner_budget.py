@@ -223,6 +223,30 @@ class TestTriage:
         assert granted[long] == 204, "a tenth of the step"
         assert sum(granted.get(other, 0) for other in others) == 2048 - 204
 
+    def test_a_step_ends_when_a_prompt_that_it_finishes_is_due(self):
+        engine = self.make()
+        urgent, other = self.waits(engine, 200, waited=0.97), self.waits(engine, 2_000)
+
+        decided = engine.plan()
+
+        granted = dict(decided.grants)
+        assert granted[urgent] == 200
+        assert decided.predicted_seconds <= 0.03 < decided.predicted_seconds + EXACT.prefill(granted[other], 1)
+
+    def test_a_prompt_that_is_late_in_any_case_does_not_end_a_step(self):
+        engine = self.make()
+        late, other = self.waits(engine, 200, waited=0.999), self.waits(engine, 2_000)
+
+        granted = dict(engine.plan().grants)
+
+        assert granted == {late: 200, other: 1848}
+
+    def test_a_prompt_that_this_step_does_not_finish_does_not_end_it(self):
+        engine = self.make()
+        self.waits(engine, 2_500, waited=0.86)
+
+        assert sum(dict(engine.plan().grants).values()) == 2048
+
     def test_it_does_not_hide_the_slack_of_later_requests(self):
         engine = self.make()
         self.waits(engine, 30_000)

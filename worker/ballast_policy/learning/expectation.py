@@ -32,6 +32,9 @@ UNKNOWN_SHARE = 0.25
 """Share of its longest answer that a request is expected to generate while lengths are unknown. Half of it gains 0.6 %
 of tokens, twice of it costs 2.2 % (`benchmarks/kv_admission.py --kv-tokens 110000 --load 40`)."""
 
+_ENDING = 0.02
+"""Share of answers that may end before they caught up. 1 % costs 0.5 points of TTFT (azure-40-ttft-500), 5 % costs 0.6
+of TPOT (bursts-40)."""
 QUANTILES = {RequestClass.ONLINE: 0.5, RequestClass.OFFLINE: 0.3}
 """Quantile of the recent answers that an answer is expected to reach. A preemption of offline costs less than an empty
 slot (`benchmarks/kv_admission.py`)."""
@@ -71,6 +74,13 @@ class Expectation:
         if not longer:
             return min(most, lengths[int(quantile * shorter)])
         return min(most, lengths[shorter + int(quantile * longer)] - num_output)
+
+    def surely_reached(self, num_output: int) -> int:
+        """Return the length that nearly all online answers reach that are longer than this."""
+        lengths = self.outputs.get(ONLINE, ())
+        shorter = bisect_right(lengths, num_output)
+        longer = len(lengths) - shorter
+        return lengths[shorter + int(_ENDING * longer)] if longer else num_output
 
 
 UNKNOWN = Expectation()

@@ -104,12 +104,13 @@ def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     return max(bound, _IDLE_STEP * cost.k0, (cost.k0 + token) * (1 + ROUNDING), part.seconds)
 
 
-def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, float]:
+def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep, *, is_patient: bool = False) -> tuple[float, float]:
     """Return the seconds to which online prefill may extend this step, and the seconds of a usual step with prefill.
 
     This step may last until a decode falls behind its mean TPOT, less the error of the model. Young answers may fall
-    behind if they catch up: within their first tokens, or later, in the time that new requests leave. The second figure
-    is one TPOT, or a step of which prefill has a third. Without decodes both are infinite; encoders: half of a TTFT.
+    behind if they catch up: within their first tokens, or later, in the time that new requests leave. If `is_patient`,
+    all answers may, if they very probably go on until they caught up. The second figure is one TPOT, or a step of
+    which prefill has a third. Without decodes both are infinite; encoders: half of a TTFT.
     """
     now, cost, usual, prompt = snapshot.now, snapshot.cost, snapshot.expectation, snapshot.typical_prompt or 1
     fixed, short, free = part.fixed, _beginning(snapshot), 1.0
@@ -120,11 +121,14 @@ def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, f
     if short >= _EARLY * usual.online_answer > 0:  # answers that are alike fall behind together
         takes = cost.prefill(0, prompt) + usual.online_answer * cost.decode(prompt)
         free -= min(1.0, usual.online_rate * takes)
+    rest = 1.0 - min(1.0, usual.online_rate * cost.prefill(0, prompt))
     for request in part.decodes:
         tpot, num_output = request.tpot, request.num_output
         left = request.first_token + num_output * tpot - now
         if num_output < short and tpot > fixed:
             left += max(0.0, (early - num_output) * (tpot - fixed), (short - num_output) * (free * tpot - fixed))
+        if is_patient and rest * tpot > fixed:
+            left += max(0, usual.surely_reached(num_output) - max(short, num_output)) * (rest * tpot - fixed)
         if left < inf and (left >= fixed or _catches_up(request, fixed - left, fixed)):
             if tpot < least_tpot:
                 least_tpot = tpot

@@ -91,6 +91,8 @@ class _Service:
     """Requests that cannot have their first token in time."""
     until: float = inf
     """The value of `StepTime.seconds` at which prefill ends."""
+    beside: float = 0.0
+    """Seconds of the step that `StepTime.seconds` does not contain yet: those of the reservation."""
     peak: KvPeak | None = None
     """The peak of online; None until an admission needs it."""
 
@@ -98,11 +100,17 @@ class _Service:
         """Set the end of prefill by the decodes beside it, and defer requests that are late in any case."""
         snapshot, online, cost = self.step.snapshot, self.step.online, self.step.cost
         until, pace = prefill_limits(snapshot, part)
-        self.until = until - (part.seconds - self.step.time.seconds)
+        self.beside = part.seconds - self.step.time.seconds
+        self.until = until - self.beside
         speed = 1 - part.fixed / pace
         start = snapshot.now - (until - pace if pace < inf else 0.0)
         everyone = [*online.prefills, *online.parked, *online.waiting]
-        if not all_in_time(everyone, cost, snapshot.now, speed=speed, start=start):
+        if all_in_time(everyone, cost, snapshot.now, speed=speed, start=start):
+            return
+        patient, _ = prefill_limits(snapshot, part, is_patient=True)
+        if patient > until and all_in_time(everyone, cost, snapshot.now, speed=speed, start=start + until - patient):
+            self.until = patient - self.beside
+        else:
             self.order = list(self.gate.in_order(online.prefills))
             self.deferred = find_late(self.order, cost, snapshot.now, speed=speed, start=start)
 
@@ -125,6 +133,17 @@ class _Service:
                     self.reserved = replace(self.reserved, held_blocks=held_blocks)
                 if reason:
                     gate.close(request, reason)
+            if self.step.cost.is_trusted and not request.num_output:
+                self._end_in_time(request)
+
+    def _end_in_time(self, request: Request) -> None:
+        """End prefill when a prompt that this step finishes is due: all first tokens come at the end of the step."""
+        step = self.step
+        if computed(request) + step.draft.prefill_grants.get(request, 0) >= request.num_tokens:
+            due = request.arrival + request.ttft
+            left = (due - step.snapshot.now) / (1 + step.cost.error) - self.beside
+            if step.time.seconds <= left < self.until:
+                self.until = left
 
     def _serve_deferred(self) -> None:
         """Prefill a part of the first deferred request, unless a higher priority is first."""
