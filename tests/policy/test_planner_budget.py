@@ -287,6 +287,41 @@ class TestTriage:
 
         assert engine.plan().predicted_seconds <= 0.05 + 1e-9
 
+    def answers(self, engine: Engine, *, lengths: tuple[int, ...], rate: float = 0.0, num_decodes: int = 4) -> None:
+        """Let decodes run at their pace, with known lengths of answers."""
+        outputs = {ONLINE: lengths}
+        engine.extra["expectation"] = Expectation(outputs=outputs, online_answer=200.0, online_rate=rate)
+        engine.extra["typical_prompt"] = 2_000
+        for _ in range(num_decodes):
+            self.decodes(engine)
+
+    def test_answers_that_go_on_fall_behind_for_a_prompt_that_would_be_late(self):
+        engine = self.make()
+        self.answers(engine, lengths=(200,) * 100)
+        late = self.waits(engine, 2_000, waited=0.87)
+
+        decided = engine.plan()
+
+        assert dict(decided.grants)[late] == 2_000
+        assert 0.1 < decided.predicted_seconds < 0.13
+
+    @pytest.mark.parametrize(
+        ("lengths", "rate", "prompts", "waited"),
+        [
+            pytest.param((9,) * 3 + (200,) * 97, 0.0, 1, 0.87, id="some of them may end soon"),
+            pytest.param((200,) * 100, 9.0, 1, 0.87, id="new requests leave them no time"),
+            pytest.param((200,) * 100, 0.0, 3, 0.87, id="some prompts would be late in any case"),
+            pytest.param((200,) * 100, 0.0, 1, 0.5, id="the prompt is in time without that"),
+        ],
+    )
+    def test_answers_keep_their_pace_otherwise(self, lengths, rate: float, prompts: int, waited: float):
+        engine = self.make()
+        self.answers(engine, lengths=lengths, rate=rate)
+        for _ in range(prompts):
+            self.waits(engine, 2_000, waited=waited)
+
+        assert engine.plan().predicted_seconds <= 0.05 + 1e-9
+
     def test_a_deferred_prompt_is_finished_under_a_lasting_overload(self):
         slo = {"request_class": ONLINE, "output": 1, "ttft": 0.2, "tpot": 0.05}
         long = Arrival(at=0.0, prompt=3_000, **slo)

@@ -56,9 +56,13 @@ def test_what_decodes_take_makes_prefill_slower():
     assert late(make(1, 3, 6.0), make(2, 2, 6.0), speed=0.5) == {1}
 
 
-def test_time_that_was_saved_up_counts():
-    assert late(make(1, 3, 4.0), make(2, 2, 4.0)) == {1}
-    assert late(make(1, 3, 4.0), make(2, 2, 4.0), start=-1.0) == set()
+def test_the_time_that_decodes_can_wait_is_for_prefill():
+    assert late(make(1, 3, 6.0), make(2, 2, 6.0), speed=0.5, start=-4.0) == set()
+
+
+def test_prefill_takes_its_time_however_long_decodes_can_wait():
+    assert late(make(1, 3, 4.0), make(2, 2, 4.0), start=-9.0) == {1}
+    assert not all_in_time([make(1, 3, 4.0), make(2, 2, 4.0)], COST, 0.0, speed=1.0, start=-9.0)
 
 
 def test_an_answer_that_has_begun_is_never_deferred_but_takes_its_time():

@@ -102,17 +102,17 @@ class _Service:
         until, pace = prefill_limits(snapshot, part)
         self.beside = part.seconds - self.step.time.seconds
         self.until = until - self.beside
-        speed = 1 - part.fixed / pace
+        speed, soon = 1 - part.fixed / pace, snapshot.now + part.fixed
         start = snapshot.now - (until - pace if pace < inf else 0.0)
         everyone = [*online.prefills, *online.parked, *online.waiting]
-        if all_in_time(everyone, cost, snapshot.now, speed=speed, start=start):
+        if all_in_time(everyone, cost, soon, speed=speed, start=start):
             return
         patient, _ = prefill_limits(snapshot, part, is_patient=True)
-        if patient > until and all_in_time(everyone, cost, snapshot.now, speed=speed, start=start + until - patient):
+        if patient > until and all_in_time(everyone, cost, soon, speed=speed, start=start + until - patient):
             self.until = patient - self.beside
         else:
             self.order = list(self.gate.in_order(online.prefills))
-            self.deferred = find_late(self.order, cost, snapshot.now, speed=speed, start=start)
+            self.deferred = find_late(self.order, cost, soon, speed=speed, start=start)
 
     def run(self) -> None:
         draft, gate = self.step.draft, self.gate

@@ -19,7 +19,7 @@ from ballast_policy.learning.cost import CostModel
 from ballast_policy.request import Request, computed, is_overdue
 
 
-def all_in_time(requests: Iterable[Request], cost: CostModel, now: float, *, speed: float, start: float) -> bool:
+def all_in_time(requests: Iterable[Request], cost: CostModel, soon: float, *, speed: float, start: float) -> bool:
     """Return whether all prefill is done before any first token is due, in any order. If so, `find_late` is empty."""
     seconds, soonest = 0.0, inf
     for request in requests:
@@ -28,39 +28,40 @@ def all_in_time(requests: Iterable[Request], cost: CostModel, now: float, *, spe
         due = request.arrival + request.ttft
         if due < soonest and not request.num_output:
             soonest = due
-    return max(now, start + seconds / speed) <= soonest
+    return max(soon + seconds, start + seconds / speed) <= soonest
 
 
-def find_late(order: Iterable[Request], cost: CostModel, now: float, *, speed: float, start: float) -> set[Request]:
+def find_late(order: Iterable[Request], cost: CostModel, soon: float, *, speed: float, start: float) -> set[Request]:
     """Return the requests that cannot have their first token in time: the fewest of each tenant and priority.
 
-    `order`: online requests that prefill or wait, in policy order. `speed`: share of the time for prefill, above 0 to
-    1; decodes take the rest. `start`: when prefill begins to count, which is `now`, or earlier if time was saved up.
+    `order`: online requests that prefill or wait, in policy order. `soon`: the end of a step without prefill; more than
+    all of the time after it, no prefill can take. `speed`: share of the time for prefill, above 0 to 1; decodes take
+    the rest. `start`: when prefill begins to count, which is now, or earlier if time was saved up.
     """
     late: set[Request] = set()
     kept: dict[tuple[int, str], list[tuple[float, int, Request]]] = {}
-    clock = start
+    total = 0.0
     for request in order:
         done = computed(request)
         left = request.num_tokens - done
         if left <= 1:
             continue
-        seconds = cost.prefill(done, left) / speed
+        seconds = cost.prefill(done, left)
         if request.num_output or request.ttft == inf:
-            clock += seconds
+            total += seconds
             continue
-        if is_overdue(request, now):
+        if is_overdue(request, soon):
             late.add(request)
             continue
         same = kept.setdefault((request.priority, request.tenant), [])
         entry = (-seconds, request.seq, request)
         longest = -same[0][0] if same else 0.0
-        missed = clock + seconds - request.arrival - request.ttft
-        if missed <= 0:
+        most = min(request.arrival + request.ttft - soon, (request.arrival + request.ttft - start) * speed)
+        if total + seconds <= most:
             heappush(same, entry)
-            clock += seconds
-        elif longest > max(seconds, missed):
-            clock += seconds - longest
+            total += seconds
+        elif longest > seconds and total + seconds - longest <= most:
+            total += seconds - longest
             late.add(heapreplace(same, entry)[2])
         else:
             late.add(request)
