@@ -63,7 +63,7 @@ def load(
     backend = _backend(attention, config, kind)
     packing = Packing(kernels().lanes) if backend == "cpu" and kind == torch.float32 else None
     with ExitStack() as stack:
-        take = _random(kind) if is_dummy else _Checkpoint(directory, config, stack).reader(kind)
+        take = _random(kind) if is_dummy else _Checkpoint(directory, config, stack, dtype=kind).take
         weights = assemble(config, take, packing)
     loaded = LoadedModel(
         config=config,
@@ -161,32 +161,29 @@ class _File(Protocol):
 class _Checkpoint:
     """The safetensors files of a directory. They are checked against the model before a tensor is read."""
 
-    def __init__(self, directory: Path, config: ModelConfig, stack: ExitStack) -> None:
+    def __init__(self, directory: Path, config: ModelConfig, stack: ExitStack, *, dtype: torch.dtype) -> None:
         self._directory = directory
         self._config = config
+        self._dtype = dtype
         self._files = {name: self._open(name, stack) for name in self._file_names()}
         self._holder = {tensor: name for name, file in self._files.items() for tensor in list(file.keys())}
         self._check()
 
-    def reader(self, dtype: torch.dtype) -> Take:
-        """Return a function that reads one tensor."""
-
-        def take(name: str, _shape: Shape) -> Tensor:
-            file_name = self._holder[name]
-            try:
-                tensor = self._files[file_name].get_tensor(name)
-            except (SafetensorError, RuntimeError, ValueError) as error:
-                raise InvalidCheckpoint(
-                    f"{self._directory / file_name}: tensor {name} is not readable ({error}): download the file again."
-                ) from error
-            if not tensor.is_floating_point():
-                raise InvalidCheckpoint(
-                    f"{self._directory / file_name}: tensor {name} is of type {tensor.dtype}; quantized weights are "
-                    f"not supported: use the original checkpoint."
-                )
-            return tensor.to(dtype)
-
-        return take
+    def take(self, name: str, _shape: Shape) -> Tensor:
+        """Read one tensor."""
+        file_name = self._holder[name]
+        try:
+            tensor = self._files[file_name].get_tensor(name)
+        except (SafetensorError, RuntimeError, ValueError) as error:
+            raise InvalidCheckpoint(
+                f"{self._directory / file_name}: tensor {name} is not readable ({error}): download the file again."
+            ) from error
+        if not tensor.is_floating_point():
+            raise InvalidCheckpoint(
+                f"{self._directory / file_name}: tensor {name} is of type {tensor.dtype}; quantized weights are "
+                f"not supported: use the original checkpoint."
+            )
+        return tensor.to(self._dtype)
 
     def _file_names(self) -> list[str]:
         directory = self._directory
