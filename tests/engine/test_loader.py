@@ -87,7 +87,6 @@ DAMAGES = {
     "no config.json": (lambda d: (d / "config.json").unlink(), r"config\.json does not exist"),
     "config.json is cut off": (lambda d: (d / "config.json").write_text('{"a": '), "not readable JSON"),
     "config.json is a list": (lambda d: (d / "config.json").write_text("[]"), "JSON list"),
-    "no tokenizer": (lambda d: (d / "tokenizer.json").unlink(), r"no tokenizer\.json"),
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "load format 'dummy'"),
     "weights of another format": (
         lambda d: (d / "model.safetensors").rename(d / "pytorch_model.bin"),

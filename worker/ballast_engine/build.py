@@ -70,7 +70,8 @@ def build_engine(
         executor=wrap(executor), tokenizer=tokenizer, policy=policy, options=options, clock=clock, planner=planner
     )
     seconds = warm_up(engine)
-    kv = {"kv_blocks": num_blocks, "kv_mebibytes": num_blocks * executor.kv_bytes_per_block >> 20}
+    num_bytes = num_blocks * kv_bytes_per_block(loaded.config, loaded.dtype, block_tokens)
+    kv = {"kv_blocks": num_blocks, "kv_mebibytes": num_bytes >> 20}
     log.info("engine ready", slots=slots, **kv, context=engine.max_tokens, warm_up_seconds=seconds)
     return engine
 

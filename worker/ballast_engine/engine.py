@@ -258,7 +258,9 @@ class BallastEngine:
             self._counters.note_plan(step)
             if step.members:
                 outputs += self._advance(self._lay_out(step, started))
-            running.add_suspension(self._clock() - started)
+            seconds = self._clock() - started
+            running.suspended_seconds += seconds
+            running.seconds_left -= seconds
         return outputs
 
     def reset(self) -> None:

@@ -46,7 +46,6 @@ class Executor:
         config = loaded.config
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
-        self.kv_bytes_per_block = kv_bytes_per_block(config, loaded.dtype, block_tokens)
         self.vocab_size = config.vocab_size
         self.max_model_len = config.max_positions
         shape = AttentionShape(

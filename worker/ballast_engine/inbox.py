@@ -83,23 +83,13 @@ class Inbox:
     def take(self) -> list[Command]:
         """Remove and return all commands."""
         self._event.clear()
-        commands: list[Command] = []
-        while self._commands:
-            commands.append(self._commands.popleft())
-        return commands
+        return [self._commands.popleft() for _ in range(len(self._commands))]
 
     def take_newcomers(self) -> list[Submit]:
         """Remove and return the new requests. The other commands keep their order."""
-        newcomers: list[Submit] = []
-        rest: list[Command] = []
-        while self._commands:
-            command = self._commands.popleft()
-            if isinstance(command, Submit):
-                newcomers.append(command)
-            else:
-                rest.append(command)
-        self._commands.extendleft(reversed(rest))
-        return newcomers
+        commands = [self._commands.popleft() for _ in range(len(self._commands))]
+        self._commands.extendleft(command for command in reversed(commands) if not isinstance(command, Submit))
+        return [command for command in commands if isinstance(command, Submit)]
 
     def wait(self, timeout: float) -> None:
         """Sleep until there is a command, at most `timeout` seconds."""

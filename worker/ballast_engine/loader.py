@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ballast_engine.attention.cpu import CpuAttention
 from ballast_engine.errors import InvalidCheckpoint, InvalidOptions
-from ballast_engine.models.config import ModelConfig, load_config, read_json
+from ballast_engine.models.config import ModelConfig, parse_config, read_json
 from ballast_engine.models.packing import Packing
 from ballast_engine.models.weights import DecoderWeights, Shape, Take, assemble, expected_tensors
 from ballast_engine.native.compiler import NoCompiler
@@ -56,14 +56,17 @@ def load(
     threads: int = 0,
 ) -> LoadedModel:
     """Load a checkpoint directory. The format `dummy` reads only `config.json` and draws seeded random weights."""
-    is_dummy = load_format == "dummy"
-    _check_directory(directory, needs_tokenizer=not is_dummy)
-    started, config, kind = time.perf_counter(), load_config(directory), _dtype(dtype)
+    if not directory.is_dir():
+        raise InvalidCheckpoint(
+            f"{directory} is not a directory: use a directory with config.json, model.safetensors and tokenizer.json."
+        )
+    started, file = time.perf_counter(), directory / "config.json"
+    config, kind = parse_config(read_json(file), where=str(file)), _dtype(dtype)
     used_threads = set_threads(threads)
     backend = _backend(attention, config, kind)
     packing = Packing(kernels().lanes) if backend == "cpu" and kind == torch.float32 else None
     with ExitStack() as stack:
-        take = _random(kind) if is_dummy else _Checkpoint(directory, config, stack).reader(kind)
+        take = _random(kind) if load_format == "dummy" else _Checkpoint(directory, config, stack, dtype=kind).take
         weights = assemble(config, take, packing)
     loaded = LoadedModel(
         config=config,
@@ -132,18 +135,6 @@ def _obstacle(config: ModelConfig, dtype: torch.dtype) -> str | None:
     return None
 
 
-def _check_directory(directory: Path, *, needs_tokenizer: bool) -> None:
-    if not directory.is_dir():
-        raise InvalidCheckpoint(
-            f"{directory} is not a directory: use a directory with config.json, model.safetensors and tokenizer.json."
-        )
-    if needs_tokenizer and not (directory / "tokenizer.json").is_file():
-        raise InvalidCheckpoint(
-            f"{directory} has no tokenizer.json: copy it from the model's page, or save it with transformers' "
-            f"AutoTokenizer.from_pretrained(...).save_pretrained({str(directory)!r})."
-        )
-
-
 class _Slice(Protocol):
     def get_shape(self) -> list[int]: ...
 
@@ -161,32 +152,29 @@ class _File(Protocol):
 class _Checkpoint:
     """The safetensors files of a directory. They are checked against the model before a tensor is read."""
 
-    def __init__(self, directory: Path, config: ModelConfig, stack: ExitStack) -> None:
+    def __init__(self, directory: Path, config: ModelConfig, stack: ExitStack, *, dtype: torch.dtype) -> None:
         self._directory = directory
         self._config = config
+        self._dtype = dtype
         self._files = {name: self._open(name, stack) for name in self._file_names()}
         self._holder = {tensor: name for name, file in self._files.items() for tensor in list(file.keys())}
         self._check()
 
-    def reader(self, dtype: torch.dtype) -> Take:
-        """Return a function that reads one tensor."""
-
-        def take(name: str, _shape: Shape) -> Tensor:
-            file_name = self._holder[name]
-            try:
-                tensor = self._files[file_name].get_tensor(name)
-            except (SafetensorError, RuntimeError, ValueError) as error:
-                raise InvalidCheckpoint(
-                    f"{self._directory / file_name}: tensor {name} is not readable ({error}): download the file again."
-                ) from error
-            if not tensor.is_floating_point():
-                raise InvalidCheckpoint(
-                    f"{self._directory / file_name}: tensor {name} is of type {tensor.dtype}; quantized weights are "
-                    f"not supported: use the original checkpoint."
-                )
-            return tensor.to(dtype)
-
-        return take
+    def take(self, name: str, _shape: Shape) -> Tensor:
+        """Read one tensor."""
+        file_name = self._holder[name]
+        try:
+            tensor = self._files[file_name].get_tensor(name)
+        except (SafetensorError, RuntimeError, ValueError) as error:
+            raise InvalidCheckpoint(
+                f"{self._directory / file_name}: tensor {name} is not readable ({error}): download the file again."
+            ) from error
+        if not tensor.is_floating_point():
+            raise InvalidCheckpoint(
+                f"{self._directory / file_name}: tensor {name} is of type {tensor.dtype}; quantized weights are "
+                f"not supported: use the original checkpoint."
+            )
+        return tensor.to(self._dtype)
 
     def _file_names(self) -> list[str]:
         directory = self._directory

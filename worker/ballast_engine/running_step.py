@@ -40,8 +40,3 @@ class RunningStep:
             num_decode=num_decode,
             decode_context=int(ends[:num_decode].sum()),
         )
-
-    def add_suspension(self, seconds: float) -> None:
-        """Count the time of a suspension."""
-        self.suspended_seconds += seconds
-        self.seconds_left -= seconds

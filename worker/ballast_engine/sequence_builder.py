@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 from typing import Protocol
@@ -29,40 +31,31 @@ class Vocabulary(Protocol):
     def eos_ids(self) -> frozenset[int]: ...
 
 
+@dataclass(frozen=True, slots=True)
 class SequenceBuilder:
     """Turn requests into sequences, on the callers' threads."""
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        *,
-        vocab_size: int,
-        max_tokens: int,
-        block_tokens: int,
-        has_prefix_cache: bool,
-        isolates_tenants: bool,
-    ) -> None:
-        self.max_tokens = max_tokens
-        """The largest number of tokens of prompt and answer together."""
-        self._vocabulary = vocabulary
-        self._vocab_size = vocab_size
-        self._block_tokens = block_tokens
-        self._has_prefix_cache = has_prefix_cache
-        self._isolates_tenants = isolates_tenants
-        self._numbers = count(1)
-        self._places = PrefixPlaces()
+    vocabulary: Vocabulary
+    vocab_size: int
+    max_tokens: int
+    """The largest number of tokens of prompt and answer together."""
+    block_tokens: int
+    has_prefix_cache: bool
+    isolates_tenants: bool
+    _numbers: Iterator[int] = field(init=False, default_factory=lambda: count(1))
+    _places: PrefixPlaces = field(init=False, default_factory=PrefixPlaces)
 
     def _sequence(self, generation: GenerationRequest, request: Request, tokens: Ints) -> Sequence:
         sampling, prompt = generation.sampling, generation.prompt
-        token_bytes = self._vocabulary.token_bytes
+        token_bytes = self.vocabulary.token_bytes
         return Sequence(
             generation=generation,
             request=request,
             text=Detokenizer(token_bytes, prompt=prompt, stop=sampling.stop, keep_stop=sampling.include_stop),
             tokens=tokens,
-            block_tokens=self._block_tokens,
+            block_tokens=self.block_tokens,
             ends=self._ends(sampling),
-            salt=f"{generation.tenant}\0{generation.cache_salt}" if self._isolates_tenants else generation.cache_salt,
+            salt=f"{generation.tenant}\0{generation.cache_salt}" if self.isolates_tenants else generation.cache_salt,
         )
 
     def make(self, generation: GenerationRequest, policy: PolicyConfig, now: float) -> Sequence:
@@ -102,19 +95,19 @@ class SequenceBuilder:
         if generated:
             sequence.last_token, sequence.num_reported = generated[-1], len(generated)
             sequence.end = sequence.find_end()
-        if self._has_prefix_cache:
+        if self.has_prefix_cache:
             sequence.hash_blocks(num_tokens)
         return sequence
 
     def _ends(self, sampling: SamplingParams) -> frozenset[int]:
-        ends = frozenset() if sampling.ignore_eos else self._vocabulary.eos_ids
+        ends = frozenset() if sampling.ignore_eos else self.vocabulary.eos_ids
         return ends.union(sampling.stop_token_ids) if sampling.stop_token_ids else ends
 
     def _check_tokens(self, tokens: Ints) -> None:
-        wrong = tokens[(tokens < 0) | (tokens >= self._vocab_size)]
+        wrong = tokens[(tokens < 0) | (tokens >= self.vocab_size)]
         if len(wrong):
             raise InvalidRequest(
-                f"Token id {wrong[0]} is outside this model's vocabulary of {self._vocab_size} tokens: encode the "
+                f"Token id {wrong[0]} is outside this model's vocabulary of {self.vocab_size} tokens: encode the "
                 "prompt with this model's tokenizer."
             )
 

@@ -96,12 +96,6 @@ class _Fields:
         return cast("_T", float(value) if kind is float and isinstance(value, int) else value)
 
 
-def load_config(directory: Path) -> ModelConfig:
-    """Read `config.json` of a checkpoint directory."""
-    path = directory / "config.json"
-    return parse_config(read_json(path), where=str(path))
-
-
 def read_json(path: Path) -> Json:
     """Read one JSON object of a checkpoint."""
     if not path.is_file():

@@ -100,19 +100,17 @@ def _digest_of_sources() -> hashlib._Hash:
 def _key(compiler: str) -> str:
     """Return a hash of everything that the result depends on: sources, flags, compiler, processor."""
     digest = _digest_of_sources()
-    digest.update(repr((_TUNING, compiler, _version(compiler), platform.machine(), _processor())).encode())
+    version = _run(compiler, "--version").stdout
+    digest.update(repr((_TUNING, compiler, version, platform.machine(), _processor())).encode())
     return digest.hexdigest()[:20]
 
 
-def _version(compiler: str) -> str:
+def _run(compiler: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*compiler.split(), *arguments]
     try:
-        return _run([*compiler.split(), "--version"]).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)  # noqa: S603 -- the user's own compiler
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoCompiler(f"{compiler} does not run ({error})") from error
-
-
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)  # noqa: S603 -- the user's own compiler
 
 
 def _processor() -> str:
@@ -126,23 +124,12 @@ def _processor() -> str:
 
 def _compile(compiler: str, tunings: tuple[tuple[str, ...], ...], target: Path) -> None:
     """Compile with the first tuning that the compiler knows."""
+    sources = [str(_HERE / name) for name in _SOURCES]
     complaint = ""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         built = Path(folder) / target.name
         for tuning in tunings:
-            command = [
-                *compiler.split(),
-                *FLAGS,
-                *tuning,
-                *(str(_HERE / name) for name in _SOURCES),
-                "-lm",
-                "-o",
-                str(built),
-            ]
-            try:
-                answer = _run(command)
-            except (OSError, subprocess.TimeoutExpired) as error:
-                raise NoCompiler(f"{compiler} does not run ({error})") from error
+            answer = _run(compiler, *FLAGS, *tuning, *sources, "-lm", "-o", str(built))
             if answer.returncode == 0:
                 built.replace(target)
                 return

@@ -28,21 +28,17 @@ MAX_HEAD_DIM = 256
 MAX_TILE = 48
 
 
+def _fields(kind: type[c_int64 | c_void_p], *names: str) -> list[tuple[str, type[c_int64 | c_void_p]]]:
+    """Return consecutive fields of one type."""
+    return [(name, kind) for name in names]
+
+
 class CStep(Structure):
     """`step` of step.h."""
 
     _fields_: ClassVar = [
-        ("num_rows", c_int64),
-        ("num_requests", c_int64),
-        ("table_width", c_int64),
-        ("token_ids", c_void_p),
-        ("positions", c_void_p),
-        ("slots", c_void_p),
-        ("query_start", c_void_p),
-        ("table", c_void_p),
-        ("tile_start", c_void_p),
-        ("cosines", c_void_p),
-        ("sines", c_void_p),
+        *_fields(c_int64, "num_rows", "num_requests", "table_width"),
+        *_fields(c_void_p, "token_ids", "positions", "slots", "query_start", "table", "tile_start", "cosines", "sines"),
     ]
 
 
@@ -50,15 +46,10 @@ class CAttention(Structure):
     """`attention` of step.h."""
 
     _fields_: ClassVar = [
-        ("num_heads", c_int64),
-        ("num_kv_heads", c_int64),
-        ("head_dim", c_int64),
-        ("block_tokens", c_int64),
-        ("window", c_int64),
-        ("tile_rows", c_int64),
-        ("is_bfloat16", c_int64),
-        ("keys", c_void_p),
-        ("values", c_void_p),
+        *_fields(
+            c_int64, "num_heads", "num_kv_heads", "head_dim", "block_tokens", "window", "tile_rows", "is_bfloat16"
+        ),
+        *_fields(c_void_p, "keys", "values"),
     ]
 
 
@@ -82,21 +73,16 @@ LAYER_TENSORS = (
 class CLayer(Structure):
     """`layer` of decoder.c."""
 
-    _fields_: ClassVar = [*((name, c_void_p) for name in LAYER_TENSORS), ("attention", CAttention)]
+    _fields_: ClassVar = [*_fields(c_void_p, *LAYER_TENSORS), ("attention", CAttention)]
 
 
 class CDecoder(Structure):
     """`decoder` of decoder.c."""
 
     _fields_: ClassVar = [
-        ("num_layers", c_int64),
-        ("hidden", c_int64),
-        ("inner", c_int64),
-        ("vocabulary", c_int64),
+        *_fields(c_int64, "num_layers", "hidden", "inner", "vocabulary"),
         ("norm_eps", c_double),
-        ("embedding", c_void_p),
-        ("norm", c_void_p),
-        ("head", c_void_p),
+        *_fields(c_void_p, "embedding", "norm", "head"),
         ("layers", POINTER(CLayer)),
     ]
 
