@@ -77,7 +77,7 @@ def test_windowed_layers_read_only_their_window():
     [
         {"diversity": 0.0},
         {"diversity": 1.5},
-        {"efficiency": replace(GPT_OSS_A100.efficiency, compute=0.0)},
+        {"efficiency": GPT_OSS_A100.efficiency.model_copy(update={"compute": 0.0})},
         {"overlap": 0.5},
     ],
 )

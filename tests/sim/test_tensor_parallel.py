@@ -51,7 +51,7 @@ def test_step_times_are_near_the_published_ones_from_one_gpu_to_eight() -> None:
 
 
 def test_without_communication_eight_gpus_would_look_far_too_fast() -> None:
-    free = Efficiency(all_reduce_seconds=0.0)
+    free = Efficiency(all_reduce_microseconds=0)
     computed = generated(Roofline(SHAPES["llama-2-7b"], GPUS["a100"].group(8), efficiency=free), 1)
 
     assert computed < 0.55 * PUBLISHED["a100", 1][8]

@@ -66,7 +66,7 @@ class CeilingCase:
         if shape.is_encoder == bool(asked.output_tokens):
             wanted = "is an encoder: outputTokens is 0" if shape.is_encoder else "generates: outputTokens is 1 or more"
             raise BadInput(f"ceilings.{asked.name}: {shape.name} {wanted}")
-        model: StepModel = Roofline(shape, gpu, inputs.quantization, inputs.efficiency.value())
+        model: StepModel = Roofline(shape, gpu, inputs.quantization, inputs.efficiency)
         if asked.steps == "published":
             if (shape.name, gpu.name, inputs.quantization.value) != ("llama-3-8b", "a100", "none"):
                 raise Impossible(f"{asked.name}: published are the steps of llama-3-8b on a100, without quantization")

@@ -47,7 +47,7 @@ class Deployment:
                 f"{model.name} is an encoder: it generates nothing. Plan it as a service under `ahead`, or run "
                 "`ballast bench encoder`"
             )
-        roofline = Roofline(model, gpu, inputs.quantization, inputs.efficiency.value())
+        roofline = Roofline(model, gpu, inputs.quantization, inputs.efficiency)
         longest = max((arrival.num_tokens for arrival in (*online, *offline)), default=1)
         tokens = inputs.kv_tokens(gpu, model, longest)
         deployment = cls(inputs, gpu, model, roofline, profile(roofline), tokens)

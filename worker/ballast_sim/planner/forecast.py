@@ -205,7 +205,7 @@ class _Ahead:
     def _encoder(self, inputs: PlanInputs, service: ServiceInput, model: ModelShape) -> Capacity:
         gpu = inputs.find_device()
         inputs.kv_tokens(gpu, model, service.prompt_tokens)
-        roofline = Roofline(model, gpu, inputs.quantization, inputs.efficiency.value())
+        roofline = Roofline(model, gpu, inputs.quantization, inputs.efficiency)
         prompt, api = service.prompt_tokens, inputs.api_server
         full = FULL_BATCH / batch_seconds(roofline, FULL_BATCH, prompt)
         if service.kind == "offline":

@@ -8,12 +8,14 @@ an A100 (two pieces that do not meet, and a monotone refit of both), and a roofl
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import NamedTuple, Protocol
 
+from pydantic import Field
+
+from ballast_api.base import ApiModel
 from ballast_policy.learning.cost import CostModel, Fit, StepWork, attended
-from ballast_sim.errors import BadInput
 from ballast_sim.replay.hardware import Accelerator
 from ballast_sim.replay.model_shape import ModelShape, Quantization
 
@@ -126,28 +128,23 @@ def relative_errors(model: StepModel, reference: StepModel, steps: Sequence[Batc
     return sorted(abs(model.seconds(work) / reference.seconds(work) - 1) for work in steps)
 
 
-@dataclass(frozen=True, slots=True)
-class Efficiency:
-    """The share of the data sheet's rates that a step reaches, and its constant costs.
+class Efficiency(ApiModel):
+    """Share of the data sheet's rates that a step reaches. The defaults match published step times of an A100.
 
-    The defaults fit the published step times of an A100 best (`benchmarks/step_model.py`), and are similar to xLLM's.
+    They fit these times best (`benchmarks/step_model.py`), and are similar to xLLM's.
     """
 
-    compute: float = 0.60
-    bandwidth: float = 0.60
-    """Share of the memory bandwidth for reading weights."""
-    kv_bandwidth: float = 0.60
-    """Share of the memory bandwidth for reading the KV cache."""
-    step_seconds: float = 0.002
-    """Launches and scheduling in every step."""
-    sequence_seconds: float = 3e-5
-    """Sampling and bookkeeping for each request of the step."""
-    link: float = 0.75
-    """Share of the rate between GPUs that an all-reduce reaches. Eight A100 or H100 with NVLink reach more."""
-    all_reduce_seconds: float = 3e-5
-    """Time of an all-reduce without its bytes. It fits NVIDIA's published latencies of 1 to 8 GPUs best."""
-    network_seconds: float = 3e-5
-    """The time that an all-reduce between nodes adds to it. It is an assumption."""
+    compute: float = Field(default=0.60, gt=0, le=1)
+    bandwidth: float = Field(default=0.60, gt=0, le=1)  # of the memory, for reading weights
+    kv_bandwidth: float = Field(default=0.60, gt=0, le=1)  # of the memory, for reading the KV cache
+    step_milliseconds: float = Field(default=2, ge=0)  # launches and scheduling in every step
+    sequence_microseconds: float = Field(default=30, ge=0)  # sampling and bookkeeping for each request of the step
+    link: float = Field(default=0.75, gt=0, le=1)  # eight A100 or H100 with NVLink reach more in an all-reduce
+    """Between GPUs that share a model."""
+    all_reduce_microseconds: float = Field(default=30, ge=0)  # fits NVIDIA's latencies of 1 to 8 GPUs best
+    """Time of an all-reduce without its bytes."""
+    network_microseconds: float = Field(default=30, ge=0)  # an assumption
+    """The time that an all-reduce between nodes adds to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +158,7 @@ class Roofline:
     shape: ModelShape
     gpu: Accelerator
     quantization: Quantization = Quantization.NONE
-    efficiency: Efficiency = Efficiency()
-
-    def __post_init__(self) -> None:
-        e = self.efficiency
-        if min(e.compute, e.bandwidth, e.kv_bandwidth, e.link) <= 0:
-            raise BadInput(f"efficiencies must be above 0, found {e}")
+    efficiency: Efficiency = field(default_factory=Efficiency)
 
     @property
     def flops(self) -> float:
@@ -199,7 +191,8 @@ class Roofline:
         )
         decode = gathered * (work.decode_context + work.num_decode)
         together = self.communication(tokens)
-        return linear + read + prefill + decode + together + e.step_seconds + e.sequence_seconds * sampled
+        constant = e.step_milliseconds / 1e3 + e.sequence_microseconds / 1e6 * sampled
+        return linear + read + prefill + decode + together + constant
 
     def communication(self, num_tokens: int) -> float:
         """Return the seconds of a step in which the GPUs of a group exchange results: none for one GPU.
@@ -213,5 +206,5 @@ class Roofline:
         local, sent = gpu.count // gpu.nodes, 2.0 * self.shape.hidden * num_tokens
         seconds = 2 * (local - 1) / local * sent / (gpu.link * e.link)
         seconds += 2 * (gpu.nodes - 1) / gpu.nodes * sent / local / (gpu.network * e.link)
-        seconds += e.all_reduce_seconds + (e.network_seconds if gpu.nodes > 1 else 0.0)
+        seconds += (e.all_reduce_microseconds + (e.network_microseconds if gpu.nodes > 1 else 0.0)) / 1e6
         return 2 * self.shape.layers * seconds
