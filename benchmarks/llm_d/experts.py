@@ -120,7 +120,7 @@ class ExpertRoofline:
         touched: float = 1.0 - missed ** (self.diversity * tokens)
         return touched
 
-    def seconds(self, work: BatchWork) -> float:
+    def predict(self, work: BatchWork) -> float:
         """Return the time of one step."""
         shape, e, p = self.shape, self.efficiency, self.overlap
         tokens = work.num_prefill + work.num_decode

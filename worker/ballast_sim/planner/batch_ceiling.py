@@ -10,13 +10,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 from random import Random
 
 import numpy as np
 
-from ballast_policy.learning.cost import attended
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.encoder import ApiServer
 from ballast_sim.planner.inputs import CeilingInput, PlanInputs
@@ -92,14 +91,10 @@ class CeilingCase:
         """Return the seconds of a step with a number of newcomers in a full batch."""
         prompts = batch if self.is_encoder else newcomers
         decodes = batch - prompts
-        work = BatchWork(
-            num_prefill=prompts * self.prompt,
-            prefill_context=prompts * attended(0, self.prompt),
-            num_decode=decodes,
-            decode_context=decodes * self.context,
-            num_chunks=prompts,
+        work = replace(
+            BatchWork.of_prompts(prompts, self.prompt), num_decode=decodes, decode_context=decodes * self.context
         )
-        return self.step_model.seconds(work)
+        return self.step_model.predict(work)
 
     def slowest(self, batch: int) -> float:
         """Compute the seconds within which the wanted share of newcomers is answered.

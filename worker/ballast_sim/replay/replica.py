@@ -228,7 +228,7 @@ class Replica:
             if request.request_class is OFFLINE:
                 self.on_admit(self)
         items, work, tokens = self._sum_up(dispatch)
-        seconds = self.model.seconds(work)
+        seconds = self.model.predict(work)
         if self.noise:
             seconds *= exp(self.random.gauss(0.0, self.noise))
         if items:
@@ -261,7 +261,7 @@ class Replica:
                 pairs += attended(computed, tokens)
                 before += computed
                 chunks += 1
-        work = BatchWork(num_prefill, pairs, before, num_decode, context, chunks)
+        work = BatchWork(num_prefill, pairs, num_decode, context, before, chunks)
         return taking_part, work, (prefill[ONLINE], prefill[OFFLINE], decode[ONLINE], decode[OFFLINE])
 
     def _end(self, step: SimulatedStep, num_suspensions: int) -> None:
@@ -287,7 +287,7 @@ class Replica:
             if request.num_computed == request.num_tokens:
                 self._emit(item, now)
         host.settle()
-        host.observed(step.work.for_policy, step.seconds)
+        host.observed(step.work, step.seconds)
         if len(self.steps) % SAMPLE_EVERY == 0:
             self._sample()
         if len(self.steps) % CHECK_EVERY == 0:
