@@ -80,7 +80,7 @@ def test_a_full_batch_does_not_wait_for_its_window():
 
 @cache
 def bench(**options):
-    return EncoderBench.of(
+    return EncoderBench(
         **{"model": "bge-large", "gpu": "a100", "prompt": 128, "slo": EncoderSlo(0.030), "seconds": 6.0, **options}
     )
 
