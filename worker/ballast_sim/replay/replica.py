@@ -73,6 +73,12 @@ class Replica:
     policy: Policy
     model: StepModel
     random: Random
+    refill: Callable[[Replica], None]
+    """Called before each step to claim offline items."""
+    on_admit: Callable[[Replica], None]
+    """Called when an offline item gets its first slot."""
+    on_finish: Callable[[SimulatedRequest], None]
+    """Called when an offline item is finished."""
     cost: CostModel | None = None
     """Cost model of the policy. None fits it to the run's own steps, as an engine does."""
     noise: float = 0.0
@@ -81,12 +87,6 @@ class Replica:
     num_layers: int = 32
     """Layers of the model. A step can be suspended between two of them."""
     guarantees: Guarantees | None = None
-    refill: Callable[[Replica], None] = lambda _: None
-    """Called before each step to claim offline items."""
-    on_admit: Callable[[Replica], None] = lambda _: None
-    """Called when an offline item gets its first slot."""
-    on_finish: Callable[[SimulatedRequest], None] = lambda _: None
-    """Called when an offline item is finished."""
     host: Host = field(init=False)
     kv: SimulatedKv = field(init=False)
     items: dict[int, SimulatedRequest] = field(init=False, default_factory=dict)
