@@ -154,7 +154,7 @@ def test_smaller_weights_need_fewer_gpus(kind: Quantization) -> None:
     for count in (1, 2, 4, 8):
         inputs = plan(tensor_parallel=count).model_copy(update={"quantization": kind})
         try:
-            inputs.kv_tokens(inputs.find_device(), inputs.find_shape("llama-3-70b"), LONG)
+            inputs.kv_tokens(inputs.roofline("llama-3-70b"), LONG)
         except Impossible:
             continue
         fits.append(count)

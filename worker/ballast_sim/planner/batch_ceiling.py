@@ -19,7 +19,7 @@ import numpy as np
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.encoder import ApiServer
 from ballast_sim.planner.inputs import CeilingInput, PlanInputs
-from ballast_sim.replay.step_model import REFIT_A100, BatchWork, Roofline, StepModel
+from ballast_sim.replay.step_model import REFIT_A100, BatchWork, StepModel
 
 MOST_BATCH = 512
 MOST_USED = 0.9
@@ -56,7 +56,9 @@ class CeilingCase:
             BadInput: a name is unknown, or the prompt is too long for the model.
             Impossible: the inputs need published step times, and the model has none on this GPU.
         """
-        gpu, shape = inputs.find_device(), inputs.find_shape(asked.model)
+        roofline = inputs.roofline(asked.model)
+        model: StepModel = roofline
+        gpu, shape = roofline.gpu, roofline.shape
         if asked.prompt_tokens + asked.output_tokens > shape.max_context:
             raise BadInput(
                 f"ceilings.{asked.name}: {asked.prompt_tokens + asked.output_tokens} tokens of prompt and answer, but "
@@ -65,7 +67,6 @@ class CeilingCase:
         if shape.is_encoder == bool(asked.output_tokens):
             wanted = "is an encoder: outputTokens is 0" if shape.is_encoder else "generates: outputTokens is 1 or more"
             raise BadInput(f"ceilings.{asked.name}: {shape.name} {wanted}")
-        model: StepModel = Roofline(shape, gpu, inputs.quantization, inputs.efficiency)
         if asked.steps == "published":
             if (shape.name, gpu.name, inputs.quantization.value) != ("llama-3-8b", "a100", "none"):
                 raise Impossible(f"{asked.name}: published are the steps of llama-3-8b on a100, without quantization")

@@ -189,10 +189,10 @@ class _Ahead:
     def _capacity(self, service: ServiceInput) -> Capacity:
         update = {"model": service.model, "quantization": self.way.quantization}
         inputs = self.inputs.model_copy(update=update)
-        model = inputs.find_shape(service.model)
-        _check(service, model)
-        if model.is_encoder:
-            return self._encoder(inputs, service, model)
+        roofline = inputs.roofline(service.model)
+        _check(service, roofline.shape)
+        if roofline.shape.is_encoder:
+            return self._encoder(inputs, service, roofline)
         lengths = draw_lengths(service, self.inputs.seed)
         deployment = Deployment.of(inputs, lengths)
         mean = sum(a.num_tokens for a in lengths) / len(lengths)
@@ -210,10 +210,8 @@ class _Ahead:
     def _most_used(self) -> float:
         return self.inputs.ahead.most_used_percent / 100
 
-    def _encoder(self, inputs: PlanInputs, service: ServiceInput, model: ModelShape) -> Capacity:
-        gpu = inputs.find_device()
-        inputs.kv_tokens(gpu, model, service.prompt_tokens)
-        roofline = Roofline(model, gpu, inputs.quantization, inputs.efficiency)
+    def _encoder(self, inputs: PlanInputs, service: ServiceInput, roofline: Roofline) -> Capacity:
+        inputs.kv_tokens(roofline, service.prompt_tokens)  # raises Impossible
         prompt, api = service.prompt_tokens, inputs.api_server
         full = FULL_BATCH / roofline.predict(BatchWork.of_prompts(FULL_BATCH, prompt))
         if service.kind == "offline":

@@ -17,7 +17,7 @@ from ballast_sim.planner.encoder import TEXT_MILLISECONDS, ApiServer
 from ballast_sim.replay.feasibility import MEMORY_PERCENT, kv_tokens
 from ballast_sim.replay.hardware import ETHERNET, GPUS, PCIE, Accelerator
 from ballast_sim.replay.model_shape import KV_BYTES, ModelShape, Quantization, shape
-from ballast_sim.replay.step_model import Efficiency
+from ballast_sim.replay.step_model import Efficiency, Roofline
 
 MOST_TOKENS = 10_000_000
 MOST_GPUS = 100_000
@@ -329,7 +329,16 @@ class PlanInputs(ApiModel):
         """The process before the GPU of an encoder."""
         return ApiServer(self.engine.api_server_milliseconds)
 
-    def kv_tokens(self, gpu: Accelerator, model: ModelShape, longest: int) -> int:
+    def roofline(self, name: str) -> Roofline:
+        """Return the step times of a model on the GPU, or on the group of them that one replica has.
+
+        Raises:
+            BadInput: a name is unknown, or a group does not fit the model or the nodes.
+        """
+        gpu = self.find_device()
+        return Roofline(self.find_shape(name), gpu, self.quantization, self.efficiency)
+
+    def kv_tokens(self, model: Roofline, longest: int) -> int:
         """Return the tokens of KV cache beside the weights of a model.
 
         Raises:
@@ -338,12 +347,10 @@ class PlanInputs(ApiModel):
         engine = self.engine
         return kv_tokens(
             model,
-            gpu,
             longest=longest,
             slots=engine.slots,
-            quantization=self.quantization,
             memory_percent=engine.memory_percent,
-            adapters=engine.adapters * model.adapter_bytes(engine.adapter_rank),
+            adapters=engine.adapters * model.shape.adapter_bytes(engine.adapter_rank),
         )
 
     def find_device(self) -> Accelerator:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ballast_sim.errors import Impossible
-from ballast_sim.replay.hardware import GPUS, Accelerator
-from ballast_sim.replay.model_shape import ModelShape, Quantization
+from ballast_sim.replay.hardware import GPUS
+from ballast_sim.replay.model_shape import Quantization
 from ballast_sim.replay.step_model import BatchWork, Roofline, StepModel
 from ballast_sim.replay.traffic import Arrival
 
@@ -19,14 +19,7 @@ MOST_GPUS = 16
 
 
 def kv_tokens(
-    shape: ModelShape,
-    gpu: Accelerator,
-    *,
-    longest: int,
-    slots: int,
-    quantization: Quantization = Quantization.NONE,
-    memory_percent: float = MEMORY_PERCENT,
-    adapters: float = 0.0,
+    roofline: Roofline, *, longest: int, slots: int, memory_percent: float = MEMORY_PERCENT, adapters: float = 0.0
 ) -> int:
     """Return the tokens of KV cache that fit beside the weights; 0 for an encoder, which keeps none.
 
@@ -35,8 +28,9 @@ def kv_tokens(
     Raises:
         Impossible: the weights and one request of `longest` tokens need more memory than the GPU has.
     """
+    shape, gpu = roofline.shape, roofline.gpu
     usable = gpu.memory * memory_percent / 100 - adapters
-    weights = shape.weight_bytes(quantization)
+    weights = shape.weight_bytes(roofline.quantization)
     each = shape.kv_bytes_per_token
     needed = longest * each
     if weights + needed <= usable:

@@ -166,8 +166,8 @@ class Roofline:
         )
         decode = gathered * (work.decode_context + work.num_decode)
         together = self.communication(tokens)
-        constant = e.step_milliseconds / 1e3 + e.sequence_microseconds / 1e6 * sampled
-        return linear + read + prefill + decode + together + constant
+        constant, each = e.step_milliseconds / 1e3, e.sequence_microseconds / 1e6
+        return linear + read + prefill + decode + together + constant + each * sampled
 
     def communication(self, num_tokens: int) -> float:
         """Return the seconds of a step in which the GPUs of a group exchange results: none for one GPU.
