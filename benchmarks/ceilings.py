@@ -67,9 +67,9 @@ class _AtContext:
     step_model: StepModel
     context: int
 
-    def seconds(self, work: BatchWork) -> float:
+    def predict(self, work: BatchWork) -> float:
         """Return the time of one step."""
-        return self.step_model.seconds(work._replace(decode_context=work.num_decode * self.context))
+        return self.step_model.predict(replace(work, decode_context=work.num_decode * self.context))
 
 
 @dataclass(frozen=True, slots=True)

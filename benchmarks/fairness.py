@@ -62,7 +62,7 @@ def run(case: Case, lengths: dict[str, list[Arrival]], conversations: list[Arriv
             offline=lambda: [SimulatedJob.endless(name, items, tenant=name) for name, items in lengths.items()],
             seconds=seconds,
             warmup_seconds=seconds / 5,
-            cost=REFIT_A100.cost,
+            cost=REFIT_A100,
             is_guaranteed=True,
         )
     )

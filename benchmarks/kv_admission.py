@@ -86,7 +86,7 @@ def run(rule: str, online: list[Arrival], offline: list[Arrival], kv_tokens: int
         offline=lambda: [SimulatedJob.endless("offline", offline)],
         seconds=60 * options.minutes,
         warmup_seconds=20 * options.minutes,
-        cost=REFIT_A100.cost,
+        cost=REFIT_A100,
     )
     return simulate(scenario)
 

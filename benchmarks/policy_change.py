@@ -45,7 +45,6 @@ from ballast_sim.replay.policies import Ballast
 from ballast_sim.replay.replica import Policy
 from ballast_sim.replay.report import Report, report
 from ballast_sim.replay.simulation import Scenario, simulate
-from ballast_sim.replay.step_model import Linear
 from ballast_sim.replay.traffic import Arrival, Trace, read, read_lengths
 
 SEEDS = 3
@@ -181,7 +180,7 @@ def on_fast_steps(seed: int, seconds: float, *, load: float) -> tuple[Bench, flo
     offline = scale(arxiv(), length=1 / 16)
     config = PolicyConfig(16, 4096, 16, chunk_tokens=512, ttft=0.022, tpot=0.004, objective=0.99)
     bench = Bench(
-        trace, offline, config, Linear(FAST), seconds, seed=seed, num_layers=4, warmup_seconds=seconds / 6,
+        trace, offline, config, FAST, seconds, seed=seed, num_layers=4, warmup_seconds=seconds / 6,
         maximum_seconds=30,
     )  # fmt: skip
     return bench, load

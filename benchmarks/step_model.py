@@ -14,7 +14,6 @@ from ballast_sim.replay.model_shape import SHAPES
 from ballast_sim.replay.step_model import (
     REFIT_A100,
     BatchWork,
-    Linear,
     PublishedA100,
     Roofline,
     StepModel,
@@ -50,11 +49,11 @@ def main() -> None:
     print("Published A100 Llama-3-8B coefficients, 100 decodes of context 1,300 at the seam:")
     for prefill in (412, 413):
         work = BatchWork(num_prefill=prefill, num_decode=100, decode_context=130_000)
-        seconds = (published.seconds(work), REFIT_A100.seconds(work))
+        seconds = (published.predict(work), REFIT_A100.predict(work))
         print(f"  {prefill + 100} tokens: published {1e3 * seconds[0]:.1f} ms, refit {1e3 * seconds[1]:.1f} ms")
 
     again = profile(published, seed=2, num_steps=4000)
-    shipped = REFIT_A100.cost
+    shipped = REFIT_A100
     print("\nMonotone refit (coefficients >= 0), shipped and fitted again on other steps:")
     for name in ("k0", "k1", "k2", "k3", "k4"):
         print(f"  {name}: {getattr(shipped, name):.4g}   {getattr(again, name):.4g}")
@@ -70,13 +69,13 @@ def main() -> None:
     print("\nThe policy's cost model, fitted to a roofline of Llama-3-8B:")
     for name, gpu in GPUS.items():
         model = Roofline(SHAPES["llama-3-8b"], gpu)
-        print(f"  {name:5}                     {errors(Linear(profile(model)), model, steps)}")
+        print(f"  {name:5}                     {errors(profile(model), model, steps)}")
 
     print("\nThe same for the A100, if a share of the steps takes 2 to 8 times as long, and the others vary by 5 %:")
     for share in SLOWED:
         random = Random(2)
-        seen = [(work, roofline.seconds(work) * slowdown(random, share)) for work in sample_steps(random, 512)]
-        print(f"  {share:5.0%}                     {errors(Linear(fit(seen)), roofline, steps)}")
+        seen = [(work, roofline.predict(work) * slowdown(random, share)) for work in sample_steps(random, 512)]
+        print(f"  {share:5.0%}                     {errors(fit(seen), roofline, steps)}")
 
 
 if __name__ == "__main__":

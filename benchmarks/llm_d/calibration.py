@@ -56,7 +56,7 @@ def error(compute: float, diversity: float) -> float:
 
 def made(compute: float, diversity: float) -> ExpertRoofline:
     """Return the model with the two calibrated values replaced."""
-    efficiency = replace(GPT_OSS_A100.efficiency, compute=compute)
+    efficiency = GPT_OSS_A100.efficiency.model_copy(update={"compute": compute})
     return replace(GPT_OSS_A100, efficiency=efficiency, diversity=diversity)
 
 

@@ -120,7 +120,7 @@ class ExpertRoofline:
         touched: float = 1.0 - missed ** (self.diversity * tokens)
         return touched
 
-    def seconds(self, work: BatchWork) -> float:
+    def predict(self, work: BatchWork) -> float:
         """Return the time of one step."""
         shape, e, p = self.shape, self.efficiency, self.overlap
         tokens = work.num_prefill + work.num_decode
@@ -131,7 +131,7 @@ class ExpertRoofline:
         weights += 2.0 * (shape.shared_parameters + shape.head_parameters)
         read = weights / (self.gpu.bandwidth * e.bandwidth)
         both: float = (linear**p + read**p) ** (1.0 / p)
-        return both + self._attention(work) + e.step_seconds + e.sequence_seconds * sampled
+        return both + self._attention(work) + e.step_milliseconds / 1e3 + e.sequence_microseconds / 1e6 * sampled
 
     def _attention(self, work: BatchWork) -> float:
         """Return the time of attention: decodes read their KV, prefill chunks compute scores."""
@@ -153,7 +153,7 @@ class ExpertRoofline:
 GPT_OSS_A100 = ExpertRoofline(
     GPT_OSS_120B,
     GPUS["a100"],
-    Efficiency(compute=0.5, bandwidth=0.9, kv_bandwidth=0.9, sequence_seconds=0.0),
+    Efficiency(compute=0.5, bandwidth=0.9, kv_bandwidth=0.9, sequence_microseconds=0),
     diversity=0.4,
 )
 """gpt-oss-120b on an A100, calibrated on published latencies of interactive traffic alone.

@@ -8,6 +8,7 @@ from functools import cache, partial
 from math import ceil, inf, log, sqrt
 from random import Random
 
+from ballast_policy.learning.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.errors import SimError
 from ballast_sim.replay.jobs import SimulatedJob
@@ -15,7 +16,7 @@ from ballast_sim.replay.policies import Ballast, Fill
 from ballast_sim.replay.replica import Policy
 from ballast_sim.replay.simulated_request import SimulatedRequest
 from ballast_sim.replay.simulation import Run, Scenario, simulate
-from ballast_sim.replay.step_model import Linear, StepModel, profile
+from ballast_sim.replay.step_model import StepModel, profile
 from ballast_sim.replay.traffic import Arrival
 from llm_d.experts import GPT_OSS_A100
 from llm_d.first_come import FirstCome
@@ -197,9 +198,9 @@ class Outcome:
 
 
 @cache
-def linear() -> Linear:
+def linear() -> CostModel:
     """Return the policy's own form, fitted to steps of all mixes of the model of experts."""
-    return Linear(profile(GPT_OSS_A100, expert_share=EXPERT_SHARE))
+    return profile(GPT_OSS_A100, expert_share=EXPERT_SHARE)
 
 
 def policy(case: Case) -> Callable[[], Policy]:
@@ -236,7 +237,7 @@ def scenario(case: Case, cycles: int) -> Scenario:
         offline=list if case.scenario in ALONE else case.protocol.jobs,
         replicas=case.replicas,
         seed=case.protocol.seed,
-        cost=None if is_ours and case.is_fitted else linear().cost,
+        cost=None if is_ours and case.is_fitted else linear(),
         has_prefix_cache=True,
         num_layers=GPT_OSS_A100.shape.layers,
         is_guaranteed=is_ours,

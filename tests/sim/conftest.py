@@ -11,7 +11,6 @@ from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.replay.jobs import SimulatedJob
 from ballast_sim.replay.policies import Ballast
 from ballast_sim.replay.simulation import Run, Scenario, simulate
-from ballast_sim.replay.step_model import Linear
 from ballast_sim.replay.traffic import Arrival
 
 COST = CostModel(0.010, 1e-4, 1e-8, 2e-4, 1e-7, is_trusted=True)
@@ -27,7 +26,7 @@ def make_scenario():
         settings = {"slots": 8, "num_blocks": 400, "chunk_tokens": 128, "ttft": 1.0, "tpot": 0.05, **(config or {})}
         usual = {
             "config": PolicyConfig(**settings),
-            "model": Linear(COST),
+            "model": COST,
             "policy": Ballast,
             "online": online,
             "offline": lambda: [SimulatedJob.of("job", offline)] if offline else [],

@@ -10,7 +10,6 @@ from ballast_policy.learning.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.comparison.guarantee_runs import GuaranteeRuns
 from ballast_sim.errors import BadInput
-from ballast_sim.replay.step_model import Linear
 from ballast_sim.replay.traffic import Arrival
 
 TRACE = [Arrival(0.4 * i, 40 + 37 * i % 200, 10 + 7 * i % 40, tenant="abc"[i % 3]) for i in range(200)]
@@ -19,7 +18,7 @@ POOL = [Arrival(0.0, 60 + 29 * i % 300, 4 + 11 * i % 50) for i in range(120)]
 
 @pytest.fixture
 def runs():
-    model = Linear(CostModel(0.010, 1e-4, 1e-8, 2e-4, 1e-7, is_trusted=True))
+    model = CostModel(0.010, 1e-4, 1e-8, 2e-4, 1e-7, is_trusted=True)
     config = PolicyConfig(slots=32, num_blocks=1200, chunk_tokens=128, ttft=0.5, tpot=0.03)
     return GuaranteeRuns(config, model, TRACE, TRACE, POOL, seconds=15.0)
 

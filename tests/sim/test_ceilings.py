@@ -53,7 +53,7 @@ def test_an_encoder_waits_at_most_one_step_and_takes_another():
     step = ENCODER.step(49, 0)
 
     assert (
-        step == ENCODER.step(49, 20) == ENCODER.step_model.seconds(BatchWork(49 * 256, 49 * 256 * 128.5, 0, 0, 0, 49))
+        step == ENCODER.step(49, 20) == ENCODER.step_model.predict(BatchWork(49 * 256, 49 * 256 * 128.5, num_chunks=49))
     )
     assert ENCODER.slowest(49) == pytest.approx(1.95 * step)
 

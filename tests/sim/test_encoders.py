@@ -8,18 +8,18 @@ import pytest
 from ceilings import highest_rate, serve
 
 from ballast_sim.errors import BadInput, Impossible
-from ballast_sim.planner.encoder import MOST_BATCH, EncoderSlo, batch_seconds, encoder_limit
+from ballast_sim.planner.encoder import MOST_BATCH, EncoderSlo, encoder_limit
 from ballast_sim.planner.encoder_runs import EncoderBench
 from ballast_sim.replay.hardware import GPUS
 from ballast_sim.replay.model_shape import SHAPES
-from ballast_sim.replay.step_model import Roofline
+from ballast_sim.replay.step_model import BatchWork, Roofline
 
 MODEL = Roofline(SHAPES["bge-base"], GPUS["a100"])
 PROMISE = EncoderSlo(latency=0.030)
 
 
 def slowest(batch, promise):
-    step = batch_seconds(MODEL, batch, 256)
+    step = MODEL.predict(BatchWork.of_prompts(batch, 256))
     return promise.share * max(promise.window, step) + step
 
 
@@ -31,7 +31,7 @@ def test_an_encoder_batch_is_the_largest_whose_wait_and_step_fit(promise):
 
     assert slowest(limit.batch, promise) <= promise.latency < slowest(limit.batch + 1, promise)
     assert limit.batch < MOST_BATCH
-    assert limit.requests_per_second == limit.batch / batch_seconds(MODEL, limit.batch, 256)
+    assert limit.requests_per_second == limit.batch / MODEL.predict(BatchWork.of_prompts(limit.batch, 256))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_full_batch_does_not_wait_for_its_window():
 
 @cache
 def bench(**options):
-    return EncoderBench.of(
+    return EncoderBench(
         **{"model": "bge-large", "gpu": "a100", "prompt": 128, "slo": EncoderSlo(0.030), "seconds": 6.0, **options}
     )
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from llm_d.experts import GPT_OSS_120B, GPT_OSS_A100
 
-from ballast_policy.learning.cost import attended
 from ballast_sim.errors import BadInput
 from ballast_sim.replay.step_model import BatchWork
 
@@ -20,7 +19,7 @@ def make_decodes(number: int, context: int = 1) -> BatchWork:
 
 
 def make_prefill(prompts: int, tokens: int) -> BatchWork:
-    return BatchWork(prompts * tokens, prompts * attended(0, tokens), num_chunks=prompts)
+    return BatchWork.of_prompts(prompts, tokens)
 
 
 def test_sizes_are_those_of_the_model_card():
@@ -45,7 +44,7 @@ def test_tokens_that_choose_alike_touch_as_many_experts_as_fewer_independent_one
 
 
 def test_the_first_decodes_cost_the_most_and_those_beyond_the_last_expert_little_more_than_their_attention():
-    times = [INDEPENDENT.seconds(make_decodes(number, 1000)) for number in (4, 8, 250, 254)]
+    times = [INDEPENDENT.predict(make_decodes(number, 1000)) for number in (4, 8, 250, 254)]
     read = 4 * GPT_OSS_120B.layer_kv_bytes * (18 * 1000 + 18 * 128)
     attention = read / (GPT_OSS_A100.gpu.bandwidth * 0.9)
 
@@ -56,7 +55,7 @@ def test_the_first_decodes_cost_the_most_and_those_beyond_the_last_expert_little
 
 
 def test_a_small_prefill_reads_weights_and_a_large_one_computes():
-    small, large, larger = (GPT_OSS_A100.seconds(make_prefill(prompts, 200)) for prompts in (1, 20, 40))
+    small, large, larger = (GPT_OSS_A100.predict(make_prefill(prompts, 200)) for prompts in (1, 20, 40))
     computing = 2 * GPT_OSS_120B.active_parameters / (GPT_OSS_A100.gpu.flops * GPT_OSS_A100.efficiency.compute)
 
     assert small > 2 * 200 * computing
@@ -65,7 +64,7 @@ def test_a_small_prefill_reads_weights_and_a_large_one_computes():
 
 def test_windowed_layers_read_only_their_window():
     shape = GPT_OSS_120B
-    near, far, farther = (GPT_OSS_A100.seconds(make_decodes(1, context)) for context in (100, 1100, 2100))
+    near, far, farther = (GPT_OSS_A100.predict(make_decodes(1, context)) for context in (100, 1100, 2100))
     all_layers = 1000 * shape.kv_bytes_per_token / (GPT_OSS_A100.gpu.bandwidth * 0.9)
 
     assert farther - far == pytest.approx(all_layers / 2)
@@ -77,7 +76,7 @@ def test_windowed_layers_read_only_their_window():
     [
         {"diversity": 0.0},
         {"diversity": 1.5},
-        {"efficiency": replace(GPT_OSS_A100.efficiency, compute=0.0)},
+        {"efficiency": GPT_OSS_A100.efficiency.model_copy(update={"compute": 0.0})},
         {"overlap": 0.5},
     ],
 )

@@ -16,11 +16,11 @@ from llm_d.protocol import SCENARIOS, Case, Outcome, Protocol, kv_tokens, linear
 from llm_d.published import deciled
 from llm_d.table import missed, pooled
 
+from ballast_policy.learning.cost import CostModel
 from ballast_policy.plan import StepPlan
 from ballast_policy.snapshot import EngineSnapshot
 from ballast_sim.replay.policies import Fill
 from ballast_sim.replay.simulation import simulate
-from ballast_sim.replay.step_model import Linear
 from ballast_sim.replay.traffic import Arrival
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -192,8 +192,8 @@ def test_inter_token_latencies_of_interactive_traffic_alone_are_near_the_publish
 
 
 def test_linear_step_times_are_the_form_that_the_policy_fits():
-    assert isinstance(linear(), Linear)
-    assert linear().cost.is_trusted
+    assert isinstance(linear(), CostModel)
+    assert linear().is_trusted
 
 
 def test_kv_of_uniform_layers_is_what_is_left_beside_the_weights():

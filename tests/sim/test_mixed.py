@@ -12,10 +12,9 @@ from ballast_sim.comparison.bench import POLICIES, STATIC_BUDGET, Bench
 from ballast_sim.comparison.json_rows import as_json
 from ballast_sim.comparison.table import run_table
 from ballast_sim.errors import BadInput
-from ballast_sim.replay.step_model import Linear
 from ballast_sim.replay.traffic import Arrival
 
-MODEL = Linear(CostModel(0.010, 1e-4, 1e-8, 2e-4, 1e-7, is_trusted=True))
+MODEL = CostModel(0.010, 1e-4, 1e-8, 2e-4, 1e-7, is_trusted=True)
 TRACE = [Arrival(0.4 * i, 40 + 37 * i % 200, 10 + 7 * i % 40, tenant="ab"[i % 2]) for i in range(400)]
 POOL = [Arrival(0.0, 60 + 29 * i % 300, 4 + 11 * i % 50) for i in range(30)]
 CONFIG = PolicyConfig(slots=16, num_blocks=600, chunk_tokens=128, ttft=0.3, tpot=0.016)

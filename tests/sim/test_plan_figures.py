@@ -16,7 +16,6 @@ from ballast_sim.planner.inputs import (
     SERVICES,
     AheadInput,
     CeilingInput,
-    EfficiencyInput,
     EnergyInput,
     EngineInput,
     MoneyInput,
@@ -24,6 +23,7 @@ from ballast_sim.planner.inputs import (
 )
 from ballast_sim.replay.hardware import GPUS
 from ballast_sim.replay.model_shape import SHAPES, Quantization
+from ballast_sim.replay.step_model import Efficiency
 from ballast_sim.replay.traffic import Arrival
 
 EMBEDDINGS = SERVICES[0]
@@ -191,7 +191,7 @@ def test_a_power_budget_says_how_many_gpus_it_feeds():
 
 def test_a_ceiling_without_overheads_is_what_arithmetic_says():
     bare = PlanInputs(
-        efficiency=EfficiencyInput(compute=1, bandwidth=1, kv_bandwidth=1, step_milliseconds=0, sequence_microseconds=0)
+        efficiency=Efficiency(compute=1, bandwidth=1, kv_bandwidth=1, step_milliseconds=0, sequence_microseconds=0)
     )
     asked = CeilingInput(
         name="bare", model="bge-base", prompt_tokens=100, milliseconds=20, percentile=50, requests_per_second=1

@@ -19,7 +19,6 @@ from ballast_sim.replay.jobs import SimulatedJob
 from ballast_sim.replay.policies import Ballast, Fill
 from ballast_sim.replay.report import report
 from ballast_sim.replay.simulation import Scenario, simulate
-from ballast_sim.replay.step_model import Linear
 from ballast_sim.replay.traffic import Arrival
 
 COST = CostModel(0.010, 1e-4, 1e-8, 2e-4, 1e-7, is_trusted=True)
@@ -140,7 +139,7 @@ def test_the_real_policy_keeps_its_contract_and_guarantees_on_any_traffic(
     )
     scenario = Scenario(
         config,
-        Linear(COST),
+        COST,
         Ballast,
         online=online,
         offline=lambda: [SimulatedJob.of("job", offline)] if offline else [],

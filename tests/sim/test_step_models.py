@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from random import Random
 
 import pytest
@@ -18,7 +18,6 @@ from ballast_sim.replay.step_model import (
     REFIT_A100,
     BatchWork,
     Efficiency,
-    Linear,
     PublishedA100,
     Roofline,
     profile,
@@ -27,14 +26,14 @@ from ballast_sim.replay.step_model import (
 
 
 def mean_error(model, reference, steps):
-    return sum(abs(model.seconds(work) / reference.seconds(work) - 1) for work in steps) / len(steps)
+    return sum(abs(model.predict(work) / reference.predict(work) - 1) for work in steps) / len(steps)
 
 
 def test_the_published_pieces_do_not_meet():
     published = PublishedA100()
 
-    below = published.seconds(BatchWork(num_prefill=412, num_decode=100, decode_context=130_000))
-    above = published.seconds(BatchWork(num_prefill=413, num_decode=100, decode_context=130_000))
+    below = published.predict(BatchWork(num_prefill=412, num_decode=100, decode_context=130_000))
+    above = published.predict(BatchWork(num_prefill=413, num_decode=100, decode_context=130_000))
 
     assert (round(below, 4), round(above, 4)) == (0.0724, 0.0648)
 
@@ -43,7 +42,7 @@ def test_the_refit_is_what_least_squares_finds_on_the_published_pieces():
     again = profile(PublishedA100(), seed=1, num_steps=4000)
 
     for name in ("k0", "k1", "k3", "k4"):
-        assert getattr(again, name) == pytest.approx(getattr(REFIT_A100.cost, name), rel=0.1)
+        assert getattr(again, name) == pytest.approx(getattr(REFIT_A100, name), rel=0.1)
 
 
 def test_the_refit_is_within_three_percent_of_the_published_times_on_average():
@@ -71,31 +70,31 @@ rooflines = [Roofline(SHAPES["qwen2.5-7b"], chip) for chip in GPUS.values()]
 models = st.sampled_from([REFIT_A100, *rooflines, GPT_OSS_A100, replace(GPT_OSS_A100, diversity=1.0)])
 
 
-@given(models, works, st.sampled_from(BatchWork._fields))
+@given(models, works, st.sampled_from([field.name for field in fields(BatchWork)]))
 def test_doing_more_never_takes_less_time(model, work, field):
-    more = work._replace(**{field: getattr(work, field) * 2 + 1})
+    more = replace(work, **{field: getattr(work, field) * 2 + 1})
 
-    assert model.seconds(more) >= model.seconds(work)
+    assert model.predict(more) >= model.predict(work)
 
 
 @pytest.mark.parametrize("chip", GPUS)
 def test_a_profile_of_a_roofline_predicts_it(chip):
     roofline = Roofline(SHAPES["llama-3-8b"], GPUS[chip])
 
-    assert mean_error(Linear(profile(roofline)), roofline, sample_steps(Random(9), 500)) < 0.05
+    assert mean_error(profile(roofline), roofline, sample_steps(Random(9), 500)) < 0.05
 
 
 @pytest.mark.parametrize(
     ("quantization", "share"), [(Quantization.FP8, 0.5), (Quantization.INT8, 0.5), (Quantization.INT4, 0.28)]
 )
 def test_quantized_weights_are_read_in_their_share_of_the_time(quantization, share):
-    bare = Efficiency(step_seconds=0.0, sequence_seconds=0.0)
+    bare = Efficiency(step_milliseconds=0, sequence_microseconds=0)
     usual = Roofline(SHAPES["llama-2-7b"], GPUS["h100"], efficiency=bare)
 
     one = BatchWork(num_decode=1, decode_context=1)
-    quantized = replace(usual, quantization=quantization).seconds(one)
+    quantized = replace(usual, quantization=quantization).predict(one)
 
-    assert quantized / usual.seconds(one) == pytest.approx(share, abs=0.03)
+    assert quantized / usual.predict(one) == pytest.approx(share, abs=0.03)
 
 
 def test_parameters_and_kv_bytes_follow_from_the_shape():
@@ -146,13 +145,13 @@ def test_a_mixture_of_experts_is_read_from_its_configuration():
 def test_a_step_of_a_mixture_reads_the_experts_that_its_tokens_touch():
     model = Roofline(MIXTRAL, GPUS["h200"])
     steps = [BatchWork(num_decode=number, decode_context=100 * number) for number in (1, 4, 64)]
-    seconds = [model.seconds(work) for work in steps]
+    seconds = [model.predict(work) for work in steps]
     cost = profile(model)
 
     assert seconds[1] > 2 * seconds[0]
     assert cost.missed == pytest.approx(1 - 2 / 8)
     for work, expected in zip(steps, seconds, strict=True):
-        assert cost.predict(work.for_policy) == pytest.approx(expected, rel=0.05)
+        assert cost.predict(work) == pytest.approx(expected, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +162,6 @@ def test_a_step_of_a_mixture_reads_the_experts_that_its_tokens_touch():
         (lambda: from_config({"model_type": "mamba"}, "m"), "model_type is 'mamba'"),
         (lambda: from_config({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "m"), "layers have no experts"),
         (lambda: from_config({"model_type": "llama"}, "m"), "num_attention_heads is None; expected"),
-        (lambda: Roofline(SHAPES["mistral-7b"], GPUS["l4"], efficiency=Efficiency(compute=0)), "above 0"),
     ],
 )
 def test_unknown_names_and_sizes_are_refused(ask, found):
@@ -176,6 +174,6 @@ def test_unknown_names_and_sizes_are_refused(ask, found):
 def test_a_given_cost_model_is_its_own_step_model():
     cost = CostModel(0.01, 1e-4, 1e-9, 1e-4, 1e-7)
 
-    assert Linear(cost).seconds(BatchWork(100, 5050.0, 0, 10, 1000, 1)) == pytest.approx(
+    assert cost.predict(BatchWork(100, 5050.0, 10, 1000, num_chunks=1)) == pytest.approx(
         0.01 + 0.01 + 5.05e-6 + 1e-3 + 1e-4
     )

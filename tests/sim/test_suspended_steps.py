@@ -14,7 +14,7 @@ from ballast_sim.replay.policies import Ballast
 from ballast_sim.replay.report import report
 from ballast_sim.replay.simulated_step import SimulatedStep
 from ballast_sim.replay.simulation import Scenario, simulate
-from ballast_sim.replay.step_model import BatchWork, Linear
+from ballast_sim.replay.step_model import BatchWork
 from ballast_sim.replay.traffic import Arrival
 
 COST = CostModel(0.010, 1e-4, 1e-8, 2e-4, 1e-7, is_trusted=True)
@@ -22,7 +22,7 @@ POOL = [Arrival(0.0, 60 + 29 * i % 300, 40 + 11 * i % 50) for i in range(30)]
 ONLINE = [Arrival(1.0 + 0.53 * i, 40 + 37 * i % 200, 10 + 7 * i % 40) for i in range(160)]
 SCENARIO = Scenario(
     config=PolicyConfig(slots=64, num_blocks=2000, chunk_tokens=512, offline_share=0.0, ttft=0.5, tpot=0.05),
-    model=Linear(COST),
+    model=COST,
     policy=Ballast,
     online=ONLINE,
     offline=lambda: [SimulatedJob.endless("offline", POOL)],

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from ballast_policy.learning.cost import attended
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.deployment import Deployment
 from ballast_sim.planner.inputs import EngineInput, GpuInput, PlanInputs
@@ -34,9 +33,9 @@ def plan(**engine: object) -> PlanInputs:
 
 def generated(roofline: Roofline, batch: int) -> float:
     """Return the milliseconds of 128 tokens in and 20 out."""
-    prefill = BatchWork(batch * 128, batch * attended(0, 128), num_chunks=batch)
+    prefill = BatchWork.of_prompts(batch, 128)
     decodes = [BatchWork(num_decode=batch, decode_context=batch * (128 + i)) for i in range(1, 20)]
-    return 1e3 * sum(roofline.seconds(work) for work in (prefill, *decodes))
+    return 1e3 * sum(roofline.predict(work) for work in (prefill, *decodes))
 
 
 def test_step_times_are_near_the_published_ones_from_one_gpu_to_eight() -> None:
@@ -51,7 +50,7 @@ def test_step_times_are_near_the_published_ones_from_one_gpu_to_eight() -> None:
 
 
 def test_without_communication_eight_gpus_would_look_far_too_fast() -> None:
-    free = Efficiency(all_reduce_seconds=0.0)
+    free = Efficiency(all_reduce_microseconds=0)
     computed = generated(Roofline(SHAPES["llama-2-7b"], GPUS["a100"].group(8), efficiency=free), 1)
 
     assert computed < 0.55 * PUBLISHED["a100", 1][8]
@@ -67,7 +66,7 @@ def test_a_decode_of_llama_3_70b_on_eight_h100() -> None:
     kv = 2 * 2 * 80 * 8 * 128 * 2 / (8 * 3.35e12 * 0.6)
 
     assert roofline.communication(1) == pytest.approx(together)
-    assert roofline.seconds(BatchWork(num_decode=1, decode_context=1)) == pytest.approx(
+    assert roofline.predict(BatchWork(num_decode=1, decode_context=1)) == pytest.approx(
         read + together + computed + kv + 0.002 + 3e-5
     )
     assert 1e3 * read == pytest.approx(8.6, abs=0.05)
@@ -106,8 +105,8 @@ def test_the_time_between_nodes_follows_the_rate_of_the_network_and_the_gpus_of_
 
 def test_a_second_node_halves_the_reading_and_adds_the_network() -> None:
     work = BatchWork(num_decode=1, decode_context=1)
-    one = Roofline(SHAPES["llama-3-70b"], plan(tensor_parallel=8).find_device()).seconds(work)
-    two = Roofline(SHAPES["llama-3-70b"], plan(tensor_parallel=16, nodes=2).find_device()).seconds(work)
+    one = Roofline(SHAPES["llama-3-70b"], plan(tensor_parallel=8).find_device()).predict(work)
+    two = Roofline(SHAPES["llama-3-70b"], plan(tensor_parallel=16, nodes=2).find_device()).predict(work)
 
     assert (round(1e3 * one, 1), round(1e3 * two, 1)) == (15.5, 16.0)
 
@@ -155,7 +154,7 @@ def test_smaller_weights_need_fewer_gpus(kind: Quantization) -> None:
     for count in (1, 2, 4, 8):
         inputs = plan(tensor_parallel=count).model_copy(update={"quantization": kind})
         try:
-            inputs.kv_tokens(inputs.find_device(), inputs.find_shape("llama-3-70b"), LONG)
+            inputs.kv_tokens(inputs.roofline("llama-3-70b"), LONG)
         except Impossible:
             continue
         fits.append(count)
@@ -180,7 +179,7 @@ def test_smaller_kv_holds_more_tokens_and_is_read_in_less_time(kv_dtype: str, pa
 
     def reading(deployment: Deployment) -> float:
         decodes = (BatchWork(num_decode=1, decode_context=context) for context in (100_000, 1))
-        return deployment.model.seconds(next(decodes)) - deployment.model.seconds(next(decodes))
+        return deployment.model.predict(next(decodes)) - deployment.model.predict(next(decodes))
 
     assert small.kv_tokens == pytest.approx(usual.kv_tokens / part, abs=2)
     assert reading(small) == pytest.approx(part * reading(usual))

@@ -17,7 +17,7 @@ from ballast_sim.replay.attainment import Percentiles
 from ballast_sim.replay.jobs import SimulatedJob
 from ballast_sim.replay.policies import Ballast
 from ballast_sim.replay.simulation import Scenario, simulate
-from ballast_sim.replay.step_model import BatchWork, Linear
+from ballast_sim.replay.step_model import BatchWork
 from ballast_sim.replay.traffic import excerpt, read, read_lengths
 from ballast_sim.validation.engine_replay import EngineReplay, EngineUnderTest, MeasuredStep, ReplayClock
 from ballast_sim.validation.validator import Validation, fit_steps, kinds, noise
@@ -48,7 +48,7 @@ def engine():
 
 @pytest.fixture(scope="module")
 def replays(engine, online, offline):
-    return [engine.replay(online, offline, ReplayClock("model", Linear(COST))) for _ in range(2)]
+    return [engine.replay(online, offline, ReplayClock("model", COST)) for _ in range(2)]
 
 
 def test_by_the_clock_of_a_step_model_every_replay_computes_the_same_steps(replays, online):
@@ -63,7 +63,7 @@ def test_by_the_clock_of_a_step_model_every_replay_computes_the_same_steps(repla
 def test_by_one_clock_simulator_and_engine_hand_out_first_tokens_at_the_same_moments(replays, online, offline):
     scenario = Scenario(
         config=replace(CONFIG, can_suspend=False),
-        model=Linear(COST),
+        model=COST,
         policy=Ballast,
         online=online,
         offline=lambda: [SimulatedJob.endless("offline", offline)],
@@ -77,9 +77,9 @@ def test_by_one_clock_simulator_and_engine_hand_out_first_tokens_at_the_same_mom
 
 
 def make_steps(model: CostModel, factor: float = 1.0) -> list[MeasuredStep]:
-    works = [BatchWork(16 * i % 200, 1000.0 * i % 7000, 0, 1 + i % 8, 300 * (1 + i % 8), 1) for i in range(80)]
-    works += [BatchWork(0, 0.0, 0, 1 + i % 8, (200 + i) * (1 + i % 8), 0) for i in range(40)]
-    return [MeasuredStep(work, seconds := factor * Linear(model).seconds(work), seconds / 2) for work in works]
+    works = [BatchWork(16 * i % 200, 1000.0 * i % 7000, 1 + i % 8, 300 * (1 + i % 8), num_chunks=1) for i in range(80)]
+    works += [BatchWork(0, 0.0, 1 + i % 8, (200 + i) * (1 + i % 8)) for i in range(40)]
+    return [MeasuredStep(work, seconds := factor * model.predict(work), seconds / 2) for work in works]
 
 
 def test_coefficients_are_found_again_on_the_chosen_clock():

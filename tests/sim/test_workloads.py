@@ -15,10 +15,9 @@ from ballast_sim.comparison.table import run_table
 from ballast_sim.comparison.workloads import WORKLOADS, bursts_from_silence, long_prompts, sparse
 from ballast_sim.errors import BadInput
 from ballast_sim.replay.arrivals import evenly, lognormal_answers
-from ballast_sim.replay.step_model import Linear
 from ballast_sim.replay.traffic import Arrival
 
-MODEL = Linear(CostModel(0.010, 1e-4, 1e-8, 2e-4, 1e-7, is_trusted=True))
+MODEL = CostModel(0.010, 1e-4, 1e-8, 2e-4, 1e-7, is_trusted=True)
 POOL = [Arrival(0.0, 60 + 29 * i % 300, 4 + 11 * i % 50) for i in range(30)]
 ONLINE = evenly(Arrival(0.0, 50, 10), every=0.5, seconds=10.0)
 BUDGETS = ("static-budget=11x128", "static-budget=14x128", "static-budget=30x128")

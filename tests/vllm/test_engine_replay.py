@@ -13,7 +13,6 @@ from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.replay.jobs import SimulatedJob
 from ballast_sim.replay.policies import Ballast
 from ballast_sim.replay.simulation import Scenario, simulate
-from ballast_sim.replay.step_model import Linear
 from ballast_sim.replay.traffic import excerpt, read, read_lengths
 from ballast_sim.validation.engine_replay import ReplayClock
 from ballast_sim.validation.validator import noise
@@ -35,10 +34,10 @@ def test_by_one_clock_simulator_and_vllm_compute_the_same_steps(tiny_model, monk
     longest = max(arrival.num_tokens for arrival in (*online, *offline))
     engine = VllmUnderTest(tiny_model, CONFIG, longest=longest)
 
-    replays = [engine.replay(online, offline, ReplayClock("model", Linear(COST))) for _ in range(2)]
+    replays = [engine.replay(online, offline, ReplayClock("model", COST)) for _ in range(2)]
     scenario = Scenario(
         config=replace(engine.config, can_suspend=False),
-        model=Linear(COST),
+        model=COST,
         policy=Ballast,
         online=online,
         offline=lambda: [SimulatedJob.endless("offline", offline)],

@@ -53,11 +53,11 @@ def compare_encoder(runs: EncoderBench, loads: Sequence[float], api: ApiServer, 
 
 
 def _print(runs: EncoderBench, highest: EncoderRow, rows: Sequence[EncoderRow], api: ApiServer) -> None:
-    slo, model = runs.slo, runs.model
+    slo, model = runs.slo, runs.roofline
     limit = api.limit(runs.maximum)
     found = f"{highest.online_rate:,.0f} requests/s" if highest.load else "no rate"
     sys.stdout.write(
-        f"{model.shape.name} on {model.gpu.name}, prompts of {runs.prompt:.0f} tokens on average; SLO "
+        f"{model.shape.name} on {model.gpu.name}, prompts of {runs.mean_prompt:.0f} tokens on average; SLO "
         f"{1e3 * slo.latency:g} ms for {slo.share:.0%}; reservation {100 * runs.reservation:g} %\n"
         f"Offline alone, in full batches: {runs.maximum:,.0f} requests/s\n"
         f"Within the SLO, computed: {runs.computed.because}; {runs.computed.requests_per_second:,.0f} requests/s\n"

@@ -167,7 +167,7 @@ def encoder(
         from ballast_sim.planner.encoder import ApiServer, EncoderSlo  # noqa: PLC0415
         from ballast_sim.planner.encoder_runs import EncoderBench  # noqa: PLC0415
 
-        runs = EncoderBench.of(
+        runs = EncoderBench(
             model=model,
             gpu=gpu,
             prompt=prompt,

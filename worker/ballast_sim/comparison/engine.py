@@ -57,7 +57,7 @@ class BenchEngine:
             raise Impossible(f"{shape.name} is an encoder: it generates nothing. Use `ballast bench encoder`")
         longest = max(arrival.num_tokens for arrival in (*online, *offline))
         roofline = Roofline(shape, chip)
-        num_blocks = kv_tokens(shape, chip, longest=longest, slots=slots) // BLOCK_TOKENS
+        num_blocks = kv_tokens(roofline, longest=longest, slots=slots) // BLOCK_TOKENS
         pair = (shape.name, chip.name)
         if step_model in {"refit", "published"} and pair != _PUBLISHED:
             raise BadInput(f"no times are published for {' on '.join(pair)}, only for {' on '.join(_PUBLISHED)}")

@@ -10,17 +10,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 from random import Random
 
 import numpy as np
 
-from ballast_policy.learning.cost import attended
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.encoder import ApiServer
 from ballast_sim.planner.inputs import CeilingInput, PlanInputs
-from ballast_sim.replay.step_model import REFIT_A100, BatchWork, Roofline, StepModel
+from ballast_sim.replay.step_model import REFIT_A100, BatchWork, StepModel
 
 MOST_BATCH = 512
 MOST_USED = 0.9
@@ -57,7 +56,9 @@ class CeilingCase:
             BadInput: a name is unknown, or the prompt is too long for the model.
             Impossible: the inputs need published step times, and the model has none on this GPU.
         """
-        gpu, shape = inputs.find_device(), inputs.find_shape(asked.model)
+        roofline = inputs.roofline(asked.model)
+        model: StepModel = roofline
+        gpu, shape = roofline.gpu, roofline.shape
         if asked.prompt_tokens + asked.output_tokens > shape.max_context:
             raise BadInput(
                 f"ceilings.{asked.name}: {asked.prompt_tokens + asked.output_tokens} tokens of prompt and answer, but "
@@ -66,7 +67,6 @@ class CeilingCase:
         if shape.is_encoder == bool(asked.output_tokens):
             wanted = "is an encoder: outputTokens is 0" if shape.is_encoder else "generates: outputTokens is 1 or more"
             raise BadInput(f"ceilings.{asked.name}: {shape.name} {wanted}")
-        model: StepModel = Roofline(shape, gpu, inputs.quantization, inputs.efficiency.value())
         if asked.steps == "published":
             if (shape.name, gpu.name, inputs.quantization.value) != ("llama-3-8b", "a100", "none"):
                 raise Impossible(f"{asked.name}: published are the steps of llama-3-8b on a100, without quantization")
@@ -92,14 +92,10 @@ class CeilingCase:
         """Return the seconds of a step with a number of newcomers in a full batch."""
         prompts = batch if self.is_encoder else newcomers
         decodes = batch - prompts
-        work = BatchWork(
-            num_prefill=prompts * self.prompt,
-            prefill_context=prompts * attended(0, self.prompt),
-            num_decode=decodes,
-            decode_context=decodes * self.context,
-            num_chunks=prompts,
+        work = replace(
+            BatchWork.of_prompts(prompts, self.prompt), num_decode=decodes, decode_context=decodes * self.context
         )
-        return self.step_model.seconds(work)
+        return self.step_model.predict(work)
 
     def slowest(self, batch: int) -> float:
         """Compute the seconds within which the wanted share of newcomers is answered.

@@ -41,17 +41,16 @@ class Deployment:
             BadInput: a GPU or a model is unknown.
             Impossible: the model does not fit, or the SLO is below the fastest step.
         """
-        gpu, model = inputs.find_device(), inputs.find_shape(inputs.model)
-        if model.is_encoder:
+        model = inputs.roofline(inputs.model)
+        if model.shape.is_encoder:
             raise Impossible(
-                f"{model.name} is an encoder: it generates nothing. Plan it as a service under `ahead`, or run "
+                f"{model.shape.name} is an encoder: it generates nothing. Plan it as a service under `ahead`, or run "
                 "`ballast bench encoder`"
             )
-        roofline = Roofline(model, gpu, inputs.quantization, inputs.efficiency.value())
         longest = max((arrival.num_tokens for arrival in (*online, *offline)), default=1)
-        tokens = inputs.kv_tokens(gpu, model, longest)
-        deployment = cls(inputs, gpu, model, roofline, profile(roofline), tokens)
-        check_slo(roofline, online, ttft=deployment.config.ttft, tpot=deployment.config.tpot)
+        tokens = inputs.kv_tokens(model, longest)
+        deployment = cls(inputs, model.gpu, model.shape, model, profile(model), tokens)
+        check_slo(model, online, ttft=deployment.config.ttft, tpot=deployment.config.tpot)
         return deployment
 
     @cached_property

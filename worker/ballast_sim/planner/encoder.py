@@ -6,7 +6,6 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from math import inf
 
-from ballast_policy.learning.cost import attended
 from ballast_sim.errors import Impossible
 from ballast_sim.replay.step_model import BatchWork, Roofline
 
@@ -52,11 +51,6 @@ class EncoderLimit:
         return self.batch / self.seconds
 
 
-def batch_seconds(model: Roofline, batch: int, prompt: int) -> float:
-    """Return the time of one step over a batch of prompts."""
-    return model.seconds(BatchWork(batch * prompt, batch * attended(0, prompt), 0, 0, 0, batch))
-
-
 @dataclass(frozen=True, slots=True)
 class EncoderSlo:
     """The latency that an encoder's requests are promised, and the batch window."""
@@ -78,11 +72,13 @@ def encoder_limit(model: Roofline, prompt: int, slo: EncoderSlo, most: int = MOS
         Impossible: a batch of one misses the latency.
     """
 
-    def slowest(batch: int) -> float:
-        step = batch_seconds(model, batch, prompt)
-        return slo.share * max(slo.window, step) + step
+    def step(batch: int) -> float:
+        return model.predict(BatchWork.of_prompts(batch, prompt))
 
-    one = batch_seconds(model, 1, prompt)
+    def slowest(batch: int) -> float:
+        return slo.share * max(slo.window, step(batch)) + step(batch)
+
+    one = step(1)
     if slowest(1) > slo.latency:
         waits = "one such step" if one >= slo.window else f"the batch window of {1e3 * slo.window:g} ms"
         raise Impossible(
@@ -91,7 +87,7 @@ def encoder_limit(model: Roofline, prompt: int, slo: EncoderSlo, most: int = MOS
             f"{waits} first: {1e3 * slowest(1):.1f} ms for {slo.share:.0%} of them"
         )
     batch = bisect_right(range(1, most + 1), slo.latency, key=slowest)
-    seconds = batch_seconds(model, batch, prompt)
+    seconds = step(batch)
     return EncoderLimit(
         batch,
         seconds,

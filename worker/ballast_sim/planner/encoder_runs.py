@@ -13,7 +13,7 @@ from math import inf
 
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.errors import BadInput
-from ballast_sim.planner.encoder import EncoderLimit, EncoderSlo, encoder_limit
+from ballast_sim.planner.encoder import EncoderSlo, encoder_limit
 from ballast_sim.replay import hardware, model_shape
 from ballast_sim.replay.arrivals import constant, generate, lognormal_answers
 from ballast_sim.replay.jobs import SimulatedJob
@@ -57,48 +57,40 @@ class EncoderRow:
 
 @dataclass
 class EncoderBench:
-    """One encoder on one GPU, its SLO, and the lengths of its prompts."""
+    """One encoder on one GPU, and its SLO. Prompts are drawn."""
 
-    model: Roofline
+    model: str
+    gpu: str
+    prompt: int
+    """Mean tokens from which prompts are drawn."""
     slo: EncoderSlo
-    lengths: Sequence[Arrival]
     slots: int = 256
     reservation: float = 0.0
     seconds: float = 20.0
     seed: int = 0
     noise: float = 0.0
 
-    @classmethod
-    def of(cls, *, model: str, gpu: str, prompt: int, slo: EncoderSlo, slots: int = 256, reservation: float = 0.0,
-           seconds: float = 20.0, seed: int = 0, noise: float = 0.0) -> EncoderBench:  # fmt: skip
-        """Resolve the names, and draw prompts of `prompt` tokens on average.
+    def __post_init__(self) -> None:
+        """Resolve the names, and draw the prompts.
 
         Raises:
             BadInput: a name is unknown, the prompt is too long, or the model generates text.
             Impossible: one prompt takes longer than the SLO allows.
         """
-        shape, chip = model_shape.shape(model), hardware.gpu(gpu)
+        shape = model_shape.shape(self.model)
+        self.roofline = Roofline(shape, hardware.gpu(self.gpu))
         if not shape.is_encoder:
             raise BadInput(f"{shape.name} generates text: `ballast bench mixed` compares policies on it")
-        if not 2 <= prompt <= shape.max_context // 2:
-            raise BadInput(f"prompts of {prompt} tokens on average: {shape.name} needs 2 to {shape.max_context // 2}")
+        if not 2 <= self.prompt <= shape.max_context // 2:
+            raise BadInput(
+                f"prompts of {self.prompt} tokens on average: {shape.name} needs 2 to {shape.max_context // 2}"
+            )
         drawn = lognormal_answers(
-            1, mean=prompt, deviation=prompt / 2, most=shape.max_context, number=NUM_LENGTHS, seed=seed
+            1, mean=self.prompt, deviation=self.prompt / 2, most=shape.max_context, number=NUM_LENGTHS, seed=self.seed
         )
-        lengths = [Arrival(0.0, max(2, arrival.num_output), 1) for arrival in drawn]
-        found = cls(Roofline(shape, chip), slo, lengths, slots, reservation, seconds, seed, noise)
-        _ = found.computed  # raises Impossible
-        return found
-
-    @property
-    def prompt(self) -> float:
-        """Mean tokens of a prompt."""
-        return sum(arrival.num_prompt for arrival in self.lengths) / len(self.lengths)
-
-    @cached_property
-    def computed(self) -> EncoderLimit:
-        """The computed batch, and its rate, for prompts of the mean length."""
-        return encoder_limit(self.model, round(self.prompt), self.slo, most=self.slots)
+        self.lengths = [Arrival(0.0, max(2, arrival.num_output), 1) for arrival in drawn]
+        self.mean_prompt = sum(arrival.num_prompt for arrival in self.lengths) / NUM_LENGTHS
+        self.computed = encoder_limit(self.roofline, round(self.mean_prompt), self.slo, most=self.slots)
 
     @cached_property
     def maximum(self) -> float:
@@ -132,7 +124,7 @@ class EncoderBench:
     def _config(self) -> PolicyConfig:
         return PolicyConfig(
             slots=self.slots,
-            num_blocks=self.slots * self.model.shape.max_context,
+            num_blocks=self.slots * self.roofline.shape.max_context,
             chunk_tokens=STEP_TOKENS,
             ttft=self.slo.latency,
             objective=self.slo.share,
@@ -146,7 +138,7 @@ class EncoderBench:
         slots = FIXED_BATCH if policy == "fixed-32" else self.slots
         return Scenario(
             config=replace(self._config(), slots=slots),
-            model=self.model,
+            model=self.roofline,
             policy=Ballast if policy in OURS else partial(Fill, chunk_tokens=STEP_TOKENS, kv_watermark=0.0),
             online=online,
             offline=list if policy == "online-only" else lambda: [SimulatedJob.endless("offline", self.lengths)],
@@ -154,7 +146,7 @@ class EncoderBench:
             warmup_seconds=WARMUP_SHARE * self.seconds,
             seed=self.seed,
             noise=self.noise,
-            cost=None if policy == "ballast-fitted" else profile(self.model),
+            cost=None if policy == "ballast-fitted" else profile(self.roofline),
         )
 
     def _row(self, policy: str, load: float, run: Run) -> EncoderRow:

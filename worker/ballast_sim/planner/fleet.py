@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from ballast_policy.learning.cost import attended
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.costs import GpuPrice
 from ballast_sim.planner.deployment import Deployment
@@ -119,7 +118,7 @@ def _check_prefill(deployment: Deployment, online: Trace) -> None:
     wanted, ttft = deployment.config.objective, deployment.config.ttft
     prompts = sorted(arrival.num_prompt for arrival in online)
     prompt = prompts[ceil(wanted * len(prompts) - 1e-9) - 1]
-    seconds = deployment.model.seconds(BatchWork(prompt, attended(0, prompt), num_chunks=1))
+    seconds = deployment.model.predict(BatchWork.of_prompts(1, prompt))
     if seconds > ttft:
         raise Impossible(
             f"TTFT of {1e3 * ttft:g} ms is below the fastest prefill for {wanted:.0%} of requests: their "

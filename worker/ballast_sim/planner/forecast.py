@@ -6,16 +6,16 @@ quantized weights, and offline work on the GPUs of the online service with the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 from random import Random
 
-from ballast_policy.learning.cost import attended
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.costs import HOURS_PER_MONTH, GpuPrice, Purchases, buy_or_rent
 from ballast_sim.planner.deployment import Deployment
-from ballast_sim.planner.encoder import MOST_BATCH, EncoderSlo, batch_seconds, encoder_limit
+from ballast_sim.planner.encoder import MOST_BATCH, EncoderSlo, encoder_limit
 from ballast_sim.planner.fleet import STEP_SHARES, Progress
 from ballast_sim.planner.inputs import PlanInputs, ServiceInput
 from ballast_sim.replay.model_shape import ModelShape, Quantization, shape
@@ -45,6 +45,7 @@ class Way:
 class Capacity:
     """The requests per second that one GPU serves of one service."""
 
+    service: ServiceInput
     peak: float
     """Rate within the SLO."""
     full: float
@@ -54,6 +55,11 @@ class Capacity:
     because: str = ""
     texts: float = inf
     """Rate of vLLM's API server for an encoder, of both classes together."""
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether the service has no SLO."""
+        return self.service.kind == "offline"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,67 +156,67 @@ class _Ahead:
 
     def plan(self) -> GrowthPlan:
         inputs = self.inputs
-        services = inputs.ahead.services
-        capacities = [self._capacity(service) for service in services]
-        months = range(inputs.ahead.months)
-        needs = [self._gpus(services, capacities, month) for month in months]
-        counts = [sum(need) for need in needs]
+        capacities = [self._capacity(service) for service in inputs.ahead.services]
+        works = [[self._rate(c, month) / c.full for c in capacities] for month in range(inputs.ahead.months)]
+        counts = [self._gpus(capacities, month) for month in range(inputs.ahead.months)]
         price, rows = GpuPrice(inputs.find_device(), inputs.energy, inputs.money), []
         paid = buy_or_rent(counts, price)
-        for month in months:
-            work = sum(s.rate(month, len(months)) / c.full for s, c in zip(services, capacities, strict=True))
-            used = work / counts[month] if counts[month] else 0.0
+        for month, (count, work) in enumerate(zip(counts, works, strict=True)):
+            used = sum(work) / count if count else 0.0
             rows.append(
                 Month(
                     number=month + 1,
-                    gpus=counts[month],
+                    gpus=count,
                     owned=paid.owned[month],
                     rented=paid.rented[month],
                     utilization=used,
-                    kilowatts=counts[month] * price.kilowatts(used),
+                    kilowatts=count * price.kilowatts(used),
                     hardware_dollars=paid.dollars[month],
                     power_dollars=paid.owned[month] * price.power_per_hour(used) * HOURS_PER_MONTH,
                 )
             )
-        because = [self._reason(s, c) for s, c in zip(services, capacities, strict=True)]
-        online_models = {service.model for service in services if service.kind != "offline"}
-        if self.way.is_mixing and not any(s.kind == "offline" and s.model in online_models for s in services):
+        because = [self._reason(capacity) for capacity in capacities]
+        online_models = {c.service.model for c in capacities if not c.is_offline}
+        if self.way.is_mixing and not any(c.is_offline and c.service.model in online_models for c in capacities):
             because.append("nothing to mix: no offline service has the model of an online service or an encoder")
         because += [_purchases(paid), *self._power(rows)]
-        return GrowthPlan(self.way, tuple(rows), self._costs(services, capacities, rows), tuple(because))
+        costs = tuple(self._cost(c, rows, [work[i] / sum(work) for work in works]) for i, c in enumerate(capacities))
+        return GrowthPlan(self.way, tuple(rows), costs, tuple(because))
+
+    def _rate(self, capacity: Capacity, month: int) -> float:
+        return capacity.service.rate(month, self.inputs.ahead.months)
 
     def _capacity(self, service: ServiceInput) -> Capacity:
         update = {"model": service.model, "quantization": self.way.quantization}
         inputs = self.inputs.model_copy(update=update)
-        model = inputs.find_shape(service.model)
-        _check(service, model)
-        if model.is_encoder:
-            return self._encoder(inputs, service, model)
+        roofline = inputs.roofline(service.model)
+        _check(service, roofline.shape)
+        if roofline.shape.is_encoder:
+            return self._encoder(inputs, service, roofline)
         lengths = draw_lengths(service, self.inputs.seed)
         deployment = Deployment.of(inputs, lengths)
         mean = sum(a.num_tokens for a in lengths) / len(lengths)
         full = deployment.unbounded(lengths) / mean
         if not self.way.is_batching:
-            return Capacity(self._alone(deployment, service), full)
+            return Capacity(service, self._alone(deployment, service), full)
         if service.kind == "offline":
-            return Capacity(full, full)
+            return Capacity(service, full, full)
         peak = self._highest_rate(deployment, lengths, full)
         average = peak * self._most_used / service.peak_factor
-        return Capacity(peak, full, self._mixed(deployment, lengths, average, full) if self.way.is_mixing else 0.0)
+        mixed = self._mixed(deployment, lengths, average, full) if self.way.is_mixing else 0.0
+        return Capacity(service, peak, full, mixed)
 
     @property
     def _most_used(self) -> float:
         return self.inputs.ahead.most_used_percent / 100
 
-    def _encoder(self, inputs: PlanInputs, service: ServiceInput, model: ModelShape) -> Capacity:
-        gpu = inputs.find_device()
-        inputs.kv_tokens(gpu, model, service.prompt_tokens)
-        roofline = Roofline(model, gpu, inputs.quantization, inputs.efficiency.value())
+    def _encoder(self, inputs: PlanInputs, service: ServiceInput, roofline: Roofline) -> Capacity:
+        inputs.kv_tokens(roofline, service.prompt_tokens)  # raises Impossible
         prompt, api = service.prompt_tokens, inputs.api_server
-        full = FULL_BATCH / batch_seconds(roofline, FULL_BATCH, prompt)
+        full = FULL_BATCH / roofline.predict(BatchWork.of_prompts(FULL_BATCH, prompt))
         if service.kind == "offline":
-            rate = full if self.way.is_batching else 1 / batch_seconds(roofline, 1, prompt)
-            return Capacity(min(rate, api.texts_per_second), full, because=api.limit(rate))
+            rate = full if self.way.is_batching else 1 / roofline.predict(BatchWork.of_prompts(1, prompt))
+            return Capacity(service, min(rate, api.texts_per_second), full, because=api.limit(rate))
         slo = EncoderSlo(
             latency=service.latency_milliseconds / 1e3,
             share=service.latency_percentile / 100,
@@ -221,13 +227,13 @@ class _Ahead:
         full, peak = max(full, rate), min(rate, api.texts_per_second)
         because = "; ".join(filter(None, (limit.because if self.way.is_batching else "", api.limit(rate))))
         mixed = peak / full if self.way.is_mixing else 0.0
-        return Capacity(peak, full, mixed, because, api.texts_per_second)
+        return Capacity(service, peak, full, mixed, because, api.texts_per_second)
 
     def _alone(self, deployment: Deployment, service: ServiceInput) -> float:
         """Return the requests per second if one is served after the other."""
         prompt, output = service.prompt_tokens, service.output_tokens
-        first = deployment.model.seconds(BatchWork(prompt, attended(0, prompt), num_chunks=1))
-        each = deployment.model.seconds(BatchWork(num_decode=1, decode_context=prompt + output // 2))
+        first = deployment.model.predict(BatchWork.of_prompts(1, prompt))
+        each = deployment.model.predict(BatchWork(num_decode=1, decode_context=prompt + output // 2))
         return 1 / (first + (output - 1) * each)
 
     def _highest_rate(self, deployment: Deployment, lengths: Sequence[Arrival], full: float) -> float:
@@ -268,63 +274,47 @@ class _Ahead:
             seconds += random.expovariate(rate)
         return arrivals
 
-    def _gpus(self, services: Sequence[ServiceInput], capacities: Sequence[Capacity], month: int) -> list[int]:
-        """Return the GPUs of each service in a month.
+    def _gpus(self, capacities: Sequence[Capacity], month: int) -> int:
+        """Return the GPUs of a month.
 
         Online services and encoders have GPUs for their peak within the SLO. Offline services first use the capacity
         that mixing leaves free on these, and then have GPUs for the rest of their mean rate.
         """
-        months = self.inputs.ahead.months
-        needs = []
-        left: dict[str, float] = {}
-        texts: dict[str, float] = {}
-        for service, capacity in zip(services, capacities, strict=True):
-            if service.kind == "offline":
-                needs.append(0)
-                continue
-            rate = service.rate(month, months)
-            gpus = ceil(rate * service.peak_factor / (capacity.peak * self._most_used) - 1e-9)
-            free = gpus * capacity.mixed - rate / capacity.full
-            left[service.model] = left.get(service.model, 0.0) + max(0.0, free)
-            free = gpus * capacity.texts - rate if gpus else 0.0
-            texts[service.model] = texts.get(service.model, 0.0) + max(0.0, free)
-            needs.append(gpus)
-        for index, (service, capacity) in enumerate(zip(services, capacities, strict=True)):
-            if service.kind == "offline":
-                work = service.rate(month, months) / capacity.full
-                free = min(left.get(service.model, 0.0), texts.get(service.model, 0.0) / capacity.full)
-                taken = min(work, free)
-                left[service.model] = left.get(service.model, 0.0) - taken
-                texts[service.model] = texts.get(service.model, 0.0) - taken * capacity.full
-                needs[index] = ceil((work - taken) * capacity.full / capacity.peak - 1e-9)
-        return needs
+        needed = 0
+        left, texts = defaultdict[str, float](float), defaultdict[str, float](float)
+        for capacity in capacities:
+            if not capacity.is_offline:
+                service, rate = capacity.service, self._rate(capacity, month)
+                gpus = ceil(rate * service.peak_factor / (capacity.peak * self._most_used) - 1e-9)
+                left[service.model] += max(0.0, gpus * capacity.mixed - rate / capacity.full)
+                texts[service.model] += max(0.0, gpus * capacity.texts - rate) if gpus else 0.0
+                needed += gpus
+        for capacity in capacities:
+            if capacity.is_offline:
+                model, work = capacity.service.model, self._rate(capacity, month) / capacity.full
+                taken = min(work, left[model], texts[model] / capacity.full)
+                left[model] -= taken
+                texts[model] -= taken * capacity.full
+                needed += ceil((work - taken) * capacity.full / capacity.peak - 1e-9)
+        return needed
 
-    def _costs(
-        self, services: Sequence[ServiceInput], capacities: Sequence[Capacity], months: Sequence[Month]
-    ) -> tuple[ServiceCost, ...]:
-        """Split the cost and energy of each month by the work of each service."""
-        num = len(months)
-        works = [[s.rate(m, num) / c.full for s, c in zip(services, capacities, strict=True)] for m in range(num)]
+    def _cost(self, capacity: Capacity, months: Sequence[Month], shares: Sequence[float]) -> ServiceCost:
+        """Return the cost and energy of a service, by its share of the work of each month."""
+        service = capacity.service
+        is_encoder = not service.output_tokens
+        each = 1 if is_encoder else service.prompt_tokens + service.output_tokens
+        units = sum(self._rate(capacity, m) * each for m in range(len(months))) * HOURS_PER_MONTH * 3600 / 1e6
 
-        def cost(index: int, service: ServiceInput) -> ServiceCost:
-            is_encoder = not service.output_tokens
-            each = 1 if is_encoder else service.prompt_tokens + service.output_tokens
-            units = sum(service.rate(m, num) * each for m in range(num)) * HOURS_PER_MONTH * 3600 / 1e6
-            shares = [work[index] / sum(work) for work in works]
+        def share_of(figures: Iterable[float]) -> float:
+            return sum(share * figure for share, figure in zip(shares, figures, strict=True))
 
-            def share_of(figure: str) -> float:
-                found: float = sum(s * getattr(m, figure) for s, m in zip(shares, months, strict=True))
-                return found
-
-            return ServiceCost(
-                name=service.name,
-                unit="embeddings" if is_encoder else "tokens",
-                hardware_dollars=share_of("hardware_dollars") / units,
-                power_dollars=share_of("power_dollars") / units,
-                kilowatt_hours=share_of("kilowatts") * HOURS_PER_MONTH / units,
-            )
-
-        return tuple(cost(index, service) for index, service in enumerate(services))
+        return ServiceCost(
+            name=service.name,
+            unit="embeddings" if is_encoder else "tokens",
+            hardware_dollars=share_of(month.hardware_dollars for month in months) / units,
+            power_dollars=share_of(month.power_dollars for month in months) / units,
+            kilowatt_hours=share_of(month.kilowatts for month in months) * HOURS_PER_MONTH / units,
+        )
 
     @property
     def _unit(self) -> str:
@@ -342,12 +332,12 @@ class _Ahead:
         )
         return [f"{budget:g} kW feed {fed} {self._unit}s as busy as those of month {over.number}, which needs {needs}"]
 
-    def _reason(self, service: ServiceInput, capacity: Capacity) -> str:
+    def _reason(self, capacity: Capacity) -> str:
         """Return the figures of one GPU for a service."""
-        line = f"{service.name}: one {self._unit} serves {capacity.peak:,.1f} requests/s"
+        line = f"{capacity.service.name}: one {self._unit} serves {capacity.peak:,.1f} requests/s"
         if not self.way.is_batching:
             line += " one after the other, without waiting"
-        elif service.kind != "offline":
+        elif not capacity.is_offline:
             line += " within the SLO"
         line += f", {capacity.full:,.1f} in full batches"
         line += f"; mixed, its utilization is {capacity.mixed:.0%}" if capacity.mixed else ""

@@ -17,9 +17,8 @@ from ballast_sim.planner.encoder import TEXT_MILLISECONDS, ApiServer
 from ballast_sim.replay.feasibility import MEMORY_PERCENT, kv_tokens
 from ballast_sim.replay.hardware import ETHERNET, GPUS, PCIE, Accelerator
 from ballast_sim.replay.model_shape import KV_BYTES, ModelShape, Quantization, shape
-from ballast_sim.replay.step_model import Efficiency
+from ballast_sim.replay.step_model import Efficiency, Roofline
 
-_EFFICIENCY = Efficiency()
 MOST_TOKENS = 10_000_000
 MOST_GPUS = 100_000
 MOST_RATE = 1e9
@@ -83,35 +82,6 @@ _FIGURES = {
     "network_gigabytes_per_second": ("network", 1e9),
 }
 """For each field of `GpuInput`, the field of `Accelerator` and the factor between their units."""
-
-
-class EfficiencyInput(ApiModel):
-    """Share of the data sheet's rates that a step reaches. The defaults match published step times of an A100."""
-
-    compute: float = Field(default=_EFFICIENCY.compute, gt=0, le=1)
-    bandwidth: float = Field(default=_EFFICIENCY.bandwidth, gt=0, le=1)
-    kv_bandwidth: float = Field(default=_EFFICIENCY.kv_bandwidth, gt=0, le=1)
-    step_milliseconds: float = Field(default=1000 * _EFFICIENCY.step_seconds, ge=0)
-    sequence_microseconds: float = Field(default=1e6 * _EFFICIENCY.sequence_seconds, ge=0)
-    link: float = Field(default=_EFFICIENCY.link, gt=0, le=1)
-    """Between GPUs that share a model."""
-    all_reduce_microseconds: float = Field(default=1e6 * _EFFICIENCY.all_reduce_seconds, ge=0)
-    """Time of an all-reduce without its bytes."""
-    network_microseconds: float = Field(default=1e6 * _EFFICIENCY.network_seconds, ge=0)
-    """The time that an all-reduce between nodes adds to it."""
-
-    def value(self) -> Efficiency:
-        """Return the efficiency in the units of the step model."""
-        return Efficiency(
-            self.compute,
-            self.bandwidth,
-            self.kv_bandwidth,
-            self.step_milliseconds / 1e3,
-            self.sequence_microseconds / 1e6,
-            self.link,
-            self.all_reduce_microseconds / 1e6,
-            self.network_microseconds / 1e6,
-        )
 
 
 class SloInput(ApiModel):
@@ -307,7 +277,7 @@ class PlanInputs(ApiModel):
     fleet: FleetInput = FleetInput()
     energy: EnergyInput = EnergyInput()
     money: MoneyInput = MoneyInput()
-    efficiency: EfficiencyInput = EfficiencyInput()
+    efficiency: Efficiency = Efficiency()
     gpus: dict[str, GpuInput] = Field(default_factory=dict)
     """Figures that differ from the defaults, and new GPUs."""
     ahead: AheadInput = AheadInput()
@@ -359,7 +329,16 @@ class PlanInputs(ApiModel):
         """The process before the GPU of an encoder."""
         return ApiServer(self.engine.api_server_milliseconds)
 
-    def kv_tokens(self, gpu: Accelerator, model: ModelShape, longest: int) -> int:
+    def roofline(self, name: str) -> Roofline:
+        """Return the step times of a model on the GPU, or on the group of them that one replica has.
+
+        Raises:
+            BadInput: a name is unknown, or a group does not fit the model or the nodes.
+        """
+        gpu = self.find_device()
+        return Roofline(self.find_shape(name), gpu, self.quantization, self.efficiency)
+
+    def kv_tokens(self, model: Roofline, longest: int) -> int:
         """Return the tokens of KV cache beside the weights of a model.
 
         Raises:
@@ -368,12 +347,10 @@ class PlanInputs(ApiModel):
         engine = self.engine
         return kv_tokens(
             model,
-            gpu,
             longest=longest,
             slots=engine.slots,
-            quantization=self.quantization,
             memory_percent=engine.memory_percent,
-            adapters=engine.adapters * model.adapter_bytes(engine.adapter_rank),
+            adapters=engine.adapters * model.shape.adapter_bytes(engine.adapter_rank),
         )
 
     def find_device(self) -> Accelerator:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ballast_policy.learning.cost import attended
 from ballast_sim.errors import Impossible
-from ballast_sim.replay.hardware import GPUS, Accelerator
-from ballast_sim.replay.model_shape import ModelShape, Quantization
+from ballast_sim.replay.hardware import GPUS
+from ballast_sim.replay.model_shape import Quantization
 from ballast_sim.replay.step_model import BatchWork, Roofline, StepModel
 from ballast_sim.replay.traffic import Arrival
 
@@ -20,14 +19,7 @@ MOST_GPUS = 16
 
 
 def kv_tokens(
-    shape: ModelShape,
-    gpu: Accelerator,
-    *,
-    longest: int,
-    slots: int,
-    quantization: Quantization = Quantization.NONE,
-    memory_percent: float = MEMORY_PERCENT,
-    adapters: float = 0.0,
+    roofline: Roofline, *, longest: int, slots: int, memory_percent: float = MEMORY_PERCENT, adapters: float = 0.0
 ) -> int:
     """Return the tokens of KV cache that fit beside the weights; 0 for an encoder, which keeps none.
 
@@ -36,8 +28,9 @@ def kv_tokens(
     Raises:
         Impossible: the weights and one request of `longest` tokens need more memory than the GPU has.
     """
+    shape, gpu = roofline.shape, roofline.gpu
     usable = gpu.memory * memory_percent / 100 - adapters
-    weights = shape.weight_bytes(quantization)
+    weights = shape.weight_bytes(roofline.quantization)
     each = shape.kv_bytes_per_token
     needed = longest * each
     if weights + needed <= usable:
@@ -79,10 +72,10 @@ def check_slo(
     shortest = min(arrival.num_prompt for arrival in online)
     fastest = (
         ("TPOT", tpot, "one decode", BatchWork(num_decode=1, decode_context=1)),
-        ("TTFT", ttft, f"a prompt of {shortest} tokens", BatchWork(shortest, attended(0, shortest), num_chunks=1)),
+        ("TTFT", ttft, f"a prompt of {shortest} tokens", BatchWork.of_prompts(1, shortest)),
     )
     for name, seconds, what, work in fastest:
-        found = (step_model or roofline).seconds(work)
+        found = (step_model or roofline).predict(work)
         if found > seconds:
             raise Impossible(
                 f"{name} of {1e3 * seconds:g} ms is below the fastest step: {what} of {roofline.shape.name} takes "
@@ -94,10 +87,10 @@ def _faster(model: Roofline, found: float) -> str:
     """Name the weights and GPUs on which one decode takes less than `found` seconds."""
     one = BatchWork(num_decode=1, decode_context=1)
     times = {
-        f"{kind.value} weights": replace(model, quantization=kind).seconds(one)
+        f"{kind.value} weights": replace(model, quantization=kind).predict(one)
         for kind in (Quantization.FP8, Quantization.INT4)
     }
-    times |= {f"one {name}": replace(model, gpu=gpu).seconds(one) for name, gpu in GPUS.items()}
+    times |= {f"one {name}": replace(model, gpu=gpu).predict(one) for name, gpu in GPUS.items()}
     faster = {name: seconds for name, seconds in times.items() if seconds < found}
     listed = ", ".join(f"{1e3 * seconds:.1f} ms with {name}" for name, seconds in faster.items())
     return f"One decode would take {listed}" if faster else "No known GPU is faster: relax the SLO"

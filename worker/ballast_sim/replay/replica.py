@@ -73,6 +73,12 @@ class Replica:
     policy: Policy
     model: StepModel
     random: Random
+    refill: Callable[[Replica], None]
+    """Called before each step to claim offline items."""
+    on_admit: Callable[[Replica], None]
+    """Called when an offline item gets its first slot."""
+    on_finish: Callable[[SimulatedRequest], None]
+    """Called when an offline item is finished."""
     cost: CostModel | None = None
     """Cost model of the policy. None fits it to the run's own steps, as an engine does."""
     noise: float = 0.0
@@ -81,12 +87,6 @@ class Replica:
     num_layers: int = 32
     """Layers of the model. A step can be suspended between two of them."""
     guarantees: Guarantees | None = None
-    refill: Callable[[Replica], None] = lambda _: None
-    """Called before each step to claim offline items."""
-    on_admit: Callable[[Replica], None] = lambda _: None
-    """Called when an offline item gets its first slot."""
-    on_finish: Callable[[SimulatedRequest], None] = lambda _: None
-    """Called when an offline item is finished."""
     host: Host = field(init=False)
     kv: SimulatedKv = field(init=False)
     items: dict[int, SimulatedRequest] = field(init=False, default_factory=dict)
@@ -228,7 +228,7 @@ class Replica:
             if request.request_class is OFFLINE:
                 self.on_admit(self)
         items, work, tokens = self._sum_up(dispatch)
-        seconds = self.model.seconds(work)
+        seconds = self.model.predict(work)
         if self.noise:
             seconds *= exp(self.random.gauss(0.0, self.noise))
         if items:
@@ -261,7 +261,7 @@ class Replica:
                 pairs += attended(computed, tokens)
                 before += computed
                 chunks += 1
-        work = BatchWork(num_prefill, pairs, before, num_decode, context, chunks)
+        work = BatchWork(num_prefill, pairs, num_decode, context, before, chunks)
         return taking_part, work, (prefill[ONLINE], prefill[OFFLINE], decode[ONLINE], decode[OFFLINE])
 
     def _end(self, step: SimulatedStep, num_suspensions: int) -> None:
@@ -287,7 +287,7 @@ class Replica:
             if request.num_computed == request.num_tokens:
                 self._emit(item, now)
         host.settle()
-        host.observed(step.work.for_policy, step.seconds)
+        host.observed(step.work, step.seconds)
         if len(self.steps) % SAMPLE_EVERY == 0:
             self._sample()
         if len(self.steps) % CHECK_EVERY == 0:

@@ -93,8 +93,8 @@ class _Simulation:
         self._max_output = max((arrival.num_output for arrival in scenario.online), default=1)
         replicas = [self._replica(index, pool) for index in range(scenario.replicas)]
         self._replicas = replicas
-        if scenario.online:
-            self.clock.at(scenario.online[0].seconds, partial(self._replay, 0))
+        for seq, arrival in enumerate(scenario.online):
+            self.clock.at(arrival.seconds, partial(self._arrive, seq, arrival))
         if jobs:
             for replica in replicas:
                 replica.wake()
@@ -103,7 +103,7 @@ class _Simulation:
 
     def _replica(self, index: int, pool: JobPool) -> Replica:
         scenario = self.scenario
-        replica = Replica(
+        return Replica(
             name=f"replica-{index}",
             clock=self.clock,
             config=scenario.config,
@@ -115,18 +115,10 @@ class _Simulation:
             has_prefix_cache=scenario.has_prefix_cache,
             num_layers=scenario.num_layers,
             guarantees=Guarantees() if scenario.is_guaranteed else None,
+            refill=pool.refill,
+            on_admit=pool.admitted,
+            on_finish=pool.finished,
         )
-        if pool.jobs:
-            replica.refill = pool.refill
-            replica.on_admit = pool.admitted
-            replica.on_finish = pool.finished
-        return replica
-
-    def _replay(self, index: int) -> None:
-        arrivals = self.scenario.online
-        self._arrive(index, arrivals[index])
-        if index + 1 < len(arrivals):
-            self.clock.at(arrivals[index + 1].seconds, partial(self._replay, index + 1))
 
     def _arrive(self, seq: int, arrival: Arrival) -> None:
         config = self.scenario.config

@@ -8,60 +8,37 @@ an A100 (two pieces that do not meet, and a monotone refit of both), and a roofl
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from pydantic import Field
+
+from ballast_api.base import ApiModel
 from ballast_policy.learning.cost import CostModel, Fit, StepWork, attended
-from ballast_sim.errors import BadInput
 from ballast_sim.replay.hardware import Accelerator
 from ballast_sim.replay.model_shape import ModelShape, Quantization
 
 
-class BatchWork(NamedTuple):
-    """The work of one step."""
+@dataclass(frozen=True, slots=True)
+class BatchWork(StepWork):
+    """The work of one step, with the parts that only the models of hardware use."""
 
-    num_prefill: int = 0
-    """Tokens of prefill chunks."""
-    prefill_context: float = 0.0
-    """Sum over chunks of tokens times the mean context each attends to (`ballast_policy.learning.cost.attended`)."""
     prefill_before: int = 0
     """Sum over chunks of the tokens computed before this step."""
-    num_decode: int = 0
-    decode_context: int = 0
-    """Sum over decodes of the tokens that each attends to, with the new token."""
     num_chunks: int = 0
 
-    @property
-    def for_policy(self) -> StepWork:
-        """The same work in the form of the policy's cost model."""
-        return StepWork(self.num_prefill, self.prefill_context, self.num_decode, self.decode_context)
+    @classmethod
+    def of_prompts(cls, number: int, tokens: int) -> BatchWork:
+        """Return the work of whole prompts of equal length."""
+        return cls(number * tokens, number * attended(0, tokens), num_chunks=number)
 
 
 class StepModel(Protocol):
-    """Computes the time of a step."""
+    """Computes the time of a step, as the policy's own cost model does."""
 
-    def seconds(self, work: BatchWork) -> float:
-        """Return the time of one step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """The form of the policy's cost model."""
-
-    cost: CostModel
-
-    def seconds(self, work: BatchWork) -> float:
-        """Return the time of one step."""
-        cost = self.cost
-        return (
-            cost.k0
-            + cost.k1 * work.num_prefill
-            + cost.k2 * work.prefill_context
-            + cost.k3 * work.num_decode
-            + cost.k4 * work.decode_context
-            + cost.experts(work.num_prefill + work.num_decode)
-        )
+    def predict(self, work: BatchWork) -> float:
+        """Return the seconds of one step."""
 
 
 class PublishedA100:
@@ -71,8 +48,8 @@ class PublishedA100:
     that optimizes against these times exploits both. `REFIT_A100` has neither property.
     """
 
-    def seconds(self, work: BatchWork) -> float:
-        """Return the time of one step."""
+    def predict(self, work: BatchWork) -> float:
+        """Return the seconds of one step."""
         prefill, decode = work.num_prefill, work.num_decode
         tokens = prefill + decode
         if tokens <= 512:
@@ -82,7 +59,7 @@ class PublishedA100:
         return linear + 1.663e-7 * work.decode_context + 2.727e-6 * work.prefill_before
 
 
-REFIT_A100 = Linear(CostModel(1.542e-2, 7.759e-5, 3.896e-9, 8.397e-5, 1.167e-7, is_trusted=True))
+REFIT_A100 = CostModel(1.542e-2, 7.759e-5, 3.896e-9, 8.397e-5, 1.167e-7, is_trusted=True)
 """Fit of the published pieces by least squares of the relative error. Coefficients are not negative, so the time grows
 in every argument. `benchmarks/step_model.py` repeats the fit and prints its error.
 """
@@ -92,7 +69,7 @@ def profile(model: StepModel, seed: int = 0, num_steps: int = 512, expert_share:
     """Fit the policy's cost model to a step model, as a profiling sweep does for an engine."""
     if isinstance(model, Roofline):
         expert_share = model.shape.expert_share
-    return fit(((work, model.seconds(work)) for work in sample_steps(Random(seed), num_steps)), expert_share)
+    return fit(((work, model.predict(work)) for work in sample_steps(Random(seed), num_steps)), expert_share)
 
 
 def fit(steps: Iterable[tuple[BatchWork, float]], expert_share: float = 0.0) -> CostModel:
@@ -100,7 +77,7 @@ def fit(steps: Iterable[tuple[BatchWork, float]], expert_share: float = 0.0) -> 
     steps = list(steps)
     ring = Fit(capacity=len(steps), expert_share=expert_share)
     for work, seconds in steps:
-        ring.add(work.for_policy, seconds)
+        ring.add(work, seconds)
     return replace(ring.refit(), is_trusted=True)
 
 
@@ -117,37 +94,32 @@ def sample_steps(random: Random, number: int) -> list[BatchWork]:
         before = random.randint(0, 4000) if tokens and random.random() < 0.5 else 0
         context = int(decodes * random.uniform(200, 3000))
         if decodes + tokens:
-            steps.append(BatchWork(tokens, attended(before, tokens), before, decodes, context, 1 if tokens else 0))
+            steps.append(BatchWork(tokens, attended(before, tokens), decodes, context, before, 1 if tokens else 0))
     return steps
 
 
 def relative_errors(model: StepModel, reference: StepModel, steps: Sequence[BatchWork]) -> list[float]:
     """Return the relative errors of a model against a reference, in ascending order."""
-    return sorted(abs(model.seconds(work) / reference.seconds(work) - 1) for work in steps)
+    return sorted(abs(model.predict(work) / reference.predict(work) - 1) for work in steps)
 
 
-@dataclass(frozen=True, slots=True)
-class Efficiency:
-    """The share of the data sheet's rates that a step reaches, and its constant costs.
+class Efficiency(ApiModel):
+    """Share of the data sheet's rates that a step reaches. The defaults match published step times of an A100.
 
-    The defaults fit the published step times of an A100 best (`benchmarks/step_model.py`), and are similar to xLLM's.
+    They fit these times best (`benchmarks/step_model.py`), and are similar to xLLM's.
     """
 
-    compute: float = 0.60
-    bandwidth: float = 0.60
-    """Share of the memory bandwidth for reading weights."""
-    kv_bandwidth: float = 0.60
-    """Share of the memory bandwidth for reading the KV cache."""
-    step_seconds: float = 0.002
-    """Launches and scheduling in every step."""
-    sequence_seconds: float = 3e-5
-    """Sampling and bookkeeping for each request of the step."""
-    link: float = 0.75
-    """Share of the rate between GPUs that an all-reduce reaches. Eight A100 or H100 with NVLink reach more."""
-    all_reduce_seconds: float = 3e-5
-    """Time of an all-reduce without its bytes. It fits NVIDIA's published latencies of 1 to 8 GPUs best."""
-    network_seconds: float = 3e-5
-    """The time that an all-reduce between nodes adds to it. It is an assumption."""
+    compute: float = Field(default=0.60, gt=0, le=1)
+    bandwidth: float = Field(default=0.60, gt=0, le=1)  # of the memory, for reading weights
+    kv_bandwidth: float = Field(default=0.60, gt=0, le=1)  # of the memory, for reading the KV cache
+    step_milliseconds: float = Field(default=2, ge=0)  # launches and scheduling in every step
+    sequence_microseconds: float = Field(default=30, ge=0)  # sampling and bookkeeping for each request of the step
+    link: float = Field(default=0.75, gt=0, le=1)  # eight A100 or H100 with NVLink reach more in an all-reduce
+    """Between GPUs that share a model."""
+    all_reduce_microseconds: float = Field(default=30, ge=0)  # fits NVIDIA's latencies of 1 to 8 GPUs best
+    """Time of an all-reduce without its bytes."""
+    network_microseconds: float = Field(default=30, ge=0)  # an assumption
+    """The time that an all-reduce between nodes adds to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +133,7 @@ class Roofline:
     shape: ModelShape
     gpu: Accelerator
     quantization: Quantization = Quantization.NONE
-    efficiency: Efficiency = Efficiency()
-
-    def __post_init__(self) -> None:
-        e = self.efficiency
-        if min(e.compute, e.bandwidth, e.kv_bandwidth, e.link) <= 0:
-            raise BadInput(f"efficiencies must be above 0, found {e}")
+    efficiency: Efficiency = field(default_factory=Efficiency)
 
     @property
     def flops(self) -> float:
@@ -183,8 +150,8 @@ class Roofline:
         linear = 2.0 * shape.active_parameters * tokens + 2.0 * shape.head_parameters * sampled
         return linear + shape.attention_flops_per_pair * pairs
 
-    def seconds(self, work: BatchWork) -> float:
-        """Return the time of one step."""
+    def predict(self, work: BatchWork) -> float:
+        """Return the seconds of one step."""
         shape, e = self.shape, self.efficiency
         tokens = work.num_prefill + work.num_decode
         sampled = work.num_decode + work.num_chunks
@@ -199,7 +166,8 @@ class Roofline:
         )
         decode = gathered * (work.decode_context + work.num_decode)
         together = self.communication(tokens)
-        return linear + read + prefill + decode + together + e.step_seconds + e.sequence_seconds * sampled
+        constant, each = e.step_milliseconds / 1e3, e.sequence_microseconds / 1e6
+        return linear + read + prefill + decode + together + constant + each * sampled
 
     def communication(self, num_tokens: int) -> float:
         """Return the seconds of a step in which the GPUs of a group exchange results: none for one GPU.
@@ -213,5 +181,5 @@ class Roofline:
         local, sent = gpu.count // gpu.nodes, 2.0 * self.shape.hidden * num_tokens
         seconds = 2 * (local - 1) / local * sent / (gpu.link * e.link)
         seconds += 2 * (gpu.nodes - 1) / gpu.nodes * sent / local / (gpu.network * e.link)
-        seconds += e.all_reduce_seconds + (e.network_seconds if gpu.nodes > 1 else 0.0)
+        seconds += (e.all_reduce_microseconds + (e.network_microseconds if gpu.nodes > 1 else 0.0)) / 1e6
         return 2 * self.shape.layers * seconds

@@ -135,19 +135,15 @@ def _records(path: Path, *, needs_times: bool) -> Iterator[tuple[int, Arrival]]:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise BadTrace(str(path), None, f"cannot be read: {error}") from error
-    rows = list(_json_rows(path, text) if text.lstrip().startswith("{") else _csv_rows(text))
+    reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
+    is_json = text.lstrip().startswith("{")
+    rows = list(_json_rows(path, text) if is_json else ((reader.line_num, row) for row in reader))
     if not rows:
         raise BadTrace(str(path), None, "holds no request; a trace needs a header and at least one line")
     columns = _Columns.of(path, rows[0][1], needs_times=needs_times)
     shared = _shared_blocks(row for _, row in rows)
     for line, row in rows:
         yield line, columns.arrival(path, line, row, shared)
-
-
-def _csv_rows(text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
-    for row in reader:
-        yield reader.line_num, row
 
 
 def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:

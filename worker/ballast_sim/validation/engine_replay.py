@@ -81,7 +81,7 @@ class ReplayClock:
     def computed(self, work: BatchWork) -> None:
         """Advance the clock of a step model by the time of a step."""
         if self._model is not None:
-            self._skipped += self._model.seconds(work)
+            self._skipped += self._model.predict(work)
 
     def wait_until(self, moment: float) -> None:
         """Wait without computing. Only the wall clock takes real time."""

@@ -24,7 +24,7 @@ from ballast_sim.replay.jobs import SimulatedJob
 from ballast_sim.replay.policies import Ballast, Fill
 from ballast_sim.replay.report import report
 from ballast_sim.replay.simulation import Scenario, simulate
-from ballast_sim.replay.step_model import Linear, fit
+from ballast_sim.replay.step_model import fit
 from ballast_sim.replay.traffic import Arrival, at_zero, excerpt
 from ballast_sim.validation.engine_replay import EngineReplay, MeasuredStep, ReplayClock, Replays
 
@@ -126,7 +126,7 @@ class Validator:
             measured.append(self._replay(second))
         model = fit_steps(fitted, self.clock)
         self.progress("Measuring the noise: the same steps twice")
-        same = [self.engine.replay(second, self.offline, ReplayClock("model", Linear(model))) for _ in range(2)]
+        same = [self.engine.replay(second, self.offline, ReplayClock("model", model)) for _ in range(2)]
         steps = [step for replay in measured for step in replay.steps]
         simulated = simulate(self._scenario(model, second)).online
         predicted = Percentiles.of(item.first_token - item.request.arrival for item in simulated)
@@ -164,7 +164,7 @@ class Validator:
         return Scenario(
             # One thread submits and steps, so that nothing interrupts a step of the replay.
             config=replace(self.engine.config, can_suspend=False),
-            model=Linear(model),
+            model=model,
             policy=Ballast,
             online=online,
             offline=lambda: [SimulatedJob.endless("offline", self.offline)],
@@ -189,7 +189,7 @@ def kinds(model: CostModel, steps: Sequence[MeasuredStep], clock: str) -> list[S
 
 
 def _kind(model: CostModel, name: str, steps: Sequence[MeasuredStep], clock: str) -> StepErrors:
-    times = [(Linear(model).seconds(step.work), step.seconds(clock)) for step in steps]
+    times = [(model.predict(step.work), step.seconds(clock)) for step in steps]
     error = mean(abs(predicted - found) / found for predicted, found in times)
     total = sum(found for _, found in times)
     return StepErrors(name, len(steps), total / len(steps), error, sum(predicted for predicted, _ in times) / total - 1)
