@@ -233,6 +233,15 @@ class TestTriage:
         assert granted[urgent] == 200
         assert decided.predicted_seconds <= 0.03 < decided.predicted_seconds + EXACT.prefill(granted[other], 1)
 
+    def test_a_step_ends_when_a_prompt_that_only_draws_its_token_is_due(self):
+        engine = self.make()
+        cached, _ = self.waits(engine, 1, waited=0.97), self.waits(engine, 2_000)
+
+        decided = engine.plan()
+
+        assert cached in decided.admit
+        assert decided.predicted_seconds <= 0.03
+
     def test_a_prompt_that_is_late_in_any_case_does_not_end_a_step(self):
         engine = self.make()
         late, other = self.waits(engine, 200, waited=0.999), self.waits(engine, 2_000)

@@ -138,12 +138,13 @@ class _Service:
 
     def _end_in_time(self, request: Request) -> None:
         """End prefill when a prompt that this step finishes is due: all first tokens come at the end of the step."""
-        step = self.step
-        if computed(request) + step.draft.prefill_grants.get(request, 0) >= request.num_tokens:
-            due = request.arrival + request.ttft
-            left = (due - step.snapshot.now) / (1 + step.cost.error) - self.beside
-            if step.time.seconds <= left < self.until:
-                self.until = left
+        step, draft = self.step, self.step.draft
+        left = request.num_tokens - computed(request) - draft.prefill_grants.get(request, 0)
+        if left < 1 or (left == 1 and request in draft.decodes):
+            seconds = request.arrival + request.ttft - step.snapshot.now
+            until = seconds / (1 + step.cost.error) - self.beside
+            if step.time.seconds <= until < self.until:
+                self.until = until
 
     def _serve_deferred(self) -> None:
         """Prefill a part of the first deferred request, unless a higher priority is first."""
