@@ -33,8 +33,9 @@ UNKNOWN_SHARE = 0.25
 of tokens, twice of it costs 2.2 % (`benchmarks/kv_admission.py --kv-tokens 110000 --load 40`)."""
 
 _ENDING = 0.02
-"""Share of answers that may end before they caught up. 1 % costs 0.5 points of TTFT (azure-40-ttft-500), 5 % costs 0.6
+"""Share of the answers that may end before they catch up. 1 % costs 0.5 points of TTFT (azure-40-ttft-500), 5 % costs 0.6
 of TPOT (bursts-40)."""
+
 QUANTILES = {RequestClass.ONLINE: 0.5, RequestClass.OFFLINE: 0.3}
 """Quantile of the recent answers that an answer is expected to reach. A preemption of offline costs less than an empty
 slot (`benchmarks/kv_admission.py`)."""
@@ -76,7 +77,7 @@ class Expectation:
         return min(most, lengths[shorter + int(quantile * longer)] - num_output)
 
     def surely_reached(self, num_output: int) -> int:
-        """Return the length that nearly all online answers reach that are longer than this."""
+        """Return the length that 98 % of the online answers with more than `num_output` tokens reach."""
         lengths = self.outputs.get(ONLINE, ())
         shorter = bisect_right(lengths, num_output)
         longer = len(lengths) - shorter

@@ -109,7 +109,7 @@ def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep, *, is_patient: bo
 
     This step may last until a decode falls behind its mean TPOT, less the error of the model. Young answers may fall
     behind if they catch up: within their first tokens, or later, in the time that new requests leave. If `is_patient`,
-    all answers may, if they very probably go on until they caught up. The second figure is one TPOT, or a step of
+    all answers may, if they very probably go on until they have caught up. The second figure is one TPOT, or a step of
     which prefill has a third. Without decodes both are infinite; encoders: half of a TTFT.
     """
     now, cost, usual, prompt = snapshot.now, snapshot.cost, snapshot.expectation, snapshot.typical_prompt or 1

@@ -91,8 +91,8 @@ class _Service:
     """Requests that cannot have their first token in time."""
     until: float = inf
     """The value of `StepTime.seconds` at which prefill ends."""
-    beside: float = 0.0
-    """Seconds of the step that `StepTime.seconds` does not contain yet: those of the reservation."""
+    reserved_seconds: float = 0.0
+    """Seconds of the reservation, which `StepTime.seconds` does not contain yet."""
     peak: KvPeak | None = None
     """The peak of online; None until an admission needs it."""
 
@@ -100,8 +100,8 @@ class _Service:
         """Set the end of prefill by the decodes beside it, and defer requests that are late in any case."""
         snapshot, online, cost = self.step.snapshot, self.step.online, self.step.cost
         until, pace = prefill_limits(snapshot, part)
-        self.beside = part.seconds - self.step.time.seconds
-        self.until = until - self.beside
+        self.reserved_seconds = part.seconds - self.step.time.seconds
+        self.until = until - self.reserved_seconds
         speed, soon = 1 - part.fixed / pace, snapshot.now + part.fixed
         start = snapshot.now - (until - pace if pace < inf else 0.0)
         everyone = [*online.prefills, *online.parked, *online.waiting]
@@ -109,7 +109,7 @@ class _Service:
             return
         patient, _ = prefill_limits(snapshot, part, is_patient=True)
         if patient > until and all_in_time(everyone, cost, soon, speed=speed, start=start + until - patient):
-            self.until = patient - self.beside
+            self.until = patient - self.reserved_seconds
         else:
             self.order = list(self.gate.in_order(online.prefills))
             self.deferred = find_late(self.order, cost, soon, speed=speed, start=start)
@@ -142,7 +142,7 @@ class _Service:
         left = request.num_tokens - computed(request) - draft.prefill_grants.get(request, 0)
         if left < 1 or (left == 1 and request in draft.decodes):
             seconds = request.arrival + request.ttft - step.snapshot.now
-            until = seconds / (1 + step.cost.error) - self.beside
+            until = seconds / (1 + step.cost.error) - self.reserved_seconds
             if step.time.seconds <= until < self.until:
                 self.until = until
 

@@ -34,9 +34,9 @@ def all_in_time(requests: Iterable[Request], cost: CostModel, soon: float, *, sp
 def find_late(order: Iterable[Request], cost: CostModel, soon: float, *, speed: float, start: float) -> set[Request]:
     """Return the requests that cannot have their first token in time: the fewest of each tenant and priority.
 
-    `order`: online requests that prefill or wait, in policy order. `soon`: the end of a step without prefill; more than
-    all of the time after it, no prefill can take. `speed`: share of the time for prefill, above 0 to 1; decodes take
-    the rest. `start`: when prefill begins to count, which is now, or earlier if time was saved up.
+    `order`: online requests that prefill or wait, in policy order. `soon`: the end of a step without prefill. Prefill
+    takes its time after that, however long the decodes can wait. `speed`: share of the time for prefill, above 0 to 1;
+    decodes take the rest. `start`: when prefill begins to count, which is now, or earlier if decodes saved time.
     """
     late: set[Request] = set()
     kept: dict[tuple[int, str], list[tuple[float, int, Request]]] = {}
@@ -56,7 +56,8 @@ def find_late(order: Iterable[Request], cost: CostModel, soon: float, *, speed: 
         same = kept.setdefault((request.priority, request.tenant), [])
         entry = (-seconds, request.seq, request)
         longest = -same[0][0] if same else 0.0
-        most = min(request.arrival + request.ttft - soon, (request.arrival + request.ttft - start) * speed)
+        due = request.arrival + request.ttft
+        most = min(due - soon, (due - start) * speed)
         if total + seconds <= most:
             heappush(same, entry)
             total += seconds
