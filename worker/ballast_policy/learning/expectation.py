@@ -33,8 +33,8 @@ UNKNOWN_SHARE = 0.25
 of tokens, twice of it costs 2.2 % (`benchmarks/kv_admission.py --kv-tokens 110000 --load 40`)."""
 
 _ENDING = 0.02
-"""Share of the answers that may end before they catch up. 1 % costs 0.5 points of TTFT (azure-40-ttft-500), 5 % costs 0.6
-of TPOT (bursts-40)."""
+"""Share of the answers that may end before they catch up. 1 % costs 0.5 points of TTFT (azure-40-ttft-500), 5 % costs
+0.6 of TPOT (bursts-40)."""
 
 QUANTILES = {RequestClass.ONLINE: 0.5, RequestClass.OFFLINE: 0.3}
 """Quantile of the recent answers that an answer is expected to reach. A preemption of offline costs less than an empty
