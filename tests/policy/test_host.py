@@ -10,7 +10,7 @@ import pytest
 from fake_engine import FakeEngine
 from workloads import EXACT, Arrival, CountedKv, make_snapshot
 
-from ballast_policy.host import MOST_IDLE, REFIT_STEPS, Host, IllegalPlan
+from ballast_policy.host import MOST_IDLE, MOST_KEYS, PER_PLACE, REFIT_STEPS, Host, IllegalPlan
 from ballast_policy.learning.cost import StepWork
 from ballast_policy.plan import StepParts, StepPlan
 from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, WAITING, Request, RequestClass
@@ -36,6 +36,27 @@ def enter(host: Host, *requests: Request, now: float = 0.0) -> None:
 
 
 # What it tells the planner
+
+
+def test_offline_requests_with_one_prefix_key_share_the_place_of_the_first_up_to_a_limit():
+    host, keys = make_host(), [7, None, 3, *[7] * PER_PLACE]
+    enter(host, *(made := [make_request(seq, prefix_key=key) for seq, key in enumerate(keys)]))
+
+    assert [r.prefix_seq for r in made] == [0, 1, 2, *[0] * (PER_PLACE - 1), PER_PLACE + 2]
+
+
+def test_online_requests_with_one_prefix_key_keep_the_order_of_their_arrival():
+    enter(make_host(), *(made := [make_request(seq, ONLINE, prefix_key=7) for seq in range(3)]))
+
+    assert [request.prefix_seq for request in made] == [0, 1, 2]
+
+
+def test_a_key_among_many_is_forgotten_and_begins_at_its_own_place():
+    host, last = make_host(), MOST_KEYS + 1
+    enter(host, *(make_request(seq, prefix_key=seq) for seq in range(last)))
+    enter(host, late := make_request(last, prefix_key=0), again := make_request(last + 1, prefix_key=last - 1))
+
+    assert (late.prefix_seq, again.prefix_seq) == (last, last - 1)
 
 
 def test_a_request_in_time_is_listed_before_any_number_of_overdue_ones():

@@ -51,8 +51,7 @@ class Arrival:
             ttft=self.ttft,
             tpot=self.tpot,
             slack=self.slack,
-            prefix_key=self.prefix_key,
-            prefix_seq=self.prefix_key,
+            prefix_key=self.prefix_key or None,
             num_tokens=self.prompt,
         )
 

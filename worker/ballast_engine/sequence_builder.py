@@ -14,7 +14,6 @@ import numpy as np
 from ballast_engine.batch import Ints
 from ballast_engine.detokenizer import Detokenizer
 from ballast_engine.errors import InvalidRequest, RequestTooLong
-from ballast_engine.prefix_places import PrefixPlaces
 from ballast_engine.request import GenerationRequest, SamplingParams
 from ballast_engine.sequence import Sequence
 from ballast_engine.token_bytes import TokenBytes
@@ -43,7 +42,6 @@ class SequenceBuilder:
     has_prefix_cache: bool
     isolates_tenants: bool
     _numbers: Iterator[int] = field(init=False, default_factory=lambda: count(1))
-    _places: PrefixPlaces = field(init=False, default_factory=PrefixPlaces)
 
     def _sequence(self, generation: GenerationRequest, request: Request, tokens: Ints) -> Sequence:
         sampling, prompt = generation.sampling, generation.prompt
@@ -85,7 +83,6 @@ class SequenceBuilder:
             priority=_priority(generation, policy),
             slack=generation.slack,
             prefix_key=generation.prefix_key,
-            prefix_seq=self._places.place(generation.prefix_key, seq),
             num_tokens=num_tokens,
             num_output=len(generated),
             most_computed=max(generation.num_computed, num_tokens - 1 if generated else 0),

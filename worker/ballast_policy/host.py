@@ -43,6 +43,10 @@ CONTEXT_DRIFT = 0.05
 """Weight of a new step in the mean context of decodes. Twice of it changes nothing (bursts-40-32)."""
 MOST_IDLE = 1000
 """Tenants in a ledger beyond which idle tenants are dropped. Bounds memory."""
+PER_PLACE = 64
+"""Offline requests with one prefix key that keep the place of the first, so that others wait for these at most."""
+MOST_KEYS = 1000
+"""Prefix keys after which all are forgotten. Bounds memory."""
 HINTED = 32
 """Waiting requests per class whose cached prefix is looked up. Bounds the cost: a step seldom admits more."""
 
@@ -113,6 +117,8 @@ class Host:
         """Requests by tenant, from `enter` to `leave`."""
         self._bills: dict[RequestClass, dict[str, float]] = {c: {} for c in RequestClass}
         """What the step computed for each tenant and is not charged yet."""
+        self._places: dict[int, tuple[int, int]] = {}
+        """By prefix key: the `seq` of the request whose place in the order others share, and the requests since."""
         self._mean_context = 0.0
         self._num_observed = 0
         self._num_ahead = 0
@@ -122,12 +128,20 @@ class Host:
         self.forget()
 
     def enter(self, request: Request, now: float) -> None:
-        """Add a request to those that wait."""
+        """Add a request to those that wait. Offline requests with one prefix key share a place in the order."""
         request_class, tenant = request.request_class, request.tenant
         present = self._present[request_class]
         if tenant not in present:
             self.ledgers[request_class].lift(tenant, present)
         present[tenant] = present.get(tenant, 0) + 1
+        if request_class is OFFLINE and (key := request.prefix_key) is not None:
+            first, num = self._places.get(key, (request.seq, 0))
+            if num == PER_PLACE:
+                first, num = request.seq, 0
+            elif not num and len(self._places) == MOST_KEYS:
+                self._places.clear()
+            self._places[key] = first, num + 1
+            request.prefix_seq = first
         self.backlog.add(request)
         self.expectations.arrived(request, now)
         self.interference.arrived(request, now)

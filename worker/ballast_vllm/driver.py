@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Protocol
 
-from ballast_engine.prefix_places import PrefixPlaces
 from ballast_engine.stats import AdmissionRecord, StepKind, StepRecord
 from ballast_policy.host import Host, Planner
 from ballast_policy.learning.cost import StepWork, attended
@@ -113,7 +112,6 @@ class Driver:
         self._num_draft_tokens = num_draft_tokens
         self._clock = clock
         self.draft_gain = DraftGain()
-        self._places = PrefixPlaces()
         self._seq = 0
         self.flights: deque[Flight] = deque()
         """The steps that vLLM runs, the oldest first."""
@@ -157,7 +155,6 @@ class Driver:
             priority=place.priority if share is None else min(place.priority, share.max_priority),
             slack=place.slack,
             prefix_key=place.prefix_key,
-            prefix_seq=self._places.place(place.prefix_key, seq),
             num_tokens=request.num_tokens,
             most_computed=place.num_computed,
         )

@@ -185,8 +185,7 @@ class JobPool:
                 tenant=job.tenant,
                 priority=job.priority,
                 slack=slack,
-                prefix_key=arrival.prefix_key,
-                prefix_seq=arrival.prefix_key,
+                prefix_key=arrival.prefix_key or None,
                 num_tokens=arrival.num_prompt,
             )
             claimed.append(SimulatedRequest(request, arrival.num_output, arrival.prefix_tokens, job.name))

@@ -132,7 +132,6 @@ class _Simulation:
             ttft=config.ttft,
             tpot=config.tpot,
             prefix_key=arrival.prefix_key,
-            prefix_seq=arrival.prefix_key,
             num_tokens=arrival.num_prompt,
         )
         item = SimulatedRequest(request, arrival.num_output, arrival.prefix_tokens)
