@@ -202,7 +202,8 @@ def _ends_when_a_prompt_is_due(after: After, first: Request) -> bool:
     kept += sum(cost.decode(r.num_tokens) for r in after.plan.preempt if r.request_class is OFFLINE)
     longer = after.plan.predicted_seconds + kept + cost.prefill(done(first), least(after, first))
     finished = [r for r, n in after.granted.items() if r.request_class is ONLINE and n == left(r) and not r.num_output]
-    soonest = min([due for r in finished if (due := r.arrival + r.ttft) >= now], default=inf)
+    earliest = now + after.plan.predicted_seconds - 1e-9
+    soonest = min([due for r in finished if (due := r.arrival + r.ttft) > earliest], default=inf)
     return cost.is_trusted and longer > (soonest - now) / (1 + cost.error) - 1e-9
 
 

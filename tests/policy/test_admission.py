@@ -127,6 +127,22 @@ def test_what_remains_is_never_more_than_allowed_nor_negative(seen, generated, l
     assert 0 <= Expectation({OFFLINE: seen}).remaining(request, 64) <= left
 
 
+@pytest.mark.parametrize(
+    ("generated", "most", "expected"),
+    [
+        pytest.param(0, 500, 3, id="2 of 100 are shorter"),
+        pytest.param(50, 500, 52, id="of the 50 that got this far, 1 ends at once"),
+        pytest.param(50, 51, 51, id="no answer is longer than its max_tokens"),
+        pytest.param(99, 500, 100, id="the longest"),
+        pytest.param(100, 500, 100, id="longer than all"),
+    ],
+)
+def test_98_of_100_online_answers_surely_reach_a_length(generated: int, most: int, expected: int):
+    request = make_request(request_class=ONLINE, max_output=most, num_output=generated)
+
+    assert Expectation({ONLINE: tuple(range(1, 101))}).surely_reached(request) == expected
+
+
 def test_lengths_are_known_once_some_answers_have_ended():
     learner = ExpectationLearner()
     request = make_request(max_output=400)

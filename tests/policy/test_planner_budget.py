@@ -244,11 +244,60 @@ class TestTriage:
 
     def test_a_prompt_that_is_late_in_any_case_does_not_end_a_step(self):
         engine = self.make()
-        late, other = self.waits(engine, 200, waited=0.999), self.waits(engine, 2_000)
+        late, other = self.waits(engine, 1, waited=0.999), self.waits(engine, 2_000)
 
-        granted = dict(engine.plan().grants)
+        decided = engine.plan()
 
-        assert granted == {late: 200, other: 1848}
+        assert dict(decided.grants)[other] == 2_000
+        assert late in decided.admit
+
+    def test_an_answer_that_began_in_time_does_not_end_a_step(self):
+        engine = self.make()
+        again, other = self.waits(engine, 200, waited=0.97), self.waits(engine, 1_800)
+        again.num_output = 2
+
+        assert dict(engine.plan().grants) == {again: 200, other: 1_800}
+
+    def test_a_step_of_an_encoder_does_not_end_for_a_prompt(self):
+        engine = self.make(is_encoder=True)
+        urgent, other = self.waits(engine, 200, waited=0.98), self.waits(engine, 300)
+
+        assert dict(engine.plan().grants) == {urgent: 200, other: 300}
+
+    @pytest.mark.parametrize(
+        ("error", "due", "seconds"),
+        [
+            pytest.param(0.0, 0.030, 0.030, id="no error"),
+            pytest.param(0.25, 0.030, 0.024, id="less the error of the model"),
+            pytest.param(0.25, 0.017, 0.01522, id="within the error, nothing joins"),
+        ],
+    )
+    def test_the_model_may_be_wrong_by_its_usual_error(self, error: float, due: float, seconds: float):
+        engine = self.make()
+        engine.cost = replace(engine.cost, error=error)
+        self.waits(engine, 200, waited=1 - due)
+        self.waits(engine, 2_000)
+
+        assert seconds - EXACT.k1 * 1.5 < engine.plan().predicted_seconds <= seconds + 1e-9
+
+    def test_a_prompt_that_ends_a_step_leaves_time_for_the_reservation(self):
+        engine = Engine(ttft=1.0, tpot=0.05, offline_share=0.2, chunk_tokens=512, num_blocks=20_000)
+        engine.prefilling(OFFLINE, tokens=400)
+        self.waits(engine, 200, waited=0.97)
+        self.waits(engine, 2_000)
+
+        decided = engine.plan()
+
+        assert sum(tokens for request, tokens in decided.grants if request.request_class is OFFLINE) == 103
+        assert 0.0295 < decided.predicted_seconds <= 0.03
+
+    def test_lending_does_not_make_a_prompt_late_that_the_step_finishes(self):
+        engine = self.make()
+        self.waits(engine, 200, waited=0.97)
+        self.waits(engine, 2_000)
+        engine.add(OFFLINE, 2_000)
+
+        assert engine.plan().predicted_seconds <= 0.03
 
     def test_a_prompt_that_this_step_does_not_finish_does_not_end_it(self):
         engine = self.make()
@@ -263,7 +312,7 @@ class TestTriage:
 
         decided = engine.plan()
 
-        slack = 0.5 - EXACT.k0 - EXACT.prefill(0, 200)
+        slack = 0.5 - decided.predicted_seconds  # its first token comes at the end of the step
         assert decided.budget_seconds == pytest.approx(decided.predicted_seconds + 0.5 * slack, rel=0.01)
 
     def test_it_gets_nothing_before_a_higher_priority(self):
@@ -303,6 +352,27 @@ class TestTriage:
         engine.extra["typical_prompt"] = 2_000
         for _ in range(num_decodes):
             self.decodes(engine)
+
+    def test_answers_keep_their_pace_for_prompts_that_are_in_time_one_after_the_other(self):
+        engine = self.make()
+        self.answers(engine, lengths=(200,) * 100)
+        self.waits(engine, 200, waited=0.86)
+        self.waits(engine, 2_000)
+
+        assert engine.plan().predicted_seconds <= 0.05 + 1e-9
+
+    @pytest.mark.parametrize("max_output", [9, 10, 12])
+    def test_answers_do_not_fall_behind_by_more_than_their_last_tokens_save(self, max_output: int):
+        engine = self.make()
+        self.answers(engine, lengths=(200,) * 100)
+        for request in engine.residents:
+            request.max_output = max_output
+        self.waits(engine, 2_000, waited=0.87)
+
+        seconds = engine.plan().predicted_seconds
+
+        fixed = EXACT.k0 + 4 * EXACT.decode(engine.residents[0].num_tokens)
+        assert seconds + (max_output - 9) * fixed <= max(0.05, (max_output - 8) * 0.05) + 1e-9
 
     def test_answers_that_go_on_fall_behind_for_a_prompt_that_would_be_late(self):
         engine = self.make()

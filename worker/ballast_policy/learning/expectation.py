@@ -76,12 +76,12 @@ class Expectation:
             return min(most, lengths[int(quantile * shorter)])
         return min(most, lengths[shorter + int(quantile * longer)] - num_output)
 
-    def surely_reached(self, num_output: int) -> int:
-        """Return the length that 98 % of the online answers with more than `num_output` tokens reach."""
+    def surely_reached(self, request: Request) -> int:
+        """Return the length that an online answer very probably reaches: 98 % of those that are longer now do."""
         lengths = self.outputs.get(ONLINE, ())
-        shorter = bisect_right(lengths, num_output)
+        shorter = bisect_right(lengths, request.num_output)
         longer = len(lengths) - shorter
-        return lengths[shorter + int(_ENDING * longer)] if longer else num_output
+        return min(request.max_output, lengths[shorter + int(_ENDING * longer)]) if longer else request.num_output
 
 
 UNKNOWN = Expectation()

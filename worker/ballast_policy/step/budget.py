@@ -128,7 +128,7 @@ def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep, *, is_patient: bo
         if num_output < short and tpot > fixed:
             left += max(0.0, (early - num_output) * (tpot - fixed), (short - num_output) * (free * tpot - fixed))
         if is_patient and rest * tpot > fixed:
-            left += max(0, usual.surely_reached(num_output) - max(short, num_output)) * (rest * tpot - fixed)
+            left += max(0, usual.surely_reached(request) - max(short, num_output)) * (rest * tpot - fixed)
         if left < inf and (left >= fixed or _catches_up(request, fixed - left, fixed)):
             if tpot < least_tpot:
                 least_tpot = tpot
@@ -235,11 +235,13 @@ def _catches_up(request: Request, late: float, fixed: float) -> bool:
 
 
 def _prefill_slack(snapshot: EngineSnapshot, part: OnlineStep) -> float:
-    """Return the least slack of the requests that prefill or wait, behind all before them; inf if all are late."""
+    """Return the least slack of the requests that prefill or wait; inf if all are late.
+
+    Each is behind all before it, and has its first token at the end of this step or later.
+    """
     now, fixed, chunk = snapshot.now, part.fixed, snapshot.config.chunk_tokens
     cost, num_decodes, k1, k2 = snapshot.cost, len(part.decodes), snapshot.cost.k1, snapshot.cost.k2
     slack, tokens, context = inf, 0, 0.0
-    least = part.seconds if snapshot.config.is_encoder else 0.0  # all prompts end with the step
     for request in islice(part.pending, _MOST_BOUNDING):  # `attended` and `next_deadline` written out: many wait
         computed, cached = request.num_computed, request.num_cached
         if cached > computed:
@@ -251,7 +253,7 @@ def _prefill_slack(snapshot: EngineSnapshot, part: OnlineStep) -> float:
         if request.num_output:
             due += request.num_output * request.tpot
         step = fixed + cost.experts(min(tokens, chunk), num_decodes)
-        left = due - now - max(least, -(-tokens // chunk) * step + k1 * tokens + k2 * context)
+        left = due - now - max(part.seconds, -(-tokens // chunk) * step + k1 * tokens + k2 * context)
         if 0 <= left < slack:
             slack = left
     return slack

@@ -107,12 +107,12 @@ class _Service:
         everyone = [*online.prefills, *online.parked, *online.waiting]
         if all_in_time(everyone, cost, soon, speed=speed, start=start):
             return
-        patient, _ = prefill_limits(snapshot, part, is_patient=True)
-        if patient > until and all_in_time(everyone, cost, soon, speed=speed, start=start + until - patient):
-            self.until = patient - self.reserved_seconds
-        else:
-            self.order = list(self.gate.in_order(online.prefills))
-            self.deferred = find_late(self.order, cost, soon, speed=speed, start=start)
+        self.order = list(self.gate.in_order(online.prefills))
+        self.deferred = find_late(self.order, cost, soon, speed=speed, start=start)
+        if self.deferred:
+            patient, _ = prefill_limits(snapshot, part, is_patient=True)
+            if patient > until and all_in_time(everyone, cost, soon, speed=speed, start=start + until - patient):
+                self.until, self.deferred = patient - self.reserved_seconds, ()
 
     def run(self) -> None:
         draft, gate = self.step.draft, self.gate
@@ -133,18 +133,20 @@ class _Service:
                     self.reserved = replace(self.reserved, held_blocks=held_blocks)
                 if reason:
                     gate.close(request, reason)
-            if self.step.cost.is_trusted and not request.num_output:
+            if not request.num_output and self.step.cost.is_trusted and not self.step.config.is_encoder:
                 self._end_in_time(request)
 
     def _end_in_time(self, request: Request) -> None:
-        """End prefill when a prompt that this step finishes is due: all first tokens come at the end of the step."""
-        step, draft = self.step, self.step.draft
+        """End prefill when a prompt that this step finishes is due: all first tokens come at the end of the step.
+
+        A large step of an encoder computes more prompts per second, so there, later prompts would pay.
+        """
+        step, draft, time = self.step, self.step.draft, self.step.time
         left = request.num_tokens - computed(request) - draft.prefill_grants.get(request, 0)
-        if left < 1 or (left == 1 and request in draft.decodes):
+        if left < 1 or draft.decodes[-1:] == [request]:
             seconds = request.arrival + request.ttft - step.snapshot.now
-            until = seconds / (1 + step.cost.error) - self.reserved_seconds
-            if step.time.seconds <= until < self.until:
-                self.until = until
+            if time.seconds + self.reserved_seconds <= seconds:
+                self.until = min(self.until, max(time.seconds, seconds / (1 + step.cost.error) - self.reserved_seconds))
 
     def _serve_deferred(self) -> None:
         """Prefill a part of the first deferred request, unless a higher priority is first."""

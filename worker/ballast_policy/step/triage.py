@@ -16,7 +16,7 @@ from heapq import heappush, heapreplace
 from math import inf
 
 from ballast_policy.learning.cost import CostModel
-from ballast_policy.request import Request, computed, is_overdue
+from ballast_policy.request import Request, computed
 
 
 def all_in_time(requests: Iterable[Request], cost: CostModel, soon: float, *, speed: float, start: float) -> bool:
@@ -49,9 +49,6 @@ def find_late(order: Iterable[Request], cost: CostModel, soon: float, *, speed: 
         seconds = cost.prefill(done, left)
         if request.num_output or request.ttft == inf:
             total += seconds
-            continue
-        if is_overdue(request, soon):
-            late.add(request)
             continue
         same = kept.setdefault((request.priority, request.tenant), [])
         entry = (-seconds, request.seq, request)
