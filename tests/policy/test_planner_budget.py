@@ -291,6 +291,20 @@ class TestTriage:
         assert sum(tokens for request, tokens in decided.grants if request.request_class is OFFLINE) == 103
         assert 0.0295 < decided.predicted_seconds <= 0.03
 
+    def test_a_prompt_that_is_late_because_of_the_reservation_does_not_end_a_step(self):
+        engine = Engine(ttft=1.0, tpot=0.05, offline_share=0.2, chunk_tokens=512, num_blocks=20_000)
+        engine.prefilling(OFFLINE, tokens=400)
+        self.waits(engine, 200, waited=0.983)
+        other = self.waits(engine, 1_500)
+
+        assert dict(engine.plan().grants)[other] == 1_500
+
+    def test_a_prompt_that_would_be_in_time_but_for_the_rest_of_the_step_goes_behind_the_others(self):
+        engine = self.make()
+        late, other = self.waits(engine, 600, waited=0.967), self.waits(engine, 2_000)
+
+        assert dict(engine.plan().grants) == {late: 204, other: 1_844}
+
     def test_lending_does_not_make_a_prompt_late_that_the_step_finishes(self):
         engine = self.make()
         self.waits(engine, 200, waited=0.97)
@@ -373,6 +387,15 @@ class TestTriage:
 
         fixed = EXACT.k0 + 4 * EXACT.decode(engine.residents[0].num_tokens)
         assert seconds + (max_output - 9) * fixed <= max(0.05, (max_output - 8) * 0.05) + 1e-9
+
+    def test_answers_that_fall_behind_leave_time_for_the_reservation(self):
+        engine = Engine(ttft=1.0, tpot=0.05, offline_share=0.2, chunk_tokens=512, num_blocks=20_000)
+        self.answers(engine, lengths=(10,) * 100)
+        engine.prefilling(OFFLINE, tokens=400)
+        self.waits(engine, 1_387, waited=1 - 0.0892)
+
+        fixed = EXACT.k0 + 4 * EXACT.decode(10)
+        assert 0.08 < engine.plan().predicted_seconds <= 2 * (0.05 - fixed) + 1e-4
 
     def test_answers_that_go_on_fall_behind_for_a_prompt_that_would_be_late(self):
         engine = self.make()

@@ -146,7 +146,7 @@ class _Service:
         if left < 1 or draft.decodes[-1:] == [request]:
             seconds = request.arrival + request.ttft - step.snapshot.now
             if time.seconds + self.reserved_seconds <= seconds:
-                self.until = min(self.until, max(time.seconds, seconds / (1 + step.cost.error) - self.reserved_seconds))
+                self.until = min(self.until, seconds / (1 + step.cost.error) - self.reserved_seconds)
 
     def _serve_deferred(self) -> None:
         """Prefill a part of the first deferred request, unless a higher priority is first."""
