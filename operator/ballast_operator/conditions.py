@@ -108,6 +108,8 @@ def _is_complete(given: Given) -> ConditionValue | None:
     if given.is_current and figures == [wanted] * 3:
         if given.is_held:
             return HELD
+        if given.refused is not None:
+            return ConditionValue("False", given.refused.reason, given.refused.message)
         return ConditionValue("False", ConditionReason.COMPLETE, f"{wanted} workers of the newest version are ready")
     return None
 

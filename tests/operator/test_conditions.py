@@ -149,6 +149,14 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
         Type.READY, "True", Reason.SCALED_TO_ZERO, "spec.replicas is 0",
     ),
     "rolled out": ({}, Type.PROGRESSING, "False", Reason.COMPLETE, "2 workers"),
+    "rolled out, but for an object that is not written": (
+        {"refused": Problem(Reason.INVALID_POD, "the API server refused Deployment llm: no")},
+        Type.PROGRESSING, "False", Reason.INVALID_POD, "refused Deployment llm",
+    ),
+    "rolling, and an object is not written": (
+        {"deployment": make_deployment(3, 1, 2), "refused": Problem(Reason.NAME_TAKEN, "taken")},
+        Type.PROGRESSING, "True", Reason.ROLLING_OUT, "1 of 2",
+    ),
     "rolling": ({"deployment": make_deployment(3, 1, 2)}, Type.PROGRESSING, "True", Reason.ROLLING_OUT, "1 of 2"),
     "stuck": (
         {"deployment": make_deployment(3, 1, 2, **DEADLINE)}, Type.PROGRESSING, "False", Reason.ROLLOUT_STUCK, "1 of 2",
