@@ -46,14 +46,14 @@ def addon(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def watched(cluster: Cluster, release: Release, namespace: str, addon: None) -> Iterator[str]:
-    """Turn on the ServiceMonitor of the chart, and start two workers."""
+    """Turn on the ServiceMonitor and the alerts of the chart, and start two workers."""
     words = ("upgrade", NAME, release.package, "-n", NAMESPACE, "--reuse-values", "--wait", "--timeout", "3m")
-    cluster.helm(*words, "--set=serviceMonitor.enabled=true")
+    cluster.helm(*words, "--set=serviceMonitor.enabled=true,prometheusRule.enabled=true")
     cluster.apply(RESOURCE, namespace=namespace)
     cluster.wait_ready("watched", namespace=namespace)
     cluster.wait_pods("watched", 2, namespace=namespace)
     yield "watched"
-    cluster.helm(*words, "--set=serviceMonitor.enabled=false")
+    cluster.helm(*words, "--set=serviceMonitor.enabled=false,prometheusRule.enabled=false")
 
 
 def ask(cluster: Cluster, path: str) -> Any:
@@ -81,7 +81,9 @@ def test_every_target_is_up(cluster: Cluster, namespace: str, watched: str) -> N
 
 
 def test_every_rule_loads(cluster: Cluster, namespace: str, watched: str) -> None:
-    groups = cluster.get("prometheusrules", watched, namespace=namespace)["spec"]["groups"]
+    places = ((watched, namespace), (f"{NAME}-operator", NAMESPACE))
+    objects = [cluster.get("prometheusrules", name, namespace=place) for name, place in places]
+    groups = [group for each in objects for group in each["spec"]["groups"]]
     wanted = {group["name"]: [name_of(rule) for rule in group["rules"]] for group in groups}
 
     def loaded() -> dict[str, list[Any]]:
@@ -95,7 +97,9 @@ def test_every_rule_loads(cluster: Cluster, namespace: str, watched: str) -> Non
         said="all rules are evaluated without an error",
     )
     assert {name: [rule["name"] for rule in rules] for name, rules in loaded().items()} == wanted
-    assert sum("alert" in rule for group in groups for rule in group["rules"]) > 5
+    alerts = [sum("alert" in rule for group in each["spec"]["groups"] for rule in group["rules"]) for each in objects]
+    assert alerts[0] > 5
+    assert alerts[1] > 1
 
 
 def test_a_broken_slo_fires(cluster: Cluster, client: Client, namespace: str, watched: str) -> None:
