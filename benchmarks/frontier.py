@@ -154,7 +154,7 @@ def judge(name: str, table: Table, load: float) -> tuple[list[Point], bool]:
         "above ours",
         "",
     )
-    print_table(columns, rows, right=columns[1:-1], is_wide=True)
+    print_table(columns, rows, right=columns[1:-1])
     if has_ours:
         print(
             f"Highest baseline above our curve: {100 * above[True]:.1f} points if it keeps the attainment of "
@@ -190,7 +190,7 @@ def print_caps(table: Table, load: float) -> None:
     if not rows:
         return
     columns = ("cap", "TTFT p50", "p99", "TPOT p50", "p99", "cap is", "harvest", "best static budget")
-    print_table(columns, rows, right=columns[1:], is_wide=True)
+    print_table(columns, rows, right=columns[1:])
 
 
 def _inflations(result: Report, alone: Report) -> tuple[float, ...]:

@@ -476,7 +476,7 @@ def number(value: float | None, digits: int = 0) -> str:
 
 def print_rows(found: Sequence[Row]) -> None:
     """Print the rows of one side."""
-    print_table(COLUMNS, [cells(row) for row in found], right=COLUMNS[2:], is_wide=True)
+    print_table(COLUMNS, [cells(row) for row in found], right=COLUMNS[2:])
     for row in found:
         if row.failure:
             print(f"{row.workload}, {row.variant}: failed in {row.failure}")
@@ -485,7 +485,7 @@ def print_rows(found: Sequence[Row]) -> None:
 def print_change(before: Mapping[tuple[str, str], Row], after: Sequence[Row]) -> bool:
     """Print both sides; return whether the bound is kept."""
     both = [(before[row.key], row) for row in after if row.key in before]
-    print_table(CHANGES, [change_cells(*pair) for pair in both], right=CHANGES[2:-1], is_wide=True)
+    print_table(CHANGES, [change_cells(*pair) for pair in both], right=CHANGES[2:-1])
     for row in after:
         if row.key not in before:
             print(f"{row.workload}, {row.variant}: not measured before")

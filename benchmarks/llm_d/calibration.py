@@ -87,7 +87,7 @@ def check(*, is_quick: bool) -> list[dict[str, object]]:
             found.append({"row": _name(row, is_fit=is_fit), "published": theirs, "simulated": ours})
     print("\nStep times against published rows: published > simulated (error), ms; p95 and p99 interpolated as theirs")
     columns = ("date", "scenario", "replicas", "burst", "used", *COLUMNS, "")
-    print_table(columns, rows, right=COLUMNS, is_wide=True)
+    print_table(columns, rows, right=COLUMNS)
     return found
 
 

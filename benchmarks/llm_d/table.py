@@ -87,7 +87,7 @@ def print_rows(found: Sequence[Row]) -> None:
         lines += [_published(other) for other in rows(row.case.scenario, s0.case.replicas, _burst(s0))]
     for gate in ("S4", "S7"):
         lines += [_published(row, gate) for row in rows(gate, s0.case.replicas, _burst(s0))]
-    print_table(COLUMNS, lines, right=COLUMNS[1:-1], is_wide=True)
+    print_table(COLUMNS, lines, right=COLUMNS[1:-1])
     for row in found:
         if row.failure:
             print(f"{SCENARIOS[row.case.scenario]} failed: {row.failure}")

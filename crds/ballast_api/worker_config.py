@@ -149,7 +149,9 @@ class WorkerConfig(ApiModel):
         """Load a YAML file; see `parse`."""
         try:
             text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise InvalidConfig(str(path), [f"cannot be read: {error.strerror}"]) from error
+        except UnicodeDecodeError as error:
             raise InvalidConfig(str(path), [str(error)]) from error
         return cls.parse(text, str(path))
 

@@ -124,6 +124,13 @@ def test_a_reader_that_has_enough_is_no_error(queued):
     assert done.stderr == ""
 
 
+def test_a_reader_that_ends_before_the_output_is_no_failure_of_the_pipeline():
+    line = f"{sys.executable} -m ballast_cli version | true"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_full_disk_is_a_sentence_and_not_a_traceback():
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "ballast_cli", "version"]

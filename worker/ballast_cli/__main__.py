@@ -26,11 +26,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except typer.TyperException as error:
         if message := error.format_message():  # empty if the help was printed
-            say(f"ballast: {message.rstrip('.')}. See `ballast --help` and `ballast COMMAND --help`.")
+            say(
+                f"ballast: {message.rstrip('.')}{'' if message.endswith('?') else '.'} See `ballast --help` and `ballast COMMAND --help`."
+            )
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return 130
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise  # typer ends the program with code 1 if the pipe breaks
         # The reader (such as `head`) closed the pipe. Without this, the interpreter's flush at exit reports an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

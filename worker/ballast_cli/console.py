@@ -32,15 +32,14 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), is_wide: bool = False
-) -> None:
-    """Write a table. In a pipe, or if it is wide, the table is aligned plain text and nothing is cut off.
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
+    """Write a table. In a pipe, or if it is wider than the terminal, it is aligned plain text. Nothing is cut off.
 
     The columns in `right` are aligned to the right.
     """
     console = stdout()
-    if console.is_terminal and not is_wide:
+    widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
+    if console.is_terminal and sum(widths) + 2 * len(widths) <= console.width:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in columns:
             table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
@@ -48,7 +47,6 @@ def print_table(
             table.add_row(*row)
         console.print(table)
         return
-    widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
     for row in (columns, *rows):
         cells = [
             cell.rjust(width) if column in right else cell.ljust(width)

@@ -35,7 +35,8 @@ def jobs(
     if as_json:
         print_json({"version": 1, "queue": place.queue, "jobs": [one.model_dump(mode="json") for one in shown]})
     elif not shown:
-        say(f"No {'active ' if active else ''}jobs in queue {place.queue}.")
+        of = f" of tenant {tenant}" if tenant is not None else ""
+        say(f"No {'active ' if active else ''}jobs{of} in queue {place.queue}.")
     else:
         now = time.time()
         print_table(COLUMNS, [row(one, now) for one in shown], right=RIGHT)

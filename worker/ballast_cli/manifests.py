@@ -25,7 +25,9 @@ def from_file(path: Path, namespace: str | None) -> tuple[InferenceDeployment, .
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
         documents = [document for document in yaml.safe_load_all(text) if document is not None]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise Usage(f"{source} cannot be read ({error.strerror}). Name a file, or - for standard input") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise Usage(f"{source} cannot be read as YAML: {error}") from error
     found = [each for each in documents if isinstance(each, dict) and each.get("kind") == KIND]
     if not found:

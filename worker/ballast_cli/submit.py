@@ -88,6 +88,10 @@ def submit(
                 raise CliError(
                     f"No line of {file} is valid. `ballast results {done.job_id}` lists the error of each line."
                 )
+            if not as_json and done.is_new and not connected.workers.statuses():
+                say(
+                    f"No worker serves queue {place.queue} now. `ballast explain {done.job_id}` says why the job waits."
+                )
             if is_watched:
                 watch(connected, done.job_id)
     except SubmitterOnly:

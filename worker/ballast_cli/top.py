@@ -119,7 +119,13 @@ def rendered(view: View) -> RenderableType:
     if view.jobs:
         table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
         for column in COLUMNS:
-            table.add_column(column, justify="right" if column in RIGHT else "left", no_wrap=True)
+            is_first = column == COLUMNS[0]  # the id of a job is there to be copied
+            table.add_column(
+                column,
+                justify="right" if column in RIGHT else "left",
+                no_wrap=True,
+                min_width=max(len(job.id) for job in view.jobs[:_MOST_JOBS]) if is_first else None,
+            )
         for job in view.jobs[:_MOST_JOBS]:
             table.add_row(*row(job, view.stats.at))
         parts += [Text(""), table]
@@ -152,7 +158,7 @@ def _cells(worker: WorkerStatus, width: int) -> tuple[int, int]:
 def _queue_line(view: View) -> str:
     stats, items = view.stats, view.stats.items
     at_risk = f", {stats.jobs_at_risk:,} jobs AT RISK" if stats.jobs_at_risk else ""
-    oldest = f", oldest {duration(stats.oldest_waiting_seconds)}" if stats.depth else ""
+    oldest = f", oldest {duration(stats.oldest_waiting_seconds)}" if stats.oldest_waiting_seconds else ""
     return (
         f"queue {view.queue}: {stats.depth:,} waiting{oldest}, {items.leased:,} leased, {items.succeeded:,} succeeded, "
         f"{items.failed:,} failed, {stats.dead_letters:,} dead letters{at_risk}"

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ballast_cli.console import say, stderr
 from ballast_cli.errors import CliError
+from ballast_queue.errors import QueueUnavailable
 from ballast_queue.job import Job, JobState
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.5
 _PLAIN_SECONDS = 5.0
+_AWAY_SECONDS = 60.0
+"""Time without an answer of Redis after which following ends: a port-forward that restarts takes some seconds."""
 
 
 @contextmanager
@@ -51,6 +54,7 @@ def watch(queue: Queue, job_id: str) -> None:
     """Follow a job until it is over. Ctrl-C stops following, but not the job.
 
     Raises:
+        QueueUnavailable: Redis does not answer for a minute. The job continues.
         CliError: the job did not complete, or has failed items.
     """
     job = queue.jobs.get(job_id)
@@ -59,11 +63,23 @@ def watch(queue: Queue, job_id: str) -> None:
             while not job.state.is_over:
                 advance(job.counts.done)
                 time.sleep(_POLL_SECONDS)
-                job = queue.jobs.get(job_id)
-    except KeyboardInterrupt:
-        say(f"{job_id} continues. `ballast job {job_id}` shows its progress.")
+                job = _read(queue, job_id)
+    except (KeyboardInterrupt, QueueUnavailable):
+        say(f"{job_id} is stored and continues: do not submit it again. `ballast job {job_id}` shows its progress.")
         raise
     _judge(job)
+
+
+def _read(queue: Queue, job_id: str) -> Job:
+    """Read a job, and wait for a Redis that does not answer."""
+    since = time.monotonic()
+    while True:
+        try:
+            return queue.jobs.get(job_id)
+        except QueueUnavailable:
+            if time.monotonic() - since > _AWAY_SECONDS:
+                raise
+            time.sleep(_POLL_SECONDS)
 
 
 def _judge(job: Job) -> None:

@@ -127,7 +127,7 @@ class QueueStats(_Published):
     inbox: Count
     """Entries that no worker has read yet. They count as depth."""
     oldest_waiting_seconds: float
-    """Age of the oldest job with waiting items, or of the first inbox entry; 0 if nothing waits."""
+    """Age of the oldest job with items that may be claimed, or of the first inbox entry; 0 without one."""
     dead_letters: Count
     jobs_at_risk: Count = 0
     """Jobs that will miss their deadline at the current rates."""

@@ -348,7 +348,11 @@ def _queue(view: QueueView) -> Iterator[Metric]:
         + [((name, "inbox"), stats.inbox)],
     )
     for metric, text, value in (
-        ("ballast_queue_oldest_seconds", "Age of the oldest job with waiting items.", stats.oldest_waiting_seconds),
+        (
+            "ballast_queue_oldest_seconds",
+            "Age of the oldest job with items that may be claimed; 0 without one.",
+            stats.oldest_waiting_seconds,
+        ),
         ("ballast_dead_letters", "Dead letters: items that failed for good.", stats.dead_letters),
         ("ballast_jobs_at_risk", "Jobs that will miss their deadline at the current rates.", view.jobs_at_risk),
     ):

@@ -154,8 +154,8 @@ def _before(job: Job, scene: Scene) -> Iterator[str]:
 def _failures(job: Job) -> Iterator[str]:
     if job.counts.failed:
         yield (
-            f"{_items(job.counts.failed)} failed for good: `ballast results {job.id}` shows why, "
-            f"`ballast redrive {job.id}` retries the items that may succeed"
+            f"{_items(job.counts.failed)} failed for good: `ballast results {job.id}` shows why. "
+            f"`ballast redrive {job.id}` retries those that may succeed, which excludes invalid lines"
         )
 
 

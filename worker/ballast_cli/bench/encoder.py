@@ -64,7 +64,7 @@ def _print(runs: EncoderBench, highest: EncoderRow, rows: Sequence[EncoderRow], 
         f"Within the SLO, found by trying: online alone meets it up to {found}\n"
         + (f"In a pod, with both classes together, {limit}. The table leaves this process out.\n\n" if limit else "\n")
     )
-    print_table(_COLUMNS, [_cells(runs, row) for row in rows], right=_COLUMNS[1:], is_wide=True)
+    print_table(_COLUMNS, [_cells(runs, row) for row in rows], right=_COLUMNS[1:])
 
 
 def _cells(runs: EncoderBench, row: EncoderRow) -> tuple[str, ...]:

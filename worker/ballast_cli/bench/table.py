@@ -31,9 +31,9 @@ def print_table_of(table: Table, engine: BenchEngine) -> None:
             rate = table.bench.request_rate(load)
             sys.stdout.write(f"\nLoad {100 * load:g} % ({rate:.2f} requests/s), reservation {100 * reservation:g} %\n")
             rows = table.of(load, reservation)
-            print_table(_LATENCY, [_latency(table, row) for row in rows], right=_LATENCY[1:], is_wide=True)
+            print_table(_LATENCY, [_latency(table, row) for row in rows], right=_LATENCY[1:])
             sys.stdout.write("\n")
-            print_table(_WORK, [_work(table, row) for row in rows], right=_WORK[1:-1], is_wide=True)
+            print_table(_WORK, [_work(table, row) for row in rows], right=_WORK[1:-1])
 
 
 def _print_maximums(table: Table, engine: BenchEngine) -> None:

@@ -142,7 +142,7 @@ def print_point(found: PointResult) -> None:
         )
         columns = _COLUMNS + (_GOAL if found.workload.budgets else ())
         right = [column for column in columns if column not in {"policy", _GOAL[0], "goal"}]
-        print_table(columns, [_cells(found, row) for row in rows], right=right, is_wide=True)
+        print_table(columns, [_cells(found, row) for row in rows], right=right)
         if len(alone.thirds) > 1:
             _print_thirds(rows)
 
@@ -199,7 +199,7 @@ def _print_thirds(rows: Sequence[Row]) -> None:
         shown = [percent(value) for value in met]
         cells.append((row.policy, *shown, *["-"] * (len(columns) - 1 - len(shown))))
     sys.stdout.write("\n")
-    print_table(columns, cells, right=columns[1:], is_wide=True)
+    print_table(columns, cells, right=columns[1:])
 
 
 def spacings(text: str) -> tuple[float, ...]:

@@ -387,7 +387,9 @@ class PlanInputs(ApiModel):
 def _read(path: Path) -> dict[str, Any]:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise InvalidConfig(str(path), [f"cannot be read: {error.strerror}"]) from error
+    except yaml.YAMLError as error:
         raise InvalidConfig(str(path), [str(error)]) from error
     except ValueError as error:  # not UTF-8, or a date that no calendar has
         raise InvalidConfig(str(path), [f"is not YAML in UTF-8: {error}"]) from error

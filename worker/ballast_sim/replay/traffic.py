@@ -133,7 +133,9 @@ def repeated(trace: Trace, tokens: float) -> Trace:
 def _records(path: Path, *, needs_times: bool) -> Iterator[tuple[int, Arrival]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise BadTrace(str(path), None, f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise BadTrace(str(path), None, f"cannot be read: {error}") from error
     reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
     is_json = text.lstrip().startswith("{")

@@ -1,0 +1,66 @@
+"""Tables on a terminal, and following a job while Redis is away."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ballast_cli import console, watch
+from ballast_queue.errors import QueueUnavailable
+from ballast_queue.job import JobState
+
+
+@pytest.mark.parametrize("width", [20, 200])
+def test_a_table_is_never_cut(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int):
+    terminal = lambda: Console(file=sys.stdout, force_terminal=True, width=width, highlight=False)  # noqa: E731
+    monkeypatch.setattr(console, "stdout", terminal)
+
+    console.print_table(("ID", "STATE"), [("job-1a2201b58c0-6d337f", "in_progress")])
+
+    assert "job-1a2201b58c0-6d337f  in_progress" in capsys.readouterr().out
+
+
+class Away:
+    """Jobs whose Redis does not answer `num` times, from the second call on."""
+
+    def __init__(self, num: int) -> None:
+        self.left, self.num_calls = num, 0
+        counts = SimpleNamespace(total=2, done=1, succeeded=2, failed=0, cancelled=0, expired=0)
+        self.job = SimpleNamespace(id="job-1", counts=counts, tokens_out=7, reason="", state=JobState.IN_PROGRESS)
+
+    def get(self, job_id: str) -> Any:
+        self.num_calls += 1
+        if self.num_calls > 1 and self.left:
+            self.left -= 1
+            raise QueueUnavailable("Redis is unavailable")
+        if self.num_calls > 1:
+            self.job.state = JobState.COMPLETED
+        return self.job
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "_POLL_SECONDS", 0.001)
+
+
+@pytest.mark.usefixtures("quick")
+def test_watching_goes_on_when_redis_is_back(capsys: pytest.CaptureFixture[str]):
+    watch.watch(SimpleNamespace(jobs=Away(3)), "job-1")  # type: ignore[arg-type]
+
+    assert "job-1 is completed: 2 of 2 items succeeded" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_job_that_cannot_be_watched_is_not_submitted_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(watch, "_AWAY_SECONDS", 0.01)
+
+    with pytest.raises(QueueUnavailable):
+        watch.watch(SimpleNamespace(jobs=Away(1_000_000)), "job-1")  # type: ignore[arg-type]
+
+    assert "job-1 is stored and continues: do not submit it again" in capsys.readouterr().err
