@@ -60,10 +60,7 @@ class ClassRequests:
         return [other for other in self.residents if other.priority < request.priority]
 
     def ranked(self, requests: Iterable[Request]) -> list[Request]:
-        listed = list(requests)
-        if len(listed) < 2:
-            return listed
-        ordered, reserved = ranked(listed, self.ledger), self.ledger.reserved
+        ordered, reserved = ranked(requests, self.ledger), self.ledger.reserved
         return reserved_first(ordered, TenantSlots(reserved, {})) if reserved else ordered
 
     def remove(self, gone: set[Request]) -> None:
