@@ -7,6 +7,7 @@ first. A tenant that returns from idle is lifted to the least served of the othe
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 INPUT_COST, OUTPUT_COST = 1.0, 2.0
 """The weights of the VTC paper (arXiv 2401.00588). `benchmarks/fairness.py` prints how equal the services are."""
@@ -17,6 +18,7 @@ def token_cost(num_input: int, num_output: int) -> float:
     return INPUT_COST * num_input + OUTPUT_COST * num_output
 
 
+@dataclass(slots=True)
 class Ledger:
     """Service of the tenants of one class, in tokens over weight.
 
@@ -24,14 +26,12 @@ class Ledger:
     no other of the tenant waits or runs.
     """
 
-    def __init__(self, weights: Mapping[str, float] | None = None, reserved: Mapping[str, float] | None = None) -> None:
-        self.weights: Mapping[str, float] = weights or {}
-        """1 for other tenants. A change affects later charges."""
-        self.services: dict[str, float] = {}
-        self.reserved: dict[str, float] = {}
-        """Shares of the slots of the class, for tenants with a reservation."""
-        self._last = 0.0
-        self.reserve(reserved or {})
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """1 for other tenants. A change affects later charges."""
+    services: dict[str, float] = field(default_factory=dict)
+    reserved: dict[str, float] = field(default_factory=dict)
+    """Shares of the slots of the class, for tenants with a reservation."""
+    _last: float = 0.0
 
     def service(self, tenant: str) -> float:
         return self.services.get(tenant, 0.0)

@@ -70,8 +70,7 @@ def share_out(
 
     Each pick is charged the expected `cost` of an item. A tenant below its reservation goes first in its priority.
     """
-    ledger = Ledger(weights)
-    ledger.services.update(services)
+    ledger = Ledger(weights, dict(services))
     queues: dict[tuple[int, str], list[Candidate]] = {}
     for job in sorted(candidates, key=lambda job: (place(job), job.job_id), reverse=True):  # the first job comes last
         if job.waiting > 0:
