@@ -88,23 +88,19 @@ def reserved_first(requests: Iterable[Request], slots: TenantSlots) -> list[Requ
 
 def _reserved_first(order: Sequence[Request], slots: TenantSlots) -> list[Request]:
     """Order one priority: a request goes as soon as it is due, and the others fill the gaps in their order."""
-    num_held = slots.num_held
     out: list[Request] = []
     left: list[Request | None] = [*order]  # None: moved forward
     index = 0
     for due, _, first in slots.dues(order):
-        while num_held < due:
-            request = left[index]
-            index += 1
-            if request is not None:
+        before = due - slots.num_held
+        while len(out) < before:
+            if (request := left[index]) is not None:
                 out.append(request)
-                num_held += 1
+            index += 1
         if first >= index:
             out.append(order[first])
             left[first] = None
-            num_held += 1
-    out += [request for request in left[index:] if request is not None]
-    return out
+    return out + [request for request in left[index:] if request is not None]
 
 
 def tenant_slots(ledger: Ledger, holders: Iterable[Request]) -> TenantSlots | None:
