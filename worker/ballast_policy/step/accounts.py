@@ -59,19 +59,15 @@ class Blocks:
         """Promise blocks to the rest of a prompt; `take` reduces the promise."""
         if request.num_cached and request.phase is WAITING and not self._has_victims:
             self._shared += self._hits_in_use(request)
-        whole = self.promised[request] = self.needed(request, request.num_tokens)
+        whole = self.promised[request] = self.whole(request)
         self.num_promised += whole
 
     def take(self, request: Request, granted: int, num_tokens: int) -> None:
         """Take the blocks for `num_tokens` tokens beyond the `granted` tokens of this step."""
-        promised = self.promised.get(request)
-        if promised is not None and computed(request) + granted + num_tokens == request.num_tokens:
-            taken = promised
-        else:
-            taken = self.more(request, granted, num_tokens)
+        taken = self.more(request, granted, num_tokens)
         self.free -= taken
-        if promised is not None:
-            self.promised[request] = promised - taken
+        if request in self.promised:
+            self.promised[request] -= taken
             self.num_promised -= taken
 
     def release(self, request: Request) -> None:
