@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import ceil, floor, inf
 
-from ballast_policy.fairness.order import ranking
+from ballast_policy.fairness.ledger import Ledger
+from ballast_policy.fairness.order import place
 from ballast_policy.host import Dispatch, Host
 from ballast_policy.learning.cost import StepWork, attended
 from ballast_policy.plan import Reason, StepPlan
@@ -49,6 +50,11 @@ class After:
         self.most_prefill = config.chunk_tokens * (4 if is_paced else 1)
         self.free = snapshot.free_blocks + sum(r.num_private_blocks for r in plan.preempt)
         self.free -= sum(new_blocks(self, r, n) for r, n in plan.grants)
+
+
+def ranking(ledger: Ledger) -> Callable[[Request], tuple[object, ...]]:
+    """Return the sort key of a request among those of its class."""
+    return lambda request: (-request.priority, ledger.service(request.tenant), *place(request))
 
 
 def done(request: Request) -> int:

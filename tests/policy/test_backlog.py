@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from laws import ranking
 
 from ballast_policy.backlog import LEAST, Backlog
 from ballast_policy.fairness.ledger import Ledger
-from ballast_policy.fairness.order import ranking
 from ballast_policy.request import Request, RequestClass
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE

@@ -7,10 +7,11 @@ import pytest
 from fake_engine import FakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from laws import ranking
 from workloads import EXACT, Arrival
 
 from ballast_policy.fairness.ledger import Ledger, token_cost
-from ballast_policy.fairness.order import ranked, ranking
+from ballast_policy.fairness.order import ranked
 from ballast_policy.host import Host
 from ballast_policy.request import Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig, TenantShare

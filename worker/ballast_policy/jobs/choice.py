@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from ballast_policy.fairness.ledger import Ledger
-from ballast_policy.fairness.order import place, ranking
+from ballast_policy.fairness.order import place
 from ballast_policy.fairness.tenant_slots import BelowReservation, TenantSlots
 from ballast_policy.jobs.deadline import JobWork, Rates, seconds_of
 
@@ -94,10 +94,9 @@ def share_out(
 
 
 def _first(jobs: Sequence[Candidate], ledger: Ledger, slots: TenantSlots | None) -> Candidate:
-    rank = ranking(ledger)
     if slots is not None:
         highest = max(job.priority for job in jobs)
         tenants = {job.tenant for job in jobs if job.priority == highest}
         below = BelowReservation(slots, tenants).first(tenants)
         jobs = [job for job in jobs if (job.priority, job.tenant) == (highest, below)] or jobs
-    return min(jobs, key=lambda job: (rank(job), job.job_id))
+    return min(jobs, key=lambda job: (-job.priority, ledger.service(job.tenant), place(job), job.job_id))
