@@ -71,10 +71,6 @@ def test_the_batch_ceiling_is_what_a_sweep_finds(k0, k3, k4, tpot, ttft_and_prom
     assert ceiling == 300 or not holds(ceiling + 1)
 
 
-def test_an_untrusted_model_implies_no_ceiling():
-    assert CostModel(k3=1.0).batch_ceiling(slots=64, mean_context=100, tpot=0.001) == 64
-
-
 def steps(number: int) -> Iterator[StepWork]:
     """Draw steps with up to 200 decodes, every second one with prefill."""
     rng = np.random.default_rng(7)

@@ -87,13 +87,11 @@ class CostModel:
     def batch_ceiling(
         self, *, slots: int, mean_context: float, tpot: float = inf, ttft: float = inf, prompt: int = 0
     ) -> int:
-        """Return the largest batch, 1 to `slots`, that the SLO allows; `slots` if the model is not trusted.
+        """Return the largest batch, 1 to `slots`, that the SLO allows.
 
         A step of n decodes takes at most `tpot`. A request that arrives as a step starts and prefills in the next one,
         beside n - 1 decodes, has its first token within `ttft`. Without decodes and `tpot`, the batch is n prompts.
         """
-        if not self.is_trusted:
-            return slots
         each = self.prefill(0, prompt) if tpot == inf and not mean_context else 0.0
 
         def of_slo(size: int) -> float:
