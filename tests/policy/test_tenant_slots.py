@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 
 import pytest
+from engine_snapshot import Engine
 from fake_engine import FakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -115,7 +116,9 @@ def test_every_prefix_of_the_order_holds_the_shares_and_no_request_is_left_out(r
 
 def in_order(residents: list[Request], waiting: list[Request], ledger: Ledger) -> list[Request]:
     """Return the parked and the waiting requests in the order in which they take slots."""
-    _, offline = by_class(residents, waiting, {OFFLINE: ledger}, block_tokens=16)
+    engine = Engine()
+    engine.residents, engine.waiting, engine.ledgers = residents, waiting, {OFFLINE: ledger}
+    _, offline = by_class(engine.snapshot())
     return list(candidates(offline, offline.waiting))
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 
-from ballast_policy.backlog import Ledgers
 from ballast_policy.fairness.ledger import EMPTY, Ledger
 from ballast_policy.fairness.order import ranked
 from ballast_policy.fairness.tenant_slots import TenantSlots, reserved_first
@@ -69,13 +68,12 @@ class ClassRequests:
         self.context = sum([request.num_tokens for request in self.decodes])
 
 
-def by_class(
-    residents: Iterable[Request], waiting: Sequence[Request], ledgers: Ledgers, block_tokens: int
-) -> tuple[ClassRequests, ClassRequests]:
+def by_class(snapshot: EngineSnapshot) -> tuple[ClassRequests, ClassRequests]:
     """Return the online and the offline requests of an engine; in `waiting`, online comes first."""
+    waiting, ledgers, block_tokens = snapshot.waiting, snapshot.ledgers, snapshot.config.block_tokens
     split = bisect_left(waiting, 1, key=lambda request: request.request_class is OFFLINE)
-    online = [request for request in residents if request.request_class is ONLINE]
-    offline = [request for request in residents if request.request_class is OFFLINE]
+    online = [request for request in snapshot.residents if request.request_class is ONLINE]
+    offline = [request for request in snapshot.residents if request.request_class is OFFLINE]
     return (
         _sort(online, waiting[:split], ledgers.get(ONLINE, EMPTY), block_tokens),
         _sort(offline, waiting[split:], ledgers.get(OFFLINE, EMPTY), block_tokens),

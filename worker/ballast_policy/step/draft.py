@@ -42,8 +42,7 @@ class StepDraft:
     def __init__(self, snapshot: EngineSnapshot) -> None:
         config, cost = snapshot.config, snapshot.cost
         self.snapshot, self.config, self.cost = snapshot, config, cost
-        groups = by_class(snapshot.residents, snapshot.waiting, snapshot.ledgers, config.block_tokens)
-        self.online, self.offline = groups
+        self.online, self.offline = by_class(snapshot)
         self.blocks = Blocks(snapshot.free_blocks, config.block_tokens)
         self.time = StepTime(cost, most_prefill(config, cost), cost.k0, cost.k0)
         self.draft = Decisions()
