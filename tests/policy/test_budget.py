@@ -267,7 +267,7 @@ def test_without_an_slo_nothing_bounds_a_step():
 def test_a_cap_on_interference_bounds_the_step_by_what_online_alone_takes(share: float, expected: float):
     capped = make_snapshot(allowance=Allowance(share=share))
 
-    found = step_budget(capped, OnlineStep((), (), 0.02, 0.02, alone=0.02))
+    found = step_budget(capped, OnlineStep((), (), 0.02, 0.02), alone=0.02)
 
     assert found == pytest.approx(expected)
 
@@ -276,7 +276,7 @@ def test_a_cap_on_interference_bounds_the_step_by_what_online_alone_takes(share:
 def test_a_cap_fills_each_step_to_the_same_level(alone: float, expected: float):
     capped = make_snapshot(allowance=Allowance(share=0.1, typical=0.02))
 
-    assert max(alone, step_budget(capped, OnlineStep((), (), alone, alone, alone=alone))) == pytest.approx(expected)
+    assert max(alone, step_budget(capped, OnlineStep((), (), alone, alone), alone)) == pytest.approx(expected)
 
 
 EXPERTS = replace(COST, k5=0.03, missed=0.95)

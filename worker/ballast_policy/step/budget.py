@@ -46,8 +46,6 @@ class OnlineStep:
     """Predicted time."""
     fixed: float
     """The part of `seconds` that is not prefill."""
-    alone: float = 0.0
-    """Predicted time of the step without offline."""
     experts: float = 0.0
     """Seconds for reading the experts that this part does not touch."""
 
@@ -58,8 +56,8 @@ def most_prefill(config: PolicyConfig, cost: CostModel) -> int:
     return config.chunk_tokens * (ONLINE_CHUNKS if is_paced else 1)
 
 
-def step_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
-    """Return the seconds that the step may take: the smallest of five bounds.
+def step_budget(snapshot: EngineSnapshot, part: OnlineStep, alone: float = 0.0) -> float:
+    """Return the seconds that the step may take, which without offline takes `alone`: the smallest of five bounds.
 
     - The newcomer: a request of the usual length that arrives as the step starts has its first token in time.
     - The decodes: at most one TPOT beside reading all experts, and half of their slack on top of online's part.
@@ -73,7 +71,7 @@ def step_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     tpot, slack, least = _decode_slack(snapshot, part)
     slack = min(slack, _prefill_slack(snapshot, part))
     newcomer = _newcomer_bound(snapshot, part, least)
-    most = min(snapshot.config.tpot_share * tpot + snapshot.cost.k5, _cap_bound(snapshot, part.alone))
+    most = min(snapshot.config.tpot_share * tpot + snapshot.cost.k5, _cap_bound(snapshot, alone))
     bound = min(newcomer, most, part.seconds + _SPENT * max(0.0, slack), _longest(snapshot, part))
     full = part.seconds + _FULL * part.experts
     if part.experts and bound < full <= (most if snapshot.config.can_suspend else min(most, newcomer)):

@@ -25,9 +25,7 @@ DEFERRED_SHARE = 0.1
 or 1.8 points of TTFT attainment (bursts-40-32)."""
 
 
-def online_step(
-    step: StepDraft, reserved: Reserved, *, late: Collection[Request] = (), alone: float = 0.0
-) -> OnlineStep:
+def online_step(step: StepDraft, reserved: Reserved, late: Collection[Request] = ()) -> OnlineStep:
     """Return the part of the step that no budget limits. `late` requests do not count."""
     online, offline, time, cost = step.online, step.offline, step.time, step.cost
     fixed, seconds = time.fixed_seconds, time.seconds + reserved.seconds(step)
@@ -41,7 +39,6 @@ def online_step(
     return OnlineStep(
         decodes=online.decodes,
         pending=pending if not late else (request for request in pending if request not in late),
-        alone=alone,
         seconds=seconds,
         fixed=fixed,
         experts=cost.experts(inf, time.num_tokens),

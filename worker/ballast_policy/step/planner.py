@@ -43,8 +43,8 @@ def plan(snapshot: EngineSnapshot) -> StepPlan:
     alone, parts = online_parts(step)
     has_online, budget = bool(step.online.waiting or step.online.num_blocks or step.online.started), inf
     if step.cost.is_trusted:
-        part = online_step(step, reserved, late=late, alone=alone)
-        budget = (step_budget if has_online else idle_budget)(snapshot, part)
+        part = online_step(step, reserved, late)
+        budget = step_budget(snapshot, part, alone) if has_online else idle_budget(snapshot, part)
     expects_online = has_online or snapshot.now <= snapshot.expectation.online_until
     lend(step, reserved, growth_blocks=growth_blocks, budget=budget, expects_online=expects_online)
     _break_deadlock(step)
