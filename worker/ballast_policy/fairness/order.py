@@ -14,12 +14,8 @@ from ballast_policy.request import Request
 
 
 class Ordered(Protocol):
-    """A request or a job, as far as the order depends on it."""
+    """A request or a job, as far as its place depends on it."""
 
-    @property
-    def tenant(self) -> str: ...
-    @property
-    def priority(self) -> int: ...
     @property
     def slack(self) -> float: ...
     @property
