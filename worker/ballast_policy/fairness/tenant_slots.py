@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import groupby
-from math import floor, inf
+from math import floor
 from operator import attrgetter
 
 from ballast_policy.fairness.ledger import Ledger
@@ -26,10 +26,9 @@ class TenantSlots:
         """Shares by tenant, for tenants with a reservation."""
         self._held = {tenant: held.get(tenant, 0) for tenant in reserved}
 
-    def due(self, tenant: str) -> float:
-        """Return the number of held slots at which a tenant falls below its reservation; inf without a reservation."""
-        held = self._held.get(tenant)
-        return inf if held is None else floor(held / self.reserved[tenant] + ROUNDING)
+    def due(self, tenant: str) -> int:
+        """Return the number of held slots at which a tenant with a reservation falls below it."""
+        return floor(self._held[tenant] / self.reserved[tenant] + ROUNDING)
 
     def count(self, tenant: str) -> None:
         self.num_held += 1
