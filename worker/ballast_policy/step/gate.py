@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
-from sys import maxsize
 
 from ballast_policy.fairness.order import ranked
 from ballast_policy.fairness.tenant_slots import reserved_first, tenant_slots
@@ -29,7 +28,7 @@ class AdmissionGate:
     group: ClassRequests
     count_free: Callable[[], int]
     """Returns the free slots of the class."""
-    num_rows: int = maxsize
+    num_rows: int
     """Newcomers that may start without a lower priority that is parked."""
     is_closed: bool = False
     _reason: Reason | None = None
