@@ -8,7 +8,6 @@ from math import ceil, floor, inf
 from ballast_policy.plan import Reason
 from ballast_policy.request import OFFLINE, RUNNING, WAITING, Request, computed
 from ballast_policy.reservation import most_slots
-from ballast_policy.step.budget import most_prefill
 from ballast_policy.step.decode_growth import reclaim_from_offline
 from ballast_policy.step.draft import StepDraft
 from ballast_policy.step.gate import AdmissionGate, candidates
@@ -42,7 +41,7 @@ def lend(step: StepDraft, reserved: Reserved, *, growth_blocks: int, budget: flo
     offline.waiting = [request for request in offline.waiting if request not in offline.started]
     if expects_online:
         held_blocks += floor(config.watermark * config.num_blocks)
-    left = step.time.chunk - most_prefill(config, step.cost) + config.chunk_tokens
+    left = config.chunk_tokens - (step.time.num_tokens - step.time.num_decodes)
     chunk = max(0, min(chunk, left - reserved.tokens_without(step.draft.gone)))
     gate = AdmissionGate(step, offline, lambda: most - offline.num_held, step.num_rows)
     _Lending(step, gate, budget, reserved, chunk, held_blocks).fill()

@@ -10,7 +10,7 @@ from math import ceil, inf
 from ballast_policy.learning.cost import attended
 from ballast_policy.plan import Reason, StepParts
 from ballast_policy.request import ONLINE, PARKED, RUNNING, WAITING, Request, computed
-from ballast_policy.step.budget import OnlineStep, most_prefill, prefill_limits
+from ballast_policy.step.budget import OnlineStep, prefill_limits
 from ballast_policy.step.draft import StepDraft
 from ballast_policy.step.gate import AdmissionGate
 from ballast_policy.step.kv_peak import KvPeak
@@ -161,7 +161,7 @@ class _Service:
         chunk = max(0, time.chunk - self.reserved.tokens_without(draft.gone))
         wanted = request.num_tokens - done
         granted = limit = min(wanted, int(share * chunk))
-        least = ceil(LEAST_SHARE * step.config.chunk_tokens) - (most_prefill(step.config, step.cost) - time.chunk)
+        least = ceil(LEAST_SHARE * step.config.chunk_tokens) - (time.num_tokens - time.num_decodes)
         if self.until < inf:
             granted = step.cost.largest_chunk(share * (self.until - time.seconds), done, limit, time.num_tokens)
             if share == 1:
