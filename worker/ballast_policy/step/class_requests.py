@@ -31,8 +31,6 @@ class ClassRequests:
     """Decodes whose next token begins a KV block."""
     context: int
     """Sum of the contexts of `decodes`, including their next tokens."""
-    num_blocks: int
-    """KV blocks of the residents. A block that two of them share counts twice."""
     leaving: list[Request] = field(default_factory=list)
     """Parked in this step. Their KV can still be reclaimed."""
     started: list[Request] = field(default_factory=list)
@@ -85,10 +83,9 @@ def _sort(residents: list[Request], waiting: Sequence[Request], ledger: Ledger, 
     prefills: list[Request] = []
     parked: list[Request] = []
     growing: list[Request] = []
-    context = held = 0  # local: this is the longest loop of a step
+    context = 0  # local: this is the longest loop of a step
     for request in residents:
-        num_blocks, num_computed = request.num_blocks, request.num_computed
-        held += num_blocks
+        num_computed = request.num_computed
         if request.phase is PARKED:
             parked.append(request)
         elif request.num_tokens - num_computed > 1:
@@ -96,10 +93,10 @@ def _sort(residents: list[Request], waiting: Sequence[Request], ledger: Ledger, 
         else:
             decodes.append(request)
             context += num_computed
-            if num_computed >= num_blocks * block_tokens:
+            if num_computed >= request.num_blocks * block_tokens:
                 growing.append(request)
     context += len(decodes)
-    return ClassRequests(ledger, waiting, decodes, prefills, parked, growing, context, held)
+    return ClassRequests(ledger, waiting, decodes, prefills, parked, growing, context)
 
 
 @dataclass

@@ -123,7 +123,6 @@ class StepDraft:
         draft, gone = self.draft, set(requests)
         for request in requests:
             self.blocks.release(request)
-            self._group(request).num_blocks -= request.num_blocks
             draft.explain(request, reason)
         self._remove(requests)
         draft.park = [request for request in draft.park if request not in gone]

@@ -41,7 +41,7 @@ def plan(snapshot: EngineSnapshot) -> StepPlan:
     reserved = fill_reservation(step)
     reserved, late = serve_online(step, reserved)
     alone, parts = online_parts(step)
-    has_online, budget = bool(step.online.waiting or step.online.num_blocks or step.online.started), inf
+    has_online, budget = bool(step.online.waiting or step.online.residents or step.online.started), inf
     if step.cost.is_trusted:
         part = online_step(step, reserved, late)
         budget = step_budget(snapshot, part, alone) if has_online else idle_budget(snapshot, part)

@@ -69,7 +69,8 @@ def fill_reservation(step: StepDraft) -> Reserved:
 
 def _start(step: StepDraft, num_free: int, tokens: int, kept: int) -> int:
     """Start offline requests beside `kept` tokens. Return the blocks of the first that fits but finds too few free."""
-    offline, used, held_blocks = step.offline, step.offline.num_blocks, 0
+    offline, held_blocks = step.offline, 0
+    used = sum([request.num_blocks for request in offline.residents])
     for request in candidates(offline, offline.waiting):
         left = request.num_tokens - computed(request)
         granted = left if left == 1 else min(left, tokens)
