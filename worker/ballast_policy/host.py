@@ -16,6 +16,7 @@ of the plan, and then `admissions` and `dispatched`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -105,7 +106,7 @@ class Host:
         self.backlog = Backlog()
         self.residents: dict[int, Request] = {}
         """By `seq`, in the order of admission."""
-        self.held = {c: {RUNNING: 0, PARKED: 0} for c in RequestClass}
+        self.held = {c: Counter[Phase]() for c in RequestClass}
         self.reservation = config.reservation()
         self.ceiling: int | None = None
         """Largest batch that the SLO allows; None until the cost model is trusted."""
@@ -401,9 +402,7 @@ class Host:
 
     def imbalance(self) -> str:
         """Return the counts that disagree; empty if none do."""
-        held = {c: {RUNNING: 0, PARKED: 0} for c in RequestClass}
-        for request in self.residents.values():
-            held[request.request_class][request.phase] = held[request.request_class].get(request.phase, 0) + 1
+        held = {c: Counter(r.phase for r in self.residents.values() if r.request_class is c) for c in RequestClass}
         present = {c: sum(tenants.values()) for c, tenants in self._present.items()}
         pairs = (
             ("waiting requests", len(self.backlog), len({r.seq for r in self.backlog} - self.residents.keys())),
