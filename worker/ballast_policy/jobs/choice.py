@@ -33,9 +33,8 @@ class Candidate:
 def job_slack(work: JobWork, rates: Rates, now: float) -> float:
     """Return the seconds that a job can lose before its deadline is at risk: `deadline - now - work / rate`.
 
-    The rate is that of all workers together, as if the job had them to itself. The work is in output tokens if the
-    tokens and their rate are known, else in items (`seconds_of`). Without a measured rate the work counts as none, and
-    the deadline alone orders the jobs. Without a deadline the slack is infinite.
+    The work counts as if the job had all workers to itself (`seconds_of`). Without a measured rate it counts as none,
+    and the deadline alone orders the jobs. Without a deadline the slack is infinite.
     """
     return inf if work.deadline is None else work.deadline - now - (seconds_of(work, rates) or 0.0)
 
