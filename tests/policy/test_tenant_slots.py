@@ -118,7 +118,7 @@ def in_order(residents: list[Request], waiting: list[Request], ledger: Ledger) -
     """Return the parked and the waiting requests in the order in which they take slots."""
     engine = Engine()
     engine.residents, engine.waiting, engine.ledgers = residents, waiting, {OFFLINE: ledger}
-    _, offline = by_class(engine.snapshot())
+    offline = by_class(engine.snapshot())[OFFLINE]
     return list(candidates(offline, offline.waiting))
 
 

@@ -11,7 +11,7 @@ from itertools import chain, islice
 from ballast_policy.fairness.ledger import EMPTY, Ledger
 from ballast_policy.fairness.order import ranked
 from ballast_policy.fairness.tenant_slots import TenantSlots, reserved_first
-from ballast_policy.request import OFFLINE, ONLINE, PARKED, Request
+from ballast_policy.request import OFFLINE, ONLINE, PARKED, Request, RequestClass
 from ballast_policy.snapshot import EngineSnapshot
 
 
@@ -66,25 +66,21 @@ class ClassRequests:
         self.context = sum([request.num_tokens for request in self.decodes])
 
 
-def by_class(snapshot: EngineSnapshot) -> tuple[ClassRequests, ClassRequests]:
-    """Return the online and the offline requests of an engine; in `waiting`, online comes first."""
-    waiting, ledgers, block_tokens = snapshot.waiting, snapshot.ledgers, snapshot.config.block_tokens
-    split = bisect_left(waiting, 1, key=lambda request: request.request_class is OFFLINE)
-    online = [request for request in snapshot.residents if request.request_class is ONLINE]
-    offline = [request for request in snapshot.residents if request.request_class is OFFLINE]
-    return (
-        _sort(online, waiting[:split], ledgers.get(ONLINE, EMPTY), block_tokens),
-        _sort(offline, waiting[split:], ledgers.get(OFFLINE, EMPTY), block_tokens),
-    )
+def by_class(snapshot: EngineSnapshot) -> dict[RequestClass, ClassRequests]:
+    """Return the requests of an engine; in `waiting`, online comes first."""
+    split = bisect_left(snapshot.waiting, 1, key=lambda request: request.request_class is OFFLINE)
+    waiting = {ONLINE: snapshot.waiting[:split], OFFLINE: snapshot.waiting[split:]}
+    return {request_class: _sort(snapshot, request_class, waiting[request_class]) for request_class in RequestClass}
 
 
-def _sort(residents: list[Request], waiting: Sequence[Request], ledger: Ledger, block_tokens: int) -> ClassRequests:
+def _sort(snapshot: EngineSnapshot, request_class: RequestClass, waiting: Sequence[Request]) -> ClassRequests:
+    ledger, block_tokens = snapshot.ledgers.get(request_class, EMPTY), snapshot.config.block_tokens
     decodes: list[Request] = []
     prefills: list[Request] = []
     parked: list[Request] = []
     growing: list[Request] = []
     context = 0  # local: this is the longest loop of a step
-    for request in residents:
+    for request in [request for request in snapshot.residents if request.request_class is request_class]:
         num_computed = request.num_computed
         if request.phase is PARKED:
             parked.append(request)

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import chain, repeat
 
 from ballast_policy.plan import Because, Reason, StepParts, StepPlan
-from ballast_policy.request import ONLINE, WAITING, Request, computed
+from ballast_policy.request import OFFLINE, ONLINE, WAITING, Request, computed
 from ballast_policy.reservation import most_slots
 from ballast_policy.snapshot import EngineSnapshot
 from ballast_policy.step.accounts import Blocks, StepTime, choose_victims
@@ -42,7 +42,8 @@ class StepDraft:
     def __init__(self, snapshot: EngineSnapshot) -> None:
         config, cost = snapshot.config, snapshot.cost
         self.snapshot, self.config, self.cost = snapshot, config, cost
-        self.online, self.offline = by_class(snapshot)
+        self._groups = by_class(snapshot)
+        self.online, self.offline = self._groups[ONLINE], self._groups[OFFLINE]
         self.blocks = Blocks(snapshot.free_blocks, config.block_tokens)
         self.time = StepTime(cost, most_prefill(config, cost), cost.k0, cost.k0)
         self.draft = Decisions()
@@ -80,7 +81,7 @@ class StepDraft:
 
     def start(self, request: Request, num_tokens: int, reason: Reason) -> None:
         """Admit or resume a request, promise it the blocks of its prompt, and grant it tokens."""
-        group, draft = self._group(request), self.draft
+        group, draft = self._groups[request.request_class], self.draft
         if request.phase is WAITING:
             draft.admit.append(request)
         else:
@@ -115,7 +116,7 @@ class StepDraft:
         """Take the slots of running residents of one class; they keep their KV."""
         if requests:
             self._remove(requests)
-            self._group(requests[0]).leaving += requests
+            self._groups[requests[0].request_class].leaving += requests
             self.draft.park += requests
             self.draft.because += map(Because, requests, repeat(reason))
 
@@ -144,7 +145,7 @@ class StepDraft:
 
     def as_plan(self, budget_seconds: float, parts: StepParts, *, suspendable_seconds: float = 0.0) -> StepPlan:
         draft = self.draft
-        counted = [group.decodes for group in (self.online, self.offline) if group.is_counted]
+        counted = [group.decodes for group in self._groups.values() if group.is_counted]
         grants = (*zip(chain(*counted, draft.decodes), repeat(1)), *draft.prefill_grants.items())
         return StepPlan(
             grants=grants,
@@ -159,13 +160,10 @@ class StepDraft:
             suspendable_seconds=suspendable_seconds,
         )
 
-    def _group(self, request: Request) -> ClassRequests:
-        return self.online if request.request_class is ONLINE else self.offline
-
     def _remove(self, requests: Sequence[Request]) -> None:
         gone = set(requests)
         for request_class in {request.request_class for request in requests}:
-            group = self.online if request_class is ONLINE else self.offline
+            group = self._groups[request_class]
             is_counted = group.is_counted
             if is_counted:
                 self.count_decodes(group, -1)
