@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain, repeat
 
 from ballast_policy.plan import Because, Reason, StepParts, StepPlan
@@ -47,16 +46,13 @@ class StepDraft:
         self.blocks = Blocks(snapshot.free_blocks, config.block_tokens)
         self.time = StepTime(cost, most_prefill(config, cost), cost.k0, cost.k0)
         self.draft = Decisions()
+        self.tenant_slots_left = config.tenant_slots_left(self.offline.running)
+        """Slots that tenants with a cap may still take for offline requests; negative if a cap was lowered."""
         self.most_residents = config.most_residents - snapshot.num_leaving
         self.num_slots = min(config.slots, self.most_residents)
         num_offline = len(self.offline.waiting) + len(self.offline.running) + len(self.offline.parked)
         num_slots = min(snapshot.reservation.slots, num_offline)
         self.coverage = Coverage(snapshot, self.online, self.offline, self.draft.gone, num_slots)
-
-    @cached_property
-    def tenant_slots_left(self) -> dict[str, int]:
-        """Slots that tenants with a cap may still take for offline requests; negative if a cap was lowered."""
-        return self.config.tenant_slots_left(self.offline.running)
 
     @property
     def num_free_online_slots(self) -> int:
