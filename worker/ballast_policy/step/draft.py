@@ -103,10 +103,10 @@ class StepDraft:
             self.time.add_prefill(done + granted, num_tokens)
 
     def count_decodes(self, group: ClassRequests, sign: int = 1) -> None:
-        """Take the blocks and the time of the decodes of a class; -1 returns them."""
+        """Take the blocks and the time of the decodes of a class; -1 returns them, to count the class again."""
         self.blocks.free -= sign * len(group.growing)
         self.time.add_decodes(sign * len(group.decodes), sign * group.context)
-        group.is_counted = sign > 0
+        group.is_counted = True
 
     def park(self, requests: Sequence[Request], reason: Reason) -> None:
         """Take the slots of running residents of one class; they keep their KV."""
@@ -160,11 +160,10 @@ class StepDraft:
         gone = set(requests)
         for request_class in {request.request_class for request in requests}:
             group = self._groups[request_class]
-            is_counted = group.is_counted
-            if is_counted:
+            if group.is_counted:
                 self.count_decodes(group, -1)
             group.remove(gone)
-            if is_counted:
+            if group.is_counted:
                 self.count_decodes(group)
         self.blocks.forget(gone)
         self.draft.gone.update(gone)
