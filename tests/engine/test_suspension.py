@@ -14,6 +14,7 @@ from ballast_engine.executor import Executor
 from ballast_engine.loader import load
 from ballast_engine.request import FinishReason, SamplingParams
 from ballast_engine.suspension import Interrupt, Suspended
+from ballast_policy.learning.cost import Fit, StepWork
 from ballast_policy.request import Phase, Request
 from ballast_policy.snapshot import EngineSnapshot
 from ballast_policy.step.planner import plan
@@ -276,9 +277,22 @@ def test_who_is_parked_in_flight_still_gets_the_token_of_the_step(bench_of: Make
     assert len(bench.tokens("job")) == 4
 
 
+class Times(Fit):
+    """A fit that keeps the times of the steps that the host learns from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def add(self, work: StepWork, seconds: float) -> None:
+        self.seconds.append(seconds)
+        super().add(work, seconds)
+
+
 def test_the_time_that_a_step_stood_is_not_its_own(bench: Any, generation: Make) -> None:
     engine, clock = bench.engine, bench.clock
     records = []
+    engine.host.fit = Times()
 
     def come() -> None:
         engine.submit(generation("person", [4, 5, 6]))
@@ -302,7 +316,7 @@ def test_the_time_that_a_step_stood_is_not_its_own(bench: Any, generation: Make)
     assert step.seconds == pytest.approx(5.0, abs=0.1)
     assert step.suspended_seconds == pytest.approx(0.5, abs=0.1)
     assert engine.stats().suspended_steps == 1
-    assert engine.host.fit.num_steps == 2
+    assert engine.host.fit.seconds == pytest.approx([0.5, 5.0], abs=0.1)
 
 
 def test_the_first_token_is_noted_when_it_is_there(bench: Any, generation: Make) -> None:

@@ -182,10 +182,10 @@ def test_a_model_follows_a_machine_that_becomes_slower():
 
 def test_empty_steps_and_no_steps_teach_nothing():
     fit = Fit()
-    fit.add(StepWork(), 0.01)
+    for _ in range(32):
+        fit.add(StepWork(), 0.01)
 
     assert fit.refit() == CostModel()
-    assert fit.num_steps == 0
 
 
 @given(st.lists(st.tuples(*[st.floats(0, 1)] * 3), min_size=3, max_size=20))

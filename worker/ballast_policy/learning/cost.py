@@ -115,14 +115,12 @@ class Fit:
         choices = _CHOICES if expert_share else (1.0,)
         self._missed = [(1.0 - expert_share) ** choice for choice in choices]
         self._recent: tuple[deque[tuple[float, ...]], ...] = (deque(maxlen=capacity), deque(maxlen=capacity))
-        self.num_steps = 0
         self.model = CostModel()
 
     def add(self, work: StepWork, seconds: float) -> None:
         if seconds > 0 and (work.num_prefill or work.num_decode):
             row = (1.0, work.num_prefill, work.prefill_context, work.num_decode, work.decode_context, seconds)
             self._recent[work.num_prefill == 0].append(row)
-            self.num_steps += 1
 
     def refit(self) -> CostModel:
         """Fit the model and return it. This takes some hundred microseconds for each choice of experts.
