@@ -47,7 +47,6 @@ class StepDraft:
         self.time = StepTime(cost, most_prefill(config, cost), cost.k0, cost.k0)
         self.draft = Decisions()
         self.tenant_slots_left = config.tenant_slots_left(self.offline.running)
-        """Slots that tenants with a cap may still take for offline requests; negative if a cap was lowered."""
         self.most_residents = config.most_residents - snapshot.num_leaving
         self.num_slots = min(config.slots, self.most_residents)
         num_offline = len(self.offline.waiting) + len(self.offline.running) + len(self.offline.parked)
