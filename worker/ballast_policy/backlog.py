@@ -65,7 +65,7 @@ class Backlog:
     """
 
     def __init__(self) -> None:
-        self._bands: dict[RequestClass, dict[int, dict[str, _Queue]]] = {c: {} for c in RequestClass}
+        self._bands = {c: defaultdict[int, defaultdict[str, _Queue]](lambda: defaultdict(_Queue)) for c in RequestClass}
         self._counts: dict[RequestClass, int] = dict.fromkeys(RequestClass, 0)
 
     def __len__(self) -> int:
@@ -87,16 +87,13 @@ class Backlog:
     def add(self, request: Request) -> None:
         if request.request_class is ONLINE:
             request.slack = 0.0
-        bands = self._bands[request.request_class]
-        if request.priority not in bands:
-            bands[request.priority] = defaultdict(_Queue)
-        bands[request.priority][request.tenant].add(request)
+        self._bands[request.request_class][request.priority][request.tenant].add(request)
         self._counts[request.request_class] += 1
 
     def remove(self, request: Request) -> None:
         """Remove a request. Raise KeyError if it does not wait."""
         bands = self._bands[request.request_class]
-        queue = bands.get(request.priority, {}).get(request.tenant) or _Queue()
+        queue = bands[request.priority].get(request.tenant) or _Queue()
         queue.remove(request)
         self._counts[request.request_class] -= 1
         if queue.start == len(queue.places):
