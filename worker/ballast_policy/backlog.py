@@ -163,7 +163,7 @@ class _Listing:
 
     def take_turns(self, queues: Mapping[str, _Queue]) -> None:
         """List the requests of one band: of a tenant below its reservation, else of the least served tenant."""
-        services, weight, slots, free = self.ledger.services, self.ledger.weight, self.slots, self.free_slots
+        services, weights, slots, free = self.ledger.services, self.ledger.weights, self.slots, self.free_slots
         turns = {t: (services.get(t, 0.0), q.places[q.start], q.start, t) for t, q in queues.items()}
         heap = list(turns.values())  # entries that `turns` no longer holds are over
         heapify(heap)
@@ -188,7 +188,7 @@ class _Listing:
             if index == len(queue.requests):
                 del turns[tenant]
                 continue
-            service += INPUT_COST * size / weight(tenant)
+            service += INPUT_COST * size / weights.get(tenant, 1.0)
             turns[tenant] = following = (service, queue.places[index], index, tenant)
             heappush(heap, following)
 

@@ -36,9 +36,6 @@ class Ledger:
     def service(self, tenant: str) -> float:
         return self.services.get(tenant, 0.0)
 
-    def weight(self, tenant: str) -> float:
-        return self.weights.get(tenant, 1.0)
-
     def reserve(self, reserved: Mapping[str, float]) -> None:
         """Use these shares of the slots from now on.
 
@@ -52,7 +49,7 @@ class Ledger:
         self.reserved = {tenant: share for tenant, share in reserved.items() if share > 0}
 
     def charge(self, tenant: str, cost: float) -> None:
-        self._last = self.services[tenant] = self.service(tenant) + cost / self.weight(tenant)
+        self._last = self.services[tenant] = self.service(tenant) + cost / self.weights.get(tenant, 1.0)
 
     def lift(self, tenant: str, active_tenants: Iterable[str]) -> None:
         """Raise a tenant that returns from idle to the least served of the tenants that wait or run.
