@@ -290,10 +290,17 @@ def test_every_value_is_described_and_every_description_has_a_value() -> None:
     assert set(members(SCHEMA)) - {"global"} == set(leaves(VALUES, SCHEMA))
 
 
+WITH_PODS = {"Deployment", "StatefulSet", "DaemonSet", "Job", "Pod"}
+
+
+def pod_of(rendered: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec of the pod, or of the pods that the object makes."""
+    return rendered["spec"] if rendered["kind"] == "Pod" else rendered["spec"]["template"]["spec"]
+
+
 @pytest.mark.parametrize("kind", ["Deployment/ballast-operator", "StatefulSet/ballast-valkey", "Pod/ballast-test"])
 def test_pods_meet_the_restricted_level(helm: Helm, kind: str) -> None:
-    rendered = helm.objects({})[kind]
-    pod = rendered["spec"] if kind.startswith("Pod") else rendered["spec"]["template"]["spec"]
+    pod = pod_of(helm.objects({})[kind])
 
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -301,6 +308,17 @@ def test_pods_meet_the_restricted_level(helm: Helm, kind: str) -> None:
         context = container["securityContext"]
         assert (context["allowPrivilegeEscalation"], context["readOnlyRootFilesystem"]) == (False, True)
         assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_no_pod_gets_variables_of_the_services_in_its_namespace(helm: Helm) -> None:
+    """A Service named `ballast` would set BALLAST_PORT to `tcp://10.96.3.4:8000`, and the operator would end."""
+    found = {name: pod_of(each) for name, each in helm.objects({}).items() if each["kind"] in WITH_PODS}
+
+    assert {name: pod.get("enableServiceLinks") for name, pod in found.items()} == {
+        "Deployment/ballast-operator": False,
+        "StatefulSet/ballast-valkey": False,
+        "Pod/ballast-test": False,
+    }
 
 
 def test_only_the_secret_contains_the_password(helm: Helm) -> None:
