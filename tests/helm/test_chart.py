@@ -326,6 +326,33 @@ def pod_of(rendered: dict[str, Any]) -> dict[str, Any]:
     return rendered["spec"] if rendered["kind"] == "Pod" else rendered["spec"]["template"]["spec"]
 
 
+LONGEST_LABEL = 63
+LONGEST_HASH = len(f"-{2**32}")
+"""Kubernetes labels the pods of a StatefulSet with its name and a hash, which has up to ten characters."""
+
+
+@pytest.mark.parametrize(
+    ("length", "has_valkey", "is_refused"),
+    [
+        pytest.param(45, True, False, id="the longest name"),
+        pytest.param(46, True, True, id="too long for a StatefulSet"),
+        pytest.param(52, False, False, id="without a StatefulSet"),
+    ],
+)
+def test_a_statefulset_has_a_name_of_which_kubernetes_makes_pods(
+    helm: Helm, length: int, has_valkey: bool, is_refused: bool
+) -> None:
+    values = {"fullnameOverride": "b" * length, "valkey": {"enabled": has_valkey}}
+    done = helm.template(values, check=False)
+    names = [
+        each["metadata"]["name"] for each in yaml.safe_load_all(done.stdout) if each and each["kind"] == "StatefulSet"
+    ]
+
+    assert (done.returncode != 0) is is_refused
+    assert ("has 46 characters" in done.stderr and "Set fullnameOverride" in done.stderr) is is_refused
+    assert [name for name in names if len(name) + LONGEST_HASH > LONGEST_LABEL] == []
+
+
 @pytest.mark.parametrize("kind", ["Deployment/ballast-operator", "StatefulSet/ballast-valkey", "Pod/ballast-test"])
 def test_pods_meet_the_restricted_level(helm: Helm, kind: str) -> None:
     pod = pod_of(helm.objects({})[kind])
