@@ -243,6 +243,48 @@ def test_each_setting_reaches_the_operator_under_its_name(helm: Helm) -> None:
     assert given == {PREFIX + to_snake(name).upper() for name in SETTING_NAMES}
 
 
+class OnceLoader(yaml.SafeLoader):
+    """Refuses a mapping in which a key appears twice, as some GitOps tools do."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [self.construct_object(key) for key, _ in node.value]
+
+        assert sorted({name for name in names if names.count(name) > 1}) == []
+        return super().construct_mapping(node, deep)
+
+
+def test_each_label_appears_once_and_the_most_specific_value_counts(helm: Helm) -> None:
+    labels = {"team": "all", "app.kubernetes.io/part-of": "platform", "ballast.dev/queue-client": "false"}
+    values = merged(CASES["monitored"], {
+        "commonLabels": labels,
+        "operator": {"podLabels": {"team": "operator"}},
+        "serviceMonitor": {"labels": {"team": "scraping"}},
+        "prometheusRule": {"labels": {"team": "alerts"}},
+        "grafana": {"dashboards": {"labels": {"team": "dashboards"}}},
+    })  # fmt: skip
+    rendered = [each for each in yaml.load_all(helm.template(values).stdout, OnceLoader) if each]
+    found = {each["kind"]: each["metadata"]["labels"] for each in rendered if each["kind"] != "ConfigMap"}
+    teams = {kind: each["team"] for kind, each in found.items() if kind != "CustomResourceDefinition"}
+    (operator,) = (each["spec"]["template"] for each in rendered if each["kind"] == "Deployment")
+
+    assert {kind: team for kind, team in teams.items() if team != "all"} == {
+        "ServiceMonitor": "scraping",
+        "PrometheusRule": "alerts",
+    }
+    assert operator["metadata"]["labels"]["team"] == "operator"
+    assert found["Deployment"]["app.kubernetes.io/part-of"] == "platform"
+    assert found["Pod"]["ballast.dev/queue-client"] == "true", "without it, the test reaches no Valkey"
+
+
+@pytest.mark.parametrize("value", ["commonLabels", "operator.podLabels"])
+@pytest.mark.parametrize("label", ["name", "instance", "component"])
+def test_a_label_by_which_the_chart_selects_its_pods_is_refused(helm: Helm, value: str, label: str) -> None:
+    done = helm.template(nested(value, {f"app.kubernetes.io/{label}": "other"}), check=False)
+
+    assert done.returncode != 0
+    assert f"{value} sets the label app.kubernetes.io/{label}, by which the chart selects its pods" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("registry", "image"),
     [

@@ -14,14 +14,31 @@
 
 {{- /* Labels of every object of the chart. The selector of a Deployment is a part of them. */ -}}
 {{- define "ballast.labels" -}}
-app.kubernetes.io/name: {{ include "ballast.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/part-of: ballast
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
+{{- include "ballast.labelsWith" (list . dict) }}
+{{- end }}
+
+{{- /* The same with more labels, from a list of the root and a map. Each name appears once, and the last value counts. */ -}}
+{{- define "ballast.labelsWith" -}}
+{{- $root := first . }}
+{{- include "ballast.refuseSelector" (list "commonLabels" $root.Values.commonLabels) }}
+{{- $labels := dict
+  "app.kubernetes.io/name" (include "ballast.name" $root)
+  "app.kubernetes.io/instance" $root.Release.Name
+  "app.kubernetes.io/part-of" "ballast"
+  "app.kubernetes.io/version" $root.Chart.AppVersion
+  "app.kubernetes.io/managed-by" $root.Release.Service
+  "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_")
+}}
+{{- toYaml (mergeOverwrite $labels (default dict $root.Values.commonLabels) (default dict (last .))) }}
+{{- end }}
+
+{{- /* Fail if labels, from a list of their value's path and a map, would hide pods from the selectors below. */ -}}
+{{- define "ballast.refuseSelector" -}}
+{{- $path := first . }}
+{{- range $name := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" }}
+{{- if hasKey (default dict (last $)) $name }}
+{{- fail (printf "%s sets the label %s, by which the chart selects its pods. Remove the label, or set nameOverride to change app.kubernetes.io/name" $path $name) }}
+{{- end }}
 {{- end }}
 {{- end }}
 
