@@ -276,6 +276,19 @@ def test_each_label_appears_once_and_the_most_specific_value_counts(helm: Helm) 
     assert found["Pod"]["ballast.dev/queue-client"] == "true", "without it, the test reaches no Valkey"
 
 
+def test_a_spread_constraint_keeps_its_label_selector(helm: Helm) -> None:
+    zone = {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway"}
+    mine = zone | {"labelSelector": {"matchLabels": {"team": "inference"}}}
+    done = helm.template({"operator": {"topologySpreadConstraints": [zone, mine]}})
+    rendered = [each for each in yaml.load_all(done.stdout, OnceLoader) if each]
+    (deployment,) = (each for each in rendered if each["kind"] == "Deployment")
+
+    assert pod_of(deployment)["topologySpreadConstraints"] == [
+        zone | {"labelSelector": deployment["spec"]["selector"]},
+        mine,
+    ]
+
+
 @pytest.mark.parametrize("value", ["commonLabels", "operator.podLabels"])
 @pytest.mark.parametrize("label", ["name", "instance", "component"])
 def test_a_label_by_which_the_chart_selects_its_pods_is_refused(helm: Helm, value: str, label: str) -> None:
