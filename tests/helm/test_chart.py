@@ -431,6 +431,15 @@ def test_no_pod_gets_variables_of_the_services_in_its_namespace(helm: Helm) -> N
     }
 
 
+def test_helm_test_runs_on_the_nodes_of_the_operator(helm: Helm) -> None:
+    """Where every node has a taint, its pod would stay pending."""
+    where = {"nodeSelector": {"pool": "system"}, "tolerations": [{"key": "system", "operator": "Exists"}]}
+    objects = helm.objects({"operator": where})
+    found = [pod_of(objects[name]) for name in ("Deployment/ballast-operator", "Pod/ballast-test")]
+
+    assert [{name: pod.get(name) for name in where} for pod in found] == [where, where]
+
+
 def test_only_the_secret_contains_the_password(helm: Helm) -> None:
     objects = helm.objects({})
     secret = objects.pop("Secret/ballast-redis")
