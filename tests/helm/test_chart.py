@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -287,6 +288,42 @@ def test_a_spread_constraint_keeps_its_label_selector(helm: Helm) -> None:
         zone | {"labelSelector": deployment["spec"]["selector"]},
         mine,
     ]
+
+
+def numbers(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
+    """Yield each integer and its path."""
+    match value:
+        case dict():
+            for name, member in value.items():
+                yield from numbers(member, f"{path}.{name}")
+        case list():
+            for member in value:
+                yield from numbers(member, f"{path}[]")
+        case int():
+            yield path, value
+
+
+@pytest.mark.parametrize(
+    "redis",
+    [
+        pytest.param({"valkey": {"tls": {"existingSecret": "123"}}}, id="the bundled Valkey"),
+        pytest.param({"valkey": {"enabled": False}, "redis": {"existingSecret": "123"}}, id="another Redis"),
+    ],
+)
+def test_a_name_of_digits_stays_text(helm: Helm, redis: dict[str, Any]) -> None:
+    """Kubernetes refuses a number in the place of a name."""
+    persistence = {"persistence": {"storageClass": "123"}}
+    names = {
+        "nameOverride": "123",
+        "image": {"pullSecrets": ["123"]},
+        "operator": {"priorityClassName": "123", "watchNamespaces": ["123"]},
+        "serviceAccount": {"name": "123"},
+        "valkey": {"priorityClassName": "123"} | persistence,
+        "ray": {"gcsRedis": persistence},
+    }
+    objects = yaml.safe_load_all(helm.template(merged(names, redis)).stdout)
+
+    assert [path for each in objects for path, value in numbers(each) if value == 123] == []
 
 
 @pytest.mark.parametrize("value", ["commonLabels", "operator.podLabels"])

@@ -43,14 +43,14 @@
 {{- end }}
 
 {{- define "ballast.operatorSelector" -}}
-app.kubernetes.io/name: {{ include "ballast.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "ballast.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end }}
 
 {{- define "ballast.valkeySelector" -}}
-app.kubernetes.io/name: {{ include "ballast.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "ballast.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: queue
 {{- end }}
 
