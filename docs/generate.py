@@ -141,6 +141,15 @@ def role_rules(granted: tuple[permissions.Permission, ...]) -> str:
     return yaml.safe_dump(permissions.rules(granted), sort_keys=False)
 
 
+def own_namespace_rules() -> str:
+    """Return the rules for the operator's namespace. It may update its own Lease only, whose name the chart puts in."""
+    own = permissions.OWN_NAMESPACE
+    rules = [rule | {"verbs": [verb for verb in rule["verbs"] if verb != "update"]} for rule in permissions.rules(own)]
+    named = {"resourceNames": ["OPERATOR_LEASE"], "verbs": ["update"]}
+    rules += [rule | named for rule in permissions.rules(own) if "update" in rule["verbs"]]
+    return yaml.safe_dump(rules, sort_keys=False)
+
+
 def chart() -> str:
     """Return the reference of the chart's values, from their schema and defaults."""
     defaults = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
@@ -261,7 +270,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     CHART / "templates" / "crds" / "inferencedeployments.yaml": crd.chart_template,
     CHART / "files" / "cluster-rules.yaml": lambda: role_rules(permissions.CLUSTER),
     CHART / "files" / "namespace-rules.yaml": lambda: role_rules(permissions.NAMESPACES),
-    CHART / "files" / "own-namespace-rules.yaml": lambda: role_rules(permissions.OWN_NAMESPACE),
+    CHART / "files" / "own-namespace-rules.yaml": own_namespace_rules,
     CHART / "dashboards" / "ballast.json": dashboard.text,
     REFERENCE / "chart.md": chart,
     REFERENCE / "inferencedeployment.md": resource,

@@ -200,9 +200,21 @@ def test_the_chart_contains_the_generated_definition_and_keeps_it(helm: Helm) ->
 
 def test_roles_grant_what_the_operator_declares(helm: Helm) -> None:
     objects = helm.objects({})
+    own = objects["Role/ballast-operator"]["rules"]
+    granted = {(*each["apiGroups"], *each["resources"], verb) for each in own for verb in each["verbs"]}
+    declared = {(each.group, *each.resources, verb) for each in permissions.OWN_NAMESPACE for verb in each.verbs}
 
     assert objects["ClusterRole/ballast-operator-system"]["rules"] == permissions.rules(permissions.CLUSTER)
-    assert objects["Role/ballast-operator"]["rules"] == permissions.rules(permissions.OWN_NAMESPACE)
+    assert granted == declared
+
+
+def test_the_operator_may_update_the_lease_that_it_reads_and_no_other(helm: Helm) -> None:
+    objects = helm.objects({"fullnameOverride": "mine"})
+    (container,) = pod_of(objects["Deployment/mine-operator"])["containers"]
+    (lease,) = (each["value"] for each in container["env"] if each["name"] == "BALLAST_LEASE_NAME")
+    updated = [each for each in objects["Role/mine-operator"]["rules"] if "update" in each["verbs"]]
+
+    assert [each.get("resourceNames") for each in updated] == [[lease]]
 
 
 def test_the_operator_reads_the_environment_of_the_chart(helm: Helm) -> None:

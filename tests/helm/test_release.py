@@ -164,6 +164,18 @@ def test_everything_the_chart_can_make_is_taken_by_the_api_server(
     assert {each["metadata"]["name"] for each in made} >= {"second-ballast-dashboards", "second-ballast-valkey"}
 
 
+@pytest.mark.usefixtures("release")
+def test_the_operator_updates_its_own_lease_only(cluster: ControlPlane) -> None:
+    account = ("-n", "system", "--as", "system:serviceaccount:system:ballast-operator")
+
+    def may(verb: str, name: str = "") -> str:
+        what = f"leases.coordination.k8s.io/{name}".removesuffix("/")
+        return cluster.kubectl("auth", "can-i", verb, what, *account, check=False).stdout.strip()
+
+    assert (may("create"), may("update", "ballast-operator")) == ("yes", "yes")
+    assert (may("get", "another"), may("update", "another"), may("update")) == ("yes", "no", "no")
+
+
 def adopt(helm: Helm, cluster: ControlPlane, release: str, where: tuple[str, ...]) -> None:
     """Let Helm adopt the definition, as the documentation describes for this version of Helm."""
     if "--take-ownership" in helm.run("install", "--help").stdout:
