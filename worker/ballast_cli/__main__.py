@@ -26,9 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except typer.TyperException as error:
         if message := error.format_message():  # empty if the help was printed
-            say(
-                f"ballast: {message.rstrip('.')}{'' if message.endswith('?') else '.'} See `ballast --help` and `ballast COMMAND --help`."
-            )
+            end = "" if message.endswith("?") else "."
+            say(f"ballast: {message.rstrip('.')}{end} See `ballast --help` and `ballast COMMAND --help`.")
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return 130
