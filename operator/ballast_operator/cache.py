@@ -25,6 +25,8 @@ class Cache:
         self._children: dict[Key, dict[Key, Body]] = defaultdict(dict)
         self._pods: dict[Key, dict[Key, Body]] = defaultdict(dict)
         self._heads: dict[Key, dict[Key, Body]] = defaultdict(dict)
+        self._owners: dict[Key, Key] = {}
+        """The resource under which each child and pod is stored."""
         self._revisions: dict[Key, int] = defaultdict(int)
 
     def owner(self, kind: Kind, body: Body) -> Key | None:
@@ -37,46 +39,41 @@ class Cache:
             return None
         return Key(self._kind, body["metadata"]["namespace"], name)
 
-    def put(self, kind: Kind, body: Body) -> Key | None:
-        """Store an object. Return the resource to reconcile, or None if nothing is new or the object is not ours."""
+    def put(self, kind: Kind, body: Body) -> tuple[Key, ...]:
+        """Store an object. Return the resources to reconcile: none if nothing is new or the object is not ours.
+
+        An object whose labels changed leaves its former owner, which must be reconciled too.
+        """
         body = trimmed(kind, body)
-        owner = self.owner(kind, body)
-        if owner is None:
-            return None
+        key, owner = key_of(kind, body), self.owner(kind, body)
+        known = self.resources.get(key) if kind == self._kind else self._known(key)
+        if _is_same(known, body) or _is_older(body, known):
+            return ()
         if kind == self._kind:
-            known = self.resources.get(owner)
-            if _is_older(body, known):
-                return None
-            self.resources[owner] = body
-            return None if _is_same(known, body) else owner
-        objects, key = self._store(kind, body)[owner], key_of(kind, body)
-        if _is_same(objects.get(key), body) or _is_older(body, objects.get(key)):
-            return None
-        objects[key] = body
-        self._revisions[owner] += 1
-        return owner
+            self.resources[key] = body
+            return (key,)
+        former = self._remove(key)
+        if owner is not None:
+            self._store(kind, body)[owner][key] = body
+            self._owners[key] = owner
+            self._revisions[owner] += 1
+        return tuple(found for found in dict.fromkeys((owner, former)) if found is not None)
 
     def drop(self, kind: Kind, body: Body) -> Key | None:
         """Remove an object that was deleted, unless a new one has its name. Return the resource to reconcile.
 
         Return None if the object is not ours.
         """
-        owner = self.owner(kind, body)
-        if owner is None:
-            return None
+        key = key_of(kind, body)
         if kind == self._kind:
-            if self.resources.get(owner, body)["metadata"]["uid"] == body["metadata"]["uid"]:
-                self.resources.pop(owner, None)
-                self._revisions.pop(owner, None)
-            return owner
-        store = self._store(kind, body)
-        objects, key = store[owner], key_of(kind, body)
-        if objects.get(key, body)["metadata"]["uid"] == body["metadata"]["uid"]:
-            objects.pop(key, None)
-        self._revisions[owner] += 1
-        if not objects:
-            store.pop(owner, None)
-        return owner
+            if self.resources.get(key, body)["metadata"]["uid"] == body["metadata"]["uid"]:
+                self.resources.pop(key, None)
+                self._revisions.pop(key, None)
+            return key
+        known = self._known(key)
+        if known is not None and known["metadata"]["uid"] == body["metadata"]["uid"]:
+            return self._remove(key)
+        return self.owner(kind, body)
 
     def children(self, key: Key) -> Mapping[Key, Body]:
         """Return the children of a resource."""
@@ -111,9 +108,31 @@ class Cache:
         if kind == self._kind:
             yield from self.resources.values()
             return
-        for store in (self._pods, self._heads) if kind == POD else (self._children,):
+        for store in self._stores(kind):
             for objects in store.values():
                 yield from (body for key, body in objects.items() if key.kind == kind)
+
+    def _known(self, key: Key) -> Body | None:
+        """Return the stored child or pod of this key."""
+        owner = self._owners.get(key)
+        if owner is None:
+            return None
+        return next(store[owner][key] for store in self._stores(key.kind) if key in store.get(owner, {}))
+
+    def _remove(self, key: Key) -> Key | None:
+        """Remove a child or pod. Return the resource under which it was stored; None if it was not."""
+        owner = self._owners.pop(key, None)
+        if owner is None:
+            return None
+        for store in self._stores(key.kind):
+            store.get(owner, {}).pop(key, None)
+            if not store.get(owner, True):
+                del store[owner]
+        self._revisions[owner] += 1
+        return owner
+
+    def _stores(self, kind: Kind) -> tuple[dict[Key, dict[Key, Body]], ...]:
+        return (self._pods, self._heads) if kind == POD else (self._children,)
 
     def _store(self, kind: Kind, body: Body) -> dict[Key, dict[Key, Body]]:
         if kind != POD:

@@ -100,16 +100,17 @@ class _NothingToCompare(kopf.DiffBaseStorage):
 
 
 def _register(found: kopf.OperatorRegistry, kind: Kind, caches: Sequence[Cache], listener: Listener) -> None:
-    changed: dict[str, Key] = {}
+    changed: dict[str, tuple[Key, ...]] = {}
     """Resources to reconcile, by the uid of the object that changed."""
 
     # The index is Kopf's barrier: it handles no event before it has listed and indexed all kinds once.
     @kopf.index(kind.group, kind.version, kind.plural, id=f"see-{kind.plural}", registry=found)
     async def see(body: kopf.Body, **_: Any) -> None:
         for cache in caches:
-            key = cache.put(kind, dict(body))
-            if key is not None:
-                changed[body["metadata"]["uid"]] = key
+            keys = cache.put(kind, dict(body))
+            if keys:
+                uid = body["metadata"]["uid"]
+                changed[uid] = (*changed.get(uid, ()), *keys)
 
     @kopf.on.event(kind.group, kind.version, kind.plural, id=f"hear-{kind.plural}", registry=found)
     async def hear(event: kopf.RawEvent, **_: Any) -> None:
@@ -117,9 +118,8 @@ def _register(found: kopf.OperatorRegistry, kind: Kind, caches: Sequence[Cache],
         if event["type"] is None:
             listener.relisted()
         # An object that the cache already holds, such as the answer to the operator's own write, is not a change.
-        keys = [changed.pop(body["metadata"]["uid"], None)]
+        keys = list(changed.pop(body["metadata"]["uid"], ()))
         if event["type"] == "DELETED":
-            keys = [cache.drop(kind, body) for cache in caches]
-        for key in keys:
-            if key is not None:
-                listener.add(key, 0.0 if key.kind == kind else SETTLE_SECONDS)
+            keys += [key for cache in caches if (key := cache.drop(kind, body)) is not None]
+        for key in dict.fromkeys(keys):
+            listener.add(key, 0.0 if key.kind == kind else SETTLE_SECONDS)

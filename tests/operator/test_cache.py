@@ -14,8 +14,8 @@ from ballast_operator.kinds import CONFIG_MAP, POD, Key, Kind
 KIND = RESOURCE_TYPE.kind
 
 
-def make_body(name: str, version: int, *, uid: str = "1") -> dict[str, Any]:
-    labels = {INSTANCE_LABEL: "llm", NAME_LABEL: RESOURCE_TYPE.label}
+def make_body(name: str, version: int, *, uid: str = "1", owner: str = "llm") -> dict[str, Any]:
+    labels = {INSTANCE_LABEL: owner, NAME_LABEL: RESOURCE_TYPE.label}
     metadata = {"name": name, "namespace": "ns", "uid": uid, "resourceVersion": str(version), "labels": labels}
     return {"metadata": metadata, "spec": {"version": version}}
 
@@ -33,8 +33,8 @@ def test_the_answer_to_a_write_does_not_replace_a_newer_event(kind: Kind) -> Non
     changed = cache.put(kind, make_body("llm", 10))
     answered = cache.put(kind, make_body("llm", 9))
 
-    assert changed == Key(KIND, "ns", "llm")
-    assert answered is None
+    assert changed == (Key(KIND, "ns", "llm"),)
+    assert answered == ()
     assert known(cache, kind) == {"version": 10}
 
 
@@ -65,9 +65,47 @@ def test_the_head_of_a_ray_cluster_is_no_worker_pod() -> None:
     head, worker = make_body("head", 10), make_body("worker", 10)
     head["metadata"]["labels"] = {RAY_HEAD_LABEL: "llm"}
 
-    assert cache.put(POD, head) == cache.put(POD, worker) == owner
+    assert cache.put(POD, head) == cache.put(POD, worker) == (owner,)
     assert [pod["metadata"]["name"] for pod in cache.pods(owner)] == ["worker"]
     assert [pod["metadata"]["name"] for pod in cache.heads(owner)] == ["head"]
     assert len(cache.uids(POD)) == 2
     assert cache.forget_missing(POD, cache.uids(POD), {}) == [owner, owner]
     assert cache.heads(owner) == cache.pods(owner) == ()
+
+
+@pytest.mark.parametrize("kind", [POD, CONFIG_MAP], ids=["pod", "child"])
+def test_an_object_with_another_label_leaves_its_former_owner(kind: Kind) -> None:
+    """Both are reconciled: the former owner restores its child, and no longer reports the problem of the pod."""
+    cache, former, new = Cache(KIND, RESOURCE_TYPE.label), Key(KIND, "ns", "llm"), Key(KIND, "ns", "other")
+    cache.put(kind, make_body("a", 10))
+    before = cache.revision(former)
+    moved = cache.put(kind, make_body("a", 11, owner="other"))
+
+    assert set(moved) == {former, new}
+    assert cache.revision(former) > before
+    assert not cache.children(former)
+    assert not cache.pods(former)
+    assert len(cache.children(new)) + len(cache.pods(new)) == 1
+    assert len(cache.uids(kind)) == 1
+    assert cache.put(kind, make_body("a", 10)) == ()
+
+
+@pytest.mark.parametrize("kind", [POD, CONFIG_MAP], ids=["pod", "child"])
+def test_an_object_that_loses_its_labels_leaves_its_owner(kind: Kind) -> None:
+    cache, owner = Cache(KIND, RESOURCE_TYPE.label), Key(KIND, "ns", "llm")
+    bare = make_body("a", 11)
+    bare["metadata"]["labels"] = {}
+    cache.put(kind, make_body("a", 10))
+
+    assert cache.put(kind, bare) == (owner,)
+    assert cache.uids(kind) == {}
+    assert cache.drop(kind, bare) is None
+
+
+def test_the_deletion_of_an_object_is_reported_to_the_owner_that_the_cache_knows() -> None:
+    """The event of the deletion has the last labels, which no other event showed."""
+    cache, owner = Cache(KIND, RESOURCE_TYPE.label), Key(KIND, "ns", "llm")
+    cache.put(POD, make_body("a", 10))
+
+    assert cache.drop(POD, make_body("a", 11, owner="other")) == owner
+    assert cache.pods(owner) == ()
