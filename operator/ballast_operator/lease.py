@@ -44,13 +44,19 @@ class Leadership:
         self._seconds = seconds
         self._seen: _Seen | None = None
         self._lease: Body | None = None
+        self._renewed = seconds()
+        """A time before the last write of the Lease that succeeded."""
 
     async def acquire(self) -> None:
         """Return when this process is the active operator."""
         log.info("waiting to be the active operator", lease=str(self._key), identity=self._identity)
         while True:
+            before = self._seconds()
             try:
                 if await self._try():
+                    if self._seconds() - before >= RENEW_WITHIN_SECONDS:
+                        continue  # the answer took so long that the Lease may have expired again
+                    self._renewed = before
                     log.info("active", lease=str(self._key), identity=self._identity)
                     return
             except (ClusterUnavailable, ClusterRefused) as error:
@@ -59,18 +65,17 @@ class Leadership:
 
     async def keep(self) -> None:
         """Renew the Lease. Return if that fails for too long: this process must then stop at once."""
-        renewed = self._seconds()
         while True:
-            await asyncio.sleep(RENEW_EVERY_SECONDS if self._seconds() - renewed < RENEW_EVERY_SECONDS else 1.0)
+            await asyncio.sleep(RENEW_EVERY_SECONDS if self._seconds() - self._renewed < RENEW_EVERY_SECONDS else 1.0)
             before = self._seconds()
             try:
-                async with asyncio.timeout(max(0.1, renewed + RENEW_WITHIN_SECONDS - before)):
+                async with asyncio.timeout(max(0.1, self._renewed + RENEW_WITHIN_SECONDS - before)):
                     if not await self._renew():
                         log.error("another operator is active, so this one stops", lease=str(self._key))
                         return
-                renewed = before
+                self._renewed = before
             except (ClusterUnavailable, ClusterRefused, TimeoutError) as error:
-                if self._seconds() - renewed >= RENEW_WITHIN_SECONDS - 1:
+                if self._seconds() - self._renewed >= RENEW_WITHIN_SECONDS - 1:
                     said = str(error) or "no answer"
                     log.warning("lease not renewed in time, so this operator stops", error=said)
                     return

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Coroutine, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import kopf
 
@@ -213,10 +213,28 @@ class Operator:
 
     async def work(self, leadership: Leadership) -> int:
         """Work until a signal, a lost lease or the end of a part. Return the exit code."""
-        await self._read_context()
+        # The Lease expires while a slow API server answers the first calls, so it is kept from the beginning.
+        leading = asyncio.create_task(leadership.keep())
+        stopping = asyncio.create_task(self._stop.wait())
+        reading = asyncio.create_task(self._read_context())
+        first = (leading, stopping, reading)
+        try:
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            if stopping.done():
+                return 0
+            if leading.done():
+                return LEADERSHIP_LOST
+            reading.result()
+            return await self._work(leading, stopping)
+        finally:
+            for task in first:
+                task.cancel()
+            await asyncio.gather(*first, return_exceptions=True)
+
+    async def _work(self, leading: asyncio.Task[None], stopping: asyncio.Task[Literal[True]]) -> int:
+        """Watch and reconcile. Return the exit code."""
         stop_kopf = asyncio.Event()
         watching = asyncio.create_task(self._watch(stop_kopf))
-        leading = asyncio.create_task(leadership.keep())
         others: list[asyncio.Task[None]] = [
             leading,
             asyncio.create_task(self._controller.run()),
@@ -225,7 +243,6 @@ class Operator:
             asyncio.create_task(self._follow_kinds()),
             asyncio.create_task(self._users.run()),
         ]
-        stopping = asyncio.create_task(self._stop.wait())
         self._parts = [watching, *others]
         try:
             await asyncio.wait([*self._parts, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -241,9 +258,9 @@ class Operator:
                     log.error("a part of the operator failed, so the process ends", error=str(error), trace=trace)
             return PART_ENDED
         finally:
-            for other in (*others, stopping):
+            for other in others:
                 other.cancel()
-            await asyncio.gather(*others, stopping, return_exceptions=True)
+            await asyncio.gather(*others, return_exceptions=True)
             stop_kopf.set()
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(5):

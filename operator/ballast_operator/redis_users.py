@@ -73,10 +73,13 @@ class UserKeyStore:
 
     async def _write(self, texts: Mapping[str, str], before: Body | None) -> None:
         labels = {MANAGED_BY_LABEL: OPERATOR}
-        metadata = {"name": self._key.name, "namespace": self._key.namespace, "labels": labels}
+        metadata: Body = {"name": self._key.name, "namespace": self._key.namespace, "labels": labels}
         body = {"apiVersion": SECRET.api_version, "kind": SECRET.name, "metadata": metadata, "type": "Opaque"}
         data = {name: base64.b64encode(text.encode()).decode() for name, text in texts.items()}
-        uid = str(before["metadata"]["uid"]) if before is not None else None
+        uid = None
+        if before is not None:
+            # Another process may have replaced the key after `before` was read.
+            uid, metadata["resourceVersion"] = str(before["metadata"]["uid"]), before["metadata"]["resourceVersion"]
         await self._cluster.apply(self._key, body | {"data": data}, uid=uid)
 
 

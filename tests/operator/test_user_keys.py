@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from typing import Any, cast
 
 import pytest
 
+from ballast_operator.errors import Conflict
 from ballast_operator.kinds import SECRET, Body, Key
 from ballast_operator.redis_users import UserKeyStore
 
@@ -16,17 +18,29 @@ class FakeCluster:
     """Holds one Secret."""
 
     def __init__(self, **texts: str) -> None:
+        self.version = 0
+        self.after_read: dict[str, str] | None = None
+        """What another process writes after the first read."""
+        self.write(texts)
+
+    def write(self, texts: dict[str, str]) -> None:
+        self.version += 1
         data = {name: base64.b64encode(text.encode()).decode() for name, text in texts.items()}
-        self.body: Body = {"metadata": {"uid": "1", "resourceVersion": "1"}, "data": data}
+        self.body: Body = {"metadata": {"uid": "1", "resourceVersion": str(self.version)}, "data": data}
 
     async def get(self, _key: Key) -> Body:
-        return self.body
+        found, other, self.after_read = self.body, self.after_read, None
+        if other is not None:
+            self.write(other)
+        return found
 
     async def apply(self, _key: Key, manifest: Body, **_options: object) -> Body:
+        """Refuse an old version, as the API server does. A manifest without a version fits each."""
+        if manifest["metadata"].get("resourceVersion", str(self.version)) != str(self.version):
+            raise Conflict("apply", 409, "another version")
+        self.version += 1
         self.body = manifest
         return manifest
-
-    create = replace = overwrite = apply
 
 
 @pytest.mark.parametrize("rotated", ["yesterday", "nan", "inf", ""])
@@ -37,3 +51,13 @@ def test_a_time_that_is_no_number_counts_as_long_ago(rotated: str) -> None:
 
     assert keys.present != "a" * 64
     assert keys.previous == "a" * 64
+
+
+def test_a_key_that_another_process_made_meanwhile_is_kept() -> None:
+    """Workers may have passwords of the other key already."""
+    cluster = FakeCluster(key="a" * 64, previous="", rotated="0")
+    cluster.after_read = {"key": "b" * 64, "previous": "a" * 64, "rotated": f"{time.time():.0f}"}
+
+    keys = asyncio.run(UserKeyStore(cast(Any, cluster), Key(SECRET, "ballast", "users"), days=30).read())
+
+    assert (keys.present, keys.previous) == ("b" * 64, "a" * 64)

@@ -1,0 +1,81 @@
+"""One operator is active at a time, however long the API server takes to answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from ballast_operator.inference_deployment import RESOURCE_TYPE
+from ballast_operator.kinds import LEASE, Body, Key, Kind
+from ballast_operator.lease import DURATION_SECONDS, Leadership
+from ballast_operator.metrics import Metrics
+from ballast_operator.process import LEADERSHIP_LOST, Operator
+from ballast_operator.settings import OperatorSettings
+
+
+class SilentCluster:
+    """Never answers."""
+
+    async def get(self, _key: Key) -> Body | None:
+        await asyncio.Event().wait()
+        return None
+
+    async def plurals(self, _kind: Kind) -> frozenset[str]:
+        await asyncio.Event().wait()
+        return frozenset()
+
+
+class LostLeadership:
+    """Another operator is active."""
+
+    async def keep(self) -> None:
+        """Return at once."""
+
+
+def make_operator(stop: asyncio.Event) -> Operator:
+    settings = OperatorSettings(namespace="ballast", worker_image="worker:1", redis_secret="redis")
+    return Operator(settings, (RESOURCE_TYPE,), cast(Any, SilentCluster()), Metrics(), stop)
+
+
+def test_the_lease_is_kept_while_the_first_calls_wait_for_their_answers() -> None:
+    async def work() -> int:
+        async with asyncio.timeout(5):
+            return await make_operator(asyncio.Event()).work(cast(Any, LostLeadership()))
+
+    assert asyncio.run(work()) == LEADERSHIP_LOST
+
+
+class SlowClock:
+    """A clock that each write of the Lease moves on."""
+
+    def __init__(self, *waits: float) -> None:
+        self.now = 0.0
+        self.waits = list(waits)
+        self.leases: list[Body] = []
+
+    def seconds(self) -> float:
+        return self.now
+
+    async def get(self, _key: Key) -> Body | None:
+        return self.leases[-1] if self.leases else None
+
+    async def create(self, _kind: Kind, body: Body) -> Body:
+        self.now += self.waits.pop(0)
+        self.leases.append(body | {"metadata": body["metadata"] | {"resourceVersion": str(len(self.leases))}})
+        return self.leases[-1]
+
+    async def replace(self, key: Key, body: Body) -> Body:
+        return await self.create(key.kind, body)
+
+
+def test_a_lease_whose_write_was_answered_late_is_renewed_before_the_operator_is_active() -> None:
+    """It may have expired meanwhile."""
+    slow = SlowClock(DURATION_SECONDS + 1, 0.5)
+    leadership = Leadership(cast(Any, slow), Key(LEASE, "ballast", "l"), "me", seconds=slow.seconds)
+
+    async def acquire() -> None:
+        async with asyncio.timeout(10):
+            await leadership.acquire()
+
+    asyncio.run(acquire())
+    assert len(slow.leases) == 2
