@@ -26,8 +26,6 @@ class Listener:
 
     add: Callable[[Key, float], None]
     """Reconcile a resource after some seconds."""
-    relisted: Callable[[], None]
-    """A watch listed its objects again, so deletions may have been missed."""
     kinds_changed: Callable[[], None]
     """A CRD of an optional kind was added, changed or deleted."""
 
@@ -115,8 +113,6 @@ def _register(found: kopf.OperatorRegistry, kind: Kind, caches: Sequence[Cache],
     @kopf.on.event(kind.group, kind.version, kind.plural, id=f"hear-{kind.plural}", registry=found)
     async def hear(event: kopf.RawEvent, **_: Any) -> None:
         body: Body = dict(event["object"])
-        if event["type"] is None:
-            listener.relisted()
         # An object that the cache already holds, such as the answer to the operator's own write, is not a change.
         keys = list(changed.pop(body["metadata"]["uid"], ()))
         if event["type"] == "DELETED":

@@ -272,9 +272,7 @@ class Operator:
         if namespaces:
             await self._wait_for_kinds()
         self.streams.install()
-        listener = handlers.Listener(
-            add=self._controller.add, relisted=self._relisted.set, kinds_changed=self._kinds_changed.set
-        )
+        listener = handlers.Listener(add=self._controller.add, kinds_changed=self._kinds_changed.set)
         await kopf.operator(
             registry=handlers.registry(self._types, list(self.caches.values()), listener, sees_kinds=not namespaces),
             settings=handlers.settings(self._types, sees_kinds=not namespaces),

@@ -1,8 +1,9 @@
-"""Makes Kopf's watches survive that a kind comes and goes, and shows which kinds are watched.
+"""Makes Kopf's watches survive errors, and that a kind comes and goes. Shows which kinds are watched.
 
-A watch may get a 404 before Kopf learns that the CRD was deleted. Kopf treats that as fatal and ends. It has no setting
-and no public name for this, so this module replaces one private function of Kopf. Starting Kopf again is not enough:
-when Kopf ends, it cancels every task that began after it, those of the operator included.
+A watch may get a 404 before Kopf learns that the CRD was deleted, or an error that passes, such as that etcd has no
+leader. Kopf treats both as fatal and ends. It has no setting and no public name for this, so this module replaces one
+private function of Kopf. Starting Kopf again is not enough: when Kopf ends, it cancels every task that began after it,
+those of the operator included.
 
 Kopf asks the API server for its kinds once after each event of a CRD. The API server may list a new kind only later,
 and no event follows. So the watch of the CRDs repeats the last event of a CRD until its kind is watched.
@@ -33,14 +34,17 @@ continuous_watch = watching.continuous_watch
 class Streams:
     """The watches of this process."""
 
-    def __init__(self, kinds: Sequence[Kind], relisted: Callable[[], None]) -> None:
+    def __init__(
+        self, kinds: Sequence[Kind], relisted: Callable[[], None], *, retry_seconds: float = RETRY_SECONDS
+    ) -> None:
         """Prepare for the watches of `kinds`.
 
-        `relisted` is called when a watch ends because its kind is gone: the next list does not show which objects were
-        deleted in between.
+        `relisted` is called after each list, which does not show which objects were deleted before it, and when a watch
+        ends because its kind is gone.
         """
         self._kinds = kinds
         self._relisted = relisted
+        self._retry_seconds = retry_seconds
         self._watched: set[tuple[str, str]] = set()
         """Group and plural of each kind whose objects were listed and are watched."""
         self._crds: dict[tuple[str, str], Body] = {}
@@ -63,14 +67,18 @@ class Streams:
         )
 
     async def _patient(self, resource: Any, more: dict[str, Any]) -> AsyncIterator[Any]:
-        key, is_gone = (resource.group, resource.plural), False
+        key, is_gone, has_failed = (resource.group, resource.plural), False, False
         try:
             async for event in continuous_watch(resource=resource, **more):
                 if event is watching.Bookmark.LISTED:
                     self._watched.add(key)
+                    self._relisted()
                 yield event
         except APINotFoundError:
             is_gone = True
+        except watching.WatchingError as error:
+            has_failed = True
+            log.warning("a watch failed, so its objects are listed again", kind=str(resource), error=str(error))
         except (asyncio.CancelledError, GeneratorExit):
             self._relisted()
             raise
@@ -79,8 +87,10 @@ class Streams:
         if is_gone:
             log.info("the kind does not exist, so its watch waits", kind=str(resource))
             yield watching.Bookmark.LISTED  # Kopf waits for the first list of each kind
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(self._retry_seconds)
             self._relisted()
+        elif has_failed:
+            await asyncio.sleep(self._retry_seconds)  # Kopf lists the objects when this function returns
 
     async def _repeating(self, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
         """Yield the events of the CRDs, and repeat them while their kinds are not watched."""
@@ -88,7 +98,7 @@ class Streams:
         following = asyncio.ensure_future(anext(stream))
         try:
             while True:
-                await asyncio.wait([following], timeout=RETRY_SECONDS)
+                await asyncio.wait([following], timeout=self._retry_seconds)
                 if not following.done():
                     for crd in [body for key, body in self._crds.items() if key not in self._watched]:
                         yield {"type": "MODIFIED", "object": crd}

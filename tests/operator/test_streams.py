@@ -1,10 +1,18 @@
-"""The private function of Kopf that the operator replaces."""
+"""The private function of Kopf that the operator replaces, and what it survives."""
 
 from __future__ import annotations
 
-from kopf._cogs.clients import watching
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import kopf
+import pytest
+from kopf._cogs.clients import fetching, watching
 
 from ballast_operator import streams
+from ballast_operator.kinds import DEPLOYMENT
 
 
 def test_kopf_still_watches_through_the_replaced_function() -> None:
@@ -13,3 +21,37 @@ def test_kopf_still_watches_through_the_replaced_function() -> None:
     assert streams.continuous_watch.__module__ == watching.__name__
     assert "resource" in streams.continuous_watch.__code__.co_varnames
     assert watching.Bookmark.LISTED
+
+
+NO_LEADER = {"type": "ERROR", "object": {"code": 500, "message": "etcdserver: no leader"}}
+EXPIRED = {"type": "ERROR", "object": {"code": 410, "message": "too old resource version"}}
+
+
+@pytest.mark.parametrize("error", [NO_LEADER, EXPIRED], ids=["no leader", "expired"])
+def test_an_error_of_a_watch_makes_it_list_again(error: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lists are empty, and show no deletion. So each one causes an audit."""
+    relisted: list[bool] = []
+
+    async def lists_nothing(**_options: Any) -> AsyncIterator[Any]:
+        yield [], "1"
+
+    async def fails(**_options: Any) -> AsyncIterator[Any]:
+        yield error
+
+    async def watch() -> list[Any]:
+        found = streams.Streams((DEPLOYMENT,), lambda: relisted.append(True), retry_seconds=0.0)
+        found.install()
+        resource = cast(Any, SimpleNamespace(group=DEPLOYMENT.group, plural=DEPLOYMENT.plural))
+        events = watching.infinite_watch(
+            settings=kopf.OperatorSettings(), resource=resource, namespace=None, _iterations=2
+        )
+        seen = [event async for event in events]
+        assert found.missing == ("Deployment",)
+        return seen
+
+    monkeypatch.setattr(fetching, "fetch_objs", lists_nothing)
+    monkeypatch.setattr(watching, "watch_objs", fails)
+    monkeypatch.setattr(watching, "continuous_watch", watching.continuous_watch)  # restored after the test
+
+    assert asyncio.run(watch()) == [watching.Bookmark.LISTED] * 2
+    assert relisted == [True, True]
