@@ -8,15 +8,22 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, field_validator
 
 from ballast_api.base import ApiModel, keyed_by
 from ballast_api.conditions import ConditionType
 
 MOST_FORMER_QUEUES = 8
+TYPES = frozenset(ConditionType)
 
 
-class Condition(ApiModel):
+class StatusModel(ApiModel):
+    """A part of a status. It ignores fields that it does not know: an operator of another version wrote them."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Condition(StatusModel):
     """One entry of `status.conditions`."""
 
     type: str = Field(min_length=1, max_length=316)
@@ -33,7 +40,7 @@ class Condition(ApiModel):
     """Generation of the spec that the condition describes."""
 
 
-class ClassSlots(ApiModel):
+class ClassSlots(StatusModel):
     """Configured slots of all workers."""
 
     online: int = Field(ge=0)
@@ -42,7 +49,7 @@ class ClassSlots(ApiModel):
     """Slots reserved for offline work."""
 
 
-class ScalingStatus(ApiModel):
+class ScalingStatus(StatusModel):
     """The last decision of scaling."""
 
     replicas: int = Field(ge=0)
@@ -51,7 +58,7 @@ class ScalingStatus(ApiModel):
     """Reason, with numbers."""
 
 
-class ResourceStatus(ApiModel):
+class ResourceStatus(StatusModel):
     """The part of the status that every kind of resource has."""
 
     operator: str = Field(default="", max_length=317)
@@ -60,6 +67,12 @@ class ResourceStatus(ApiModel):
     """Generation of the spec that the status describes."""
     conditions: tuple[Condition, ...] = Field(default=(), max_length=16, json_schema_extra=keyed_by("type"))
     """Conditions of the resource; docs/conditions.md describes them."""
+
+    @field_validator("conditions")
+    @classmethod
+    def _known(cls, found: tuple[Condition, ...]) -> tuple[Condition, ...]:
+        """Ignore the conditions that other programs report on the resource."""
+        return tuple(condition for condition in found if condition.type in TYPES)
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """Return the condition of that type, or None if it was not reported."""

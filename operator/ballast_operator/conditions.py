@@ -105,13 +105,35 @@ def _is_complete(given: Given) -> ConditionValue | None:
     if given.is_held and given.deployment is not None:
         wanted = given.deployment["spec"].get("replicas", 1)
     figures = [given.count(name) for name in ("replicas", "updatedReplicas", "availableReplicas")]
-    if given.is_current and figures == [wanted] * 3:
+    if (given.is_current or _has_left_ray(given)) and figures == [wanted] * 3:
         if given.is_held:
             return HELD
         if given.refused is not None:
             return ConditionValue("False", given.refused.reason, given.refused.message)
         return ConditionValue("False", ConditionReason.COMPLETE, f"{wanted} workers of the newest version are ready")
     return None
+
+
+def _has_left_ray(given: Given) -> bool:
+    """Return whether a resource on Ray has no replicas, and so no RayService, and all of its pods are gone."""
+    spec = given.resource.spec
+    return spec.runtime.ray is not None and not spec.replicas and given.deployment is None and not given.live
+
+
+def _versions_are_unknown(given: Given) -> ConditionValue | None:
+    """Return Unknown if all workers on Ray are ready, and no report shows whether they have the newest version."""
+    unknown, wanted = _is_unknown(given), given.resource.spec.replicas
+    if unknown is None or given.ray_service is None or not given.is_current or upgrade(given.ray_service):
+        return None
+    if [given.count(name) for name in ("replicas", "availableReplicas")] != [wanted] * 2:
+        return None
+    message = f"{wanted} workers are ready; no report shows which of them have the newest version: {unknown.message}"
+    return ConditionValue("Unknown", unknown.reason, message)
+
+
+def knows_versions(given: Given) -> bool:
+    """Return whether it is known which workers have the newest version. Workers on Ray report it themselves."""
+    return given.ray_service is None or _is_unknown(given) is None
 
 
 def _is_stuck(given: Given) -> ConditionValue | None:
@@ -143,6 +165,8 @@ def _rollout(given: Given) -> str:
     updated, ready = given.count("updatedReplicas"), given.count("availableReplicas")
     wanted = given.resource.spec.replicas
     found = f"{updated} of {wanted} workers have the newest version; {ready} workers are ready in all"
+    if not knows_versions(given):
+        found = f"{ready} of {wanted} workers are ready"
     more = upgrade(given.ray_service) if given.ray_service is not None else ""
     return f"{found}; {more}" if more else found
 
@@ -166,7 +190,7 @@ def _pod_has_problem(given: Given) -> ConditionValue | None:
 
 def _pods_cannot_be_created(given: Given) -> ConditionValue | None:
     found = _deployment_condition(given, "ReplicaFailure")
-    if found is None or found.get("status") != "True":
+    if not given.is_current or found is None or found.get("status") != "True":
         return None
     message = found.get("message", "")
     return ConditionValue("True", ConditionReason.QUOTA if "quota" in message else ConditionReason.INVALID_POD, message)
@@ -245,13 +269,16 @@ def _is_healthy(given: Given) -> ConditionValue:
 
 
 def _old_version(given: Given) -> str:
-    old = given.count("availableReplicas") - given.count("updatedReplicas")
-    return f"; {given.count('availableReplicas')} workers of the old version remain ready" if old > 0 else ""
+    ready, updated = given.count("availableReplicas"), given.count("updatedReplicas")
+    is_known = ready > updated and knows_versions(given)
+    return f"; {ready} workers of the old version remain ready" if is_known else ""
 
 
 def _deadline_passed(given: Given) -> Body | None:
     found = _deployment_condition(given, "Progressing")
-    return found if found is not None and found.get("reason") == "ProgressDeadlineExceeded" else None
+    return (
+        found if given.is_current and found is not None and found.get("reason") == "ProgressDeadlineExceeded" else None
+    )
 
 
 def _deployment_condition(given: Given, kind: str) -> Body | None:
@@ -484,6 +511,7 @@ CHAINS: Mapping[ConditionType, tuple[Check[InferenceDeployment], ...]] = {
     ConditionType.PROGRESSING: (
         _has_no_known_rollout,
         _is_complete,
+        _versions_are_unknown,
         _is_gated,
         _is_stuck,
         _ray_finds_no_place,

@@ -44,7 +44,7 @@ from ballast_operator.children.ray import (
 )
 from ballast_operator.children.redis_users import redis_secrets, redis_users, secrets_hash
 from ballast_operator.children.service import budget, network_policy, service
-from ballast_operator.conditions import Given, conditions
+from ballast_operator.conditions import Given, conditions, knows_versions
 from ballast_operator.context import OperatorContext
 from ballast_operator.kinds import (
     BUDGET,
@@ -293,6 +293,7 @@ def status(given: Given, reported: tuple[Condition, ...], scaling: ScalingStatus
     metadata = resource.metadata
     return Status(
         observed_generation=metadata.generation,
+        updated_replicas=resource.status.updated_replicas,
         selector=",".join(f"{name}={value}" for name, value in selector(metadata.name).items()),
         served_name=resource.spec.served_name,
         endpoint=_endpoint(resource),
@@ -314,8 +315,8 @@ def _counts(given: Given) -> Mapping[str, object]:
         "updated_replicas": given.count("updatedReplicas"),
         "workers": f"{ready}/{given.resource.spec.replicas}",
     }
-    if given.is_held and given.ray_service is not None:
-        del found["updated_replicas"]  # no worker's configuration is known
+    if not knows_versions(given):
+        del found["updated_replicas"]
     return found
 
 

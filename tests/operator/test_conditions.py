@@ -129,6 +129,9 @@ def make_input(*, deployment: Body | None = DEPLOYED, pods: tuple[Body, ...] | N
 
 DEADLINE = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
 QUOTA = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: gpus"}
+EARLIER = make_deployment(3, 1, 2) | {"metadata": {"generation": 2, "ownerReferences": [{"uid": "u"}]}}
+EARLIER["status"]["conditions"] = [DEADLINE, QUOTA]
+"""The spec was corrected, and the Deployment controller has not seen it."""
 UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: gpu"}
 
 CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
@@ -163,6 +166,12 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
     ),
     "stuck is degraded": (
         {"deployment": make_deployment(3, 1, 2, **DEADLINE)}, Type.DEGRADED, "True", Reason.ROLLOUT_STUCK, "1800 s",
+    ),
+    "stuck at an earlier spec": (
+        {"deployment": EARLIER}, Type.PROGRESSING, "True", Reason.ROLLING_OUT, "1 of 2",
+    ),
+    "a rollout of an earlier spec is not degraded": (
+        {"deployment": EARLIER}, Type.DEGRADED, "False", Reason.HEALTHY, "no problem",
     ),
     "held back by Kueue": (
         {"deployment": make_deployment(2, 2, 1), "pods": (make_pod(), make_gated("kueue.x-k8s.io/admission"))},

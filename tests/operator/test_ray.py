@@ -14,12 +14,13 @@ from ballast_api.conditions import ConditionReason as Reason
 from ballast_api.conditions import ConditionType as Type
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import RAY_LABEL
+from ballast_api.status import Status
 from ballast_api.worker_config import WorkerConfig
 from ballast_operator.children.config import UNREADY_SECONDS, VERSION
 from ballast_operator.children.ray import CLUSTER_LABEL
 from ballast_operator.conditions import conditions
 from ballast_operator.context import GcsValkey, OperatorContext
-from ballast_operator.inference_deployment import RESOURCE_TYPE, plan
+from ballast_operator.inference_deployment import RESOURCE_TYPE, plan, status
 from ballast_operator.kinds import (
     BUDGET,
     DEPLOYMENT,
@@ -33,7 +34,7 @@ from ballast_operator.kinds import (
 )
 from ballast_operator.named_secrets import named_secrets
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
-from ballast_operator.poll_result import PollResult
+from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.resource_type import ConditionInput
 from ballast_queue.status import ClassLoad, WorkerStatus
 
@@ -385,7 +386,12 @@ def make_worker(pod: str, config_hash: str) -> WorkerStatus:
 
 
 def given(
-    *pods: Body, ray_status: Body | None = None, hashes: str = "", heads: Sequence[Body] | None = None, **spec: Any
+    *pods: Body,
+    ray_status: Body | None = None,
+    hashes: str = "",
+    heads: Sequence[Body] | None = None,
+    problem: Problem | None = None,
+    **spec: Any,
 ):
     """The input of the conditions; `hashes` has a letter for each pod: n for the new configuration, o for another."""
     resource = make_resource(**spec)
@@ -396,7 +402,8 @@ def given(
     new = done.files[done.version]
     names = [pod["metadata"]["name"] for pod in pods]
     workers = tuple(make_worker(name, new if each == "n" else "old") for name, each in zip(names, hashes, strict=False))
-    return conditions(ConditionInput(resource, snapshot, done, PollResult(100.0, workers=workers), 100.0))
+    poll = PollResult(100.0, workers=workers if problem is None else (), problem=problem)
+    return conditions(ConditionInput(resource, snapshot, done, poll, 100.0))
 
 
 def test_the_pods_of_ray_decide_whether_the_resource_is_ready():
@@ -409,6 +416,42 @@ def test_the_pods_of_ray_decide_whether_the_resource_is_ready():
     assert complete[Type.PROGRESSING][:2] == ("False", Reason.COMPLETE)
     assert rolling[Type.CONFIG_APPLIED].status == "False"
     assert complete[Type.CONFIG_APPLIED].status == "True"
+
+
+OUTAGE = Problem(Reason.REDIS_UNREACHABLE, "cannot use Redis")
+"""Without Redis, no worker reports its version."""
+
+
+def test_workers_that_are_ready_roll_nothing_out_while_no_report_shows_their_version():
+    ready = given(make_pod("1"), make_pod("2"), problem=OUTAGE)[Type.PROGRESSING]
+    starting = given(make_pod("1"), make_pod("2", is_ready=False), problem=OUTAGE)[Type.PROGRESSING]
+    replaced = {"activeServiceStatus": {"rayClusterName": "llm-1"}, "pendingServiceStatus": {"rayClusterName": "llm-2"}}
+    moving = given(make_pod("1"), make_pod("2"), problem=OUTAGE, ray_status=replaced)[Type.PROGRESSING]
+
+    assert ready[:2] == ("Unknown", Reason.REDIS_UNREACHABLE)
+    assert ready.message.startswith("2 workers are ready; no report shows")
+    assert (starting.status, starting.message) == ("True", "1 of 2 workers are ready")
+    assert moving[:2] == ("True", Reason.ROLLING_OUT)
+
+
+def test_the_number_of_workers_of_the_newest_version_stays_while_no_worker_reports_its_version():
+    resource = make_resource().model_copy(update={"status": Status(updated_replicas=2)})
+    done = plan(resource, EMPTY, CONTEXT)
+    snapshot = applied(done, EMPTY, make_pod("1"), make_pod("2"), ray_status={"observedGeneration": 1})
+    found = ConditionInput(resource, snapshot, done, PollResult(100.0, problem=OUTAGE), 100.0)
+
+    assert status(found, (), None).updated_replicas == 2
+
+
+def test_a_resource_on_ray_without_replicas_is_complete_when_its_pods_are_gone():
+    resource = make_resource(replicas=0)
+    done = plan(resource, EMPTY, CONTEXT)
+    before = ConditionInput(resource, replace(EMPTY, pods=(make_pod("1"),)), done, None, 100.0)
+    after = replace(before, snapshot=EMPTY)
+
+    assert conditions(before)[Type.PROGRESSING].status == "True"
+    assert conditions(after)[Type.PROGRESSING][:2] == ("False", Reason.COMPLETE)
+    assert conditions(after)[Type.READY].reason == Reason.SCALED_TO_ZERO
 
 
 @pytest.mark.parametrize(("hashes", "said"), [("nn", ("True", "all 2")), ("no", ("False", "1 of 2"))])

@@ -234,6 +234,34 @@ def test_the_pods_of_a_held_resource_that_become_ready_one_after_another_are_rep
     assert bench.reconcile().ready_replicas == 3
 
 
+REVIEWED = {
+    "type": "Reviewed",
+    "status": "True",
+    "reason": "Policy",
+    "message": "",
+    "lastTransitionTime": "2026-01-01T00:00:00Z",
+}
+"""A condition of another program."""
+
+
+@pytest.mark.parametrize("more", [{}, {"slots": "many"}], ids=["a reconciled resource", "a held resource"])
+def test_what_others_add_to_the_status_is_neither_evaluated_nor_written(more: dict[str, Any]) -> None:
+    """Server-side apply keeps it. An operator of a newer version may have added the field."""
+    bench = Bench()
+    bench.serve()
+    bench.put(**more)
+    bench.reconcile()
+    body = bench.cache.resources[LLM]
+    status = body["status"] | {"conditions": [*body["status"]["conditions"], REVIEWED | {"newer": 1}], "newer": 1}
+    metadata = body["metadata"] | {"resourceVersion": str(next(VERSIONS))}
+    bench.cache.put(INFERENCE_DEPLOYMENT, body | {"metadata": metadata, "status": status})
+    written = len(bench.cluster.statuses)
+
+    assert asyncio.run(bench.reconciler.reconcile(LLM)) is None
+    assert len(bench.cluster.statuses) == written
+    assert bench.reconciler.figures[LLM].phase in {"Ready", "Degraded"}
+
+
 def test_an_invalid_resource_is_ready_by_its_own_fields_as_far_as_they_are_valid() -> None:
     bench = Bench()
     bench.serve()
