@@ -36,7 +36,6 @@ from ballast_operator.children.pods import deployment
 from ballast_operator.children.ray import (
     head_policy,
     is_ray_pod,
-    is_ready,
     placement,
     ray_service,
     resize,
@@ -78,6 +77,7 @@ from ballast_operator.plan import (
 from ballast_operator.poll_result import PollResult, QueueSource
 from ballast_operator.queue_rules import own_queue
 from ballast_operator.resource_type import ResourceType
+from ballast_operator.retention import is_kept
 from ballast_queue.status import WorkerStatus
 
 ON_RAY = ""
@@ -109,31 +109,22 @@ def plan(
         files[ON_RAY] = files[version_of(config)]
     copied = _copied(resource, snapshot, context)
     wanted = list(_wanted(resource, context, texts, copied))
-    kept = _kept(resource, snapshot)
+    changed = changes(wanted, snapshot)
     return ChildrenPlan(
         costs=tuple(_costs(resource, snapshot, poll)),
         apply=(
             *_redis_secrets(resource, snapshot, context, copied),
             *_gcs_secret(resource, snapshot, context),
-            *changes(wanted, snapshot),
+            *changed,
         ),
         resize=tuple(resize(resource, snapshot)),
-        # Pods of a former release mount its ConfigMap, which had another name. It goes with the resource, and so does
-        # the Service of a head's Redis, because the operator may delete no Services.
-        delete=tuple(gone for gone in deletions(wanted, snapshot) if gone.key.kind not in {CONFIG_MAP, SERVICE, *kept}),
+        delete=tuple(
+            gone for gone in deletions(wanted, snapshot) if not is_kept(gone.key, resource, snapshot, changed)
+        ),
         annotate=tuple(_annotations(resource, snapshot, files, copied)),
         files=files,
         version=version_of(config),
     )
-
-
-def _kept(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> tuple[Kind, ...]:
-    """Return the kinds of the workload that stays until the workers of the other one serve."""
-    on_ray = resource.spec.runtime.ray is not None
-    ready = sum(is_ray_pod(pod) is on_ray and is_live(pod) and is_ready(pod) for pod in snapshot.pods)
-    if ready >= resource.spec.replicas:
-        return ()
-    return (DEPLOYMENT,) if on_ray else (RAY_SERVICE, STATEFUL_SET)
 
 
 def _wanted(

@@ -74,6 +74,14 @@ def serving_cluster(ray: Body) -> str | None:
     return name
 
 
+def is_settled(ray: Body) -> bool:
+    """Return whether the Ray cluster of the present spec serves, and KubeRay starts no other."""
+    status = ray.get("status") or {}
+    is_current = (status.get("observedGeneration") or 0) >= ray["metadata"].get("generation", 0)
+    starts_another = (status.get("pendingServiceStatus") or {}).get("rayClusterName")
+    return is_current and serving_cluster(ray) is not None and not starts_another
+
+
 def upgrade(ray: Body) -> str:
     """Return what KubeRay does if it replaces the Ray cluster; empty if it does not."""
     status = ray.get("status") or {}

@@ -19,7 +19,7 @@ from ballast_operator.children.redis_users import secrets_hash
 from ballast_operator.context import OperatorContext, UserKeys
 from ballast_operator.drift import drift
 from ballast_operator.inference_deployment import DELETION_COST, RESOURCE_TYPE, plan
-from ballast_operator.kinds import SECRET, SERVICE, Body, Key
+from ballast_operator.kinds import BUDGET, SECRET, SERVICE, Body, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.poll_result import PollResult
 from ballast_queue.status import ClassLoad, WorkerStatus
@@ -219,6 +219,16 @@ def test_what_belongs_to_a_deleted_namesake_or_is_being_deleted_is_left() -> Non
         body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
 
     assert plan(make_resource(1, slots=3), ClusterSnapshot("u-1", going), CONTEXT).because == ()
+
+
+def test_another_budget_that_the_resource_owns_stays_because_the_operator_may_delete_none() -> None:
+    resource = make_resource()
+    there = after(plan(resource, ClusterSnapshot("u-1"), CONTEXT), ClusterSnapshot("u-1"))
+    made = there.children[Key(BUDGET, "ns", "llm")]
+    theirs = copy.deepcopy(made) | {"metadata": made["metadata"] | {"name": "theirs", "uid": "t"}}
+    more = replace(there, children={**there.children, Key(BUDGET, "ns", "theirs"): theirs})
+
+    assert plan(resource, more, CONTEXT).because == ()
 
 
 def test_an_object_of_another_owner_is_never_changed_nor_deleted() -> None:

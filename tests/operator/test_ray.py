@@ -30,6 +30,7 @@ from ballast_operator.kinds import (
     SERVICE,
     STATEFUL_SET,
     Body,
+    Key,
     Kind,
 )
 from ballast_operator.named_secrets import named_secrets
@@ -345,6 +346,56 @@ def test_the_redis_of_the_head_stays_while_the_resource_is_on_ray():
         RAY_SERVICE,
         STATEFUL_SET,
     }
+
+
+@pytest.mark.parametrize(
+    ("resource", "context"),
+    [(make_resource(ray={"gcsRedis": {"address": "r:6379"}}), OWN_GCS), (make_resource(), CONTEXT)],
+    ids=["the resource names another", "the operator has none any more"],
+)
+def test_the_redis_of_the_head_stays_until_the_ray_cluster_that_uses_it_is_gone(
+    resource: InferenceDeployment, context: OperatorContext
+):
+    pods = [make_pod("1"), make_pod("2")]
+    there = applied(plan(make_resource(), EMPTY, OWN_GCS), EMPTY, *pods)
+    first = plan(resource, there, context)
+    begun = applied(first, there, *pods)
+    begun.children[Key(RAY_SERVICE, "ns", "llm")]["metadata"]["generation"] = 2  # KubeRay has not seen it
+    moving = applied(first, there, *pods, make_pod("3", cluster="llm-2"), ray_status=serving(2, new="llm-2"))
+    new = serving(2)
+    new["activeServiceStatus"]["rayClusterName"] = "llm-2"
+    drained = applied(first, there, *pods, make_pod("3", cluster="llm-2"), ray_status=new)
+    done = applied(first, there, make_pod("3", cluster="llm-2"), make_pod("4", cluster="llm-2"), ray_status=new)
+
+    deleted = [
+        [gone.key.kind for gone in each.delete]
+        for each in (first, *(plan(resource, snapshot, context) for snapshot in (begun, moving, drained, done)))
+    ]
+    assert made(first, RAY_SERVICE) is not None
+    assert deleted == [[], [], [], [], [STATEFUL_SET]]
+
+
+def test_the_policy_of_the_head_stays_until_the_pods_of_ray_are_gone():
+    """Whoever reaches the ports of Ray can run code in these pods."""
+    old, new = [make_pod("1"), make_pod("2")], [make_pod("3", on_ray=False), make_pod("4", on_ray=False)]
+    plain = make_resource(on_ray=False, generation=2)
+    there = applied(plan(make_resource(), EMPTY, CONTEXT), EMPTY, *old)
+    first = plan(plain, there, CONTEXT)
+    there = applied(first, there, *old, *new)
+    second = plan(plain, there, CONTEXT)
+    there = applied(second, there, *old, *new)
+    third = plan(plain, there, CONTEXT)
+    fourth = plan(plain, replace(there, pods=tuple(new)), CONTEXT)
+
+    deleted = [[gone.key.name for gone in done.delete] for done in (first, second, third, fourth)]
+    assert deleted == [[], ["llm"], [], ["llm-ballast-ray"]]
+
+
+def test_the_policy_of_the_head_goes_at_once_without_policies():
+    there = applied(plan(make_resource(), EMPTY, CONTEXT), EMPTY, make_pod("1"), make_pod("2"))
+    open_to_all = make_resource(network={"policy": False})
+
+    assert {gone.key.kind for gone in plan(open_to_all, there, CONTEXT).delete} == {NETWORK_POLICY}
 
 
 def test_a_lost_secret_of_the_head_is_made_again():

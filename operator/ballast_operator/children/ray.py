@@ -254,4 +254,9 @@ def head_policy(resource: InferenceDeployment) -> Body | None:
             {"from": [kuberay], "ports": [{"port": DASHBOARD_PORT, "protocol": "TCP"}]},
         ],
     }
-    return manifest(NETWORK_POLICY, resource, {"spec": spec}, name=f"{resource.metadata.name}-ballast-ray")
+    return manifest(NETWORK_POLICY, resource, {"spec": spec}, name=policy_name(resource))
+
+
+def policy_name(resource: InferenceDeployment) -> str:
+    """Return the name of the policy of the head."""
+    return f"{resource.metadata.name}-ballast-ray"
