@@ -8,7 +8,7 @@ objects that are gone.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from ballast_api.names import INSTANCE_LABEL, NAME_LABEL, RAY_HEAD_LABEL
 from ballast_operator.kinds import POD, Body, Key, Kind, key_of
@@ -17,11 +17,20 @@ from ballast_operator.kinds import POD, Body, Key, Kind, key_of
 class Cache:
     """Resources of one kind, and the children and pods of each."""
 
-    def __init__(self, kind: Kind, label: str) -> None:
-        """Prepare a cache. Children and pods carry `label` as their `app.kubernetes.io/name`."""
+    def __init__(self, kind: Kind, label: str, *, queue_of: Callable[[Body], str | None] = lambda _body: None) -> None:
+        """Prepare a cache.
+
+        Args:
+            kind: the kind of the resources.
+            label: children and pods have it as their `app.kubernetes.io/name`.
+            queue_of: returns the name of the queue of a resource.
+        """
         self.resources: dict[Key, Body] = {}
         self._kind = kind
         self._label = label
+        self._queue_of = queue_of
+        self._queues: dict[str, dict[Key, Body]] = defaultdict(dict)
+        """The resources by the name of their queue."""
         self._children: dict[Key, dict[Key, Body]] = defaultdict(dict)
         self._pods: dict[Key, dict[Key, Body]] = defaultdict(dict)
         self._heads: dict[Key, dict[Key, Body]] = defaultdict(dict)
@@ -50,7 +59,7 @@ class Cache:
         if _is_same(known, body) or _is_older(body, known):
             return ()
         if kind == self._kind:
-            self.resources[key] = body
+            self._put_resource(key, body)
             return (key,)
         former = self._remove(key)
         if owner is not None:
@@ -67,13 +76,17 @@ class Cache:
         key = key_of(kind, body)
         if kind == self._kind:
             if self.resources.get(key, body)["metadata"]["uid"] == body["metadata"]["uid"]:
-                self.resources.pop(key, None)
+                self._put_resource(key, None)
                 self._revisions.pop(key, None)
             return key
         known = self._known(key)
         if known is not None and known["metadata"]["uid"] == body["metadata"]["uid"]:
             return self._remove(key)
         return self.owner(kind, body)
+
+    def sharing(self, queue: str | None) -> tuple[Body, ...]:
+        """Return the resources whose queue has this name, in whichever Redis."""
+        return tuple(self._queues.get(queue, {}).values()) if queue else ()
 
     def children(self, key: Key) -> Mapping[Key, Body]:
         """Return the children of a resource."""
@@ -111,6 +124,18 @@ class Cache:
         for store in self._stores(kind):
             for objects in store.values():
                 yield from (body for key, body in objects.items() if key.kind == kind)
+
+    def _put_resource(self, key: Key, body: Body | None) -> None:
+        """Store a resource, or remove it."""
+        former = self.resources.pop(key, None)
+        if former is not None and (queue := self._queue_of(former)):
+            self._queues[queue].pop(key, None)
+            if not self._queues[queue]:
+                del self._queues[queue]
+        if body is not None:
+            self.resources[key] = body
+            if queue := self._queue_of(body):
+                self._queues[queue][key] = body
 
     def _known(self, key: Key) -> Body | None:
         """Return the stored child or pod of this key."""

@@ -75,7 +75,7 @@ from ballast_operator.plan import (
     is_owned,
 )
 from ballast_operator.poll_result import PollResult, QueueSource
-from ballast_operator.queue_rules import own_queue
+from ballast_operator.queue_rules import own_queue, queue_of
 from ballast_operator.resource_type import ResourceType
 from ballast_operator.retention import is_kept
 from ballast_queue.status import WorkerStatus
@@ -385,6 +385,7 @@ RESOURCE_TYPE = ResourceType(
     redis_users=redis_users,
     read_counted=_read_counted,
     counts=_counts,
+    queue_of=queue_of,
     own_queue=own_queue,
     written_with=services_of_kuberay,
     source=_source,

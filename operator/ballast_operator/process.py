@@ -159,7 +159,7 @@ class Operator:
             has_pods=self._has_pods,
             refused=self._note_refusal,
         )
-        self.caches = {found.kind: Cache(found.kind, found.label) for found in types}
+        self.caches = {found.kind: Cache(found.kind, found.label, queue_of=found.queue_of) for found in types}
         """The watched objects, by kind of resource."""
         self._reconcilers: dict[Kind, Reconciler[Any]] = {found.kind: self._reconciler(found) for found in types}
         self.streams = Streams(handlers.watched(types), self._relisted.set)

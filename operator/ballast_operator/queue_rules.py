@@ -52,15 +52,16 @@ def queue_conflict(
     """
     if redis_of(resource, own_keys=context.redis_keys) is None:
         return None
-    mine = _queue_of(resource.metadata.model_dump(by_alias=True), resource.spec.model_dump(by_alias=True))
-    age = (resource.metadata.creation_timestamp or "", resource.metadata.namespace, resource.metadata.name)
+    namespace, redis = resource.metadata.namespace, resource.spec.redis
+    mine = resource.queue_name, f"{namespace}/{redis.secret_name}" if redis is not None else ""
+    age = (resource.metadata.creation_timestamp or "", namespace, resource.metadata.name)
     for body in others:
         about = body["metadata"]
-        name, uri = (body["spec"]["model"].get(each) for each in ("servedName", "uri"))
         is_older = (about["creationTimestamp"], about["namespace"], about["name"]) < age
         if about.get("deletionTimestamp") or not is_older or _queue_of(about, body["spec"]) != mine:
             continue
-        served = name or default_served_name(uri)
+        model = body["spec"]["model"]
+        served = model.get("servedName") or default_served_name(model["uri"])
         if served != resource.spec.served_name:
             message = (
                 f"the queue {resource.queue_name} is the one of the older resource {about['namespace']}/{about['name']}"
@@ -78,6 +79,11 @@ def _queue_of(about: Body, spec: Body) -> tuple[str, str]:
     secret = redis.get("secretName") if isinstance(redis, dict) else None
     own = f"{about['namespace']}/{about['name']}"
     return (queue if isinstance(queue, str) and queue else own), f"{about['namespace']}/{secret}" if redis else ""
+
+
+def queue_of(body: Body) -> str:
+    """Return the name of the queue of a resource, in whichever Redis."""
+    return _queue_of(body["metadata"], body.get("spec") or {})[0]
 
 
 def own_queue(body: Body) -> str | None:

@@ -56,7 +56,7 @@ class QueueUsers(Generic[R]):
         """Return whether a resource may not use a queue."""
         if not queue:
             return False
-        others = self._cache.resources.values()
+        others = self._cache.sharing(queue)
         return queue_refusal(queue, key.namespace, context=context, others=others) is not None
 
     def queues(self, context: OperatorContext) -> Iterator[str]:

@@ -125,7 +125,7 @@ class Reconciler(Generic[R]):
             wait = await self._status.degraded(key, body, value, memory)
             return _first(wait, self.users.keep(key, body, self.context))
         try:
-            blocked = await self._blocked(key, resource)
+            blocked = await self._blocked(key, body, resource)
             users = _computed(self._type.redis_users, resource, self.context)
         except Exception:
             self.users.keep(key, body, self.context)
@@ -184,10 +184,10 @@ class Reconciler(Generic[R]):
         self.foreign.pop(key, None)
         return body
 
-    async def _blocked(self, key: Key, resource: R) -> ConditionValue | None:
+    async def _blocked(self, key: Key, body: Body, resource: R) -> ConditionValue | None:
         """Return why the children of a resource stay as they are for now; None if nothing holds them back."""
         refusal = await self._grants.refusal(key.namespace, _computed(self._type.named_secrets, resource))
-        others = self._cache.resources.values()
+        others = self._cache.sharing(self._type.queue_of(body))
         blocked = refusal or _computed(self._type.blocked, resource, self.context, others)
         if blocked is not None and blocked.reason in UNPOLLED:
             self._poller.forget(key)

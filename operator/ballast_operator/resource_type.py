@@ -125,8 +125,8 @@ class ResourceType(Generic[R]):
     status: Callable[[ConditionInput[R], tuple[Condition, ...], ScalingStatus | None], ResourceStatus]
     """Build the status to report from its conditions and the last scaling decision."""
     blocked: Callable[[R, OperatorContext, Iterable[Body]], ConditionValue | None] = lambda *_: None
-    """Return why the resource must stay unchanged for now, as the value of `Degraded`. The third argument is every
-    resource of this type."""
+    """Return why the resource must stay unchanged for now, as the value of `Degraded`. The third argument are the
+    resources of this type whose queue has the same name."""
     redis_users: Callable[[R, OperatorContext], tuple[RedisUser, ...]] = lambda _resource, _context: ()
     """Return the users in the operator's own Redis that the resource needs."""
     named_secrets: Callable[[R], tuple[str, ...]] = lambda _resource: ()
@@ -138,6 +138,8 @@ class ResourceType(Generic[R]):
     defaults. Return None if the type has no workers."""
     counts: Callable[[ConditionInput[R]], Mapping[str, object]] = lambda _given: {}
     """Return the fields of the status that count workers."""
+    queue_of: Callable[[Body], str | None] = lambda _body: None
+    """Return the name of the queue of a resource that may be invalid, in whichever Redis."""
     own_queue: Callable[[Body], str | None] = lambda _body: None
     """Return the queue of a resource that may be invalid, if it is in the operator's own Redis."""
     written_with: Callable[[Key], tuple[Key, ...]] = lambda _child: ()

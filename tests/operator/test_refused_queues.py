@@ -104,11 +104,15 @@ class FakeReleases:
     own = "r"
 
 
+def make_cache() -> Cache:
+    return Cache(INFERENCE_DEPLOYMENT, RESOURCE_TYPE.label, queue_of=RESOURCE_TYPE.queue_of)
+
+
 @dataclass
 class Bench:
     """A reconciler, and the resources of two namespaces."""
 
-    cache: Cache = field(default_factory=lambda: Cache(INFERENCE_DEPLOYMENT, "ballast-worker"))
+    cache: Cache = field(default_factory=make_cache)
 
     def __post_init__(self) -> None:
         self.cluster = FakeCluster(self.cache)
@@ -204,6 +208,19 @@ def test_a_resource_that_a_finalizer_keeps_loses_its_user_with_the_grant() -> No
     assert bench.patterns() == []
 
 
+def test_the_younger_of_two_models_on_one_queue_is_refused_until_the_older_one_leaves_it() -> None:
+    bench = Bench()
+    older = {"creationTimestamp": "2025-01-01T00:00:00Z"}
+    bench.put("guest", "older", older, model=MODEL | {"servedName": "other"}, offline={"queue": "guest/shared"})
+    bench.put("guest", "g", offline={"queue": "guest/shared"})
+    bench.reconcile()
+    assert bench.cluster.degraded == "QueueConflict"
+
+    bench.put("guest", "older", older, model=MODEL | {"servedName": "other"})
+    bench.reconcile()
+    assert bench.cluster.degraded == "Healthy"
+
+
 def test_a_queue_counts_as_used_only_by_resources_that_may_use_it() -> None:
     bench = Bench()
     bench.put("host", "h", queueAccess={"namespaces": ["guest"]})
@@ -211,7 +228,8 @@ def test_a_queue_counts_as_used_only_by_resources_that_may_use_it() -> None:
     bench.put("guest", "thief", offline={"queue": "victim/standalone"})
     settings = OperatorSettings(namespace="ballast", worker_image="worker:1")
     operator = Operator(settings, (RESOURCE_TYPE,), cast(Any, bench.cluster), Metrics(), asyncio.Event())
-    operator.caches[INFERENCE_DEPLOYMENT].resources.update(bench.cache.resources)
+    for body in bench.cache.resources.values():
+        operator.caches[INFERENCE_DEPLOYMENT].put(INFERENCE_DEPLOYMENT, body)
     operator.streams = cast(Any, AllWatched())
     poller = RecordingPoller()
     operator.poller = cast(Any, poller)
