@@ -39,6 +39,9 @@ _DEFAULTS: Mapping[str, tuple[Any, ...]] = {
 }  # fmt: skip
 """Values that the API server sets, by the name of the field. An unknown one is overwritten once, and then tolerated."""
 
+_SELECTORS = frozenset({"labelSelector", "namespaceSelector", "podSelector"})
+"""Fields in which an empty map has a meaning: it selects everything."""
+
 
 def drift(wanted: Any, found: Any) -> tuple[str, ...]:
     """Return the paths at which `found` differs from `wanted`."""
@@ -94,7 +97,7 @@ def _is_default(name: str, value: Any, wanted: Mapping[str, Any]) -> bool:
     if name == "serviceAccount":  # an old name of `serviceAccountName`, which the API server keeps equal
         return bool(value == wanted.get("serviceAccountName"))
     known = _DEFAULTS.get(name, ())
-    return _is_empty(value) or value in known or _ANY in known
+    return _is_empty(name, value) or value in known or _ANY in known
 
 
 def _differences(wanted: Any, found: Any, path: str) -> Iterator[str]:
@@ -103,7 +106,7 @@ def _differences(wanted: Any, found: Any, path: str) -> Iterator[str]:
             where = f"{path}.{name}" if path else name
             if name in found:
                 yield from _differences(value, found[name], where)
-            elif not _is_empty(value):
+            elif not _is_empty(name, value):
                 yield where
     elif isinstance(wanted, list) and isinstance(found, list):
         yield from _list_differences(wanted, found, path)
@@ -127,9 +130,9 @@ def _list_differences(wanted: list[Any], found: list[Any], path: str) -> Iterato
             yield from _differences(one, other, f"{path}[{i}]")
 
 
-def _is_empty(value: Any) -> bool:
-    """The API server omits empty maps and lists."""
-    return value is None or value in ({}, [])
+def _is_empty(name: str, value: Any) -> bool:
+    """Return whether a field means the same as none. The API server omits empty maps and lists."""
+    return value is None or (value in ({}, []) and name not in _SELECTORS)
 
 
 def _is_equal(wanted: Any, found: Any) -> bool:

@@ -19,7 +19,7 @@ from ballast_operator.children.redis_users import secrets_hash
 from ballast_operator.context import OperatorContext, UserKeys
 from ballast_operator.drift import drift
 from ballast_operator.inference_deployment import DELETION_COST, RESOURCE_TYPE, plan
-from ballast_operator.kinds import BUDGET, SECRET, SERVICE, Body, Key
+from ballast_operator.kinds import BUDGET, NETWORK_POLICY, SECRET, SERVICE, Body, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.poll_result import PollResult
 from ballast_queue.status import ClassLoad, WorkerStatus
@@ -231,6 +231,21 @@ def test_another_budget_that_the_resource_owns_stays_because_the_operator_may_de
     assert plan(resource, more, CONTEXT).because == ()
 
 
+@pytest.mark.parametrize("field", ["namespaceSelector", "ipBlock"])
+def test_a_peer_that_another_writer_widened_is_restored(field: str) -> None:
+    """An empty selector of namespaces admits the pods of every namespace."""
+    peer = {"podSelector": {"matchLabels": {"app": "gateway"}}}
+    resource = make_resource(network={"ingressFrom": [peer]})
+    there = after(plan(resource, ClusterSnapshot("u-1"), CONTEXT), ClusterSnapshot("u-1"))
+    (found,) = there.children[Key(NETWORK_POLICY, "ns", "llm")]["spec"]["ingress"][0]["from"]
+    found[field] = {} if field == "namespaceSelector" else {"cidr": "0.0.0.0/0"}
+
+    (step,) = plan(resource, there, CONTEXT).apply
+    assert step.because.endswith(f"changed spec.ingress[0].from[0].{field}")
+    assert step.patch is not None
+    assert step.patch["spec"]["ingress"][0]["from"] == [peer]
+
+
 def test_an_object_of_another_owner_is_never_changed_nor_deleted() -> None:
     theirs = copy.deepcopy(dict(after(plan(make_resource(1), EMPTY, CONTEXT), EMPTY).children))
     for body in theirs.values():
@@ -269,6 +284,7 @@ DRIFTS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "defaults": ({"a": 1}, {"a": 1, "b": 2}, ()),
     "missing": ({"a": 1}, {}, ("a",)),
     "empty and missing": ({"a": {}, "b": [], "c": None}, {}, ()),
+    "a selector of everything is missing": ({"namespaceSelector": {}}, {}, ("namespaceSelector",)),
     "quantities": ({"cpu": "1000m", "memory": "1024Mi", "big": "1e3"}, {"cpu": "1", "memory": "1Gi", "big": "1k"}, ()),
     "another quantity": ({"cpu": "1"}, {"cpu": "2"}, ("cpu",)),
     "booleans are no numbers": ({"a": True}, {"a": 1}, ("a",)),
