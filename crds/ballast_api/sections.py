@@ -6,6 +6,7 @@ restart, and a worker names them when they change.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -16,8 +17,15 @@ from ballast_api.hot import Hot
 from ballast_api.rules import Later, Rule
 from ballast_api.vllm_arguments import OWNED, Argument
 
-Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")]
+MOST_CHARACTERS = 253
+NAME = r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$"
+Name = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS, pattern=NAME)]
 """A name that is safe in Redis keys, metric labels and Kubernetes annotations."""
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text is a `Name`."""
+    return len(text) <= MOST_CHARACTERS and re.fullmatch(NAME, text) is not None
 
 
 def refuse_twice(field: str, names: Sequence[str], entry: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from ballast_api.conditions import ConditionReason
 from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.sections import MOST_CHARACTERS, is_name
 from ballast_operator.children.redis_users import has_malformed_url
 from ballast_operator.context import OperatorContext
 from ballast_operator.kinds import RAY_SERVICE, Body
@@ -17,7 +18,8 @@ from ballast_queue.address import FORMS
 def blocked(resource: InferenceDeployment, context: OperatorContext, others: Iterable[Body]) -> ConditionValue | None:
     """Return the first reason for which the children of a resource must not change."""
     return (
-        _is_not_permitted(resource, context)
+        _has_no_name(resource)
+        or _is_not_permitted(resource, context)
         or _lacks_image(resource, context)
         or _lacks_kuberay(resource, context)
         or queue_refusal(resource.queue_name, resource.metadata.namespace, context=context, others=others)
@@ -36,6 +38,18 @@ def _lacks_user(resource: InferenceDeployment, context: OperatorContext) -> Cond
         "resource must name a Secret with a user of its own in spec.redis, or this user needs the right"
     )
     return on_hold(ConditionReason.NO_REDIS_USER, message)
+
+
+def _has_no_name(resource: InferenceDeployment) -> ConditionValue | None:
+    """Refuse a location whose last part is no name. The schema accepts it, because `model.servedName` replaces it."""
+    if is_name(resource.spec.served_name):
+        return None
+    message = (
+        "the last part of model.uri cannot be the name of the model for clients: a name has at most "
+        f"{MOST_CHARACTERS} letters, digits and the characters . _ -, and begins and ends with a letter or digit. Set "
+        "model.servedName"
+    )
+    return on_hold(ConditionReason.INVALID_SPEC, message)
 
 
 def _is_not_permitted(resource: InferenceDeployment, context: OperatorContext) -> ConditionValue | None:

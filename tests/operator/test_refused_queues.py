@@ -250,7 +250,6 @@ WEIRD: dict[str, dict[str, Any]] = {
         **VLLM,
         "engine": {"backend": "vllm", "speculative": {"method": "draftModel", "draftUri": "hf://["}},
     },
-    "a derived name": {"model": {"uri": "s3://bucket/my model"}},
 }
 
 
@@ -268,6 +267,21 @@ def test_a_spec_from_which_no_children_can_be_computed_is_reported(
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
 
     bench.put("guest", "g", model={"uri": "file:///m"})
+    bench.reconcile()
+    assert bench.cluster.degraded == "Healthy"
+
+
+@pytest.mark.parametrize(
+    "uri", ["hf://org/Modèle", "s3://bucket/my model", "file:///models/llama_", f"file:///{254 * 'a'}"]
+)
+def test_a_location_from_which_no_name_can_be_derived_needs_a_served_name(uri: str) -> None:
+    bench = Bench()
+    bench.put("guest", "g", model={"uri": uri})
+    bench.reconcile()
+    assert bench.cluster.degraded == "InvalidSpec"
+    assert "Set model.servedName" in bench.cluster.message
+
+    bench.put("guest", "g", model={"uri": uri, "servedName": "m"})
     bench.reconcile()
     assert bench.cluster.degraded == "Healthy"
 
