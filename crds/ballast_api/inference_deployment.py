@@ -429,7 +429,6 @@ class Metadata(ApiModel):
     uid: str = ""
     generation: int = 0
     creation_timestamp: str | None = None
-    deletion_timestamp: str | None = None
     labels: dict[str, str] = Field(default={})
     annotations: dict[str, str] = Field(default={})
 

@@ -9,7 +9,7 @@ from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import gcs_redis
 from ballast_api.sections import SloName
 from ballast_operator.children.config import VERSION
-from ballast_operator.children.ray import cluster_of, is_ray_pod
+from ballast_operator.children.ray import cluster_of, is_ray_pod, is_ready
 from ballast_operator.kinds import STATEFUL_SET, Body
 from ballast_operator.pod_problem import pod_problem, scheduling_gates
 from ballast_operator.poll_result import FRESH_SECONDS, PollResult
@@ -246,7 +246,7 @@ def _ray_head_is_down(given: Given) -> ConditionValue | None:
     cluster = serving_cluster(given.ray_service) if given.ray_service is not None else None
     if cluster is None or not given.count("readyReplicas"):
         return None  # the head of a Ray cluster that starts is no problem yet
-    if any(_is_ready(pod) for pod in given.snapshot.heads if cluster_of(pod) == cluster):
+    if any(is_ready(pod) for pod in given.snapshot.heads if cluster_of(pod) == cluster):
         return None
     message = f"the head of the Ray cluster {cluster} is not ready; {_without_head(given)}"
     return ConditionValue("True", ConditionReason.RAY_HEAD_DOWN, message)
@@ -352,7 +352,7 @@ def _is_worker(pod: Body, statuses: Mapping[str, WorkerStatus]) -> bool:
 
     Nothing else distinguishes these pods before that: Serve decides which of them gets the HTTP server.
     """
-    return not is_ray_pod(pod) or _is_ready(pod) or pod["metadata"]["name"] in statuses
+    return not is_ray_pod(pod) or is_ready(pod) or pod["metadata"]["name"] in statuses
 
 
 def _reservation_is_not_met(given: Given) -> ConditionValue | None:
@@ -383,7 +383,7 @@ def _is_short(worker: WorkerStatus) -> bool:
 def _reservation_is_not_reported(given: Given) -> ConditionValue | None:
     workers = _serving_workers(given)
     known = given.poll.by_pod(given.live) if given.poll else {}
-    silent = [name for pod in given.live if _is_ready(pod) and (name := pod["metadata"]["name"]) not in known]
+    silent = [name for pod in given.live if is_ready(pod) and (name := pod["metadata"]["name"]) not in known]
     total = len(workers) + len(silent)
     silent += [_pod_of(given, worker) for worker in workers if worker.reservation is None]
     if silent:
@@ -426,11 +426,6 @@ def _pod_of(given: Given, worker: WorkerStatus) -> str:
 
 def _depth(given: Given) -> int:
     return given.poll.queue.depth if given.poll and given.poll.queue else 0
-
-
-def _is_ready(pod: Body) -> bool:
-    conditions = pod.get("status", {}).get("conditions") or ()
-    return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
 
 
 _SHOWN: Mapping[SloName, str] = {"ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
