@@ -53,6 +53,23 @@ def test_a_time_that_is_no_number_counts_as_long_ago(rotated: str) -> None:
     assert keys.previous == "a" * 64
 
 
+@pytest.mark.parametrize("days", [0, 30])
+def test_a_time_in_the_future_keeps_no_previous_key_valid(days: int) -> None:
+    cluster = FakeCluster(key="a" * 64, previous="b" * 64, rotated=f"{time.time() + 1e8:.0f}")
+
+    keys = asyncio.run(UserKeyStore(cast(Any, cluster), Key(SECRET, "ballast", "users"), days=days).read())
+
+    assert keys.previous == ("a" * 64 if days else "")
+
+
+def test_a_key_that_the_faster_clock_of_another_replica_made_is_kept() -> None:
+    cluster = FakeCluster(key="a" * 64, previous="b" * 64, rotated=f"{time.time() + 60:.0f}")
+
+    keys = asyncio.run(UserKeyStore(cast(Any, cluster), Key(SECRET, "ballast", "users"), days=30).read())
+
+    assert (keys.present, keys.previous) == ("a" * 64, "b" * 64)
+
+
 def test_a_key_that_another_process_made_meanwhile_is_kept() -> None:
     """Workers may have passwords of the other key already."""
     cluster = FakeCluster(key="a" * 64, previous="", rotated="0")
