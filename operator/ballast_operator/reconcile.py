@@ -29,7 +29,7 @@ from ballast_operator.poll_result import PollResult
 from ballast_operator.poller import Poller
 from ballast_operator.queue_users import QueueUsers
 from ballast_operator.releases import Releases
-from ballast_operator.resource_memory import ResourceMemory
+from ballast_operator.resource_memory import Failure, ResourceMemory
 from ballast_operator.resource_type import ConditionInput, ConditionValue, R, ResourceType
 from ballast_operator.scaling import History, scale
 from ballast_operator.secret_grants import SecretGrants
@@ -147,9 +147,10 @@ class Reconciler(Generic[R]):
         if source is not None:
             poll = self._poller.last(key, source).only_workers_in(self._cache.pods(key))
         await self._check_secrets_of_waiting_pods(key, resource, memory)
-        scaling = await self._scale(key, body, resource, poll, memory)
+        scaling, unscaled = await self._scale(key, body, resource, poll, memory)
         wanted = self._plan(key, resource, poll, memory)
         refused, failed = await self._writer.write(key, resource.metadata, wanted, memory)
+        failed = failed or unscaled
         if failed is not None and refused is None:
             raise failed
         given = ConditionInput(resource, self._snapshot(key, memory), wanted, poll, time.monotonic(), refused)
@@ -213,12 +214,15 @@ class Reconciler(Generic[R]):
 
     async def _scale(
         self, key: Key, body: Body, resource: R, poll: PollResult | None, memory: ResourceMemory[R]
-    ) -> ScalingStatus | None:
-        """Write the replicas that scaling decides on. The change returns as an event."""
+    ) -> tuple[ScalingStatus | None, Failure | None]:
+        """Write the replicas that scaling decides on. The change returns as an event.
+
+        Return the decision, and the failure to write it, which does not keep the children from being restored.
+        """
         scaling = _computed(self._type.scaling, resource)
         if scaling is None:
             memory.history = History()
-            return None
+            return None, None
         replicas = replicas_of(body) or 0
         given = ConditionInput(resource, self._snapshot(key, memory), ChildrenPlan(), None, time.monotonic())
         ready = given.count("readyReplicas")
@@ -232,12 +236,20 @@ class Reconciler(Generic[R]):
             startup_seconds=_computed(self._type.startup_seconds, resource),
         )
         memory.history = decision.history
+        reported = ScalingStatus(replicas=decision.replicas, because=decision.because[:1024])
         if decision.replicas != replicas:
+            try:
+                await self._cluster.scale(key, decision.replicas)
+            except ObjectNotFound:
+                raise
+            except (ClusterUnavailable, ClusterRefused) as error:
+                if isinstance(error, ClusterUnavailable) and not error.is_about_one:
+                    raise
+                return reported, error
             log.info("scaled", resource=str(key), replicas=decision.replicas, before=replicas, because=decision.because)
-            await self._cluster.scale(key, decision.replicas)
             message = f"Scaled from {replicas} to {decision.replicas} replicas: {decision.because}"
             self._status.post(resource.metadata, "Scaled", message)
-        return ScalingStatus(replicas=decision.replicas, because=decision.because[:1024])
+        return reported, None
 
     async def audit_secrets(self) -> list[Key]:
         """Check the Secrets of every resource. Return the resources to reconcile."""

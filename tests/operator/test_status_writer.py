@@ -17,7 +17,7 @@ from ballast_api.status import Status
 from ballast_operator import report
 from ballast_operator.cache import Cache
 from ballast_operator.context import OperatorContext
-from ballast_operator.errors import ClusterUnavailable
+from ballast_operator.errors import ClusterRefused, ClusterUnavailable
 from ballast_operator.inference_deployment import RESOURCE_TYPE
 from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, POD, RAY_SERVICE, SERVICE, Body, Key, Kind
 from ballast_operator.poll_result import PollResult, Problem
@@ -65,6 +65,9 @@ class FakeCluster:
         self.meanwhile()
         about = {"uid": key.name, "resourceVersion": str(next(VERSIONS)), "creationTimestamp": "2026-01-01T00:00:00Z"}
         return manifest | {"metadata": manifest["metadata"] | about}
+
+    async def scale(self, _key: Key, _replicas: int) -> None:
+        raise ClusterRefused("scale", 403, "a webhook refuses it")
 
     async def metadata(self, _: Key) -> None:
         return None
@@ -315,6 +318,20 @@ def test_a_resource_that_is_reconciled_again_is_evaluated_again() -> None:
     bench.reconcile()
     bench.count(2)
     assert said(bench.reconcile()) == served
+
+
+def test_children_are_restored_while_the_api_server_refuses_to_scale() -> None:
+    bench = Bench()
+    bench.serve()
+    service = Key(SERVICE, "ns", "llm")
+    bench.cache.drop(SERVICE, bench.cache.children(LLM)[service])
+    bench.put(scaling={"minReplicas": 3, "maxReplicas": 4})
+    for _ in range(2):
+        with pytest.raises(ClusterRefused):
+            asyncio.run(bench.reconciler.reconcile(LLM))
+
+    assert service in bench.cache.children(LLM)
+    assert said(bench.cluster.statuses[-1])["Degraded"] == ("True", "NotApplied")
 
 
 def test_a_child_that_fails_again_and_again_is_reported_with_the_measured_conditions() -> None:
