@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from operated import Cluster, Operator, until
 
+from ballast_api.names import INSTANCE_LABEL
+
 pytestmark = pytest.mark.envtest
 
 JSON_PATCH = {"Content-Type": "application/json-patch+json"}
@@ -136,6 +138,18 @@ def test_an_addition_that_comes_with_a_change_of_the_resource_is_removed(operato
     operator.start()
 
     until(lambda: "LD_PRELOAD" not in str(pod_of(cluster)))
+
+
+@pytest.mark.parametrize("label", ["other", None], ids=["another resource", "no resource"])
+def test_a_child_that_is_changed_and_given_away_is_restored(
+    operator: Operator, cluster: Cluster, label: str | None
+) -> None:
+    cluster.make()
+    cluster.says("Degraded", "False")
+    cluster.patch("deployments", "llm", {"metadata": {"labels": {INSTANCE_LABEL: label}}, "spec": {"paused": True}})
+
+    until(lambda: cluster.get("deployments", "llm")["metadata"]["labels"][INSTANCE_LABEL] == "llm", said="the label")
+    until(lambda: "paused" not in cluster.get("deployments", "llm")["spec"], said="the spec")
 
 
 def test_a_restart_of_the_pods_goes_on(operator: Operator, cluster: Cluster) -> None:
