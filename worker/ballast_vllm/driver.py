@@ -27,6 +27,7 @@ from ballast_policy.plan import StepPlan
 from ballast_policy.request import ONLINE, PARKED, RUNNING, WAITING, Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_policy.step.planner import plan as plan_step
+from ballast_vllm.adapter_places import AdapterPlaces
 from ballast_vllm.counters import Counters
 from ballast_vllm.drafts import DecodeStep, DraftGain
 from ballast_vllm.plan_limits import even_step, whole_prompts
@@ -44,6 +45,7 @@ class VllmBatch(Protocol):
     def is_ready(self, request: Any) -> bool: ...
     def is_running(self, request: Any) -> bool: ...
     def is_complete(self, request: Any) -> bool: ...
+    def adapter(self, request: Any) -> int: ...
 
 
 Pairs = Sequence[tuple[Request, int]]
@@ -82,11 +84,13 @@ class Driver:
         is_async: bool = False,
         max_tokens: int,
         num_draft_tokens: int = 0,
+        num_adapters: int = 0,
         clock: Callable[[], float] = time.monotonic,
         planner: Planner = plan_step,
     ) -> None:
         """`whole_prompts`: most tokens of a step of a model that computes each prompt at once; None for other models.
         `multiple`: tokens of which a step of other models is a multiple, where a prompt allows it.
+        `num_adapters`: most LoRA adapters of a step.
         """
         self.host = Host(config, planner=planner)
         self.counters = Counters()
@@ -100,6 +104,7 @@ class Driver:
         """vLLM's ids of the same requests, by `seq`."""
         self.blocked: dict[int, Request] = {}
         """Requests that vLLM cannot admit yet; the host does not know them."""
+        self.places = AdapterPlaces(num_adapters)
         self._batch = batch
         self.blocks = blocks
         """vLLM's KV blocks."""
@@ -132,7 +137,7 @@ class Driver:
     def num_blocked(self) -> dict[RequestClass, int]:
         """Return the waiting requests that the host does not know yet, by class."""
         numbers = dict.fromkeys(RequestClass, 0)
-        for record in self.blocked.values():
+        for record in (*self.blocked.values(), *self.places.outside.values()):
             numbers[record.request_class] += 1
         return numbers
 
@@ -164,9 +169,13 @@ class Driver:
         request_id = request.request_id
         self.live[seq], self.records[request_id], self.ids[seq] = request, record, request_id
         if self._batch.is_ready(request):
-            self.host.enter(record, now)
+            self._enter_ready(record, now)
         else:
             self.blocked[seq] = record
+
+    def _enter_ready(self, record: Request, now: float) -> None:
+        if self.places.enter(record, self._batch.adapter(self.live[record.seq])):
+            self.host.enter(record, now)
 
     def leave(self, request_ids: Iterable[str], now: float) -> None:
         """Remove requests that finished; other ids are ignored."""
@@ -179,7 +188,7 @@ class Driver:
             del self.records[request_id], self.ids[seq]
             self.slos.pop(seq, None)
             self.kv.forget(seq)
-            if self.blocked.pop(seq, None) is None:
+            if self.blocked.pop(seq, None) is None and not self.places.leave(seq):
                 record.num_output = request.num_output_tokens
                 self.host.leave(record, now, is_complete=self._batch.is_complete(request))
 
@@ -213,6 +222,9 @@ class Driver:
         host, kv = self.host, self.kv
         if self.blocked:
             self._release_blocked(now)
+        if self.places.is_changed:
+            for record in self.places.give():
+                host.enter(record, now)
         kv.step += 1
         num_running = sum([held[RUNNING] for held in host.held.values()])
         num_ahead = self.blocks.num_lookahead_tokens + self._num_draft_tokens * self.draft_gain.is_on
@@ -254,7 +266,7 @@ class Driver:
         for seq, record in list(self.blocked.items()):
             if self._batch.is_ready(self.live[seq]):
                 del self.blocked[seq]
-                self.host.enter(record, now)
+                self._enter_ready(record, now)
 
     def _count_private(self) -> None:
         """Count the blocks that a preemption would free. While KV is plenty, all blocks of a request count."""

@@ -59,6 +59,7 @@ PRIVATE = {
         "num_lookahead_tokens",
         "dynamic_sd_lookup",
         "use_v2_model_runner",
+        "lora_config",
     ),
     "Request": (
         "status",
@@ -73,7 +74,10 @@ PRIVATE = {
         "resumable",
         "pooling_params",
         "sampling_params",
+        "lora_request",
     ),
+    "LoRAConfig": ("max_loras",),
+    "LoRARequest": ("lora_int_id",),
     "KVCacheManager": ("block_pool", "coordinator", "enable_caching", "get_computed_blocks"),
     "BlockPool": ("num_gpu_blocks", "blocks", "get_num_free_blocks"),
     "KVCacheBlock": ("ref_cnt", "block_hash"),
@@ -273,6 +277,11 @@ def is_running(request: Any) -> bool:
 def is_complete(request: Any) -> bool:
     """Return whether a finished request has its whole answer."""
     return request.status in COMPLETE
+
+
+def adapter(request: Any) -> int:
+    """Return the number of the LoRA adapter of a request; 0 without one."""
+    return int(request.lora_request.lora_int_id) if request.lora_request else 0
 
 
 COMPLETE = (

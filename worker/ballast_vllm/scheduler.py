@@ -24,6 +24,7 @@ from ballast_vllm.internals import (
     AsyncPlannedBatch,
     KvBlocks,
     PlannedBatch,
+    adapter,
     add_utility,
     is_complete,
     is_running,
@@ -85,6 +86,7 @@ class _Ballast(PlannedBatch):
             is_async=self.is_async,
             max_tokens=self.max_model_len,
             num_draft_tokens=self.num_spec_tokens,
+            num_adapters=self.lora_config.max_loras if self.lora_config else 0,
             planner=self.planner,
             clock=self.clock,
         )
@@ -139,6 +141,7 @@ class _Ballast(PlannedBatch):
 
     is_running = staticmethod(is_running)
     is_complete = staticmethod(is_complete)
+    adapter = staticmethod(adapter)
 
     def ballast_configure(self, message: Mapping[str, Any]) -> None:
         """Change the policy configuration from the next step on.

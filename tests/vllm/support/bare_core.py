@@ -11,6 +11,7 @@ from unittest import mock
 
 import torch
 from vllm import EngineArgs, PoolingParams, SamplingParams
+from vllm.lora.request import LoRARequest
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -89,6 +90,7 @@ class BareCore:
         pooling: bool = False,
         resumable: bool = False,
         cache_salt: str | None = None,
+        adapter: int = 0,
         status: RequestStatus = RequestStatus.WAITING,
         **place: Any,
     ) -> str:
@@ -105,6 +107,7 @@ class BareCore:
             pooling_params=PoolingParams(task="embed", extra_kwargs=stated) if pooling else None,
             block_hasher=self._hasher,
             cache_salt=cache_salt,
+            lora_request=LoRARequest(f"adapter-{adapter}", adapter, "/adapter") if adapter else None,
             resumable=resumable,
         )
         request.status = status
@@ -171,6 +174,9 @@ class BareCore:
         assert host.imbalance() == ""
         assert set(driver.records) == set(scheduler.requests), "a request is known to one side only"
         assert len(host.residents) == len(scheduler.running)
+        if scheduler.lora_config:
+            resident = {request.lora_request.lora_int_id for request in scheduler.running if request.lora_request}
+            assert len(resident) <= scheduler.lora_config.max_loras
         self.num_most_resident = max(self.num_most_resident, len(scheduler.running))
         for request in scheduler.running:
             record = driver.records[request.request_id]
@@ -180,7 +186,7 @@ class BareCore:
             assert record.num_computed == request.num_computed_tokens, f"{record}: {request.num_computed_tokens}"
             assert record.num_output == request.num_output_tokens
             assert record.num_blocks == driver.blocks.held(request.request_id)
-        waiting = {r.seq for r in host.backlog}
+        waiting = {r.seq for r in host.backlog} | driver.places.outside.keys()
         assert waiting == {driver.records[r.request_id].seq for r in scheduler.waiting}
         for record in host.backlog:
             assert record.num_computed == record.num_blocks == 0
@@ -196,6 +202,7 @@ class BareCore:
             driver.records,
             driver.ids,
             driver.blocked,
+            driver.places.outside,
             driver.slos,
             driver.kv.hinted,
             driver.flights,

@@ -33,6 +33,8 @@ FILES = {
     "KVCacheCoordinator": "v1/core/kv_cache_coordinator.py",
     "KVCacheManager": "v1/core/kv_cache_manager.py",
     "LLMEngine": "v1/engine/llm_engine.py",
+    "LoRAConfig": "config/lora.py",
+    "LoRARequest": "lora/request.py",
     "LoggingConfig": "config/logging.py",
     "ModelConfig": "config/model.py",
     "OpenAIServingModels": "entrypoints/openai/models/serving.py",
