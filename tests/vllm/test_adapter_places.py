@@ -1,8 +1,9 @@
-"""LoRA adapters in EngineCore: the requests that hold KV use at most `max_loras` of them."""
+"""LoRA adapters in EngineCore: the requests that the policy knows use at most `max_loras` of them."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -71,3 +72,100 @@ def test_an_aborted_request_without_a_place_is_forgotten(tiny_model: Path) -> No
     core.abort(core.add(prompt=16, adapter=2))
 
     assert len(run(core)) == 2
+
+
+def test_an_online_request_takes_the_place_of_an_offline_adapter(tiny_model: Path) -> None:
+    core = make_core(tiny_model)
+    for _ in range(40):
+        core.add("offline", prompt=16, output=40, adapter=1)
+    for _ in range(5):
+        core.step()
+    online = core.add(prompt=16, output=5, adapter=2)
+
+    ends = run(core)
+    assert ends[online] < 8
+    assert len(ends) == 41
+    assert core.scheduler.ballast_stats()["classes"]["offline"]["preemptions"] == {"slot_reclaimed": 4}
+
+
+def test_the_offline_adapter_with_the_fewest_computed_tokens_gives_up_its_place(tiny_model: Path) -> None:
+    core = make_core(tiny_model, places=3)
+    core.add("offline", prompt=200, output=40, adapter=1)
+    least = core.add("offline", prompt=16, output=40, adapter=2)
+    core.add(prompt=8, output=40, adapter=3)
+    for _ in range(3):
+        core.step()
+    core.add(prompt=16, output=40, adapter=4)
+    core.step()
+
+    waiting = [request.request_id for request in core.scheduler.waiting]
+    assert waiting == [least]
+    run(core)
+
+
+def test_a_stream_of_online_requests_leaves_its_place_to_an_older_request(tiny_model: Path) -> None:
+    core = make_core(tiny_model)
+    core.add("offline", prompt=16, output=200, adapter=1)
+    core.add(prompt=16, output=20, adapter=1)
+    core.step()
+    other = core.add(prompt=16, output=5, adapter=2)
+    for _ in range(20):
+        core.step()
+        core.add(prompt=16, output=20, adapter=1)
+    while other not in core.ended:
+        core.step()
+
+    assert core.num_steps < 40
+    run(core)
+
+
+def test_offline_requests_behind_those_of_another_adapter_wait_for_them(tiny_model: Path) -> None:
+    core = make_core(tiny_model)
+    first = core.add("offline", prompt=16, output=20, adapter=1)
+    core.step()
+    other = core.add("offline", prompt=16, output=20, adapter=2)
+    core.step()
+    last, base = core.add("offline", prompt=16, adapter=1), core.add("offline", prompt=16, output=5)
+
+    ends = run(core)
+    assert sorted((first, other, last), key=ends.__getitem__) == [first, other, last]
+    assert ends[base] < ends[first]
+
+
+def test_offline_requests_share_the_place_of_an_online_request_meanwhile(tiny_model: Path) -> None:
+    core = make_core(tiny_model)
+    core.add(prompt=16, output=100, adapter=1)
+    core.add("offline", prompt=16, output=5, adapter=2)
+    core.step()
+    shared = core.add("offline", prompt=16, output=5, adapter=1)
+
+    assert run(core)[shared] < 20
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("has_v2_runner", [False, True])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_any_mix_of_adapters_is_answered(tiny_model: Path, seed: int, is_async: bool, has_v2_runner: bool) -> None:
+    rng = Random(seed)
+    policy = {"offline_share": rng.choice((0.0, 0.1, 0.5)), "ttft": 0.8, "tpot": 0.06}
+    arguments = {
+        "is_async": is_async,
+        "has_v2_runner": has_v2_runner,
+        "policy": policy,
+        "blocks": rng.choice((60, 400)),
+    }
+    core = make_core(tiny_model, places=rng.randint(1, 2), **arguments)
+    outputs: dict[str, int] = {}
+    for _ in range(250):
+        while rng.random() < 0.3:
+            output, kind = rng.randint(1, 40), rng.choice(("online", "offline"))
+            place = {"priority": rng.randint(-1, 1), "adapter": rng.randint(0, 3), "prompt": rng.randint(4, 120)}
+            outputs[core.add(kind, output=output, **place)] = output
+        if rng.random() < 0.05 and (alive := sorted(outputs.keys() - core.ended)):
+            core.abort(aborted := rng.choice(alive))
+            del outputs[aborted]
+        core.step()
+        core.check()
+    run(core)
+
+    assert {request_id: core.answers[request_id] for request_id in outputs} == outputs

@@ -12,6 +12,7 @@ from ballast_engine.stats import StepRecord
 from ballast_policy.host import Host
 from ballast_policy.learning.cost import StepWork
 from ballast_policy.plan import Reason, StepPlan
+from ballast_policy.request import Request
 
 MOST_STEPS = 4096
 """Steps that are kept for the next reader. Bounds memory: a reader asks once a second."""
@@ -42,9 +43,12 @@ class Counters:
         """Count the preemptions of a plan by reason."""
         reasons = {because.request: because.reason for because in plan.because}
         for request in plan.preempt:
-            preemptions = self.tokens.classes[request.request_class].preemptions
-            reason = reasons.get(request, Reason.KV_RECLAIMED)
-            preemptions[reason] = preemptions.get(reason, 0) + 1
+            self.note_preemption(request, reasons.get(request, Reason.KV_RECLAIMED))
+
+    def note_preemption(self, request: Request, reason: Reason) -> None:
+        """Count a preemption."""
+        preemptions = self.tokens.classes[request.request_class].preemptions
+        preemptions[reason] = preemptions.get(reason, 0) + 1
 
     def note_admission(self, num_tokens: int, num_cached: int) -> None:
         """Count the prefix lookup of a request that got its first slot."""

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from ballast_engine.stats import AdmissionRecord, StepKind, StepRecord
 from ballast_policy.host import Host, Planner
 from ballast_policy.learning.cost import StepWork, attended
-from ballast_policy.plan import StepPlan
+from ballast_policy.plan import Reason, StepPlan
 from ballast_policy.request import ONLINE, PARKED, RUNNING, WAITING, Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_policy.step.planner import plan as plan_step
@@ -222,9 +222,8 @@ class Driver:
         host, kv = self.host, self.kv
         if self.blocked:
             self._release_blocked(now)
-        if self.places.is_changed:
-            for record in self.places.give():
-                host.enter(record, now)
+        if self.places.is_changed and admits:
+            self._give_places(now)
         kv.step += 1
         num_running = sum([held[RUNNING] for held in host.held.values()])
         num_ahead = self.blocks.num_lookahead_tokens + self._num_draft_tokens * self.draft_gain.is_on
@@ -267,6 +266,20 @@ class Driver:
             if self._batch.is_ready(self.live[seq]):
                 del self.blocked[seq]
                 self._enter_ready(record, now)
+
+    def _give_places(self, now: float) -> None:
+        """Add the requests to the host whose adapter gets a place, after others left it for them."""
+        host, places = self.host, self.places
+        for record in places.close():
+            if not record.remaining:
+                continue  # it draws its last token now, and leaves by itself
+            if record.phase is not WAITING:
+                self.counters.note_preemption(record, Reason.SLOT_RECLAIMED)
+                self._batch.preempt(self.live[record.seq], now)
+            host.leave(record, now, is_complete=False)
+            places.move_out(record)
+        for record in places.give():
+            host.enter(record, now)
 
     def _count_private(self) -> None:
         """Count the blocks that a preemption would free. While KV is plenty, all blocks of a request count."""
