@@ -74,6 +74,9 @@ class FakeEngine:
         self.answers: dict[str, Answer] = {}
         self.output_processor = SimpleNamespace(has_request=self.answers.__contains__, process_outputs=self._process)
 
+    def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
+        """Admit all, as vLLM does without limits of its own."""
+
     async def _add(self, request: Any) -> None:
         assert request.request_id not in self.sent, "an id is used twice"
         self.sent[request.request_id] = request
@@ -121,6 +124,7 @@ class FakeEngine:
         )  # fmt: skip
         answer = self.answers[request.request_id] = Answer()
         try:
+            self.check_admission(1, request.request_id)
             await self.engine_core.add_request_async(request)
             yield answer
         finally:

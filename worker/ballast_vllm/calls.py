@@ -16,6 +16,7 @@ from typing import Any
 from ballast_policy.request import RequestClass
 from ballast_queue.settings import MAX_PRIORITY, MIN_PRIORITY
 from ballast_vllm.requests import RequestPlace
+from ballast_worker.errors import Refused
 from ballast_worker.openai import Caller
 from ballast_worker.requests import RequestTiming
 
@@ -70,6 +71,8 @@ class Call:
     """When the newest output came."""
     on_begin: Callable[[], None] | None = None
     """Called at the first output."""
+    refused: Refused | None = None
+    """Why the call gets an error after vLLM read its body."""
     hang_up: Callable[[], None] = lambda: None
     """Makes vLLM believe that the client closed the connection, so that it aborts the call."""
 
@@ -87,6 +90,11 @@ class Call:
     def is_aborted(self) -> bool:
         """Whether EngineCore gave up a request of the call."""
         return any(request.is_aborted for request in self.requests)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether EngineCore computes a request of the call."""
+        return any(not request.is_over for request in reversed(self.requests))
 
     def place(self, body_priority: int) -> RequestPlace:
         """Return the place of its requests in the policy. `body_priority` is vLLM's: lower is more urgent."""

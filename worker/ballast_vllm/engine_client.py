@@ -1,12 +1,13 @@
 """vLLM's client of EngineCore in the API server. Only this module uses the client's members that are not documented.
 
-`EngineTap` replaces two methods of the client object. One adds the place in the policy to each request on its way to
-EngineCore. The other sees each output on its way back. No class of vLLM is changed.
+`EngineTap` replaces three methods of the client object. One adds the place in the policy to each request on its way to
+EngineCore. One sees each output on its way back. The third checks the waiting queue for calls with several requests. No
+class of vLLM is changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any
 
@@ -41,6 +42,8 @@ class EngineTap:
         """Requests that had an output so far, with those that ended."""
         self.isolates_tenants = False
         """Whether tenants share no blocks of the prefix cache."""
+        self.check_queue: Callable[[Call, int], None] = lambda _call, _number: None
+        """Called before a call makes this number of further requests, or of first ones above 1. It raises to refuse."""
         self._num_entering = dict.fromkeys(RequestClass, 0)
         self._engine = engine
         self._now = now
@@ -48,6 +51,7 @@ class EngineTap:
         self._add, self._process = core.add_request_async, outputs.process_outputs
         core.add_request_async = self._add_request
         outputs.process_outputs = self._process_outputs
+        self._check, engine.check_admission = engine.check_admission, self._check_admission
 
     # The configuration of vLLM
 
@@ -128,6 +132,12 @@ class EngineTap:
         known = self._engine.output_processor
         for request_id in [found for found in self.live if not known.has_request(found)]:
             self._remove(request_id)
+
+    def _check_admission(self, n: int = 1, request_id: str | None = None) -> None:
+        self._check(n, request_id)
+        call = CALL.get()
+        if call is not None and not call.is_item and (n > 1 or call.is_waited_for):
+            self.check_queue(call, n)
 
     async def _add_request(self, request: Any) -> None:
         call = CALL.get()

@@ -26,7 +26,7 @@ from ballast_log import Log, configure_packages
 from ballast_policy.request import RequestClass
 from ballast_queue.settings import MAX_PRIORITY
 from ballast_vllm.calls import CALL, Call
-from ballast_vllm.server import VllmServer, load
+from ballast_vllm.server import VllmServer, load, outcome_of
 from ballast_vllm.versions import UnsupportedVllm, check_installed
 from ballast_worker.bodies import BodyShare
 from ballast_worker.command_line import BAD_CONFIG
@@ -160,15 +160,21 @@ class BallastMiddleware:
             states_priority=PRIORITY_HEADER in headers,
             most_priority=server.tenancy.capped(caller.tenant, MAX_PRIORITY),
         )
-        passed = _Passed(body, share, receive, send, is_last=server.is_draining)
+        passed = _Passed(body, share, receive, send, call, is_last=server.is_draining)
         del body  # the response may take minutes
         call.hang_up = passed.gone.set
         CALL.set(call)
         server.begin(call, is_queued=is_queued)
         try:
             await self.app(scope, passed.receive, passed.send)
+        except Exception:
+            if call.refused is None or passed.status is not None:
+                raise
         finally:
-            server.end(call, passed.status, is_complete=passed.is_complete)
+            refusal = call.refused if passed.status is None else None
+            server.end(call, refusal.status if refusal else passed.status, is_complete=passed.is_complete)
+        if refusal is not None:
+            raise refusal
         if passed.status is None and passed.gone.is_set():
             raise stopping()
 
@@ -176,7 +182,9 @@ class BallastMiddleware:
 class _Passed:
     """What vLLM receives and sends for one request."""
 
-    def __init__(self, body: bytes, share: BodyShare, receive: Receive, send: Send, *, is_last: bool) -> None:
+    def __init__(
+        self, body: bytes, share: BodyShare, receive: Receive, send: Send, call: Call, *, is_last: bool
+    ) -> None:
         self.status: int | None = None
         self.is_complete = False
         self.gone = asyncio.Event()
@@ -184,6 +192,7 @@ class _Passed:
         self._body: bytes | None = body
         self._share = share
         self._receive, self._send = receive, send
+        self._call = call
         self._is_last = is_last
 
     async def receive(self) -> Message:
@@ -201,7 +210,9 @@ class _Passed:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Pass on a part of the response."""
+        """Pass on a part of the response. If Ballast refuses the call, vLLM's answer is left out."""
+        if self._call.refused is not None and self.status is None:
+            return
         if message["type"] == "http.response.start":
             self.status = message["status"]
             if self._is_last:
@@ -279,8 +290,4 @@ def _is_flex(body: bytes) -> bool:
 
 
 def _outcome(refused: Refused) -> RequestOutcome:
-    if refused.status == 429:
-        return RequestOutcome.QUEUE_FULL
-    if refused.status == 503:
-        return RequestOutcome.DRAINING
-    return RequestOutcome.FAILED if refused.status >= 500 else RequestOutcome.INVALID
+    return RequestOutcome.DRAINING if refused.status == 503 else outcome_of(refused.status)

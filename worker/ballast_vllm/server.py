@@ -72,6 +72,7 @@ class VllmServer:
         """Prepare the parts. `inner` is the app behind the middleware, and `app` the whole app."""
         config, arguments = loaded.config, app.state.args
         self.tap = EngineTap(app.state.engine_client, time.monotonic)
+        self.tap.check_queue = self.check_requests
         self.id = settings.worker_id(config)
         self.address = _address(arguments)
         self.is_draining = False
@@ -324,12 +325,32 @@ class VllmServer:
         if self.tap.is_dead:
             raise Refused(500, DIED, code="engine_failed", kind="server_error")
 
-    def check_queue(self, request_class: RequestClass) -> None:
-        """Refuse a request if the waiting queue of its class is full: 429 with a time for the next try."""
-        waiting = self.tap.num_waiting(request_class)
+    def check_queue(self, request_class: RequestClass, *, num_more: int = 0) -> None:
+        """Refuse a request if the waiting queue of its class is full: 429 with a time for the next try.
+
+        `num_more`: requests that enter before it, and do not wait yet.
+        """
+        waiting = self.tap.num_waiting(request_class) + num_more
         if request_class is RequestClass.OFFLINE and self.feeder is not None:
             waiting = max(0, waiting - self.feeder.num_held)  # items have a limit of their own
         self._queue_limit.check(self.config.limits, self.engine.stats, request_class, waiting)
+
+    def check_requests(self, call: Call, number: int) -> None:
+        """Refuse a call if its next `number` requests exceed the waiting queue: 400 if no other time is better."""
+        try:
+            self.check_queue(call.request_class, num_more=number - 1 - call.is_entering)
+        except Refused as refused:
+            call.refused = refused
+            limit = self.config.limits.max_queued_requests
+            num_requests = number + sum(not request.is_over for request in call.requests)
+            if num_requests > limit:
+                call.refused = Refused(
+                    400,
+                    f"The call makes {num_requests} requests or more, the limit is {limit} (limits.maxQueuedRequests), "
+                    "apart from those that find free slots. Divide it into several calls.",
+                    code="too_many_requests",
+                )
+            raise call.refused from None
 
     def begin(self, call: Call, *, is_queued: bool) -> None:
         """Note that an HTTP request goes to vLLM. With `is_queued`, EngineCore gets requests of it."""
@@ -351,8 +372,7 @@ class VllmServer:
         self.calls.discard(call)
         self.tap.end(call)
         if status is not None and status >= 400:
-            outcome = RequestOutcome.FAILED if status >= 500 else RequestOutcome.INVALID
-            self.recorder.refused(call.request_class, outcome)
+            self.recorder.refused(call.request_class, outcome_of(status))
             return
         if not call.requests:
             return  # such as /tokenize
@@ -466,6 +486,13 @@ class VllmServer:
     def _reload_keys(self) -> None:
         self._keys = settings.reloaded_keys(self.config, self._keys)
         self.tenancy = Tenancy(self.config.offline.tenants, self._keys)
+
+
+def outcome_of(status: int) -> RequestOutcome:
+    """Return the outcome of a request that gets an error."""
+    if status == 429:
+        return RequestOutcome.QUEUE_FULL
+    return RequestOutcome.FAILED if status >= 500 else RequestOutcome.INVALID
 
 
 def load(arguments: Any) -> tuple[Loaded, Path | None]:

@@ -1,23 +1,29 @@
-"""Which requests Ballast continues, and the names of vLLM that it compares. `test_contract.py` has the members."""
+"""Requests on their way to EngineCore and outputs on their way back. `test_contract.py` has the members of vLLM."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 import warnings
 
 import pytest
 
-from ballast_vllm.calls import can_continue
+from ballast_policy.request import RequestClass
+from ballast_vllm.calls import CALL, Call, can_continue
+from ballast_vllm.engine_client import EngineTap
+from ballast_worker.openai import Caller
+from ballast_worker.requests import RequestTiming
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch and vLLM use what others deprecated
     from vllm.sampling_params import SamplingParams
-    from vllm.v1.engine import EngineCoreRequest, FinishReason
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
 
-def make_request(**params) -> EngineCoreRequest:
+def make_request(request_id="r", prompt=(1, 2), **params) -> EngineCoreRequest:
     return EngineCoreRequest(
-        request_id="r",
-        prompt_token_ids=[1, 2],
+        request_id=request_id,
+        prompt_token_ids=list(prompt),
         mm_features=None,
         sampling_params=SamplingParams(**({"temperature": 0.0} | params)),
         pooling_params=None,
@@ -52,3 +58,96 @@ def test_a_plain_greedy_request_can_be_continued():
 )
 def test_a_request_whose_sampling_depends_on_its_answer_is_not_continued(params):
     assert not can_continue(make_request(**params))
+
+
+class Processor:
+    """vLLM's output processor: it forgets a request that ended."""
+
+    def __init__(self):
+        self.known = set()
+
+    def has_request(self, request_id):
+        return request_id in self.known
+
+    def process_outputs(self, outputs):
+        self.known -= {output.request_id for output in outputs if output.finish_reason is not None}
+
+
+class Engine:
+    """vLLM's client without an EngineCore. It keeps the requests that it gets."""
+
+    def __init__(self):
+        self.engine_core, self.output_processor = self, Processor()
+        self.errored = False
+        self.sent = []
+
+    def check_admission(self, n=1, request_id=None):
+        """Admit all, as vLLM does without limits of its own."""
+
+    async def add_request_async(self, request):
+        self.sent.append(request)
+
+    def add(self, request, *, n=1):
+        """Add a request in the steps of vLLM's `add_request`."""
+        self.check_admission(n, request.request_id)
+        self.output_processor.known.add(request.request_id)
+        asyncio.run(self.engine_core.add_request_async(request))
+
+    def output(self, request_id, *token_ids, reason=None):
+        made = EngineCoreOutput(request_id, list(token_ids), finish_reason=reason)
+        self.output_processor.process_outputs([made])
+
+
+@pytest.fixture
+def engine():
+    return Engine()
+
+
+@pytest.fixture
+def tap(engine):
+    return EngineTap(engine, time.monotonic)
+
+
+@pytest.fixture
+def begin(request):
+    """`begin(**fields)` starts a call, which all requests that follow belong to."""
+
+    def begun(request_class=RequestClass.ONLINE, **fields):
+        call = Call(Caller("lab", request_class, 0), RequestTiming(request_class, time.monotonic()), **fields)
+        token = CALL.set(call)
+        request.addfinalizer(lambda: CALL.reset(token))
+        return call
+
+    return begun
+
+
+@pytest.mark.parametrize(
+    ("counts", "checked"),
+    [
+        pytest.param([1], [], id="one request"),
+        pytest.param([1, 1, 1], [1, 1], id="three prompts"),
+        pytest.param([4], [4], id="four answers"),
+        pytest.param([4, 4], [4, 4], id="two prompts with four answers"),
+    ],
+)
+def test_the_queue_is_checked_for_each_further_request_of_a_call(engine, tap, begin, counts, checked):
+    found = []
+    tap.check_queue = lambda _, number: found.append(number)
+    tap.enter(begin())
+    for place, n in enumerate(counts):
+        engine.add(make_request(request_id=f"{place}"), n=n)
+
+    assert found == checked
+
+
+def test_the_queue_is_not_checked_for_items_and_for_a_request_after_the_end_of_another(engine, tap, begin):
+    found = []
+    tap.check_queue = lambda _, number: found.append(number)
+    begin(RequestClass.OFFLINE, is_item=True)
+    engine.add(make_request(request_id="a"), n=4)
+    begin()
+    engine.add(make_request(request_id="b"))
+    engine.output("b", 5, reason=FinishReason.STOP)
+    engine.add(make_request(request_id="c"))
+
+    assert found == []

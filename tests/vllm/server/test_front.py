@@ -175,6 +175,19 @@ def test_requests_beyond_the_slots_and_the_queue_are_refused_with_a_time(serving
     assert serving.series()['ballast_requests_total{class="online",outcome="queue_full"}'] >= len(refused)
 
 
+def test_a_call_with_more_requests_than_slots_and_queue_is_refused(serving):
+    body = {**BODY, "temperature": 0.5}
+    several = {"many prompts": {"prompt": ["a"] * 20}, "many answers": {"n": 20}, "a stream": {"n": 20, "stream": True}}
+
+    with serving.client(headers=WEB) as client:
+        few = client.post("/v1/completions", json=body | {"prompt": ["a"] * 2, "n": 2})
+        found = {name: client.post("/v1/completions", json=body | fields) for name, fields in several.items()}
+
+    assert {name: response.status_code for name, response in found.items()} == dict.fromkeys(several, 400)
+    assert {response.json()["error"]["code"] for response in found.values()} == {"too_many_requests"}
+    assert (few.status_code, len(few.json()["choices"])) == (200, 4)
+
+
 @pytest.mark.parametrize(
     ("headers", "tier", "expected"),
     [({}, None, "online"), ({"x-ballast-class": "offline"}, None, "offline"), ({}, "flex", "offline"),

@@ -54,7 +54,7 @@ USED: dict[str, dict[str, tuple[str, ...]]] = {
         "SamplingParams": ("temperature", *NEUTRAL),
     },
     "engine_client": {
-        "AsyncLLM": ("engine_core", "errored", "model_config", "output_processor", "vllm_config"),
+        "AsyncLLM": ("check_admission", "engine_core", "errored", "model_config", "output_processor", "vllm_config"),
         "AsyncMPClient": ("add_request_async", "call_utility_async"),
         "CacheConfig": ("cache_dtype",),
         "DeviceConfig": ("device_type",),
