@@ -161,7 +161,7 @@ class EngineTap:
         else:
             params = request.sampling_params
             params.extra_args = {**(params.extra_args or {}), KEY: place}
-            generated = call.generated
+            generated = () if call.requests else call.generated  # that of the first turn of a tool loop
             if generated and record.can_continue and params.max_tokens > len(generated):
                 # vLLM's API server still has the request as it was, and gets the earlier tokens with the first output.
                 request = copy(request)

@@ -151,3 +151,13 @@ def test_the_queue_is_not_checked_for_items_and_for_a_request_after_the_end_of_a
     engine.add(make_request(request_id="c"))
 
     assert found == []
+
+
+def test_only_the_first_request_of_an_item_continues_the_earlier_attempt(engine, tap, begin):
+    begin(RequestClass.OFFLINE, is_item=True, generated=(7, 8))
+    engine.add(make_request("first", max_tokens=9))
+    engine.output("first", 9, reason=FinishReason.STOP)
+    engine.add(make_request("after the tool", (1, 2, 7, 8, 9, 3), max_tokens=9))
+
+    assert [request.prompt_token_ids for request in engine.sent] == [[1, 2, 7, 8], [1, 2, 7, 8, 9, 3]]
+    assert [request.sampling_params.max_tokens for request in engine.sent] == [7, 9]
