@@ -121,7 +121,7 @@ class EngineTap:
         call.is_entering = False
 
     def end(self, call: Call) -> None:
-        """Forget the requests of a call that vLLM forgot. Those of a response in the background go on."""
+        """Forget the requests of a call that vLLM forgot."""
         self._entered(call)
         for request in call.requests:
             if not self._engine.output_processor.has_request(request.request_id):

@@ -50,7 +50,9 @@ UNSUPPORTED_DATA = 1003
 """Code of a WebSocket that is closed because of the kind of its data (RFC 6455)."""
 STREAMED_INPUT = "Ballast does not support streamed input. Send the whole input to a route that takes POST requests."
 """At most 123 bytes, the limit of a reason."""
+BACKGROUND = "Ballast does not support responses in the background. Leave out the field, or submit a job."
 _FLEX = re.compile(rb'"service_tier"\s*:\s*"flex"')
+_BACKGROUND = re.compile(rb'"background"\s*:')
 
 TEXT = (b"content-type", CONTENT_TYPE.encode())
 
@@ -145,7 +147,9 @@ class BallastMiddleware:
             timing.request_class = server.tenancy.caller(headers).request_class
             server.check_open()
             body = await _body(exchange, server.config.limits.max_body_kibibytes * 1024, share)
-            caller = server.tenancy.caller(headers, is_flex=_is_flex(body))
+            if scope["path"] == "/v1/responses":
+                _refuse_background(body)
+            caller = server.tenancy.caller(headers, is_flex=_field(body, _FLEX, "service_tier") == "flex")
             timing.request_class = caller.request_class
             is_queued = scope["path"] not in UNQUEUED
             if is_queued:
@@ -278,15 +282,21 @@ async def _body(exchange: HttpExchange, limit: int, share: BodyShare) -> bytes:
         raise
 
 
-def _is_flex(body: bytes) -> bool:
-    """Return whether the body asks for the offline class. A body without these words is not decoded here."""
-    if _FLEX.search(body) is None:
-        return False
+def _refuse_background(body: bytes) -> None:
+    """Refuse a response that goes on after its call: neither the drain nor the counts of requests would see it."""
+    if _field(body, _BACKGROUND, "background"):
+        raise Refused(400, BACKGROUND, code="unsupported_background", param="background")
+
+
+def _field(body: bytes, words: re.Pattern[bytes], name: str) -> object:
+    """Return a field of the body; None without it. A body without the words is not decoded here."""
+    if words.search(body) is None:
+        return None
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
-        return False  # vLLM refuses it
-    return isinstance(found, dict) and found.get("service_tier") == "flex"
+        return None  # vLLM refuses it
+    return found.get(name) if isinstance(found, dict) else None
 
 
 def _outcome(refused: Refused) -> RequestOutcome:

@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosedError
 from websockets.frames import Close
 from websockets.sync.client import connect
 
-from ballast_vllm.middleware import STREAMED_INPUT
+from ballast_vllm.middleware import BACKGROUND, STREAMED_INPUT
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -93,6 +93,16 @@ def test_streamed_input_is_refused_with_a_sentence(serving, headers):
 
     assert end.value.rcvd == Close(1003, STREAMED_INPUT)
     assert "Ballast does not support streamed input" in str(end.value)
+
+
+@pytest.mark.parametrize("background", [True, "true", 1])
+def test_a_response_in_the_background_is_refused_with_a_sentence(serving, background):
+    with serving.client(headers=LAB) as client:
+        refused = client.post("/v1/responses", json={"model": "m", "input": "Go", "background": background})
+        passed = client.post("/v1/responses", json={"model": "m", "input": "Go", "background": False})
+
+    assert (refused.status_code, refused.json()["error"]["message"]) == (400, BACKGROUND)
+    assert passed.status_code == 200
 
 
 def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_its_request(serving, eventually):
