@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
+from ballast_engine.request import FinishReason
 from ballast_policy.request import RequestClass
 from ballast_queue.settings import MAX_PRIORITY, MIN_PRIORITY
 from ballast_vllm.requests import RequestPlace
@@ -95,6 +96,12 @@ class Call:
     def is_waited_for(self) -> bool:
         """Whether EngineCore computes a request of the call."""
         return any(not request.is_over for request in reversed(self.requests))
+
+    def ending(self, *, is_complete: bool, is_dead: bool) -> FinishReason:
+        """Return how it ended. `is_complete`: its response is. `is_dead`: EngineCore ended, maybe after the call."""
+        if self.is_aborted or not is_complete or (is_dead and self.is_waited_for):
+            return FinishReason.FAILED if is_dead else FinishReason.ABORTED
+        return FinishReason.LENGTH if any(request.is_cut for request in self.requests) else FinishReason.STOP
 
     def place(self, body_priority: int) -> RequestPlace:
         """Return the place of its requests in the policy. `body_priority` is vLLM's: lower is more urgent."""

@@ -172,7 +172,9 @@ class BallastMiddleware:
         try:
             await self.app(scope, passed.receive, passed.send)
         except Exception:
-            if call.refused is None or passed.status is not None:
+            if passed.status is None and call.refused is None:
+                passed.status = 500  # the answer to an error that vLLM does not know passes outside of all middleware
+            if passed.status is not None:
                 raise
         finally:
             refusal = call.refused if passed.status is None else None

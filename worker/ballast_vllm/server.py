@@ -376,11 +376,7 @@ class VllmServer:
             return
         if not call.requests:
             return  # such as /tokenize
-        if call.is_aborted or not is_complete:
-            reason = FinishReason.FAILED if self.tap.is_dead else FinishReason.ABORTED
-        else:
-            is_cut = any(request.is_cut for request in call.requests)
-            reason = FinishReason.LENGTH if is_cut else FinishReason.STOP
+        reason = call.ending(is_complete=is_complete, is_dead=self.tap.is_dead)
         num_prompt = sum(request.num_prompt for request in call.requests)
         ended = call.last_at or time.monotonic()
         self.recorder.ended(call.timing, reason, num_prompt, call.num_output, ended)

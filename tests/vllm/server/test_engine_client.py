@@ -161,3 +161,23 @@ def test_only_the_first_request_of_an_item_continues_the_earlier_attempt(engine,
 
     assert [request.prompt_token_ids for request in engine.sent] == [[1, 2, 7, 8], [1, 2, 7, 8, 9, 3]]
     assert [request.sampling_params.max_tokens for request in engine.sent] == [7, 9]
+
+
+@pytest.mark.parametrize(
+    ("reason", "state", "expected"),
+    [
+        pytest.param(FinishReason.STOP, "", "stop", id="a whole answer"),
+        pytest.param(FinishReason.STOP, "dead", "stop", id="a whole answer before EngineCore ended"),
+        pytest.param(FinishReason.LENGTH, "", "length", id="a limit of tokens"),
+        pytest.param(FinishReason.STOP, "cut", "aborted", id="a client that left"),
+        pytest.param(None, "dead", "failed", id="a stream that reports the end of EngineCore"),
+        pytest.param(None, "cut, dead", "failed", id="a stream that the end of EngineCore cut"),
+    ],
+)
+@pytest.mark.usefixtures("tap")
+def test_a_call_ends_as_its_requests_do(engine, begin, reason, state, expected):
+    call = begin()
+    engine.add(make_request())
+    engine.output("r", 5, reason=reason)
+
+    assert call.ending(is_complete="cut" not in state, is_dead="dead" in state) == expected

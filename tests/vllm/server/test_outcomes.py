@@ -1,0 +1,82 @@
+"""Requests whose answer does not come from vLLM's routes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ballast_api.worker_config import WorkerConfig
+from ballast_vllm.middleware import BallastMiddleware
+from ballast_worker.bodies import BodyMemory
+from ballast_worker.errors import Refused
+from ballast_worker.tenancy import Tenancy
+
+SCOPE = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+
+
+class Server:
+    """A server that admits each call, and notes how it ended."""
+
+    def __init__(self):
+        self.config = WorkerConfig.model_validate({"model": {"uri": "hf://a/m"}})
+        self.tenancy = Tenancy((), None)
+        self.bodies = BodyMemory(1 << 20)
+        self.is_draining = False
+        self.call = None
+        self.ends = []
+
+    def check_open(self):
+        """Admit the call."""
+
+    def check_queue(self, request_class):
+        """Admit the call."""
+
+    def begin(self, call, *, is_queued):
+        assert is_queued
+        self.call = call
+
+    def end(self, call, status, *, is_complete):
+        assert call is self.call
+        self.ends.append((status, is_complete))
+
+
+def ask(server, app):
+    """Send a request to `app` behind the middleware; return the status of the response."""
+    middleware, sent = BallastMiddleware(app), []
+    middleware.server = server
+
+    async def receive():
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(middleware(SCOPE, receive, send))
+    return sent[0]["status"]
+
+
+def test_an_error_that_vllm_does_not_know_is_a_failure():
+    async def app(scope, receive, send):
+        raise RuntimeError
+
+    server = Server()
+    with pytest.raises(RuntimeError):
+        ask(server, app)
+
+    assert server.ends == [(500, False)]
+
+
+@pytest.mark.parametrize("is_answered", [True, False], ids=["as an answer", "as an error"])
+def test_a_refusal_after_vllm_read_the_body_replaces_the_answer_of_vllm(is_answered):
+    server = Server()
+
+    async def app(scope, receive, send):
+        server.call.refused = Refused(429, "Too many.")
+        if not is_answered:
+            raise server.call.refused
+        await send({"type": "http.response.start", "status": 500, "headers": []})
+        await send({"type": "http.response.body", "body": b"vLLM"})
+
+    assert ask(server, app) == 429
+    assert server.ends == [(429, False)]
