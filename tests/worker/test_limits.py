@@ -272,6 +272,18 @@ def test_a_changed_file_takes_effect_without_a_restart(serve, make_config, tmp_p
     assert large.status_code == 413
 
 
+def test_a_raised_limit_of_bodies_raises_their_memory(serve, make_config, tmp_path, eventually) -> None:
+    path = tmp_path / "config.yaml"
+    config = make_config()
+    path.write_text(config.dump())
+    with serve(config, path) as serving:
+        (tmp_path / "new").write_text(make_config(limits={"maxBodyKibibytes": 200 * 1024}).dump())
+        (tmp_path / "new").replace(path)
+        eventually(lambda: serving.worker.config.limits.max_body_kibibytes == 200 * 1024, "the new limit")
+
+        assert serving.worker.bodies.limit == 800 * 1024 * 1024
+
+
 def test_silence_is_broken_by_comments_that_clients_skip(serving) -> None:
     import openai
 

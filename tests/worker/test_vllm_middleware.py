@@ -127,6 +127,21 @@ def test_the_latency_of_a_model_that_returns_vectors_changes_while_it_serves(var
     assert asyncio.run(main()) == [(0.03, None), (0.02, None)]
 
 
+def test_a_raised_limit_of_bodies_raises_their_memory(variables, tmp_path):
+    file = tmp_path / "worker.yaml"
+    file.write_text("limits: {maxBodyKibibytes: 1024}")
+    variables("BALLAST_CONFIG", str(file))
+
+    async def main():
+        async with running() as found:
+            before = found.server.bodies.limit
+            file.write_text("limits: {maxBodyKibibytes: 204800}")
+            await _until(lambda: found.server.config.limits.max_body_kibibytes == 204800)
+            return before, found.server.bodies.limit
+
+    assert asyncio.run(main()) == (64 * 1024 * 1024, 800 * 1024 * 1024)
+
+
 def test_a_model_that_generates_keeps_its_slo_when_a_latency_is_set(variables, tmp_path):
     file = tmp_path / "worker.yaml"
     file.write_text("slo: {ttftMilliseconds: 250}")

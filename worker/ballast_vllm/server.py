@@ -39,7 +39,7 @@ from ballast_vllm.metrics import ServerMetrics
 from ballast_vllm.settings import message_of, stated_in
 from ballast_vllm.stats import engine_stats, steps
 from ballast_worker import settings
-from ballast_worker.bodies import MOST_BODY_BYTES, BodyMemory
+from ballast_worker.bodies import BodyMemory
 from ballast_worker.errors import NotServed, Refused
 from ballast_worker.feeder import Feeder
 from ballast_worker.http_server import HttpServer
@@ -85,7 +85,8 @@ class VllmServer:
         self.feeder: Feeder | None = None
         self.metrics = ServerMetrics(self._figures, shows_tenants=False)
         self.tenant_metrics = ServerMetrics(self._figures, shows_tenants=True)
-        self.bodies = BodyMemory(max(MOST_BODY_BYTES, 4 * 1024 * config.limits.max_body_kibibytes))
+        self.bodies = BodyMemory()
+        self.bodies.fit(config.limits.max_body_kibibytes)
         self._app, self._inner = app, inner
         self.loaded, self._path = loaded, path
         self._keys = settings.api_keys(config)
@@ -477,6 +478,7 @@ class VllmServer:
         self.tenancy = Tenancy(config.offline.tenants, self._keys)
         if self.feeder is not None:
             self.feeder.configure(self._queue_settings(config))
+        self.bodies.fit(config.limits.max_body_kibibytes)
         self.loaded = loaded  # last: the status states that its generation is in force
 
     def _reload_keys(self) -> None:

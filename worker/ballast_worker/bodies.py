@@ -29,11 +29,15 @@ _T = TypeVar("_T")
 
 
 class BodyMemory:
-    """Bytes of request bodies in memory. Only the event loop uses it."""
+    """Bytes of request bodies in memory. Only the event loop uses it; any thread may change the limit."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int = MOST_BODY_BYTES) -> None:
         self.limit = limit
         self.used = 0
+
+    def fit(self, max_body_kibibytes: int) -> None:
+        """Set the limit so that four bodies of the largest size fit, at least `MOST_BODY_BYTES`."""
+        self.limit = max(MOST_BODY_BYTES, 4 * 1024 * max_body_kibibytes)
 
     @contextlib.contextmanager
     def share(self) -> Iterator[BodyShare]:

@@ -19,7 +19,7 @@ from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_queue.status import WorkerStatus
 from ballast_worker import settings
-from ballast_worker.bodies import MOST_BODY_BYTES, BodyMemory, BodyReaders
+from ballast_worker.bodies import BodyMemory, BodyReaders
 from ballast_worker.engine import Engine
 from ballast_worker.errors import Refused
 from ballast_worker.feeder import Feeder
@@ -94,7 +94,8 @@ class Worker:
         self._steps = StepMetrics()
         self.loop = EngineLoop(self.engine, self._steps.add)
         self.connections = Connections(http_limits or _http_limits(config, self.engine.policy.slots))
-        self.bodies = BodyMemory(max(MOST_BODY_BYTES, 4 * 1024 * config.limits.max_body_kibibytes))
+        self.bodies = BodyMemory()
+        self.bodies.fit(config.limits.max_body_kibibytes)
         self.readers = BodyReaders()
         self.feeder = self._feed(config)
         self.metrics = WorkerMetrics(self._figures, shows_tenants=False)
@@ -256,6 +257,7 @@ class Worker:
         self.tenancy = Tenancy(config.offline.tenants, self._keys)
         if self.feeder is not None:
             self.feeder.configure(settings.queue_settings(config, self.served.name))
+        self.bodies.fit(config.limits.max_body_kibibytes)
         self.loaded = loaded  # last: the status states that its generation is in force
 
     def _watch(self, path: Path, loaded: Loaded) -> ConfigWatcher:
