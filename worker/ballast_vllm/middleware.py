@@ -44,7 +44,7 @@ BODY_SECONDS = 60.0
 """Time that a client has to send a body."""
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/version", "/openapi.json", "/ballast/status"})
 """Paths that need no API key."""
-UNQUEUED = frozenset({"/tokenize", "/detokenize", "/ping"})
+UNQUEUED = re.compile(r"/((de)?tokenize|ping|.*/(count_tokens|(de)?render)|v1/responses/[^/]+/cancel)")
 """Paths of POST requests that EngineCore does not see."""
 UNSUPPORTED_DATA = 1003
 """Code of a WebSocket that is closed because of the kind of its data (RFC 6455)."""
@@ -151,7 +151,7 @@ class BallastMiddleware:
                 _refuse_background(body)
             caller = server.tenancy.caller(headers, is_flex=_field(body, _FLEX, "service_tier") == "flex")
             timing.request_class = caller.request_class
-            is_queued = scope["path"] not in UNQUEUED
+            is_queued = UNQUEUED.fullmatch(scope["path"]) is None
             if is_queued:
                 server.check_queue(caller.request_class)
             server.check_open()  # again, because a long body takes time

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
+import source
 
 from ballast_api.worker_config import WorkerConfig
 from ballast_vllm.middleware import BallastMiddleware
@@ -12,7 +14,7 @@ from ballast_worker.bodies import BodyMemory
 from ballast_worker.errors import Refused
 from ballast_worker.tenancy import Tenancy
 
-SCOPE = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+SCOPE = {"type": "http", "method": "POST", "headers": [], "query_string": b""}
 
 
 class Server:
@@ -23,7 +25,7 @@ class Server:
         self.tenancy = Tenancy((), None)
         self.bodies = BodyMemory(1 << 20)
         self.is_draining = False
-        self.call = None
+        self.call = self.is_queued = None
         self.ends = []
 
     def check_open(self):
@@ -33,15 +35,14 @@ class Server:
         """Admit the call."""
 
     def begin(self, call, *, is_queued):
-        assert is_queued
-        self.call = call
+        self.call, self.is_queued = call, is_queued
 
     def end(self, call, status, *, is_complete):
         assert call is self.call
         self.ends.append((status, is_complete))
 
 
-def ask(server, app):
+def ask(server, app, path="/v1/completions"):
     """Send a request to `app` behind the middleware; return the status of the response."""
     middleware, sent = BallastMiddleware(app), []
     middleware.server = server
@@ -52,7 +53,7 @@ def ask(server, app):
     async def send(message):
         sent.append(message)
 
-    asyncio.run(middleware(SCOPE, receive, send))
+    asyncio.run(middleware(SCOPE | {"path": path}, receive, send))
     return sent[0]["status"]
 
 
@@ -80,3 +81,27 @@ def test_a_refusal_after_vllm_read_the_body_replaces_the_answer_of_vllm(is_answe
 
     assert ask(server, app) == 429
     assert server.ends == [(429, False)]
+
+
+def route_paths():
+    """Return the paths of POST requests in the source of vLLM."""
+    files = (source.root() / "entrypoints").rglob("*.py")
+    return {path for file in files for path in re.findall(r'\.post\(\s*"([^"]+)"', file.read_text())}
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/chat/completions/render", "/v1/completions/derender",
+     "/v1/messages/render", "/v1/responses/render", "/v1/responses/resp_1/cancel"],
+)  # fmt: skip
+def test_a_request_that_enginecore_does_not_see_is_not_in_the_queue(path):
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    server = Server()
+
+    assert path.replace("resp_1", "{response_id}") in route_paths()
+    assert ask(server, app, path) == 200
+    assert server.is_queued is False
+    assert ask(server, app, "/v1/responses") == 200
+    assert server.is_queued is True
