@@ -28,63 +28,6 @@ from vllm.v1.request import RequestStatus
 
 from ballast_policy.request import Request as Record
 
-PRIVATE = {
-    "AsyncScheduler": (),
-    "EngineCore": ("scheduler",),
-    "RequestQueue": (
-        "add_request",
-        "pop_request",
-        "peek_request",
-        "prepend_request",
-        "prepend_requests",
-        "remove_request",
-        "remove_requests",
-    ),
-    "Scheduler": (
-        "_reserve_prefill_lookahead",
-        "_preempt_request",
-        "_handle_blocked_waiting_request",
-        "waiting",
-        "running",
-        "requests",
-        "finished_req_ids",
-        "encoder_cache_mismatch_reqs",
-        "kv_cache_manager",
-        "max_num_running_reqs",
-        "max_num_active_reqs",
-        "max_num_scheduled_tokens",
-        "max_model_len",
-        "num_prefill_lookahead",
-        "num_spec_tokens",
-        "num_lookahead_tokens",
-        "dynamic_sd_lookup",
-        "use_v2_model_runner",
-        "lora_config",
-    ),
-    "Request": (
-        "status",
-        "is_finished",
-        "num_tokens",
-        "num_output_tokens",
-        "num_output_placeholders",
-        "num_computed_tokens",
-        "num_prompt_tokens",
-        "max_tokens",
-        "arrival_time",
-        "resumable",
-        "pooling_params",
-        "sampling_params",
-        "lora_request",
-    ),
-    "LoRAConfig": ("max_loras",),
-    "LoRARequest": ("lora_int_id",),
-    "KVCacheManager": ("block_pool", "coordinator", "enable_caching", "get_computed_blocks"),
-    "BlockPool": ("num_gpu_blocks", "blocks", "get_num_free_blocks"),
-    "KVCacheBlock": ("ref_cnt", "block_hash"),
-    "SingleTypeKVCacheManager": ("req_to_blocks", "block_size", "kv_cache_spec"),
-}
-"""Every member that this module uses, by class."""
-
 UNLIMITED = 1 << 30
 YIELDING = frozenset({"ngram", "draft_model", "eagle", "eagle3"})
 """Drafters of the V1 model runner that accept 0 as the number of drafts. The others fail, so they keep their number.
