@@ -1,8 +1,8 @@
 """vLLM's client of EngineCore in the API server. Only this module uses the client's members that are not documented.
 
-`EngineTap` replaces three methods of the client object. One adds the place in the policy to each request on its way to
-EngineCore. One sees each output on its way back. The third checks the waiting queue for calls with several requests. No
-class of vLLM is changed.
+`EngineTap` replaces four methods of the client object and of its parts. One adds the place in the policy to each
+request on its way to EngineCore. One sees each output on its way back. One checks the waiting queue for calls with
+several requests. One keeps the names of images apart by tenant. No class of vLLM is changed.
 """
 
 from __future__ import annotations
@@ -52,6 +52,11 @@ class EngineTap:
         core.add_request_async = self._add_request
         outputs.process_outputs = self._process_outputs
         self._check, engine.check_admission = engine.check_admission, self._check_admission
+        renderer = engine.renderer
+        self._process_media, renderer._process_multimodal_async = (  # noqa: SLF001
+            renderer._process_multimodal_async,  # noqa: SLF001
+            self._process_own_media,
+        )
 
     # The configuration of vLLM
 
@@ -138,6 +143,20 @@ class EngineTap:
         call = CALL.get()
         if call is not None and not call.is_item and (n > 1 or call.is_waited_for):
             self.check_queue(call, n)
+
+    async def _process_own_media(self, *args: Any, mm_uuids: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
+        """Process images and other media, with the tenant in front of each name (`uuid`) that the client gave them.
+
+        vLLM takes what it keeps under the name in place of what the client sends.
+        """
+        call = CALL.get()
+        if call is not None and mm_uuids:
+            tenant = call.caller.tenant
+            mm_uuids = {
+                kind: [uuid and f"{tenant}\n{uuid}" for uuid in ([uuids] if isinstance(uuids, str) else uuids)]
+                for kind, uuids in mm_uuids.items()
+            }
+        return await self._process_media(*args, mm_uuids=mm_uuids, **kwargs)
 
     async def _add_request(self, request: Any) -> None:
         call = CALL.get()

@@ -77,7 +77,7 @@ class Engine:
     """vLLM's client without an EngineCore. It keeps the requests that it gets."""
 
     def __init__(self):
-        self.engine_core, self.output_processor = self, Processor()
+        self.engine_core, self.renderer, self.output_processor = self, self, Processor()
         self.errored = False
         self.sent = []
 
@@ -86,6 +86,9 @@ class Engine:
 
     async def add_request_async(self, request):
         self.sent.append(request)
+
+    async def _process_multimodal_async(self, prompt, data, *, mm_uuids):
+        return mm_uuids
 
     def add(self, request, *, n=1):
         """Add a request in the steps of vLLM's `add_request`."""
@@ -181,3 +184,17 @@ def test_a_call_ends_as_its_requests_do(engine, begin, reason, state, expected):
     engine.output("r", 5, reason=reason)
 
     assert call.ending(is_complete="cut" not in state, is_dead="dead" in state) == expected
+
+
+@pytest.mark.usefixtures("tap")
+def test_the_name_of_an_image_is_of_one_tenant(engine, begin):
+    def named(uuids):
+        process = engine.renderer._process_multimodal_async  # noqa: SLF001 -- the tap replaced it
+        return asyncio.run(process([1], {}, mm_uuids=uuids))
+
+    outside = named({"image": ["logo"]})
+    begin()
+
+    assert outside == {"image": ["logo"]}
+    assert named(None) is None
+    assert named({"image": ["logo", None], "audio": "song"}) == {"image": ["lab\nlogo", None], "audio": ["lab\nsong"]}

@@ -73,6 +73,21 @@ def test_an_image_decides_the_answer_and_is_counted_in_the_prompt(online):
     assert len({answers[name] for name in ("text", "red", "blue", "two")}) == 4
 
 
+def test_a_tenant_that_names_its_image_as_another_tenant_does_gets_its_own(serving, online):
+    def ask(color, tenant):
+        named = image(color) | {"uuid": "logo"}
+        headers = {"x-llm-d-inference-fairness-id": tenant}
+        with serving.client(headers=headers) as client:
+            response = client.post(URL, json={"model": "m", **body(text("What is it?"), named)})
+        return response.json()["choices"][0]["message"]["reasoning"]
+
+    answers = {name: found["choices"][0]["message"]["reasoning"] for name, found in online.items()}
+
+    assert ask("red", "lab") == answers["red"]
+    assert ask("blue", "web") == answers["blue"]
+    assert ask("blue", "lab") == answers["red"], "vLLM takes the name, not the image"
+
+
 def test_the_reasoning_is_apart_from_the_answer(online):
     whole, ended = (online[name]["choices"][0]["message"] for name in ("red", "end of reasoning"))
 

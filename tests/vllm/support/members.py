@@ -105,8 +105,17 @@ USED: dict[str, dict[str, tuple[str, ...]]] = {
         "SamplingParams": ("temperature", *NEUTRAL),
     },
     "engine_client": {
-        "AsyncLLM": ("check_admission", "engine_core", "errored", "model_config", "output_processor", "vllm_config"),
+        "AsyncLLM": (
+            "check_admission",
+            "engine_core",
+            "errored",
+            "model_config",
+            "output_processor",
+            "renderer",
+            "vllm_config",
+        ),
         "AsyncMPClient": ("add_request_async", "call_utility_async"),
+        "BaseRenderer": ("_process_multimodal_async",),
         "CacheConfig": ("cache_dtype",),
         "DeviceConfig": ("device_type",),
         "EngineCoreOutput": ("finish_reason", "new_token_ids", "prefill_stats", "request_id"),

@@ -17,6 +17,7 @@ FILES = {
     "AsyncScheduler": "v1/core/sched/async_scheduler.py",
     "BaseFrontendArgs": "entrypoints/launchers/cli_args.py",
     "BaseModelPath": "entrypoints/openai/models/protocol.py",
+    "BaseRenderer": "renderers/base.py",
     "BlockPool": "v1/core/block_pool.py",
     "CacheConfig": "config/cache.py",
     "DeviceConfig": "config/device.py",
