@@ -337,7 +337,13 @@ class VllmServer:
         self._queue_limit.check(self.config.limits, self.engine.stats, request_class, waiting)
 
     def check_requests(self, call: Call, number: int) -> None:
-        """Refuse a call if its next `number` requests exceed the waiting queue: 400 if no other time is better."""
+        """Refuse a call if its next `number` requests exceed the waiting queue: 400 if no other time is better.
+
+        Clients of embeddings put some thousand inputs into a call. An encoder computes many of them in a step, so there a
+        call counts once.
+        """
+        if self.tap.is_encoder:
+            return
         try:
             self.check_queue(call.request_class, num_more=number - 1 - call.is_entering)
         except Refused as refused:
