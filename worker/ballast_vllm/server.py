@@ -339,8 +339,8 @@ class VllmServer:
     def check_requests(self, call: Call, number: int) -> None:
         """Refuse a call if its next `number` requests exceed the waiting queue: 400 if no other time is better.
 
-        Clients of embeddings put some thousand inputs into a call. An encoder computes many of them in a step, so there a
-        call counts once.
+        Clients of embeddings put some thousand inputs into a call. An encoder computes many of them in a step, so one
+        call of it counts once.
         """
         if self.tap.is_encoder:
             return

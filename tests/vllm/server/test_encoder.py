@@ -50,12 +50,14 @@ def served(start, weights, valkey, as_line, eventually):
             alone = [client.post("/v1/embeddings", json={"model": "m", "input": text}) for text in TEXTS]
             own = {"x-llm-d-slo-ttft-ms": "0.001"}
             hurried = client.post("/v1/embeddings", json={"model": "m", "input": "x"}, headers=own)
+            many = client.post("/v1/embeddings", json={"model": "m", "input": ["x"] * 300})
             status = client.get("/ballast/status").json()
         eventually(lambda: queue.jobs.get(job_id).state.is_over, "the job to be over")
         series = serving.series()
     results = {result.custom_id: result.body for result in queue.results.read(job_id)}
     queue.close()
     assert hurried.status_code == 200
+    assert len(vectors(many.json())) == 300, "more inputs in a call than requests may wait"
     return {
         "together": vectors(together.json()),
         "alone": [vectors(answer.json())[0] for answer in alone],
