@@ -43,7 +43,7 @@
 --   :ids                        set      custom ids, until the job is closed
 -- The items from `next` to `stored` - 1 wait and have an entry only in :items.
 
-local REVISION = 9
+local REVISION = 10
 
 local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
@@ -506,44 +506,40 @@ local function heads(keys, _)
 end
 
 -- ARGV: job id, limit of items, worker. Reply: expiry, tenant, priority; then for each item its index, token, attempt,
--- line and prefix ('' for none).
+-- line and prefix ('' for none). Only the last item may exceed MAX_PAGE_BYTES. The items behind it stay where they are.
 local function claim(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
   if not job or not is_ready(job) or (job.deadline > 0 and now >= job.deadline) then return {} end
   local n = math.min(tonumber(argv[2]), job.waiting - job.delayed, 1000)
   if n < 1 then return {} end
-  local popped = call('ZPOPMIN', k.returned, n)
-  local indexes, num_returned = {}, #popped / 2
-  for i = 1, #popped, 2 do indexes[#indexes + 1] = popped[i] end
-  while #indexes < n and job.next < job.stored do
-    indexes[#indexes + 1] = job.next
-    job.next = job.next + 1
-  end
+  local returned = call('ZRANGE', k.returned, 0, n - 1)
+  n = #returned + math.min(n - #returned, job.stored - job.next)
   local expires = now + setting(k, 'lease_seconds', 30)
-  local token = call('HINCRBY', k.totals, 'token', #indexes) - #indexes
-  local payloads = call('HMGET', k.items, unpack(indexes))
+  local token = call('HINCRBY', k.totals, 'token', n) - n
   local reply = {string.format('%.6f', expires), job.tenant, job.priority}
-  local live, leases = {}, {}
-  for i, index in ipairs(indexes) do
-    local spent, prefix = 0, false
-    if i <= num_returned then
-      local _, attempts = live_of(k, index)
-      spent = attempts
-      prefix = call('HGET', k.prefixes, index)
+  local live, leases, bytes, num = {}, {}, 0, 0
+  -- The size of a line is not known before it is read, so each call reads one.
+  while num < n and bytes < MAX_PAGE_BYTES do
+    num = num + 1
+    local index, attempt, prefix = returned[num], 1, ''
+    if index then
+      local _, spent = live_of(k, index)
+      attempt, prefix = spent + 1, call('HGET', k.prefixes, index) or ''
+    else
+      index, job.next = job.next, job.next + 1
     end
-    live[#live + 1] = index
-    live[#live + 1] = string.format('%d:%d:%s', token + i, spent + 1, argv[3])
-    leases[#leases + 1] = expires
-    leases[#leases + 1] = index
-    local at = #reply
-    reply[at + 1], reply[at + 2], reply[at + 3], reply[at + 4], reply[at + 5] =
-      index, token + i, spent + 1, payloads[i], prefix or ''
+    local line, at = call('HGET', k.items, index), 5 * num - 1
+    bytes = bytes + #(line or '') + #prefix
+    reply[at], reply[at + 1], reply[at + 2], reply[at + 3], reply[at + 4] = index, token + num, attempt, line, prefix
+    live[2 * num - 1], live[2 * num] = index, string.format('%d:%d:%s', token + num, attempt, argv[3])
+    leases[2 * num - 1], leases[2 * num] = expires, index
   end
+  if #returned > 0 then call('ZREM', k.returned, unpack(returned, 1, math.min(num, #returned))) end
   call('HSET', k.live, unpack(live))
   call('ZADD', k.leases, unpack(leases))
   call('ZADD', k.timers, 'LT', expires, 'lease:' .. job.id)
-  job.waiting, job.leased = job.waiting - #indexes, job.leased + #indexes
+  job.waiting, job.leased = job.waiting - num, job.leased + num
   save_job(k, job)
   return reply
 end
