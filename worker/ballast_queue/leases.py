@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
+from itertools import chain
 from typing import Any
 
 from pydantic import ValidationError
 
-from ballast_queue.errors import RefusedCall
+from ballast_queue.errors import RefusedCall, ResultTooLarge
 from ballast_queue.functions import Finished
 from ballast_queue.job import Claimed, Lease, Prefix, Result
 from ballast_queue.outcome import Outcome
@@ -23,6 +24,10 @@ from ballast_queue.unreadable import text_of
 
 MAX_ITEMS = 1000
 """Items of one job in one call. Lua can unpack only some thousands of arguments."""
+PAGE_BYTES = 8 * 1024 * 1024
+"""Results in one round trip. Only the first may exceed it. Redis disconnects a client whose call takes much more."""
+MOST_RESULT_BYTES = 64 * 1024 * 1024
+"""The longest result that is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +107,32 @@ class Leases:
         return self.finish_many(worker, [(claimed, result)])[0]
 
     def finish_many(self, worker: str, finished: Sequence[tuple[Claimed, Result]]) -> list[Outcome]:
-        """Finish several items in one round trip, atomically for each job. Return their outcomes in the same order."""
-        groups = by_job([claimed.job_id for claimed, _ in finished])
-        calls = [
-            self._store.functions.finish(job_id, worker, [_finished(*finished[position], worker) for position in group])
-            for job_id, group in groups
-        ]
-        outcomes = [Outcome.NOT_FOUND] * len(finished)
+        """Finish several items, atomically for each job in each round trip. Return their outcomes in the same order."""
+        return list(chain.from_iterable(self.finish_in_pages(worker, finished)))
+
+    def finish_in_pages(self, worker: str, finished: Iterable[tuple[Claimed, Result]]) -> Iterator[list[Outcome]]:
+        """Finish items in round trips of about `PAGE_BYTES`. Yield the outcomes of each, in the same order.
+
+        Raises:
+            ResultTooLarge: this result and some before it are not stored. Those of earlier pages are.
+        """
+        page: list[tuple[str, Finished]] = []
+        size = 0
+        for claimed, result in finished:
+            item = _finished(claimed, result, worker)
+            if page and size + len(item.result) > PAGE_BYTES:
+                yield self._finish(worker, page)
+                page, size = [], 0
+            page.append((claimed.job_id, item))
+            size += len(item.result)
+        if page:
+            yield self._finish(worker, page)
+
+    def _finish(self, worker: str, page: Sequence[tuple[str, Finished]]) -> list[Outcome]:
+        groups = by_job([job_id for job_id, _ in page])
+        functions = self._store.functions
+        calls = [functions.finish(job_id, worker, [page[at][1] for at in group]) for job_id, group in groups]
+        outcomes = [Outcome.NOT_FOUND] * len(page)
         for (_, group), reply in zip(groups, self._store.connection.call_many(calls), strict=True):
             for position, outcome in zip(group, reply, strict=True):
                 outcomes[position] = Outcome(outcome.decode())
@@ -201,13 +225,26 @@ def _prefix(text: bytes) -> Prefix | None:
         return None
 
 
+def json_of(result: Result) -> bytes:
+    """Return a result as it is stored.
+
+    Raises:
+        PydanticSerializationError: it is no JSON.
+        ResultTooLarge: it has more than `MOST_RESULT_BYTES`.
+    """
+    text = result.model_dump_json().encode()
+    if len(text) > MOST_RESULT_BYTES:
+        raise ResultTooLarge(len(text), MOST_RESULT_BYTES)
+    return text
+
+
 def _finished(claimed: Claimed, result: Result, worker: str) -> Finished:
     shown = result if result.worker else result.model_copy(update={"worker": worker})
     error = result.error or {}
     return Finished(
         item=claimed.index,
         token=claimed.token,
-        result=shown.model_dump_json(),
+        result=json_of(shown),
         tokens_in=result.tokens_in,
         tokens_out=result.tokens_out,
         code=str(error.get("code") or "failed") if result.error is not None else "",

@@ -307,12 +307,14 @@ class Feeder:
 
     def _exchange(self, queue: Queue) -> None:
         """Run one round with Redis: report results, extend leases, run due tasks, claim items."""
-        if self._in_flight.has_reports:
-            self._try("report", partial(self._in_flight.report, queue, self._count))
-        now = time.monotonic()
-        if now >= self._heartbeat_at:
-            self._try("heartbeat", partial(self._heartbeat, queue))
-            self._heartbeat_at = now + self._lease_seconds / 3
+        try:
+            if self._in_flight.has_reports:
+                self._try("report", partial(self._in_flight.report, queue, self._count))
+        finally:  # if a report breaks the connection each time, the leases of all other items must stay
+            now = time.monotonic()
+            if now >= self._heartbeat_at:
+                self._try("heartbeat", partial(self._heartbeat, queue))
+                self._heartbeat_at = now + self._lease_seconds / 3
         if now >= self._tick_at:
             self._tick(queue)
             self._tick_at = now + min(TICK_SECONDS, self._lease_seconds / 3)

@@ -12,8 +12,9 @@ from pydantic_core import PydanticSerializationError
 
 from ballast_engine.request import FinishReason, Output
 from ballast_log import Log
-from ballast_queue.errors import RefusedCall
+from ballast_queue.errors import RefusedCall, ResultTooLarge
 from ballast_queue.job import Claimed, Lease, Prefix, Result
+from ballast_queue.leases import json_of
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
 from ballast_worker.items import ItemFailure, PreparedItem
@@ -159,27 +160,45 @@ class InFlightItems:
             self.returns = []
 
     def _report_results(self, queue: Queue, count: Callable[[Outcome], None]) -> None:
-        finish = partial(queue.leases.finish_many, self.worker)
         try:
-            outcomes = _all_or_each(finish, self.results)
-        except PydanticSerializationError:
+            self._finish(queue, count)
+        except (PydanticSerializationError, ResultTooLarge):
             self.results = [pair for pair in self.results if self._is_writable(pair)]
-            outcomes = _all_or_each(finish, self.results)
-        for outcome in outcomes:
-            count(outcome)
-        self.results = []
+            self._finish(queue, count)
+
+    def _finish(self, queue: Queue, count: Callable[[Outcome], None]) -> None:
+        """Store all results, and forget those of each round trip. If Redis cannot read a value, send each alone."""
+
+        def send(results: Sequence[tuple[Claimed, Result]]) -> None:
+            for outcomes in queue.leases.finish_in_pages(self.worker, results):
+                del self.results[: len(outcomes)]
+                for outcome in outcomes:
+                    count(outcome)
+
+        try:
+            send(self.results.copy())
+        except RefusedCall:
+            while self.results:
+                try:
+                    send(self.results[:1])
+                except RefusedCall:
+                    del self.results[0]
 
     def _is_writable(self, pair: tuple[Claimed, Result]) -> bool:
-        """Return whether an answer can be stored as JSON. Otherwise fail its item, as each attempt would."""
+        """Return whether an answer can be stored. Otherwise fail its item, as each attempt would."""
         claimed, result = pair
         try:
-            result.model_dump_json()
+            json_of(result)
         except PydanticSerializationError as error:
-            log.warning("answer cannot be stored", job=claimed.job_id, item=claimed.custom_id, because=str(error))
-            failure = ItemFailure(claimed, "unwritable_answer", UNWRITABLE, is_retryable=False, status_code=500)
-            self.failures.append(failure)
-            return False
-        return True
+            code, message, because = "unwritable_answer", UNWRITABLE, str(error)
+        except ResultTooLarge as error:
+            code = "answer_too_large"
+            because = message = str(error)
+        else:
+            return True
+        log.warning("answer cannot be stored", job=claimed.job_id, item=claimed.custom_id, because=because)
+        self.failures.append(ItemFailure(claimed, code, message, is_retryable=False, status_code=500))
+        return False
 
 
 def _fail(queue: Queue, failures: Sequence[ItemFailure]) -> list[Outcome]:
