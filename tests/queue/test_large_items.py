@@ -84,3 +84,14 @@ def test_a_result_too_long_to_be_stored_is_named_with_its_size(queue, line, resu
     (claimed,) = queue.leases.claim(job_id, 1, "w1")
     with pytest.raises(ResultTooLarge, match="and a job stores at most 67,108,864"):
         queue.leases.finish_many("w1", [(claimed, result(claimed, body={"text": "x" * MOST_RESULT_BYTES}))])
+
+
+def test_results_beyond_the_memory_for_clients_are_read_in_pages(narrow, line, result):
+    sizes = [10] * 5 + [3_000_000] * 12 + [9_000_000, 10]
+    job_id = narrow.submissions.submit([line(f"r{i}") for i in range(len(sizes))]).job_id
+    claimed = narrow.leases.claim(job_id, len(sizes), "w1")
+    narrow.leases.finish_many(
+        "w1", [(c, result(c, body={"text": "x" * size})) for c, size in zip(claimed, sizes, strict=True)]
+    )
+
+    assert [len(found.body["text"]) for found in narrow.results.read(job_id)] == sizes

@@ -888,6 +888,21 @@ local function appraise(keys, argv)
   return 1
 end
 
+-- KEYS: a job's results. ARGV: id of the entry before, limit. Only the last result may exceed MAX_PAGE_BYTES. Reply: for
+-- each result the id of its entry, and its JSON.
+local function results(keys, argv)
+  local reply, bytes, after, limit = {}, 0, argv[1], 2 * tonumber(argv[2])
+  while #reply < limit and bytes < MAX_PAGE_BYTES do
+    local entry = call('XRANGE', keys[1], '(' .. after, '+', 'COUNT', 1)[1]
+    if not entry then break end
+    after = entry[1]
+    local json = entry[2][4] or ''
+    reply[#reply + 1], reply[#reply + 2] = after, json
+    bytes = bytes + #json
+  end
+  return reply
+end
+
 -- The queue as a whole
 
 -- KEYS: a key. ARGV: seconds. Reply: 1 for the first call within these seconds.
@@ -1080,6 +1095,7 @@ register('demand', demand, {'no-writes'})
 register('look', look, {'no-writes'})
 register('read', read, {'no-writes'})
 register('heads', heads, {'no-writes'})
+register('results', results, {'no-writes'})
 register('claim', claim, {'allow-oom'})
 register('heartbeat', heartbeat, {'allow-oom'})
 register('progress', progress, {'allow-oom'})

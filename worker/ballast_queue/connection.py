@@ -42,7 +42,9 @@ SOURCE = files("ballast_queue").joinpath("ballast.lua").read_text(encoding="utf-
 REVISION = int(re.findall(r"^local REVISION = (\d+)$", SOURCE, re.MULTILINE)[0])
 """The revision of the function library in `SOURCE`."""
 PREFIX = "ballast1_"
-_READS = frozenset({"demand", "look", "read", "heads", "due", "audit", "stats", "statuses", "now", "revision"})
+_READS = frozenset(
+    {"demand", "look", "read", "heads", "results", "due", "audit", "stats", "statuses", "now", "revision"}
+)
 """Functions registered with no-writes."""
 Admits = Callable[[str], bool]
 """Return whether a connection to this host is allowed."""
@@ -185,13 +187,6 @@ class Connection:
             pipeline.execute()
 
         self._translated(attempt)
-
-    def entries(self, key: bytes, after: bytes, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        """Return entries of a stream after the entry `after` (`0` is before the first)."""
-        page: list[tuple[bytes, dict[bytes, bytes]]] = self._translated(
-            lambda: self.client.xrange(key, b"(" + after, "+", count=count)
-        )
-        return page
 
     def wait_for_entry(self, key: bytes, after: bytes, seconds: float) -> None:
         """Wait until a stream has an entry after `after`, for at most `seconds` and half the timeout."""

@@ -116,6 +116,9 @@ class Functions:
     def heads(self, job_ids: Sequence[str]) -> Call:
         return "heads", [self._keys.job(job_id) for job_id in job_ids], ()
 
+    def results(self, job_id: str, after: bytes, limit: int) -> Call:
+        return "results", (self._keys.part(job_id, "results"),), (after, limit)
+
     def claim(self, job_id: str, n: int, worker: str) -> Call:
         return self._of_job("claim", job_id, n, worker)
 

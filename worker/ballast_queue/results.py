@@ -11,7 +11,7 @@ from ballast_queue.records import parse, readable
 from ballast_queue.store import Store
 
 PAGE = 200
-"""Results read in one call."""
+"""Results read in one call, unless they are long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,10 @@ class Results:
             # Read the state first: a job that is over at this point has all results of its items. Only a line that
             # comes later adds one, its refusal, which no reader waits for.
             is_over = follow and self._jobs.get(job_id).state.is_over
-            while page := self._store.connection.entries(key, seen, PAGE):
-                for entry_id, fields in page:
-                    seen = entry_id
-                    yield _result(fields, job_id)
+            while page := self._store.call(self._store.functions.results(job_id, seen, PAGE)):
+                seen = page[-2]
+                for text in page[1::2]:
+                    yield _result(text, job_id)
             if not follow or is_over:
                 return
             self._store.connection.wait_for_entry(key, seen, poll_seconds)
@@ -58,5 +58,5 @@ def _letter(stored: bytes) -> DeadLetter:
 
 
 @readable("a result")
-def _result(fields: dict[bytes, bytes], job_id: str) -> Result:
-    return parse(Result, fields[b"r"], f"result of job {job_id}")
+def _result(text: bytes, job_id: str) -> Result:
+    return parse(Result, text, f"result of job {job_id}")

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 from ballast_queue.keys import Keys, key_pattern
 
-DIRECT = ("fcall", "fcall_ro", "hget", "hscan", "info", "xrange", "xread", "zrange")
+DIRECT = ("fcall", "fcall_ro", "hget", "hscan", "info", "xread", "zrange")
 """Commands that this package runs outside of the functions."""
 WITHIN = (
     *("time", "get", "set", "del", "unlink", "sadd", "srem", "smembers"),
     *("hmget", "hgetall", "hkeys", "hexists", "hset", "hsetnx", "hdel", "hincrby", "hincrbyfloat"),
-    *("zadd", "zrem", "zscore", "zpopmin", "xadd", "xdel", "xlen"),
+    *("zadd", "zrem", "zscore", "zpopmin", "xadd", "xdel", "xlen", "xrange"),
 )
 """Further commands that the functions in ballast.lua run."""
 DATABASE = ("select",)
