@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from queue_objects import submit
 
-from ballast_queue.claimable import Group
+from ballast_queue.claimable import HEADS_OF_GROUP, Group
 from ballast_queue.ledger import MOST_IDLE, Service
 
 
@@ -47,6 +47,17 @@ def test_heads_are_read_of_the_groups_that_are_named(queue, line):
     assert everyone == (Group(3, "late"), Group(0, "late"), Group(0, "many"))
     assert [head.job_id for head in queue.claimable.heads([Group(0, "late"), Group(9, "nobody")])] == [late]
     assert queue.claimable.demand().groups == everyone[1:]
+
+
+def test_avoided_jobs_hide_none_of_the_jobs_behind_them(queue, line):
+    job_ids = [submit(queue, line, 1, tenant="many") for _ in range(3 * HEADS_OF_GROUP)]
+    other = submit(queue, line, 1, tenant="other")
+    groups = [Group(0, "many"), Group(0, "other")]
+    avoided = {groups[0]: [*job_ids[: HEADS_OF_GROUP + 1], "a-job-that-is-over"], Group(7, "gone"): ["another"]}
+    found = [head.job_id for head in queue.claimable.heads(groups, avoided)]
+
+    assert sorted(found) == sorted([*job_ids[HEADS_OF_GROUP + 1 :][:HEADS_OF_GROUP], other])
+    assert queue.claimable.heads(groups[:1], {groups[0]: job_ids}) == []
 
 
 def test_a_tenant_shows_as_many_jobs_as_its_share_of_the_most(queue, line):

@@ -13,6 +13,7 @@ from ballast_engine.build import build_engine
 from ballast_engine.request import GenerationRequest
 from ballast_policy.jobs.choice import LEAST_AHEAD
 from ballast_queue import unused
+from ballast_queue.claimable import HEADS_OF_GROUP
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
@@ -568,6 +569,16 @@ def test_items_that_name_another_model_wait_for_a_worker_of_it(fed, queue, event
     assert done.counts.succeeded == 1
     assert (waiting.waiting, waiting.failed) == (6, 0)
     assert finished.counts.succeeded == 6
+
+
+def test_jobs_of_another_model_hide_no_job_behind_them(fed, queue, eventually) -> None:
+    for _ in range(2 * HEADS_OF_GROUP + 1):
+        queue.submissions.submit([make_line(0, model="other")])
+    new = queue.submissions.submit([make_line(0)]).job_id
+    with fed():
+        done = wait_for(queue, new, eventually)
+
+    assert done.counts.succeeded == 1
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -37,7 +37,7 @@ SHORT_SECONDS = 0.02
 AVOID_SECONDS = 30.0
 """How long a worker claims no items of a job that names another model, or whose record cannot be read."""
 AVOID_GROUP_SECONDS = 1.0
-"""How long a worker does not read the jobs of a tenant if it avoids the first of them."""
+"""How long a worker does not read the jobs of a tenant if it avoids all that it found."""
 FIRST_COST = 256.0
 """The expected cost of an item before any item has ended, in tokens as `token_cost` counts them."""
 NOT_PREPARED = "The worker failed while it prepared the item. Its log has the reason."
@@ -71,8 +71,10 @@ class Claimer:
         self._tenants = LedgerView()
         self._seen_started = 0
         self._seen_at = time.monotonic()
-        self._avoided: dict[str | Group, float] = {}
-        """Jobs and groups whose items this worker cannot run, and when it tries them again."""
+        self._avoided_jobs: dict[str, tuple[Group, float]] = {}
+        """Jobs whose items this worker cannot run, and when it tries them again."""
+        self._avoided_groups: dict[Group, float] = {}
+        """Groups whose jobs it avoids, and when it reads them again."""
         self._jobs: dict[str, Candidate] = {}
         """The jobs at the last read of the queue."""
 
@@ -118,7 +120,7 @@ class Claimer:
                 claimed = queue.leases.claim(job_id, num, self._worker)
             except RefusedCall:  # the record of this job cannot be read
                 queue.store.unreadable.skip(f"job {job_id}")
-                self._avoid(job_id)
+                self._avoid(job_id, Group(self._jobs[job_id].priority, self._jobs[job_id].tenant))
                 continue
             num_claimed += len(claimed)
             for item in claimed:
@@ -134,10 +136,11 @@ class Claimer:
         tenants.lift_returning(queue, demand)
         services = self._expected_services(demand.tenants)
         limits = self._limits()
-        wanted = [group for group in demand.groups if not self._is_avoided(group)]
+        now = time.monotonic()
+        wanted = [group for group in demand.groups if self._avoided_groups.get(group, 0.0) <= now]
         groups = groups_to_read(wanted, services, count=count, limits=limits, reserved=tenants.reserved)
         return share_out(
-            self._candidates(self._usable(queue.claimable.heads(groups))),
+            self._candidates(self._usable_heads(queue, groups)),
             services,
             self.weights,
             count=count,
@@ -234,29 +237,32 @@ class Claimer:
 
         It spends no attempt, and waits for a worker that serves the name.
         """
-        if claimed.job_id not in self._avoided:
+        if claimed.job_id not in self._avoided_jobs:
             log.warning(
                 "job names another model, its items wait for a worker of it", job=claimed.job_id, because=because
             )
-        self._avoid(claimed.job_id)
+        self._avoid(claimed.job_id, Group(claimed.priority, claimed.tenant))
         self._in_flight.returns.append((claimed, claimed.prefix))
 
-    def _usable(self, heads: Sequence[JobHead]) -> list[JobHead]:
-        """Return the heads of jobs that are not avoided. A group without any is not read again for some time."""
-        usable = [head for head in heads if not self._is_avoided(head.job_id)]
-        groups = {Group(head.priority, head.tenant) for head in heads}
-        for group in groups - {Group(head.priority, head.tenant) for head in usable}:
-            self._avoid(group)
-        return usable
-
-    def _avoid(self, what: str | Group) -> None:
-        """Claim no item of a job or of a group for some time."""
+    def _usable_heads(self, queue: Queue, groups: Sequence[Group]) -> list[JobHead]:
+        """Return the heads of jobs that are not avoided. A group with avoided jobs only is not read for some time."""
         now = time.monotonic()
-        self._avoided = {known: end for known, end in self._avoided.items() if end > now}
-        self._avoided[what] = now + (AVOID_SECONDS if isinstance(what, str) else AVOID_GROUP_SECONDS)
+        avoided: dict[Group, list[str]] = {}
+        for job_id, (group, end) in self._avoided_jobs.items():
+            if end > now:
+                avoided.setdefault(group, []).append(job_id)
+        heads = queue.claimable.heads(groups, avoided)
+        empty = avoided.keys() & set(groups) - {Group(head.priority, head.tenant) for head in heads}
+        self._avoided_groups = dict.fromkeys(empty, now + AVOID_GROUP_SECONDS) | {
+            group: end for group, end in self._avoided_groups.items() if end > now
+        }
+        return heads
 
-    def _is_avoided(self, what: str | Group) -> bool:
-        return self._avoided.get(what, 0.0) > time.monotonic()
+    def _avoid(self, job_id: str, group: Group) -> None:
+        """Claim no item of a job for some time."""
+        now = time.monotonic()
+        self._avoided_jobs = {known: avoided for known, avoided in self._avoided_jobs.items() if avoided[1] > now}
+        self._avoided_jobs[job_id] = group, now + AVOID_SECONDS
 
     def _refuse(self, claimed: Claimed, code: str, message: str, status: int) -> None:
         log.debug("item refused", job=claimed.job_id, item=claimed.custom_id, because=message)
