@@ -95,3 +95,26 @@ def test_results_beyond_the_memory_for_clients_are_read_in_pages(narrow, line, r
     )
 
     assert [len(found.body["text"]) for found in narrow.results.read(job_id)] == sizes
+
+
+def test_a_report_of_progress_does_not_search_a_long_prefix(queue, desk, line):
+    job_id = queue.submissions.submit([line(f"r{i}") for i in range(8)]).job_id
+    prefix = Prefix(token_ids=(100_000,) * 32_000, num_computed=5)
+
+    def cost(call, *arguments) -> int:
+        """Return the microseconds of the server."""
+        before = desk.raw.info("commandstats")["cmdstat_fcall"]["usec"]
+        call(*arguments)
+        return desk.raw.info("commandstats")["cmdstat_fcall"]["usec"] - before
+
+    returned, reported = [], []
+    for attempt in range(12):  # the least of several, since other programs use the processor
+        claimed = queue.leases.claim(job_id, 8, "w1")
+        reported.append(cost(queue.leases.report_progress, {c.lease: 10 + attempt for c in claimed}))
+        returned.append(cost(queue.leases.give_back_many, [(c, prefix) for c in claimed]))
+    (claimed,) = queue.leases.claim(job_id, 1, "w1")
+    queue.leases.report_progress({claimed.lease: 99})
+    queue.leases.give_back_many([(claimed, None)])
+
+    assert min(reported[1:]) < 10 * min(returned), "a search takes about 23 times as long as storing the prefix"
+    assert queue.leases.claim(job_id, 1, "w2")[0].prefix == prefix.model_copy(update={"num_computed": 99})

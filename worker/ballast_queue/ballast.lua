@@ -581,8 +581,9 @@ local function progress(keys, argv)
     local index = argv[i]
     if live_of(k, index) == argv[i + 1] then
       local prefix = call('HGET', k.prefixes, index) or '{"version":1}'
-      prefix = string.gsub(prefix, ',"num_computed":%d+}$', '}')
-      call('HSET', k.prefixes, index, string.sub(prefix, 1, -2) .. ',"num_computed":' .. argv[i + 2] .. '}')
+      -- Only the end is searched: a pattern without an anchor would be tried at each of some 100,000 characters.
+      local at = string.find(prefix, ',"num_computed":%d+}$', -40) or #prefix
+      call('HSET', k.prefixes, index, string.sub(prefix, 1, at - 1) .. ',"num_computed":' .. argv[i + 2] .. '}')
     end
   end
   return 1
