@@ -134,3 +134,14 @@ def test_a_job_without_anything_to_redrive_stays_over(queue, line):
     queue.jobs.redrive(job_id)
 
     assert queue.jobs.get(job_id).state is JobState.COMPLETED
+
+
+def test_a_long_message_of_an_error_is_cut(queue, line):
+    job_id = submit(queue, line, 1)
+    (claimed,) = queue.leases.claim(job_id, 1, "w1")
+    queue.leases.retry(claimed, "c" * 1000, "é" * 1_000_000, is_retryable=False)
+    (letter,) = queue.results.dead_letters(job_id)
+    (found,) = queue.results.read(job_id)
+
+    assert letter.message == found.error["message"] == "é" * 2000 + "..."
+    assert letter.code == found.error["code"] == "c" * 200 + "..."

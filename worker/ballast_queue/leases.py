@@ -28,6 +28,8 @@ PAGE_BYTES = 8 * 1024 * 1024
 """Results in one round trip. Only the first may exceed it. Redis disconnects a client whose call takes much more."""
 MOST_RESULT_BYTES = 64 * 1024 * 1024
 """The longest result that is stored."""
+MOST_MESSAGE, MOST_CODE = 2000, 200
+"""Characters of an error that are stored. Its message may quote the whole request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +166,16 @@ class Leases:
         is_retryable: bool = True,
         status_code: int = 500,
     ) -> Outcome:
-        """Spend the attempt. Return RETRIED (it waits for its backoff) or DEAD (its result has `status_code`)."""
+        """Spend the attempt. Return RETRIED (it waits for its backoff) or DEAD (its result has `status_code`).
+
+        A long message is cut: the result and the dead letter of an item both store it.
+        """
         call = self._store.functions.retry(
             claimed.job_id,
             claimed.index,
             claimed.token,
-            code=error_code,
-            message=message,
+            code=_cut(error_code, MOST_CODE),
+            message=_cut(message, MOST_MESSAGE),
             again=is_retryable,
             status=status_code,
             jitter=random.random(),
@@ -223,6 +228,10 @@ def _prefix(text: bytes) -> Prefix | None:
         return Prefix.model_validate_json(text) if text else None
     except ValidationError:
         return None
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def json_of(result: Result) -> bytes:
