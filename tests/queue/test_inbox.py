@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -49,6 +50,26 @@ def test_entries_become_a_job_that_an_end_mark_closes(queue, add, line, result):
     assert [c.custom_id for c in early] == ["a", "b"]
     assert still_open is JobState.VALIDATING
     assert (job.state, job.counts.succeeded) == (JobState.COMPLETED, 2)
+
+
+@pytest.mark.parametrize("tenant", [None, "acme"], ids=["the inbox for all", "the inbox of a tenant"])
+def test_an_inbox_whose_last_id_was_used_begins_again_when_it_is_empty(queue, add, desk, line, tenant):
+    if tenant is not None:
+        queue.settings.apply(QueueSettings(tenants=(TenantSettings(name=tenant),)))
+    inbox = queue.store.keys.inbox if tenant is None else queue.store.keys.inbox_of(tenant)
+    last = f"{2**64 - 1}-{2**64 - 1}"
+    add(line("a"), of=tenant, job="j")
+    desk.raw.xadd(inbox, {"item": line("b"), "job": "k"}, id=last)
+    with pytest.raises(redis.ResponseError):
+        add(line("c"), of=tenant, job="j")
+    partly = queue.inbox.take_in(1), desk.raw.xlen(inbox)
+    whole = queue.inbox.take_in(), desk.raw.exists(inbox)
+    add(line("c"), of=tenant, job="j")
+    queue.inbox.take_in()
+
+    assert (partly, whole) == ((1, 1), (1, 0))
+    assert desk.raw.exists(inbox), "an inbox stays, so that it accepts each chosen id once"
+    assert [queue.jobs.get(name).counts.waiting for name in "jk"] == [2, 1]
 
 
 def test_the_last_item_may_carry_the_end_mark(queue, add, line):

@@ -6,7 +6,7 @@ A stub returns a `Call`, so that one round trip can carry several.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from ballast_queue.connection import Argument, Call
@@ -101,8 +101,10 @@ class Functions:
         keys = (self._keys.inbox, self._keys.intake, *map(self._keys.inbox_of, tenants))
         return "begin_intake", keys, (owner, limit, seconds, max_bytes)
 
-    def end_intake(self, owner: str) -> Call:
-        return "end_intake", (self._keys.intake,), (owner,)
+    def end_intake(self, owner: str, used_up: Iterable[str | None] = ()) -> Call:
+        """`used_up` names the tenants whose inbox had the last id of all; None: the inbox for all."""
+        inboxes = (self._keys.inbox if tenant is None else self._keys.inbox_of(tenant) for tenant in used_up)
+        return "end_intake", (self._keys.intake, *inboxes), (owner,)
 
     def demand(self) -> Call:
         return "demand", (self._keys.groups, self._keys.held), ()

@@ -29,6 +29,8 @@ log = Log(__name__)
 
 INTAKE_SECONDS = 5.0
 """How long a worker that died while it read the inbox blocks the other workers."""
+LAST_MILLISECONDS = 2**64 - 1
+"""The largest time in the id of an entry. A writer that chose it leaves other writers few ids, or none."""
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 """Without colons: the record of a job `x:items` would have the key of the items of job `x`."""
 _FIELDS = frozenset({"item", "job", "tenant", "priority", "deadline", "end"})
@@ -101,15 +103,18 @@ class InboxReader:
         replies = self._store.call(call)
         if not replies:
             return 0
+        used_up: set[str | None] = set()
         try:
             jobs: dict[tuple[str | None, str], list[Entry]] = {}
             for entry in sorted((_entry(tenants, *reply) for reply in replies), key=lambda entry: entry.rank):
+                if entry.rank[0] == LAST_MILLISECONDS:
+                    used_up.add(entry.tenant)
                 # The inbox for all proves no tenant. In a queue with tenants, no entry of it joins a job.
                 job_id = entry.own_job if tenants and entry.tenant is None else entry.job
                 jobs.setdefault((entry.tenant, job_id), []).append(entry)
             self._take_all([(job_id, entries) for (_, job_id), entries in jobs.items()], settings)
         finally:
-            self._store.call(self._store.functions.end_intake(owner))
+            self._store.call(self._store.functions.end_intake(owner, used_up))
         return len(replies)
 
     def _take_all(self, jobs: list[tuple[str, list[Entry]]], settings: QueueSettings) -> None:
