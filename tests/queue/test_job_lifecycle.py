@@ -101,12 +101,16 @@ def test_a_result_of_an_expired_lease_stays_invisible(queue, desk, line, result)
     assert [found.body for found in queue.results.read(job_id)] == [{"text": "fresh"}]
 
 
-def test_a_lease_that_nobody_took_over_may_still_finish(queue, desk, line, result):
-    job_id = submit(queue, line, 1)
-    (claimed,) = queue.leases.claim(job_id, 1, "w1")
-    desk.end_lease(job_id, 0)
+def test_a_lease_may_finish_after_its_expiry_until_its_timer_has_run(queue, desk, line, result):
+    job_id = submit(queue, line, 2)
+    first, second = queue.leases.claim(job_id, 2, "w1")
+    for index in range(2):
+        desk.end_lease(job_id, index)
+    before = queue.leases.finish("w1", first, result(first))
+    queue.timers.run_due()
+    after = queue.leases.finish("w1", second, result(second))
 
-    assert queue.leases.finish("w1", claimed, result(claimed)) is Outcome.DONE
+    assert (before, after) == (Outcome.DONE, Outcome.LEASE_LOST)
 
 
 def test_giving_back_spends_no_attempt_and_keeps_the_prefix(queue, line):
