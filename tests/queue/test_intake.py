@@ -251,6 +251,7 @@ def test_the_queue_decides_tenants_models_and_priorities(queue, line):
         ({"tenant": ""}, "tenant: found the string ''"),
         ({"priority": 1001}, "priority: found 1001, expected -1000 to 1000"),
         ({"deadline": float("nan")}, "deadline: found nan"),
+        ({"deadline": 1e12}, "deadline: found 1000000000000.0, expected Unix seconds between 0 and 1e11"),
         ({"key": ""}, "key: found 0 characters"),
     ],
 )

@@ -7,7 +7,7 @@ from queue_objects import submit
 
 from ballast_queue.job import JobState
 from ballast_queue.settings import QueueSettings
-from ballast_queue.timers import BATCH
+from ballast_queue.timers import BATCH, MOST_TIMERS
 
 
 def end(queue, line):
@@ -68,3 +68,22 @@ def test_a_cancel_ends_a_large_job_in_one_call(queue, line):
 
     assert queue.jobs.cancel(job_id).state is JobState.CANCELLED
     assert queue.store.call(queue.store.functions.due(10)) == []
+
+
+def test_timers_that_cannot_run_hold_up_no_expired_lease(queue, desk, line):
+    keys = queue.store.keys
+    for number in range(MOST_TIMERS):
+        desk.raw.set(keys.job(f"bad{number}"), "no record")
+    desk.raw.zadd(keys.timers, {f"lease:bad{number}": 1 for number in range(MOST_TIMERS)})
+    desk.raw.zadd(keys.timers, {f"kind-of-a-newer-version:{number}": 2 for number in range(MOST_TIMERS)})
+    job_id = submit(queue, line, 1)
+    queue.leases.claim(job_id, 1, "w1")
+    desk.end_lease(job_id, 0)
+    desk.raw.zadd(keys.timers, {f"lease:{job_id}": 3})
+    moved = [queue.timers.run_due() for _ in range(3)]
+    num_left = desk.raw.zcount(keys.timers, "-inf", queue.now())
+    for number in range(MOST_TIMERS):
+        desk.raw.delete(keys.job(f"bad{number}"))
+
+    assert moved == [0, 0, 1]
+    assert num_left == 2 * MOST_TIMERS, "they stay due"

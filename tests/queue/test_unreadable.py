@@ -6,7 +6,7 @@ import pytest
 from queue_objects import submit
 
 from ballast_queue.address import with_user
-from ballast_queue.errors import InvalidAddress, UnreadableValue
+from ballast_queue.errors import InvalidAddress, InvalidJob, UnreadableValue
 from ballast_queue.unreadable import MOST_PLACES, Unreadable
 
 
@@ -76,3 +76,18 @@ def test_an_item_that_cannot_be_read_is_failed_and_holds_up_no_other(queue, desk
 
     assert [c.custom_id for c in claimed] == ["r1"]
     assert (letter.custom_id, letter.code) == ("r0", "unreadable_item")
+
+
+@pytest.mark.parametrize(
+    ("what", "call"),
+    [
+        ("key", lambda queue, line: queue.submissions.submit([line("a")], key="\udcff")),
+        ("job", lambda queue, _: queue.jobs.get("\udcff")),
+        ("job", lambda queue, _: queue.jobs.cancel("\udcff")),
+        ("job", lambda queue, _: list(queue.results.read("\udcff"))),
+    ],
+    ids=["submit", "get", "cancel", "results"],
+)
+def test_an_argument_that_is_not_utf8_is_named(queue, line, what, call):
+    with pytest.raises(InvalidJob, match=rf"^{what}: found the string '\\udcff', expected text in UTF-8$"):
+        call(queue, line)

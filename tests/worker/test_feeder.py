@@ -12,6 +12,7 @@ from ballast_cli.explain import scene
 from ballast_engine.build import build_engine
 from ballast_engine.request import GenerationRequest
 from ballast_policy.jobs.choice import LEAST_AHEAD
+from ballast_policy.request import RequestClass
 from ballast_queue import unused
 from ballast_queue.claimable import HEADS_OF_GROUP
 from ballast_queue.job import JobState
@@ -19,6 +20,7 @@ from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_worker.feeder import Feeder
 from ballast_worker.items import GenerationReader
+from ballast_worker.requests import RequestOutcome
 from ballast_worker.waiting_reasons import why
 
 
@@ -552,6 +554,24 @@ def test_a_feeder_that_ended_makes_the_worker_unhealthy(fed, eventually) -> None
     assert before == 200
     assert health.status_code == 503
     assert "offline" in health.json()["reason"]
+
+
+def test_prefixes_that_cannot_be_read_keep_no_cancelled_item_in_the_engine(fed, queue, valkey, eventually) -> None:
+    with fed(slots=2) as serving, redis.Redis.from_url(valkey.url) as raw:
+        kept, cancelled = (
+            queue.submissions.submit([make_line(0, max_tokens=1500, ignore_eos=True)]).job_id for _ in range(2)
+        )
+        prefixes = queue.store.keys.part(kept, "prefixes")
+        raw.set(prefixes, "no hash")
+        outcomes = serving.worker.feeder.recorder.outcomes
+        eventually(lambda: serving.worker.engine.stats().offline.running == 2, "both items to run")
+        queue.jobs.cancel(cancelled)
+        eventually(lambda: outcomes[RequestClass.OFFLINE, RequestOutcome.ABORTED], "one item to be aborted")
+        raw.delete(prefixes)
+        queue.jobs.cancel(kept)
+        eventually(serving.is_idle, "the other item to be aborted")
+
+    assert outcomes[RequestClass.OFFLINE, RequestOutcome.LENGTH] == 0
 
 
 def test_items_that_name_another_model_wait_for_a_worker_of_it(fed, queue, eventually) -> None:

@@ -703,6 +703,13 @@ local function due(keys, argv)
   return call('ZRANGE', keys[1], '-inf', string.format('%.6f', clock()), 'BYSCORE', 'LIMIT', 0, argv[1])
 end
 
+-- KEYS: timers. ARGV: due timers that could not run. They move behind all that are due.
+local function postpone(keys, argv)
+  local now = clock()
+  for _, timer in ipairs(argv) do call('ZADD', keys[1], 'XX', now, timer) end
+  return #argv
+end
+
 local function set_timer(k, what, job_id, zset, now)
   local first = call('ZRANGE', zset, 0, 0, 'WITHSCORES')
   if first[2] then
@@ -1108,6 +1115,7 @@ register('finish', finish, {'allow-oom'})
 register('give_back', give_back, {'allow-oom'})
 register('retry', retry, {'allow-oom'})
 register('due', due, {'no-writes'})
+register('postpone', postpone, {'allow-oom'})
 register('expire_leases', expire_leases, {'allow-oom'})
 register('wake', wake, {'allow-oom'})
 register('begin_end', begin_end, {'allow-oom'})

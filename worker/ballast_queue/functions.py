@@ -146,6 +146,9 @@ class Functions:
     def due(self, limit: int) -> Call:
         return "due", (self._keys.timers,), (limit,)
 
+    def postpone(self, timers: Sequence[bytes]) -> Call:
+        return "postpone", (self._keys.timers,), timers
+
     def expire_leases(self, job_id: str, limit: int) -> Call:
         return self._of_job("expire_leases", job_id, limit)
 

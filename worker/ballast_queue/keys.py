@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
+from ballast_openai.errors import describe
+from ballast_queue.errors import InvalidJob
+
 _QUEUE = ("totals", "jobs", "ready", "backlog", "timers", "settings", "keys", "inbox", "groups", "active", "held")
 _JOB = ("", ":items", ":live", ":returned", ":delayed", ":leases", ":prefixes", ":dead", ":results", ":ids")
 
@@ -26,6 +29,17 @@ def queue_of_pattern(pattern: str) -> str | None:
     """Return the queue of a pattern from `key_pattern`, or None for another pattern."""
     queue = pattern.removeprefix("ballast:{").removesuffix("}:*")
     return queue if pattern == key_pattern(queue) else None
+
+
+def require_utf8(what: str, text: str) -> None:
+    """Raise `InvalidJob` if UTF-8 cannot express a text, such as an argument of a command that had other bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        pass
+    else:
+        return
+    raise InvalidJob(f"{what}: found {describe(text)}, expected text in UTF-8")
 
 
 class Keys:
@@ -49,6 +63,7 @@ class Keys:
 
     def _of_job(self, job_id: str) -> tuple[bytes, ...]:
         """Return the KEYS of a transition of a job, in the order of `bind` in ballast.lua."""
+        require_utf8("job", job_id)
         return (*self.of_queue, *(self._key(f"job:{job_id}{part}") for part in _JOB))
 
     def inbox_of(self, tenant: str) -> bytes:

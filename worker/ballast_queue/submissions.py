@@ -19,6 +19,7 @@ from ballast_queue.errors import DeadlinePassed, EmptyJob, InvalidJob, JobNotFou
 from ballast_queue.functions import Source
 from ballast_queue.job import JobState, Submission
 from ballast_queue.jobs import Jobs
+from ballast_queue.keys import require_utf8
 from ballast_queue.records import readable
 from ballast_queue.settings import Name
 from ballast_queue.settings_store import SettingsStore
@@ -65,7 +66,9 @@ def check_tenant(tenant: str) -> str:
 def check_deadline(deadline: float | None) -> float | None:
     """Return the deadline, or raise `InvalidJob` if it is no time in Unix seconds."""
     if deadline is not None and not (math.isfinite(deadline) and 0 < deadline < 1e11):
-        raise InvalidJob(f"deadline: found {deadline}, expected Unix seconds, such as `date -d +1hour +%s` prints")
+        raise InvalidJob(
+            f"deadline: found {deadline}, expected Unix seconds between 0 and 1e11, such as `date -d +1hour +%s` prints"
+        )
     return deadline
 
 
@@ -136,6 +139,7 @@ class Submissions:
         terms = Terms(check_tenant(tenant), settings.priority_of(tenant, priority), check_deadline(deadline))
         if key is not None and not 0 < len(key) <= MAX_KEY:
             raise InvalidJob(f"key: found {len(key)} characters, expected 1 to {MAX_KEY}")
+        require_utf8("key", key or "")
         pending = _with_content(chunks(lines, settings))
         job = open_job(self._store, new_job_id(), terms, key=key or "", source="submit")
         if job.is_closed:

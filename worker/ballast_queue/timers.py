@@ -30,21 +30,29 @@ class Timers:
         Call it every second. An expired lease returns its item, which spends the attempt, or makes it a dead letter.
         An item whose backoff has ended becomes claimable. A job past its deadline ends and keeps its results. So does a
         job that was paused or open for too long. A job whose results were kept long enough is deleted. A job with more
-        due items than this waits behind the other due timers.
+        due items than this waits behind the other due timers, and so does a timer that cannot run.
         """
-        moved = 0
+        moved, stuck = 0, list[bytes]()
         due = self._store.call(self._store.functions.due(MOST_TIMERS))
         for timer in due[:MOST_TIMERS]:  # a hostile server may answer more
             kind, _, job_id = text_of(timer).partition(":")
             try:
-                moved += self._run(kind, job_id)
+                moved_now = self._run(kind, job_id)
             except RefusedCall:
                 self._store.unreadable.skip(f"job {job_id}")
+                moved_now = None
+            if moved_now is None:
+                stuck.append(timer)
+            else:
+                moved += moved_now
             if moved >= BATCH:
                 break
+        if stuck:
+            self._store.call(self._store.functions.postpone(stuck))
         return moved
 
-    def _run(self, kind: str, job_id: str) -> int:
+    def _run(self, kind: str, job_id: str) -> int | None:
+        """Return how many items and jobs moved, or None for a timer of a newer version, which runs it itself."""
         call, functions = self._store.call, self._store.functions
         match kind:
             case "lease":
@@ -57,4 +65,4 @@ class Timers:
                 return int(call(functions.sweep(job_id, BATCH)))
             case "forget":
                 return int(call(functions.forget(job_id)))
-        return 0  # a timer of a newer version, which runs it itself
+        return None

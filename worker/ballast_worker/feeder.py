@@ -330,11 +330,12 @@ class Feeder:
         leases, now = self._in_flight.leases(), time.monotonic()
         lost = _heartbeat(queue, leases) if leases else []
         self._extended_at = now
-        queue.leases.report_progress(self._in_flight.progress(self._loop.engine.num_computed))
         if lost:
             log.info("leases lost or cancelled", count=len(lost))
             for request_id in self._in_flight.lose(lost):
                 self._loop.abort(request_id)
+        # Last: it fails if the prefixes of one job cannot be read.
+        queue.leases.report_progress(self._in_flight.progress(self._loop.engine.num_computed))
 
     def _return_expired(self) -> None:
         """Stop the items whose leases expired while Redis was away, because other workers may have them by now.
