@@ -87,10 +87,10 @@ def test_requests_are_judged_by_their_latency(served):
         for met in ("true", "false")
     }
 
-    assert number.pop(("latency", "true")) == 1 + len(TEXTS)
+    assert number.pop(("latency", "true")) == 2 + len(TEXTS)
     assert number.pop(("latency", "false")) == 1, "a request may state its own latency"
     assert set(number.values()) == {0}
-    assert series['ballast_request_latency_seconds_count{class="online"}'] == 2 + len(TEXTS)
+    assert series['ballast_request_latency_seconds_count{class="online"}'] == 3 + len(TEXTS)
     assert series['ballast_time_to_first_token_seconds_count{class="online"}'] == 0
     assert status["latency_p99_seconds"] > 0
     assert (status["ttft_p99_seconds"], status["tpot_p99_seconds"]) == (None, None)
