@@ -16,8 +16,8 @@ from ballast_queue.job import JobState
 
 @pytest.mark.parametrize("width", [20, 200])
 def test_a_table_is_never_cut(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int):
-    terminal = lambda: Console(file=sys.stdout, force_terminal=True, width=width, highlight=False)  # noqa: E731
-    monkeypatch.setattr(console, "stdout", terminal)
+    terminal = Console(file=sys.stdout, force_terminal=True, width=width, highlight=False)
+    monkeypatch.setattr(console, "stdout", lambda: terminal)
 
     console.print_table(("ID", "STATE"), [("job-1a2201b58c0-6d337f", "in_progress")])
 
@@ -42,6 +42,10 @@ class Away:
         return self.job
 
 
+def queue_of(jobs: Away) -> Any:
+    return SimpleNamespace(jobs=jobs)
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "_POLL_SECONDS", 0.001)
@@ -49,7 +53,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_watching_goes_on_when_redis_is_back(capsys: pytest.CaptureFixture[str]):
-    watch.watch(SimpleNamespace(jobs=Away(3)), "job-1")  # type: ignore[arg-type]
+    watch.watch(queue_of(Away(3)), "job-1")
 
     assert "job-1 is completed: 2 of 2 items succeeded" in capsys.readouterr().err
 
@@ -61,6 +65,6 @@ def test_a_job_that_cannot_be_watched_is_not_submitted_again(
     monkeypatch.setattr(watch, "_AWAY_SECONDS", 0.01)
 
     with pytest.raises(QueueUnavailable):
-        watch.watch(SimpleNamespace(jobs=Away(1_000_000)), "job-1")  # type: ignore[arg-type]
+        watch.watch(queue_of(Away(1_000_000)), "job-1")
 
     assert "job-1 is stored and continues: do not submit it again" in capsys.readouterr().err

@@ -295,6 +295,16 @@ def test_dead_letters_are_listed_and_redriven(queued, items: Path, queue: Any):
     assert "no dead letters" in queued("redrive", job_id).err
 
 
+def test_submit_says_that_no_worker_serves_the_queue(queued, items: Path):
+    assert "No worker serves queue" in queued("submit", items).err
+
+
+def test_no_jobs_of_a_tenant_are_not_no_jobs(queued, items: Path):
+    queued("submit", items)
+
+    assert "No jobs of tenant nosuch in queue" in queued("jobs", "--tenant", "nosuch").err
+
+
 def test_watch_ends_with_the_job(queued, items: Path, queue: Any):
     submit(queued, items, "--key", "k")
     finish(queue, queued("submit", items, "--key", "k", "--json").json["job_id"], 3)

@@ -45,6 +45,8 @@ ONLINE = [Arrival(0.5 * i, 300 + 37 * i % 900, 40 + 11 * i % 200) for i in range
         ),
         ({"slo": SloInput(tpot_milliseconds=10)}, "TPOT of 10 ms is below the fastest step: .* takes 14.4 ms"),
         ({"slo": SloInput(ttft_milliseconds=20)}, "TTFT of 20 ms is below the fastest step: a prompt of 300 token"),
+        ({"slo": SloInput(ttft_milliseconds=1)}, "no known weights or GPU keep it, and the fastest is [0-9.]+ ms with"),
+        ({"slo": SloInput(tpot_milliseconds=10)}, r"It would take [0-9]\.[0-9] ms with"),
         ({"gpu": "l4"}, "TPOT of 50 ms is below the fastest step: .* 85.6 ms on one l4"),
         ({"model": "bge-base"}, "is an encoder"),
     ],

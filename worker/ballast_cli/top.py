@@ -119,13 +119,8 @@ def rendered(view: View) -> RenderableType:
     if view.jobs:
         table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
         for column in COLUMNS:
-            is_first = column == COLUMNS[0]  # the id of a job is there to be copied
-            table.add_column(
-                column,
-                justify="right" if column in RIGHT else "left",
-                no_wrap=True,
-                min_width=max(len(job.id) for job in view.jobs[:_MOST_JOBS]) if is_first else None,
-            )
+            table.add_column(column, justify="right" if column in RIGHT else "left", no_wrap=True)
+        table.columns[0].min_width = max(len(job.id) for job in view.jobs[:_MOST_JOBS])  # users copy the id
         for job in view.jobs[:_MOST_JOBS]:
             table.add_row(*row(job, view.stats.at))
         parts += [Text(""), table]

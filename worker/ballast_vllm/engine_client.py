@@ -147,7 +147,7 @@ class EngineTap:
     async def _process_own_media(self, *args: Any, mm_uuids: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
         """Process images and other media, with the tenant in front of each name (`uuid`) that the client gave them.
 
-        vLLM takes what it keeps under the name in place of what the client sends.
+        If vLLM has content under a name, it does not read what the client sends.
         """
         call = CALL.get()
         if call is not None and mm_uuids:

@@ -77,7 +77,7 @@ class Expectation:
         return min(most, lengths[shorter + int(quantile * longer)] - num_output)
 
     def surely_reached(self, request: Request) -> int:
-        """Return the length that an online answer very probably reaches: 98 % of those that are longer now do."""
+        """Return a length that 98 % of the online answers reach that got this far, at most its `max_output`."""
         lengths = self.outputs.get(ONLINE, ())
         shorter = bisect_right(lengths, request.num_output)
         longer = len(lengths) - shorter

@@ -91,9 +91,8 @@ def _faster(model: Roofline, work: BatchWork, most: float) -> str:
     }
     times |= {f"one {name}": replace(model, gpu=gpu).predict(work) for name, gpu in GPUS.items()}
     faster = {name: seconds for name, seconds in times.items() if seconds <= most}
-    listed = ", ".join(f"{1e3 * seconds:.1f} ms with {name}" for name, seconds in faster.items())
-    least = min(times, key=times.__getitem__)
-    none = (
-        f"Relax the SLO: no known weights or GPU keep it, and the fastest is {1e3 * times[least]:.1f} ms with {least}"
-    )
-    return f"It would take {listed}" if faster else none
+    if not faster:
+        least = min(times, key=times.__getitem__)
+        fastest = f"the fastest is {1e3 * times[least]:.1f} ms with {least}"
+        return f"Relax the SLO: no known weights or GPU keep it, and {fastest}"
+    return f"It would take {', '.join(f'{1e3 * seconds:.1f} ms with {name}' for name, seconds in faster.items())}"
