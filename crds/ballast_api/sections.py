@@ -271,8 +271,8 @@ class Offline(ApiModel):
 
     reserved_percent: Hot[float] = Field(default=10, ge=0, le=100)
     """Share of slots, KV blocks and prompt tokens of a step that is reserved for offline work at any online load.
-    Online work uses the reservation while it is idle. At a high load or under a tight SLO, online requests that offline
-    work displaces miss the SLO; 0 prevents that."""
+    Online work uses the reservation while it is idle. At a high load or under a tight SLO, the reservation makes
+    online requests miss the SLO. 0 reserves nothing."""
     max_percent: Hot[float] = Field(default=100, ge=0, le=100)
     """Maximum share of all slots that offline work may hold."""
     max_interference_percent: Hot[float | None] = Field(default=None, gt=0, le=1000)

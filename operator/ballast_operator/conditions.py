@@ -276,9 +276,9 @@ def _old_version(given: Given) -> str:
 
 def _deadline_passed(given: Given) -> Body | None:
     found = _deployment_condition(given, "Progressing")
-    return (
-        found if given.is_current and found is not None and found.get("reason") == "ProgressDeadlineExceeded" else None
-    )
+    if not given.is_current or found is None or found.get("reason") != "ProgressDeadlineExceeded":
+        return None
+    return found
 
 
 def _deployment_condition(given: Given, kind: str) -> Body | None:
