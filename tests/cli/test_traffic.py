@@ -30,12 +30,18 @@ def test_scaling_rounds_up_and_keeps_a_token():
 def test_a_slice_counts_from_its_start():
     trace = [Arrival(t, 1, 1) for t in (0.0, 5.0, 6.0, 9.0, 20.0)]
 
-    assert [a.seconds for a in cut(trace, start=5, seconds=4)] == [0.0, 1.0]
+    assert [a.seconds for a in cut(trace, [(5, 4)])] == [0.0, 1.0]
+
+
+def test_slices_follow_each_other_without_a_gap():
+    trace = [Arrival(t, 1, 1) for t in (0.0, 1.0, 5.0, 6.0, 9.0, 20.0)]
+
+    assert [a.seconds for a in cut(trace, [(0.5, 1.5), (5, 4), (9, 1)])] == [0.5, 1.5, 2.5, 5.5]
 
 
 def test_a_slice_beyond_the_trace_is_refused():
     with pytest.raises(ValueError, match="the trace has 9 s"):
-        cut([Arrival(9.0, 1, 1)], start=5, seconds=5)
+        cut([Arrival(9.0, 1, 1)], [(5, 5)])
 
 
 def test_prompts_have_exactly_the_tokens_asked_for(model_dir: Path):

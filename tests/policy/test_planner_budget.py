@@ -313,6 +313,20 @@ class TestTriage:
 
         assert engine.plan().predicted_seconds <= 0.03
 
+    def test_a_prompt_does_not_pay_for_the_experts_that_decodes_read(self):
+        """The decodes take 41 ms with their experts, and the prompt 11 ms. With all experts it would take 40 ms."""
+        engine = Engine(slots=64, ttft=1.0, tpot=0.05, offline_share=0.0, chunk_tokens=512, num_blocks=20_000)
+        engine.cost = replace(EXACT, k5=0.03, missed=0.9)
+        for _ in range(30):
+            self.decodes(engine, num_output=60)
+        prompt = self.waits(engine, 200, waited=1 - 0.055)
+        engine.add(OFFLINE, 2_000)
+
+        decided = engine.plan()
+
+        assert dict(decided.grants)[prompt] == 200
+        assert 0.053 < decided.predicted_seconds <= 0.055
+
     def test_a_prompt_that_this_step_does_not_finish_does_not_end_it(self):
         engine = self.make()
         self.waits(engine, 2_500, waited=0.86)

@@ -56,6 +56,18 @@ def test_what_decodes_take_makes_prefill_slower():
     assert late(make(1, 3, 6.0), make(2, 2, 6.0), speed=0.5) == {1}
 
 
+def test_prompts_pay_once_for_experts_and_not_for_those_that_decodes_touch():
+    cost = CostModel(k1=0.25, k5=2.0, missed=0.5, is_trusted=True)  # two seconds for eight tokens, and two for experts
+    order = {due: [make(1, 8, due), make(2, 8, due)] for due in (4.5, 5.5, 6.5)}
+
+    assert all_in_time(order[6.5], cost, 0.0, speed=1.0, start=0.0)
+    assert not all_in_time(order[5.5], cost, 0.0, speed=1.0, start=0.0)
+    assert all_in_time(order[4.5], cost, 0.0, speed=1.0, start=0.0, beside=10)
+    assert not find_late(order[6.5], cost, 0.0, speed=1.0, start=0.0)
+    assert len(find_late(order[5.5], cost, 0.0, speed=1.0, start=0.0)) == 1
+    assert not find_late(order[4.5], cost, 0.0, speed=1.0, start=0.0, beside=10)
+
+
 def test_the_time_that_decodes_can_wait_is_for_prefill():
     assert late(make(1, 3, 6.0), make(2, 2, 6.0), speed=0.5, start=-4.0) == set()
 

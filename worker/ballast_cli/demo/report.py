@@ -73,7 +73,7 @@ def figures(record: DemoRecord, versions: dict[str, str | None]) -> dict[str, An
         "verdict": sentence(attained, alone, mixed),
         "work_conservation": work_conservation(mixed),
         "flood": flood(record),
-        "slo": record.slo | {"is": "1.25 times the p99 of an online-only warm-up"},
+        "slo": record.slo | {"is": "1.25 times the p99 of an online-only warm-up, with parts of all blocks"},
         "calibration": calibration(record),
         "client": client(record),
         "versions": versions,

@@ -26,16 +26,23 @@ def scale(arrivals: Sequence[Arrival], *, length: float, speed: float = 1.0) -> 
     ]
 
 
-def cut(arrivals: Sequence[Arrival], *, start: float, seconds: float) -> list[Arrival]:
-    """Return the arrivals in `[start, start + seconds)` with times that count from `start`.
+def cut(arrivals: Sequence[Arrival], slices: Sequence[tuple[float, float]]) -> list[Arrival]:
+    """Return the arrivals of slices, one slice after the other, with times that count from the start of the first.
+
+    Each slice is a start and a length in seconds. It includes its start, and excludes its end.
 
     Raises:
-        ValueError: the trace ends before the slice.
+        ValueError: the trace ends before a slice.
     """
-    end, last = start + seconds, arrivals[-1].seconds
-    if end > last:
-        raise ValueError(f"the trace has {last:.0f} s, and the slice is {start:.0f} to {end:.0f} s")
-    return [replace(a, seconds=a.seconds - start) for a in arrivals if start <= a.seconds < end]
+    joined: list[Arrival] = []
+    began, last = 0.0, arrivals[-1].seconds
+    for start, seconds in slices:
+        end = start + seconds
+        if end > last:
+            raise ValueError(f"the trace has {last:.0f} s, and the slice is {start:.0f} to {end:.0f} s")
+        joined += [replace(a, seconds=began + a.seconds - start) for a in arrivals if start <= a.seconds < end]
+        began += seconds
+    return joined
 
 
 @dataclass(frozen=True, slots=True)

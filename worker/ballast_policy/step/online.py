@@ -100,15 +100,17 @@ class _Service:
         self.reserved_seconds = part.seconds - self.step.time.seconds
         self.until = until - self.reserved_seconds
         speed, soon = 1 - part.fixed / pace, snapshot.now + part.fixed
-        start = snapshot.now - (until - pace if pace < inf else 0.0)
+        start, beside = snapshot.now - (until - pace if pace < inf else 0.0), self.step.time.num_tokens
         everyone = [*online.prefills, *online.parked, *online.waiting]
-        if all_in_time(everyone, cost, soon, speed=speed, start=start):
+        if all_in_time(everyone, cost, soon, speed=speed, start=start, beside=beside):
             return
         self.order = list(self.gate.in_order(online.prefills))
-        self.deferred = find_late(self.order, cost, soon, speed=speed, start=start)
+        self.deferred = find_late(self.order, cost, soon, speed=speed, start=start, beside=beside)
         if self.deferred:
             patient, _ = prefill_limits(snapshot, part, is_patient=True)
-            if patient > until and all_in_time(everyone, cost, soon, speed=speed, start=start + until - patient):
+            if patient > until and all_in_time(
+                everyone, cost, soon, speed=speed, start=start + until - patient, beside=beside
+            ):
                 self.until, self.deferred = patient - self.reserved_seconds, ()
 
     def run(self) -> None:

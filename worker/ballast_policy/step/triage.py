@@ -19,24 +19,31 @@ from ballast_policy.learning.cost import CostModel
 from ballast_policy.request import Request, computed
 
 
-def all_in_time(requests: Iterable[Request], cost: CostModel, soon: float, *, speed: float, start: float) -> bool:
+def all_in_time(
+    requests: Iterable[Request], cost: CostModel, soon: float, *, speed: float, start: float, beside: int = 0
+) -> bool:
     """Return whether all prefill is done before any first token is due, in any order. If so, `find_late` is empty."""
     seconds, soonest = 0.0, inf
     for request in requests:
         done = computed(request)
-        seconds += cost.prefill(done, request.num_tokens - done)
+        left = request.num_tokens - done
+        seconds += cost.prefill(done, left, beside)
+        beside += left
         due = request.arrival + request.ttft
         if due < soonest and not request.num_output:
             soonest = due
     return max(soon + seconds, start + seconds / speed) <= soonest
 
 
-def find_late(order: Iterable[Request], cost: CostModel, soon: float, *, speed: float, start: float) -> set[Request]:
+def find_late(
+    order: Iterable[Request], cost: CostModel, soon: float, *, speed: float, start: float, beside: int = 0
+) -> set[Request]:
     """Return the requests that cannot have their first token in time: the fewest of each tenant and priority.
 
     `order`: online requests that prefill or wait, in policy order. `soon`: the end of a step without prefill. Prefill
     takes its time after that, however long the decodes can wait. `speed`: share of the time for prefill, above 0 to 1;
     decodes take the rest. `start`: when prefill begins to count, which is now, or earlier if decodes saved time.
+    `beside`: the other tokens of the step. Prefill does not pay for the experts that they touch, nor twice for others.
     """
     late: set[Request] = set()
     kept: dict[tuple[int, str], list[tuple[float, int, Request]]] = {}
@@ -46,7 +53,8 @@ def find_late(order: Iterable[Request], cost: CostModel, soon: float, *, speed: 
         left = request.num_tokens - done
         if left <= 1:
             continue
-        seconds = cost.prefill(done, left)
+        seconds = cost.prefill(done, left, beside)
+        beside += left
         if request.num_output or request.ttft == inf:
             total += seconds
             continue
