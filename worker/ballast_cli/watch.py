@@ -77,13 +77,16 @@ def watch(queue: Queue, job_id: str, *, options: str = "") -> None:
 
 def _read(queue: Queue, job_id: str) -> Job:
     """Read a job, and wait for a Redis that does not answer."""
-    since = time.monotonic()
+    since, is_away = time.monotonic(), False
     while True:
         try:
             return queue.jobs.get(job_id)
         except QueueUnavailable:
             if time.monotonic() - since > _AWAY_SECONDS:
                 raise
+            if not is_away:
+                is_away = True
+                say(f"Redis does not answer. Waiting for it, at most {_AWAY_SECONDS:.0f} s ...")
             time.sleep(_POLL_SECONDS)
 
 
