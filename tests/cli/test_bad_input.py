@@ -116,6 +116,21 @@ def test_a_users_mistake_is_a_sentence_and_not_a_traceback(
     assert ran.out == ""
 
 
+def test_a_mistake_in_an_option_names_the_help_of_its_command(ballast):
+    assert ballast("submit").err.endswith("See `ballast submit --help`.\n")
+    assert ballast("queue", "bogus").err.endswith("See `ballast queue --help`.\n")
+
+
+def test_a_file_without_a_kind_says_so(ballast, tmp_path: Path):
+    (tmp_path / "item.json").write_text('{"custom_id": "a"}')
+    ran = ballast("alerts", "-f", "item.json")
+
+    assert (ran.code, ran.err) == (
+        2,
+        "ballast: item.json holds an object without kind, expected at least one InferenceDeployment.\n",
+    )
+
+
 def test_a_reader_that_has_enough_is_no_error(queued):
     command = [sys.executable, "-m", "ballast_cli", "version"]
     done = subprocess.run(f"{' '.join(command)} | head -1", shell=True, capture_output=True, text=True, check=False)
@@ -212,7 +227,7 @@ def test_a_line_that_no_parser_takes_is_a_rejected_line_with_a_deadline_too(queu
     ran = queued("submit", file, "--deadline", "1h")
 
     assert ran.code == 0
-    assert "1 items" in ran.err
+    assert "1 item of" in ran.err
     assert "2 rejected" in ran.err
 
 

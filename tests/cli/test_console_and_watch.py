@@ -55,7 +55,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_watching_goes_on_when_redis_is_back(capsys: pytest.CaptureFixture[str]):
     watch.watch(queue_of(Away(3)), "job-1")
 
-    assert "job-1 is completed: 2 of 2 items succeeded" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.count("Redis does not answer. Waiting for it, at most 60 s ...") == 1
+    assert "job-1 is completed: 2 of 2 items succeeded" in said
 
 
 @pytest.mark.usefixtures("quick")

@@ -122,6 +122,58 @@ def test_submit_with_the_same_key_is_the_same_job(queued, items: Path):
     assert len(queued("jobs", "--json").json["jobs"]) == 1
 
 
+def test_a_key_with_other_lines_is_refused(queued, items: Path, tmp_path: Path, make_line: Any):
+    job_id = submit(queued, items, "--key", "nightly")
+    other = tmp_path / "other.jsonl"
+    other.write_text(make_line("z"))
+    ran = queued("submit", other, "--key", "nightly")
+
+    assert (ran.code, ran.out) == (2, "")
+    assert f"--key nightly names {job_id}, which has 3 lines, but {other} has 1." in ran.err
+    assert "Use another key for other lines." in ran.err
+
+
+def test_a_repeated_submission_with_a_deadline_shows_the_deadline_of_the_job(queued, items: Path):
+    submit(queued, items, "--key", "none")
+    submit(queued, items, "--key", "day", "--deadline", "24h")
+    without = queued("submit", items, "--key", "none", "--deadline", "1h")
+    other = queued("submit", items, "--key", "day", "--deadline", "1h")
+
+    assert without.code == 0
+    assert "Deadline" not in without.err
+    assert "its priority and deadline stay" in without.err
+    assert "(in 1d)" in other.err
+
+
+def test_a_submission_that_is_continued_says_that_it_added_lines(queued, tmp_path: Path, make_line: Any, queue: Any):
+    lines = [make_line(f"i{number}") for number in range(600)]
+    (tmp_path / "many.jsonl").write_text("\n".join(lines))
+
+    def interrupted() -> Any:
+        yield from lines[:550]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        queue.submissions.submit(interrupted(), key="k")
+    ran = queued("submit", "many.jsonl", "--key", "k")
+
+    job_id = ran.out.strip()
+    assert f"600 items of many.jsonl accepted in all, with those that {job_id} had before." in ran.err
+
+
+def test_the_commands_in_messages_have_the_options_that_find_the_queue(ballast, items: Path, valkey: Any):
+    ran = ballast("submit", items, "--redis-url", valkey.url, "--queue", "team/nightly")
+
+    assert f"`ballast job {ran.out.strip()} --redis-url {valkey.url} --queue team/nightly`" in ran.err
+
+
+def test_a_message_never_repeats_a_password(ballast, items: Path, valkey: Any):
+    address = valkey.url.replace("redis://", "redis://default:secret@")
+    ran = ballast("submit", items, "--redis-url", address, "--queue", "team/nightly")
+
+    assert "secret" not in ran.out + ran.err
+
+
 def test_a_bad_line_is_told_and_the_rest_goes_on(queued, items: Path):
     with items.open("ab") as file:
         file.write(b"{nonsense\n\xff\xfe\n")
@@ -275,6 +327,36 @@ def test_a_job_that_is_over_is_not_resumed(queued, items: Path, queue: Any):
     assert "completed" in ran.err
 
 
+def test_a_job_that_ended_is_not_cancelled(queued, items: Path, queue: Any):
+    job_id = submit(queued, items)
+    finish(queue, job_id, 3)
+    ran = queued("cancel", job_id, "--json")
+
+    assert (ran.code, ran.out) == (5, "")
+    assert "is completed" in ran.err
+    assert "results stay" in ran.err
+
+
+def test_a_job_can_be_cancelled_again(queued, items: Path):
+    job_id = submit(queued, items)
+
+    assert [queued("cancel", job_id).code for _ in range(2)] == [0, 0]
+
+
+def test_one_thing_is_not_plural(queued, tmp_path: Path, make_line: Any, queue: Any):
+    (tmp_path / "one.jsonl").write_text(make_line("a"))
+    ran = queued("submit", "one.jsonl")
+    job_id = ran.out.strip()
+    said = [ran.err, queued("pause", job_id).err, queued("resume", job_id).err]
+    finish(queue, job_id, 1)
+    said.append(queued("results", job_id, "-o", "out.jsonl").err)
+
+    assert "1 item of one.jsonl accepted." in said[0]
+    assert "1 item waiting" in said[1]
+    assert "1 of 1 item waiting" in said[2]
+    assert said[3] == "Wrote 1 result to out.jsonl.\n"
+
+
 def test_dead_letters_are_listed_and_redriven(queued, items: Path, queue: Any):
     job_id = submit(queued, items)
     (claimed,) = queue.leases.claim(job_id, 1, "w1")
@@ -284,8 +366,8 @@ def test_dead_letters_are_listed_and_redriven(queued, items: Path, queue: Any):
 
     assert "the engine broke" in listed.out
     assert queued("redrive", job_id, "--dry-run", "--json").json["dead_letters"][0]["code"] == "engine_error"
-    assert "0 items" in skipped.err
-    assert "1 items stay dead letters" in skipped.err
+    assert "Returned 0 items" in skipped.err
+    assert "Skipped 1 dead letter that" in skipped.err
     assert queued("redrive", job_id, "--all", "--json").json == {
         "version": 1,
         "queue": queue.name,
@@ -320,7 +402,8 @@ def test_watching_a_job_that_ends_badly_fails(queued, items: Path):
     ran = queued("submit", items, "--key", "k", "--watch")
 
     assert ran.code == 1
-    assert "3 cancelled" in ran.err
+    assert "0 of 3 items succeeded, 3 cancelled. " in ran.err
+    assert "redrive" not in ran.err  # it refuses a cancelled job
 
 
 def test_top_shows_slots_by_class_once(queued, items: Path, queue: Any):

@@ -98,3 +98,5 @@ def test_other_commands_name_the_missing_right(as_submitter: Any) -> None:
 
     assert ran.code == 4
     assert "refused a command to this user" in ran.err
+    assert "Other commands need a worker's user." in ran.err
+    assert "ballast up" not in ran.err  # another Redis is no help

@@ -27,7 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         if message := error.format_message():  # empty if the help was printed
             end = "" if message.endswith("?") else "."
-            say(f"ballast: {message.rstrip('.')}{end} See `ballast --help` and `ballast COMMAND --help`.")
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context else "ballast"
+            say(f"ballast: {message.rstrip('.')}{end} See `{command} --help`.")
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return 130

@@ -54,7 +54,7 @@ def alerts(
     if (name is None) == (file is None):
         raise Usage(
             f"Found {'both NAME and FILE' if name else 'neither NAME nor FILE'}: give the NAME of a resource in the "
-            "cluster, or a FILE (-f)"
+            "cluster, or a FILE (-f)."
         )
     # Building the resource's model takes longer than the start of any other command.
     from ballast_api.alerts import rule_groups  # noqa: PLC0415

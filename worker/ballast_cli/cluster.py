@@ -53,7 +53,7 @@ class Access:
             except ApiException as error:
                 raise _failure(path, int(error.status or 0), str(error.body or error.reason)) from None
             except HTTPError as error:
-                raise Unreachable(f"The API server at {self.configuration.host} does not answer: {error}") from None
+                raise Unreachable(f"The API server at {self.configuration.host} does not answer: {error}.") from None
         found: Json = answer
         return found
 
@@ -96,7 +96,7 @@ def _access() -> Access:
     try:
         from kubernetes import client, config  # noqa: PLC0415  takes a second, and is an extra
     except ImportError as error:
-        raise CliError(f"Reading a cluster needs {error.name}: pip install 'ballast[cluster]'") from None
+        raise CliError(f"Reading a cluster needs {error.name}: pip install 'ballast[cluster]'.") from None
     file, found = os.environ.get("KUBECONFIG") or KUBECONFIG, client.Configuration()
     found.retries = False
     try:
@@ -106,7 +106,7 @@ def _access() -> Access:
     except config.ConfigException as error:
         if not POD_NAMESPACE.exists():
             raise Unreachable(
-                f"Cannot use the kubeconfig {file}: {str(error).rstrip('.')}. Set KUBECONFIG to another file"
+                f"Cannot use the kubeconfig {file}: {str(error).rstrip('.')}. Set KUBECONFIG to another file."
             ) from None
         config.load_incluster_config(client_configuration=found)
         return Access(found, POD_NAMESPACE.read_text(encoding="utf-8").strip())
@@ -118,7 +118,7 @@ def _failure(path: str, status: int, body: str) -> CliError:
     except (ValueError, KeyError, TypeError):
         message = body.strip()
     if status == 404 and CRD_NAME not in message:
-        return NotFound("This cluster does not have Ballast's CRD: see docs/how-to/install-on-kubernetes.md")
+        return NotFound("This cluster does not have Ballast's CRD: see docs/how-to/install-on-kubernetes.md.")
     if status == 404:
-        return NotFound(f"{message}: `ballast get -A` lists all InferenceDeployments")
-    return Unreachable(f"GET {path}: the API server answered {status}: {message}")
+        return NotFound(f"{message}: `ballast get -A` lists all InferenceDeployments.")
+    return Unreachable(f"GET {path}: the API server answered {status}: {message.rstrip('.')}.")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 from urllib.parse import urlsplit, urlunsplit
@@ -121,6 +122,8 @@ class Place:
     queue: str
     password: str | None = None
     ca: str | None = None
+    options: str = ""
+    """The options of this command that the next command needs to find the queue, each after a space."""
 
     @property
     def shown_url(self) -> str:
@@ -146,14 +149,30 @@ class Place:
         password = os.environ.get("BALLAST_REDIS_PASSWORD") or None
         if password_file is not None:
             password = _text("--redis-password-file", password_file).strip()
-        return cls(url, name, password, None if ca_file is None else _text("--redis-ca-file", ca_file))
+        ca = None if ca_file is None else _text("--redis-ca-file", ca_file)
+        place = cls(url, name, password, ca)
+        given = (
+            ("--redis-url", "BALLAST_REDIS_URL", redis_url, place.shown_url),
+            ("--queue", "BALLAST_QUEUE", queue, queue),
+            ("--redis-password-file", "BALLAST_REDIS_PASSWORD_FILE", password_file, password_file),
+            ("--redis-ca-file", "BALLAST_REDIS_CA_FILE", ca_file, ca_file),
+        )
+        return replace(
+            place,
+            options="".join(
+                f" {option} {shlex.quote(str(shown))}"
+                for option, variable, value, shown in given
+                if value is not None and str(value) != os.environ.get(variable)
+            ),
+        )
 
 
 def _text(option: str, file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise Usage(f"{option}: cannot read {file} ({error}).") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise Usage(f"{option}: cannot read {file} ({reason}). Name another file.") from None
 
 
 @contextmanager
@@ -171,7 +190,10 @@ def open_queue(place: Place, *, loads_functions: bool = False) -> Iterator[Queue
                 place.url, place.queue, password=place.password, ca=place.ca, loads_functions=loads_functions
             )
         except CommandForbidden as error:
-            raise SubmitterOnly(_about(error, place)) from error
+            raise SubmitterOnly(
+                f"{_sentence(error)} The address was {place.shown_url}. A user that may only submit can run "
+                "`ballast submit`. Other commands need a worker's user."
+            ) from error
         try:
             yield connected
         finally:
@@ -201,7 +223,9 @@ def _translated(place: Place) -> Iterator[None]:
         raise NotNow(_sentence(error)) from error
     except InvalidSubmission as error:
         raise Usage(f"{error}.") from error  # the message opens with the name of the field
-    except (QueueUnavailable, QueueForbidden) as error:
+    except QueueForbidden as error:
+        raise Unreachable(f"{_sentence(error)} The address was {place.shown_url}.") from error
+    except QueueUnavailable as error:
         raise Unreachable(_about(error, place)) from error
     except QueueError as error:
         raise CliError(_sentence(error)) from error

@@ -40,9 +40,18 @@ def parse_deadline(text: str, now: datetime) -> Deadline:
         except (ValueError, OverflowError):
             raise Usage(f"--deadline: found {text!r}. {_EXPECTED}.") from None
     try:
-        shown = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        shown = _shown(at)
     except (OSError, OverflowError, ValueError):
         raise Usage(f"--deadline: {text!r} is outside the years 1 to 9999. {_EXPECTED}.") from None
     if at <= now.timestamp():
         raise Usage(f"--deadline: {text!r} is {shown}, which has passed. {_EXPECTED} in the future.")
-    return Deadline(at, f"{shown} (in {duration(at - now.timestamp())})")
+    return Deadline(at, spoken(at, now.timestamp()))
+
+
+def spoken(at: float, now: float) -> str:
+    """Return a deadline in words."""
+    return f"{_shown(at)} (in {duration(max(0.0, at - now))})"
+
+
+def _shown(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

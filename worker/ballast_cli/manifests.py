@@ -26,19 +26,25 @@ def from_file(path: Path, namespace: str | None) -> tuple[InferenceDeployment, .
         text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
         documents = [document for document in yaml.safe_load_all(text) if document is not None]
     except OSError as error:
-        raise Usage(f"{source} cannot be read ({error.strerror}). Name a file, or - for standard input") from error
+        raise Usage(f"{source} cannot be read ({error.strerror}). Name a file, or - for standard input.") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise Usage(f"{source} cannot be read as YAML: {error}") from error
     found = [each for each in documents if isinstance(each, dict) and each.get("kind") == KIND]
     if not found:
-        kinds = ", ".join(str(each.get("kind")) if isinstance(each, dict) else "no object" for each in documents)
-        raise Usage(f"{source} holds {kinds or 'nothing'}, expected at least one {KIND}")
+        kinds = ", ".join(_kind(each) for each in documents)
+        raise Usage(f"{source} holds {kinds or 'nothing'}, expected at least one {KIND}.")
     return tuple(_read(each, source, namespace) for each in found)
 
 
 def from_cluster(name: str, namespace: str | None) -> InferenceDeployment:
     """The resource as the API server has it; see `cluster.resource`."""
     return _read(resource(name, namespace), f"{KIND} {name}", None)
+
+
+def _kind(document: object) -> str:
+    if not isinstance(document, dict):
+        return "no object"
+    return str(document.get("kind", "an object without kind"))
 
 
 def _read(manifest: dict[str, Any], source: str, namespace: str | None) -> InferenceDeployment:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ballast_cli.connection import AsJson, CaFile, JobId, PasswordFile, Place, QueueName, RedisUrl, open_queue
-from ballast_cli.console import examples, print_json, print_table, say
+from ballast_cli.console import counted, examples, print_json, print_table, say
 from ballast_queue.job import DeadLetter
 
 EXAMPLES = examples(
@@ -49,11 +49,11 @@ def redrive(
     elif not done.returned and not done.left:
         say(f"{job_id} has no dead letters.")
     else:
-        say(f"{done.returned:,} items of {job_id} returned to the queue.")
+        say(f"Returned {counted(done.returned, 'item')} of {job_id} to the queue.")
         if done.left:
             say(
-                f"{done.left:,} items stay dead letters, because no attempt can serve them. "
-                f"`ballast redrive {job_id} --dry-run` shows the reason of each. --all retries them too."
+                f"Skipped {counted(done.left, 'dead letter')} that no attempt can serve. "
+                f"`ballast redrive {job_id} --dry-run{place.options}` shows the reason of each. --all retries all."
             )
 
 

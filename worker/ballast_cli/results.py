@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ballast_cli.connection import CaFile, JobId, PasswordFile, Place, QueueName, RedisUrl, open_queue
-from ballast_cli.console import examples, say
+from ballast_cli.console import counted, examples, say
 from ballast_cli.errors import Usage
 from ballast_cli.outfile import OutFile
 
@@ -53,6 +53,7 @@ def results(
             return
         written = file.write(lines, job_id=before.id)
         after = connected.jobs.get(job_id)
-    say(f"Wrote {written:,} results to {output}.")
+    say(f"Wrote {counted(written, 'result')} to {output}.")
     if written < after.counts.total:
-        say(f"The job has {after.counts.total:,} items. Run the command again with --follow to wait for the rest.")
+        total = counted(after.counts.total, "item")
+        say(f"The job has {total}. Run the command again with --follow to wait for the rest.")

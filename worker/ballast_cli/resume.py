@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ballast_cli.console import examples
+from ballast_cli.console import counted, examples
 from ballast_cli.transition import transition
 
 EXAMPLES = examples("ballast resume job-1f3a")
 
 resume = transition(
     lambda queue, job_id: queue.jobs.resume(job_id),
-    lambda job: f"{job.counts.waiting:,} of {job.counts.total:,} items wait for a slot",
+    lambda job: f"{job.counts.waiting:,} of {counted(job.counts.total, 'item')} waiting for a slot",
     purpose="Resume a paused job.",
 )

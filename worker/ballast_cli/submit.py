@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO, NamedTuple
 from uuid import uuid4
 
 import typer
 
 from ballast_cli.connection import AsJson, CaFile, PasswordFile, Place, QueueName, RedisUrl, open_inbox, open_queue
-from ballast_cli.console import examples, print_json, say
-from ballast_cli.deadlines import Deadline, parse_deadline
+from ballast_cli.console import counted, examples, print_json, say
+from ballast_cli.deadlines import parse_deadline, spoken
 from ballast_cli.errors import CliError, SubmitterOnly, Usage
 from ballast_cli.watch import progress, watch
 from ballast_queue.errors import QueueFull, QueueUnavailable
-from ballast_queue.job import Outlook
+from ballast_queue.job import Job, Outlook
 from ballast_worker.forecast import Forecast
 
 if TYPE_CHECKING:
@@ -50,7 +51,10 @@ def submit(
         str | None, typer.Option(help="Deadline: 24h, +30m, 1h30m, or 2030-01-31T18:00Z (local time without a zone).")
     ] = None,
     key: Annotated[
-        str | None, typer.Option(help="Idempotency key. A second submission with the same key adds no job.")
+        str | None,
+        typer.Option(
+            help="Idempotency key. The same lines with the same key are one job, however often you submit them."
+        ),
     ] = None,
     is_watched: Annotated[bool, typer.Option("--watch", "-w", help="Show progress until the job is over.")] = False,
     redis_url: RedisUrl = None,
@@ -69,31 +73,40 @@ def submit(
     due = None if deadline is None else parse_deadline(deadline, datetime.now().astimezone())
     place = Place.of(redis_url, queue, password_file, ca_file=ca_file)
     try:
-        with open_queue(place) as connected, _opened(file, connected.settings.read().max_line_bytes) as (source, total):
+        with open_queue(place) as connected, _opened(file, connected.settings.read().max_line_bytes) as source:
             connected.require_fit()
             # Every submission has a key, so that it can be resumed after any interruption.
             own_key = key or f"cli-{uuid4().hex[:12]}"
-            with _resumable(own_key), progress("Submitting", total) as advance:
+            with _resumable(own_key), progress("Submitting", source.num_lines) as advance:
                 done = connected.submissions.submit(
-                    source,
+                    source.lines,
                     tenant=tenant,
                     priority=priority,
                     deadline=due.at if due else None,
                     key=own_key,
                     on_progress=advance,
                 )
-            outlook = _outlook(connected, done.job_id) if due else None
-            _report(done, file=file, due=due, outlook=outlook, place=place, as_json=as_json)
+            job = connected.jobs.get(done.job_id)
+            if done.was_closed and source.num_requests not in {None, done.accepted + done.rejected}:
+                raise Usage(
+                    f"--key {own_key} names {job.id}, which has {counted(job.counts.total, 'line')}, but {file} has "
+                    f"{source.num_requests:,}. Nothing was added. Use another key for other lines."
+                )
+            asked = due is not None and job.deadline is not None and not job.state.is_over
+            outlook = _outlook(connected, job) if asked else None
+            _report(done, job, file=file, outlook=outlook, place=place, as_json=as_json)
             if not done.accepted and done.is_new:
                 raise CliError(
-                    f"No line of {file} is valid. `ballast results {done.job_id}` lists the error of each line."
+                    f"No line of {file} is valid. `ballast results {job.id}{place.options}` lists the error of each "
+                    "line."
                 )
             if not as_json and done.is_new and not connected.workers.statuses():
                 say(
-                    f"No worker serves queue {place.queue} now. `ballast explain {done.job_id}` says why the job waits."
+                    f"No worker serves queue {place.queue} now. `ballast job {job.id}{place.options}` shows when the "
+                    "job starts."
                 )
             if is_watched:
-                watch(connected, done.job_id)
+                watch(connected, job.id, options=place.options)
     except SubmitterOnly:
         if key is not None or is_watched:
             raise Usage(
@@ -104,7 +117,7 @@ def submit(
             print_json({"version": 1, "queue": place.queue, "job_id": job_id, "lines": num_lines})
             return
         sys.stdout.write(f"{job_id}\n")
-        say(f"{num_lines:,} lines of {file} added to the inbox of {place.queue}. Workers validate them.")
+        say(f"{counted(num_lines, 'line')} of {file} added to the inbox of {place.queue}. Workers validate them.")
 
 
 def _submit_to_inbox(place: Place, file: str, tenant: str, priority: int, deadline: float | None) -> tuple[str, int]:
@@ -113,8 +126,8 @@ def _submit_to_inbox(place: Place, file: str, tenant: str, priority: int, deadli
     from ballast_queue.submissions import Terms  # noqa: PLC0415  `ballast --help` needs no redis
 
     most = QueueSettings().max_line_bytes  # a submitter may not read the limit of the queue, which workers apply
-    with open_inbox(place) as inbox, _opened(file, most) as (source, total), progress("Submitting", total) as advance:
-        return inbox.submit(source, Terms(tenant, priority, deadline), on_progress=advance)
+    with open_inbox(place) as inbox, _opened(file, most) as source, progress("Submitting", source.num_lines) as advance:
+        return inbox.submit(source.lines, Terms(tenant, priority, deadline), on_progress=advance)
 
 
 @contextmanager
@@ -127,8 +140,16 @@ def _resumable(key: str) -> Iterator[None]:
         raise
 
 
+class _Source(NamedTuple):
+    lines: Iterable[bytes]
+    num_lines: int | None = None
+    """None for standard input and a pipe, which can be read once."""
+    num_requests: int | None = None
+    """Lines that are not blank."""
+
+
 @contextmanager
-def _opened(file: str, most: int) -> Iterator[tuple[Iterable[bytes], int | None]]:
+def _opened(file: str, most: int) -> Iterator[_Source]:
     """Open the file and count its lines. Lines of standard input and of a pipe are not counted.
 
     No line is read into memory beyond `most` bytes.
@@ -143,7 +164,7 @@ def _opened(file: str, most: int) -> Iterator[tuple[Iterable[bytes], int | None]
             raise Usage("Standard input is closed. Name a JSONL file, or pass lines on standard input.")
         if sys.stdin.isatty():
             say("Reading lines from the terminal. Press Ctrl-D to end.")
-        yield bounded_lines(sys.stdin.buffer, most), None
+        yield _Source(bounded_lines(sys.stdin.buffer, most))
         return
     path = Path(file)
     if path.is_dir():
@@ -154,62 +175,55 @@ def _opened(file: str, most: int) -> Iterator[tuple[Iterable[bytes], int | None]
         raise Usage(f"{file} cannot be read ({error.strerror}). Name a JSONL file, or - for standard input.") from None
     with opened:
         if not opened.seekable():  # a pipe such as <(zcat items.jsonl.gz) can be read once
-            yield bounded_lines(opened, most), None
+            yield _Source(bounded_lines(opened, most))
             return
-        total, content = 0, False
+        num_lines = num_requests = 0
         for line in bounded_lines(opened, most):
-            total += 1
-            content = content or bool(line.strip())
-        if not content:
+            num_lines += 1
+            num_requests += bool(line.strip())
+        if not num_requests:
             raise Usage(f"{file} is empty, expected one request on each line: {{custom_id, method, url, body}}.")
         opened.seek(0)
-        yield bounded_lines(opened, most), total
+        yield _Source(bounded_lines(opened, most), num_lines, num_requests)
 
 
-def _outlook(queue: Queue, job_id: str) -> tuple[Outlook, str]:
+def _outlook(queue: Queue, job: Job) -> tuple[Outlook, str]:
     """Forecast whether the job meets its deadline, and record the outlook in the job."""
     weights = {tenant.name: tenant.weight for tenant in queue.settings.read().tenants}
     forecast = Forecast(queue.jobs.active(), queue.workers.statuses(), queue.now(), weights)
-    outlook, because = forecast.of(queue.jobs.get(job_id))
-    queue.jobs.record_outlooks([(job_id, outlook, because)])
+    outlook, because = forecast.of(job)
+    queue.jobs.record_outlooks([(job.id, outlook, because)])
     return outlook, because
 
 
 def _report(
-    done: Submission,
-    *,
-    file: str,
-    due: Deadline | None,
-    outlook: tuple[Outlook, str] | None,
-    place: Place,
-    as_json: bool,
+    done: Submission, job: Job, *, file: str, outlook: tuple[Outlook, str] | None, place: Place, as_json: bool
 ) -> None:
     if as_json:
-        deadline = None
-        if due and outlook:
-            deadline = {"at": due.at, "feasible": outlook[0], "because": outlook[1]}
         print_json(
             {
                 "version": 1,
                 "queue": place.queue,
-                "job_id": done.job_id,
+                "job_id": job.id,
                 "accepted": done.accepted,
                 "rejected": done.rejected,
                 "is_new": done.is_new,
-                "deadline": deadline,
+                "deadline": {"at": job.deadline, "feasible": outlook[0], "because": outlook[1]} if outlook else None,
             }
         )
         return
-    sys.stdout.write(f"{done.job_id}\n")
+    sys.stdout.write(f"{job.id}\n")
     sys.stdout.flush()
-    if not done.is_new:
-        say(f"A job with this key exists: {done.job_id} with {done.accepted:,} items. Nothing was added.")
-    else:
-        rejected = (
-            f", {done.rejected:,} rejected (`ballast results {done.job_id}` lists the errors)" if done.rejected else ""
+    if done.was_closed:
+        say(
+            f"A job with this key exists: {job.id} with {counted(job.counts.total, 'item')}, {job.state}. Nothing was "
+            "added, and its priority and deadline stay."
         )
-        say(f"{done.accepted:,} items of {file} accepted{rejected}.")
-    if due and outlook:
-        say(f"Deadline {due.spoken}. {_ANSWERS[outlook[0]]}: {outlook[1]}.")
+    else:
+        continued = "" if done.is_new else f" in all, with those that {job.id} had before"
+        rejected = f", {done.rejected:,} rejected (`ballast results {job.id}{place.options}` lists the errors)"
+        say(f"{counted(done.accepted, 'item')} of {file} accepted{continued}{rejected if done.rejected else ''}.")
+    if outlook and job.deadline is not None:
+        say(f"Deadline {spoken(job.deadline, time.time())}. {_ANSWERS[outlook[0]]}: {outlook[1]}.")
         if outlook[0] in {Outlook.AT_RISK, Outlook.NO}:
-            say(f"Results until then are kept. `ballast cancel {done.job_id}` cancels the job.")
+            say(f"Results until then are kept. `ballast cancel {job.id}{place.options}` cancels the job.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ballast_cli.console import say, stderr
+from ballast_cli.console import counted, say, stderr
 from ballast_cli.errors import CliError
 from ballast_queue.errors import QueueUnavailable
 from ballast_queue.job import Job, JobState
@@ -50,8 +50,10 @@ def progress(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
     yield plain
 
 
-def watch(queue: Queue, job_id: str) -> None:
+def watch(queue: Queue, job_id: str, *, options: str = "") -> None:
     """Follow a job until it is over. Ctrl-C stops following, but not the job.
+
+    `options` follow each command that a message names.
 
     Raises:
         QueueUnavailable: Redis does not answer for a minute. The job continues.
@@ -65,31 +67,43 @@ def watch(queue: Queue, job_id: str) -> None:
                 time.sleep(_POLL_SECONDS)
                 job = _read(queue, job_id)
     except (KeyboardInterrupt, QueueUnavailable):
-        say(f"{job_id} is stored and continues: do not submit it again. `ballast job {job_id}` shows its progress.")
+        say(
+            f"{job_id} is stored and continues: do not submit it again. `ballast job {job_id}{options}` shows its "
+            "progress."
+        )
         raise
-    _judge(job)
+    _judge(queue, job, options)
 
 
 def _read(queue: Queue, job_id: str) -> Job:
     """Read a job, and wait for a Redis that does not answer."""
-    since = time.monotonic()
+    since, is_away = time.monotonic(), False
     while True:
         try:
             return queue.jobs.get(job_id)
         except QueueUnavailable:
             if time.monotonic() - since > _AWAY_SECONDS:
                 raise
+            if not is_away:
+                is_away = True
+                say(f"Redis does not answer. Waiting for it, at most {_AWAY_SECONDS:.0f} s ...")
             time.sleep(_POLL_SECONDS)
 
 
-def _judge(job: Job) -> None:
+def _judge(queue: Queue, job: Job, options: str) -> None:
     counts = job.counts
-    summary = f"{job.id} is {job.state}: {counts.succeeded:,} of {counts.total:,} items succeeded"
+    summary = f"{job.id} is {job.state}: {counts.succeeded:,} of {counted(counts.total, 'item')} succeeded"
     if job.state is JobState.COMPLETED and counts.succeeded == counts.total:
-        say(f"{summary}, {job.tokens_out:,} tokens. `ballast results {job.id} -o out.jsonl` writes the results.")
+        say(
+            f"{summary}, {counted(job.tokens_out, 'token')}. `ballast results {job.id} -o out.jsonl{options}` writes "
+            "the results."
+        )
         return
+    others = (("failed", counts.failed), ("cancelled", counts.cancelled), ("expired", counts.expired))
+    rest = "".join(f", {number:,} {state}" for state, number in others if number)
     why = f" ({job.reason})" if job.reason else ""
+    can_redrive = job.state is JobState.COMPLETED and any(True for _ in queue.results.dead_letters(job.id))
     raise CliError(
-        f"{summary}, {counts.failed:,} failed, {counts.cancelled:,} cancelled, {counts.expired:,} expired{why}. "
-        f"`ballast results {job.id}` shows the reason of each. `ballast redrive {job.id}` retries dead letters."
+        f"{summary}{rest}{why}. `ballast results {job.id}{options}` shows the reason of each."
+        + (f" `ballast redrive {job.id}{options}` retries the dead letters." if can_redrive else "")
     )

@@ -256,3 +256,5 @@ class Submission:
     """Lines that became error results at once."""
     is_new: bool
     """False: the idempotency key names an existing job. Lines stored before are not stored again."""
+    was_closed: bool = False
+    """True: the existing job takes no more lines, so nothing was stored."""

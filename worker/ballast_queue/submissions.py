@@ -143,7 +143,7 @@ class Submissions:
         pending = _with_content(chunks(lines, settings))
         job = open_job(self._store, new_job_id(), terms, key=key or "", source="submit")
         if job.is_closed:
-            return Submission(job.job_id, accepted=job.accepted, rejected=job.rejected, is_new=False)
+            return Submission(job.job_id, job.accepted, job.rejected, is_new=False, was_closed=True)
         try:
             accepted, rejected = self._send(job, pending, on_progress)
         except QueueError as error:
