@@ -308,9 +308,9 @@ class Operator:
         """
         while True:
             with contextlib.suppress(ClusterUnavailable, ClusterRefused):
-                self.unreadable = await self._find_unreadable(self._settings.namespaces)
+                before, self.unreadable = self.unreadable, await self._find_unreadable(self._settings.namespaces)
                 readable = tuple(each for each in self._settings.namespaces if each not in self.unreadable)
-                if self.unreadable:
+                if self.unreadable and self.unreadable != before:
                     log.error("namespaces are not watched", because=self.unready())
                 if readable:
                     self._cluster.namespaces = readable
