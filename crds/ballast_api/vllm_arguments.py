@@ -37,7 +37,7 @@ class OwnedArguments:
         """Return the regular expression of an argument of this group, for both Python and CEL (RE2)."""
         names = "|".join(name.replace("-", "[-_]").replace("*", "[-_a-z]*") for name in self.names)
         short = f"|-({'|'.join(self.short)})" if self.short else ""
-        return f"^(--(no[-_])?({names}){short})([.=+].*)?$"
+        return f"^(--(no[-_])?({names}){short})([.=+\\n]|$)"
 
     def matches(self, argument: str) -> bool:
         """Return whether an argument belongs to the group."""

@@ -36,6 +36,8 @@ REFUSED_AGAIN_SECONDS = 300.0
 """A manifest that the API server refused is sent again after this time, or when it changes."""
 NAME_AGAIN_SECONDS = 10.0
 """The same time if an object of another owner has the name. No watch shows the deletion of this object."""
+MOST_RESTORES, RESTORE_AGAIN_SECONDS = 5, 60.0
+"""A child that was restored more often in a row is restored once in this time, so that two writers do not compete."""
 MOUNTED = frozenset({SECRET, CONFIG_MAP})
 """Kinds of children that pods mount by name."""
 
@@ -61,6 +63,8 @@ class ChildrenWriter(Generic[R]):
         done: list[str] = []
         for apply in wanted.apply:
             try:
+                if await self._is_written(apply, memory):
+                    continue
                 problem = await self._apply(apply, memory)
             except (ClusterUnavailable, ClusterRefused) as error:
                 if isinstance(error, ClusterUnavailable) and not error.is_about_one:
@@ -92,6 +96,8 @@ class ChildrenWriter(Generic[R]):
         if done:
             log.info("applied", resource=str(key), because=done)
             self.post(metadata, "Applied", "; ".join(done))
+        if memory.contest is not None and time.monotonic() < memory.contest[0]:
+            refused = refused or memory.contest[1]
         return refused, failed
 
     async def _apply(self, step: Apply, memory: ResourceMemory[R]) -> Problem | None:
@@ -117,12 +123,12 @@ class ChildrenWriter(Generic[R]):
             memory.refused.pop(marker, None)
             memory.failures.pop(marker, None)
             if kind == SECRET:
-                memory.secrets[step.key] = answer["metadata"]["resourceVersion"]
+                memory.secrets[step.key] = marker, answer["metadata"]["resourceVersion"]
                 memory.lost.discard(step.key)
             else:
                 self.cache.put(kind, answer)
                 self._tolerate(step, answer, marker, memory)
-            return None
+            return self._contest(step, marker, memory) if step.is_repair else None
         memory.refused[marker] = (time.monotonic() + again, problem)
         log.warning("refused by the API server", kind=kind.name, name=name, because=problem.message)
         return problem
@@ -162,6 +168,31 @@ class ChildrenWriter(Generic[R]):
             if not step.is_repair:
                 raise
         return await self.cluster.overwrite(step.key, step.manifest, uid=uid)
+
+    async def _is_written(self, step: Apply, memory: ResourceMemory[R]) -> bool:
+        """Return whether a Secret is as this process wrote it. The ConfigMap that records this may be refused."""
+        marker, version = memory.secrets.get(step.key, ("", ""))
+        if marker != step.manifest["metadata"]["annotations"][SPEC_HASH]:
+            return False
+        found = await self.cluster.metadata(step.key)
+        return found is not None and found["metadata"]["resourceVersion"] == version
+
+    @staticmethod
+    def _contest(step: Apply, marker: str, memory: ResourceMemory[R]) -> Problem | None:
+        """Count a repair. Return a problem if another writer changes the object after each one."""
+        now = time.monotonic()
+        count, last = memory.restored.get(step.key, (0, now))
+        count = count + 1 if now - last < 2 * RESTORE_AGAIN_SECONDS else 1
+        memory.restored[step.key] = count, now
+        if count <= MOST_RESTORES:
+            return None
+        message = (
+            f"another writer changes {step.key.kind.name} {step.key.name} again after each repair, so the operator "
+            f"repairs it once in {RESTORE_AGAIN_SECONDS:g} s. {step.because}. Find the writer in its managedFields"
+        )
+        memory.contest = now + RESTORE_AGAIN_SECONDS, Problem(ConditionReason.NOT_APPLIED, message)
+        memory.refused[marker] = memory.contest
+        return memory.contest[1]
 
     @staticmethod
     def _tolerate(step: Apply, answer: Body, marker: str, memory: ResourceMemory[R]) -> None:

@@ -71,7 +71,8 @@ class Cluster:
             observe_call: `observe_call(verb, kind, status)` is called for each answer; status 0 means no answer.
             namespaces: lists contain the objects of these namespaces; by default of all.
         """
-        self._namespaces = tuple(namespaces)
+        self.namespaces = tuple(namespaces)
+        """Lists contain the objects of these namespaces; empty for all."""
         self._observe_call = observe_call or (lambda _verb, _kind, _status: None)
         self._client: ApiClient | None = None
         self._connecting = asyncio.Lock()
@@ -182,7 +183,7 @@ class Cluster:
     async def uids(self, kind: Kind, selector: str) -> dict[Key, str]:
         """Return the uid of each object of a kind. The result is empty if the cluster does not have the kind."""
         found: dict[Key, str] = {}
-        for namespace in self._namespaces or (None,):
+        for namespace in self.namespaces or (None,):
             found |= await self._uids(kind, kind.path(namespace), selector)
         return found
 
@@ -199,6 +200,14 @@ class Cluster:
             if not token:
                 return found
             query = query | {"continue": token}
+
+    async def may_list(self, kind: Kind, namespace: str) -> bool:
+        """Return whether the role of the operator allows it to list the objects of a kind in a namespace."""
+        try:
+            await self._call("list", "GET", kind, kind.path(namespace), query={"limit": "1"}, accept=METADATA_ONLY)
+        except Forbidden:
+            return False
+        return True
 
     async def plurals(self, like: Kind) -> frozenset[str]:
         """Return the plural names of the kinds that the cluster has in the group and version of `like`."""

@@ -23,7 +23,7 @@ from ballast_operator.children.config import CA, own_redis
 from ballast_operator.cluster import Cluster
 from ballast_operator.context import GcsValkey, OperatorContext
 from ballast_operator.controller import Controller
-from ballast_operator.errors import ClusterRefused, ClusterUnavailable
+from ballast_operator.errors import ClusterRefused, ClusterUnavailable, OperatorError
 from ballast_operator.kinds import LEASE, SECRET, Key, Kind
 from ballast_operator.lease import Leadership
 from ballast_operator.metrics import PHASES, REPLICA_STATES, Metrics
@@ -164,6 +164,8 @@ class Operator:
         self._reconcilers: dict[Kind, Reconciler[Any]] = {found.kind: self._reconciler(found) for found in types}
         self.streams = Streams(handlers.watched(types), self._relisted.set)
         """The watches. Queues are removed only while none is missing."""
+        self.unreadable: tuple[str, ...] = ()
+        """Namespaces that the operator must watch, and whose resources it may not list."""
         self._parts: list[asyncio.Task[object]] = []
 
     def _reconciler(self, resource_type: ResourceType[Any]) -> Reconciler[Any]:
@@ -186,6 +188,11 @@ class Operator:
         """Return why this replica does not reconcile; empty if it does, or is on standby."""
         if not self.is_alive():
             return "a part of the operator has stopped"
+        if self.unreadable:
+            return (
+                f"may not list the resources of namespace {', '.join(self.unreadable)}, which was deleted or lacks the "
+                "Role of the operator; the next audit after both exist starts the operator again"
+            )
         missing = ", ".join(self.streams.missing) if self._parts else ""
         return (
             f"not watched: {missing}; a kind that does not exist is watched when its CRD is installed"
@@ -271,6 +278,7 @@ class Operator:
         namespaces = self._settings.namespaces
         if namespaces:
             await self._wait_for_kinds()
+            await self._wait_for_namespaces()
         self.streams.install()
         listener = handlers.Listener(add=self._controller.add, kinds_changed=self._kinds_changed.set)
         await kopf.operator(
@@ -279,7 +287,7 @@ class Operator:
             # Kopf's default contains a user name, which a pod may lack. The type has no public name.
             identity=self._settings.identity,  # type: ignore[arg-type]
             clusterwide=not namespaces,
-            namespaces=namespaces,
+            namespaces=self._cluster.namespaces,
             standalone=True,
             stop_flag=stop,
         )
@@ -292,6 +300,27 @@ class Operator:
                     if kind.plural in await self._cluster.plurals(kind):
                         break
                 await asyncio.sleep(RETRY_SECONDS)
+
+    async def _wait_for_namespaces(self) -> None:
+        """Wait until the resources of a namespace can be listed, and leave out the namespaces whose resources cannot.
+
+        Kopf handles no event before it has listed all namespaces. The Role in a namespace goes with the namespace.
+        """
+        while True:
+            with contextlib.suppress(ClusterUnavailable, ClusterRefused):
+                before, self.unreadable = self.unreadable, await self._find_unreadable(self._settings.namespaces)
+                readable = tuple(each for each in self._settings.namespaces if each not in self.unreadable)
+                if self.unreadable and self.unreadable != before:
+                    log.error("namespaces are not watched", because=self.unready())
+                if readable:
+                    self._cluster.namespaces = readable
+                    return
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _find_unreadable(self, namespaces: Sequence[str]) -> tuple[str, ...]:
+        return tuple(
+            [each for each in namespaces for kind in self.caches if not await self._cluster.may_list(kind, each)]
+        )
 
     async def _reconcile(self, key: Key) -> float | None:
         with self._metrics.reconciles.time():
@@ -328,6 +357,8 @@ class Operator:
 
     async def _audit_unwatched(self) -> None:
         """Check what no watch shows: Secrets that resources name or have as children, and other releases."""
+        if await self._find_unreadable(self.unreadable) != self.unreadable:
+            raise OperatorError("a namespace that was left out can be watched now, so the process ends")
         self._grants.forget(key.namespace for cache in self.caches.values() for key in cache.resources)
         self.poller.forget_unused()
         if await self._grants.audit():
@@ -342,7 +373,7 @@ class Operator:
 
     async def update_queues(self) -> None:
         """Remove the queues of the operator's own Redis that no resource has used for long."""
-        if self._context.redis is None or self.streams.missing:
+        if self._context.redis is None or self.streams.missing or self.unreadable:
             return
         used = {queue for each in self._reconcilers.values() for queue in each.users.queues(self._context)}
         try:
@@ -417,7 +448,7 @@ class Operator:
 
     def _has_all(self, present: AbstractSet[Key]) -> bool:
         """Return whether the caches have all these resources. Just after a start, they may lack some."""
-        return present <= {key for cache in self.caches.values() for key in cache.resources}
+        return not self.unreadable and present <= {key for cache in self.caches.values() for key in cache.resources}
 
     def _has_pods(self, resource: str) -> bool:
         """Return whether a resource, as `namespace/name`, has pods."""

@@ -13,7 +13,12 @@ from ballast_api.status import ScalingStatus
 from ballast_log import Log
 from ballast_operator import report
 from ballast_operator.cache import Cache
-from ballast_operator.children_writer import NAME_AGAIN_SECONDS, REFUSED_AGAIN_SECONDS, ChildrenWriter
+from ballast_operator.children_writer import (
+    NAME_AGAIN_SECONDS,
+    REFUSED_AGAIN_SECONDS,
+    RESTORE_AGAIN_SECONDS,
+    ChildrenWriter,
+)
 from ballast_operator.cluster import Cluster
 from ballast_operator.context import OperatorContext
 from ballast_operator.errors import (
@@ -39,6 +44,11 @@ log = Log(__name__)
 
 PASSING = frozenset({ConditionReason.QUEUE_CONFLICT, ConditionReason.QUEUE_NOT_ALLOWED})
 """Reasons that another resource can end. No event shows that."""
+AGAIN_SECONDS = {
+    ConditionReason.NAME_TAKEN: NAME_AGAIN_SECONDS,
+    ConditionReason.NOT_APPLIED: RESTORE_AGAIN_SECONDS,
+}
+"""When a child that was not written is tried again, by the reason."""
 UNPOLLED = frozenset({ConditionReason.SECRET_NOT_ALLOWED, ConditionReason.QUEUE_NOT_ALLOWED})
 """Reasons for which the queue of a resource is not read."""
 CLAIM_AGAIN_SECONDS = 1.0
@@ -159,7 +169,7 @@ class Reconciler(Generic[R]):
             memory.is_reported = True
             raise failed
         if refused and again is None:
-            return NAME_AGAIN_SECONDS if refused.reason is ConditionReason.NAME_TAKEN else REFUSED_AGAIN_SECONDS
+            return AGAIN_SECONDS.get(refused.reason, REFUSED_AGAIN_SECONDS)
         return again
 
     async def _claim(self, key: Key, body: Body) -> Body | None:
@@ -265,7 +275,7 @@ class Reconciler(Generic[R]):
         for secret in self._type.secrets(resource, self.context):
             found = await self._cluster.metadata(secret)
             # A former process may have written it. To write it again changes nothing then.
-            if found is None or found["metadata"]["resourceVersion"] != memory.secrets.get(secret):
+            if found is None or found["metadata"]["resourceVersion"] != memory.secrets.get(secret, ("", ""))[1]:
                 memory.lost.add(secret)
         return bool(memory.lost)
 

@@ -34,8 +34,12 @@ class ResourceMemory(Generic[R]):
     """By the hash of a manifest: when to send it again, and the problem."""
     failures: Counter[str] = field(default_factory=Counter)
     """By the hash of a manifest, or empty for the whole reconciliation: failures in a row."""
-    secrets: dict[Key, str] = field(default_factory=dict)
-    """The resourceVersion of each Secret as it was written."""
+    restored: dict[Key, tuple[int, float]] = field(default_factory=dict)
+    """How often each child was restored in a row, and when it was restored last."""
+    contest: tuple[float, Problem] | None = None
+    """Another writer changes a child after each repair: until when this is reported, and the problem."""
+    secrets: dict[Key, tuple[str, str]] = field(default_factory=dict)
+    """The hash of the manifest of each Secret that was written, and the resourceVersion of the result."""
     lost: set[Key] = field(default_factory=set)
     """Secrets that must be written again."""
     awaited: float = 0.0

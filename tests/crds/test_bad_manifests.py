@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ballast_api import crd
 from ballast_api.errors import InvalidConfig
 from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.names import API_VERSION, KIND
 from ballast_api.structural import leaves
 
 SAMPLES = Path(__file__).parents[2] / "docs" / "samples"
@@ -66,3 +67,12 @@ def test_the_message_for_a_wrong_manifest_names_what_is_missing(change: dict[str
         InferenceDeployment.read(EVERYTHING | change, "here")
 
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("argument", ['--kv-transfer-config={\n"kv_role": "kv_both"}', "--headless\n"])
+def test_an_argument_of_several_lines_is_refused_by_its_name(argument: str) -> None:
+    spec = {"model": {"uri": "hf://a/b"}, "engine": {"vllm": {"args": [argument]}}}
+    body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "llm"}, "spec": spec}
+
+    with pytest.raises(InvalidConfig, match="Ballast does not support headless"):
+        InferenceDeployment.read(body, "here")

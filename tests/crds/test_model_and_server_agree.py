@@ -42,7 +42,7 @@ TENANTS = st.lists(some(reservedPercent=PERCENT, weight=st.just(2)), max_size=3)
 BACKENDS = st.sampled_from(["native", "vllm"])
 ARGUMENTS = st.sampled_from(
     ["--enforce-eager", "--port", "--port=1", "--no-enable_lora", "-tp", "--data-parallel-size=2", "--watermark.a=b",
-     "--max-loras=2", "x", "--portal", "--headless"]
+     "--max-loras=2", "x", "--portal", "--headless", "--headless\n", "--config={\n}", "--portal\n--port=1"]
 )  # fmt: skip
 PEERS = st.lists(st.just({"podSelector": {}}), max_size=1)
 PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {

@@ -38,11 +38,13 @@ class Helm:
         path.write_text(yaml.safe_dump(values))
         return str(path)
 
-    def template(self, values: dict[str, Any], *, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Render a release `ballast` in the namespace `system`. Helm would generate another password each time."""
+    def template(
+        self, values: dict[str, Any], *, namespace: str = "system", check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Render a release `ballast`. Helm would generate another password each time."""
         pinned = self.values({"valkey": {"password": "pinned"}}, "pinned.yaml")
         given = self.values(values, "values.yaml")
-        where = ("-n", "system", "--kube-version", KUBERNETES)
+        where = ("-n", namespace, "--kube-version", KUBERNETES)
         return self.run("template", "ballast", str(CHART), *where, "-f", pinned, "-f", given, check=check)
 
     def objects(self, values: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -332,8 +332,11 @@ def test_a_name_of_digits_stays_text(helm: Helm, redis: dict[str, Any]) -> None:
         "serviceAccount": {"name": "123"},
         "valkey": {"priorityClassName": "123"} | persistence,
         "ray": {"gcsRedis": persistence},
+        "serviceMonitor": {"enabled": True},
+        "prometheusRule": {"enabled": True},
+        "grafana": {"dashboards": {"enabled": True}},
     }
-    objects = yaml.safe_load_all(helm.template(merged(names, redis)).stdout)
+    objects = yaml.safe_load_all(helm.template(merged(names, redis), namespace="123").stdout)
 
     assert [path for each in objects for path, value in numbers(each) if value == 123] == []
 
@@ -394,6 +397,18 @@ def test_alerts_of_the_chart_name_the_service_of_their_release_and_its_runbooks(
         pytest.param({"valkey": {"persistence": {"size": "large"}}}, "size", id="no size"),
         pytest.param({"valkey": {"maxMemory": "0"}}, "maxMemory", id="unlimited memory"),
         pytest.param({"valkey": {"maxMemory": "0gb"}}, "maxMemory", id="unlimited memory with a unit"),
+        *(
+            pytest.param(nested(path, None), path.rpartition(".")[2], id=f"no {path}")
+            for path in (
+                "operator.replicas",
+                "operator.logFormat",
+                "valkey.maxMemory",
+                "valkey.tls.renewDays",
+                "valkey.persistence.size",
+                "ray.gcsRedis.persistence.size",
+            )
+        ),
+        pytest.param({"valkey": {"image": {"tag": ""}}}, "needs a tag or a digest", id="a version of Valkey"),
         pytest.param({"fullnameOverride": "My_Ballast"}, "fullnameOverride", id="no name of an object"),
         pytest.param({"fullnameOverride": "7b"}, "fullnameOverride", id="no name of a Service"),
         pytest.param({"operator": {"watchNamespaces": ["a", "a"]}}, "watchNamespaces", id="a namespace twice"),

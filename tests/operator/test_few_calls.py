@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import Proxy
+from faults import Call, Proxy
 from operated import Cluster, Operator, running, until
+
+from ballast_operator.children_writer import MOST_RESTORES
 
 pytestmark = pytest.mark.envtest
 
@@ -92,3 +94,50 @@ def test_an_idle_resource_that_is_not_reconciled_makes_no_calls(
     until(lambda: alone.metrics()["ballast_operator_reconcile_seconds_count"] >= reconciles + 4)
 
     assert calls(between, cluster) == before
+
+
+def test_a_resource_whose_name_is_taken_writes_its_other_objects_once(
+    alone: Operator, between: Proxy, cluster: Cluster
+) -> None:
+    metadata = {"name": "llm-ballast-config"}
+    cluster.create("configmaps", {"metadata": metadata, "data": {"note": "theirs"}})
+    cluster.make()
+    cluster.says("Degraded", "True", "NameTaken")
+
+    def written(kind: str, name: str) -> int:
+        return [call.path for call in between.writes].count(cluster.path(kind, name))
+
+    before = written("configmaps", "llm-ballast-config")
+    until(lambda: written("configmaps", "llm-ballast-config") > before, said="the name is tried again")
+
+    assert written("secrets", "llm-ballast-redis") == 1
+    assert [event["reason"] for event in cluster.list("events")].count("Applied") == 1
+    cluster.delete("secrets", "llm-ballast-redis")
+    cluster.delete("configmaps", "llm-ballast-config")
+    until(lambda: cluster.get("secrets", "llm-ballast-redis"), said="the Secret that its pods wait for")
+
+
+def test_a_child_that_another_writer_changes_after_each_repair_is_repaired_a_few_times_only(
+    alone: Operator, between: Proxy, cluster: Cluster
+) -> None:
+    cluster.make()
+    cluster.says("Degraded", "False")
+    own = cluster.path("deployments", "llm")
+    theirs = {"spec": {"template": {"metadata": {"labels": {"theirs": "x"}}}}}
+
+    def change(call: Call) -> None:
+        if call.is_write and call.path == own:
+            cluster.patch("deployments", "llm", theirs)
+
+    between.after = change
+    before = len(between.writes)
+    cluster.patch("deployments", "llm", theirs)
+    message = cluster.says("Degraded", "True", "NotApplied")["message"]
+
+    assert "another writer changes Deployment llm" in message
+    assert "labels.theirs" in message
+    between.after = lambda _: None
+    cluster.says("Progressing", "True")
+    assert [call.path for call in between.writes[before:]].count(own) == MOST_RESTORES + 1
+    cluster.patch("inferencedeployments", "llm", {"spec": {"slots": 3}})
+    until(lambda: cluster.get("deployments", "llm")["spec"]["template"]["metadata"]["labels"].get("theirs") is None)

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import httpx
 import pytest
 import yaml
 from control_plane import ControlPlane
 from faults import Call, proxy
-from operated import Cluster, optional_kinds, running, until
+from operated import Cluster, Operator, optional_kinds, running, until
 
 from ballast_operator.permissions import CLUSTER, NAMESPACES, OWN_NAMESPACE, Permission, rules
+from ballast_operator.process import PART_ENDED
 from ballast_queue.redis_store import Queue
 from ballast_queue.status import ClassLoad, WorkerStatus
 
@@ -112,6 +114,38 @@ def test_an_operator_of_some_namespaces_needs_roles_in_them_only(
         assert used(between.calls) <= declared(NAMESPACES) | declared(OWN_NAMESPACE)
     assert not elsewhere.resource().get("status")
     plane.kubectl("delete", "namespace", other, "--wait=false")
+
+
+@pytest.mark.slow
+def test_a_namespace_that_is_gone_does_not_stop_the_operator_in_another(
+    cluster: Cluster, controllers: ControlPlane, tmp_path: Path
+) -> None:
+    """The Role goes with the namespace. With a new Role, the process ends, and its next start watches the namespace."""
+    gone = f"{cluster.namespace}-gone"
+    token = service_account(controllers, cluster.namespace, permissions=NAMESPACES, clusterwide=False)
+    environment = {"BALLAST_NAMESPACE": cluster.namespace, "BALLAST_AUDIT_SECONDS": "1"}
+    environment |= {"BALLAST_WATCH_NAMESPACES": f"{gone},{cluster.namespace}"}
+    kubeconfig = controllers.kubeconfig_of(token, controllers.url)
+    operator = Operator(kubeconfig, tmp_path, environment)
+    operator.start()
+    try:
+        cluster.make()
+        until(lambda: cluster.get("deployments", "llm"))
+        ready = httpx.get(f"http://127.0.0.1:{operator.port}/readyz")
+        assert (ready.status_code, gone in ready.text) == (503, True)
+        assert operator.process is not None
+        assert operator.process.poll() is None
+
+        controllers.kubectl("create", "namespace", gone)
+        metadata, api = {"name": "operator", "namespace": gone}, "rbac.authorization.k8s.io"
+        role = {"apiVersion": f"{api}/v1", "kind": "Role", "metadata": metadata, "rules": rules(NAMESPACES)}
+        accounts = f"--group=system:serviceaccounts:{cluster.namespace}"
+        controllers.kubectl("apply", "-f", "-", manifest=yaml.safe_dump(role))
+        controllers.kubectl("create", "rolebinding", "operator", "-n", gone, "--role=operator", accounts)
+        assert operator.process.wait(30) == PART_ENDED
+    finally:
+        operator.kill()
+        controllers.kubectl("delete", "namespace", gone, "--wait=false", "--ignore-not-found")
 
 
 def live(cluster: Cluster, valkey: Any) -> None:

@@ -62,7 +62,7 @@ app.kubernetes.io/component: queue
 {{- end }}
 {{- end }}
 
-{{- /* An image from a dict of root, registry, and image with repository, tag and digest. A digest wins over a tag. */ -}}
+{{- /* An image from a dict of registry, tag, and image with repository and digest. A digest wins over a tag. */ -}}
 {{- define "ballast.imageFrom" -}}
 {{- $repository := .image.repository }}
 {{- if .registry }}
@@ -71,18 +71,21 @@ app.kubernetes.io/component: queue
 {{- if .image.digest }}
 {{- printf "%s@%s" $repository .image.digest }}
 {{- else }}
-{{- printf "%s:%s" $repository (default .root.Chart.AppVersion .image.tag) }}
+{{- printf "%s:%s" $repository (required (printf "The image %s needs a tag or a digest" $repository) .tag) }}
 {{- end }}
 {{- end }}
 
 {{- /* An image of Ballast, from a dict of root and image. */ -}}
 {{- define "ballast.image" -}}
-{{- include "ballast.imageFrom" (dict "root" .root "registry" .root.Values.image.registry "image" .image) }}
+{{- $tag := default .root.Chart.AppVersion .image.tag }}
+{{- include "ballast.imageFrom" (dict "registry" .root.Values.image.registry "image" .image "tag" $tag) }}
 {{- end }}
 
 {{- /* The image of Valkey, for the queue and for the heads of Ray clusters. It has a registry of its own. */ -}}
 {{- define "ballast.valkeyImage" -}}
-{{- include "ballast.imageFrom" (dict "root" . "registry" .Values.valkey.image.registry "image" .Values.valkey.image) }}
+{{- with .Values.valkey.image }}
+{{- include "ballast.imageFrom" (dict "registry" .registry "image" . "tag" .tag) }}
+{{- end }}
 {{- end }}
 
 {{- /* The Secret with the certificate of the bundled Valkey. Empty if there is none. */ -}}
