@@ -77,7 +77,7 @@ def churn(url: str, name: str, seed: int) -> None:
         sys.stdout.flush()
 
 
-def test_whoever_is_killed_leaves_a_queue_that_balances(queue: Queue, valkey):
+def test_whoever_is_killed_leaves_a_queue_that_balances(queue: Queue, desk, valkey):
     queue.settings.apply(QueueSettings(backoff_seconds=0, lease_seconds=3600, max_attempts=2))
     draw = random.Random(7)
     command = [sys.executable, __file__, valkey.url, queue.name]
@@ -89,7 +89,7 @@ def test_whoever_is_killed_leaves_a_queue_that_balances(queue: Queue, valkey):
             for _ in range(draw.randint(100, 200)):
                 assert child.stdout.readline() == ".\n", "the child failed by itself"
             os.kill(child.pid, signal.SIGKILL)
-    broken = queue.check_integrity()
+    broken = desk.differences()
     for job in queue.jobs.newest():
         queue.jobs.cancel(job.id)
     while queue.inbox.take_in():

@@ -13,6 +13,7 @@ import redis
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+from queue_audit import differences
 
 from ballast_queue.errors import JobStateConflict
 from ballast_queue.job import Claimed, JobState, Outlook, Prefix, Redriven, Result
@@ -117,7 +118,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
         def teardown(self) -> None:
             if not hasattr(self, "queue"):
                 return
-            assert self.queue.check_integrity() == []
+            assert differences(self.raw, self.queue.name) == []
             for job in self.model.values():
                 visible = Counter(found.custom_id for found in self.queue.results.read(job.id))
                 over = [item.custom_id for item in job.items if item.state not in {"waiting", "leased"}]

@@ -43,7 +43,7 @@
 --   :ids                        set      custom ids, until the job is closed
 -- The items from `next` to `stored` - 1 wait and have an entry only in :items.
 
-local REVISION = 10
+local REVISION = 11
 
 local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
@@ -942,44 +942,6 @@ local function stats(keys, _)
   return {string.format('%.6f', clock()), length, oldest[2] or '', entry, call('HGETALL', keys[1])}
 end
 
--- KEYS: totals, jobs, ready, backlog, groups, active, held, then the keys of each job from its record on.
--- ARGV: the jobs' ids. Reply: empty if these are not all jobs; else the values of the other keys, then for each job
--- its fields, returned, delayed, leases, and the indexes in live (leased only), prefixes, dead, items with a line,
--- then the numbers of succeeded and of dropped items, and the custom ids of the results.
-local function audit(keys, argv)
-  local ids = call('ZRANGE', keys[2], 0, -1)
-  if table.concat(ids, '\n') ~= table.concat(argv, '\n') then return {} end
-  local reply = {
-    call('HGETALL', keys[1]), call('ZRANGE', keys[3], 0, -1), call('ZRANGE', keys[4], 0, -1),
-    call('SMEMBERS', keys[5]), call('ZRANGE', keys[6], 0, -1), call('HGETALL', keys[7]),
-  }
-  for at = 8, #keys, 10 do
-    local live, kept, custom_ids, succeeded, let = {}, {}, {}, 0, 0
-    local pairs_of_live, items = call('HGETALL', keys[at + 2]), call('HGETALL', keys[at + 1])
-    for i = 1, #pairs_of_live, 2 do
-      if parse_live(pairs_of_live[i + 1]) ~= '0' then live[#live + 1] = pairs_of_live[i] end
-    end
-    for i = 1, #items, 2 do
-      if string.sub(items[i + 1], 1, 1) == '=' then
-        succeeded = succeeded + 1
-      elseif items[i + 1] == '!' then
-        let = let + 1
-      else
-        kept[#kept + 1] = items[i]
-      end
-    end
-    for _, entry in ipairs(call('XRANGE', keys[at + 8], '-', '+')) do
-      custom_ids[#custom_ids + 1] = cjson.decode(entry[2][4]).custom_id
-    end
-    reply[#reply + 1] = {
-      call('HMGET', keys[at], unpack(FIELDS)), call('ZRANGE', keys[at + 3], 0, -1),
-      call('ZRANGE', keys[at + 4], 0, -1), call('ZRANGE', keys[at + 5], 0, -1), live, call('HKEYS', keys[at + 6]),
-      call('HKEYS', keys[at + 7]), kept, succeeded, let, custom_ids,
-    }
-  end
-  return reply
-end
-
 -- KEYS: settings. ARGV: owner, rank, created, generation, JSON, then names and numbers. Of several owners, the one with
 -- the lowest rank, then the oldest, has its settings in force while it renews them. Of one owner, the newest count.
 -- Reply: 1 if they are in force now.
@@ -1125,7 +1087,6 @@ register('hold', hold, {'allow-oom'})
 register('redrive', redrive, {'allow-oom'})
 register('take_turn', take_turn, {'allow-oom'})
 register('appraise', appraise, {'allow-oom'})
-register('audit', audit, {'no-writes'})
 register('stats', stats, {'no-writes'})
 register('set_settings', set_settings, {'allow-oom'})
 register('renew_settings', renew_settings, {'allow-oom'})

@@ -176,9 +176,6 @@ class Functions:
     def take_turn(self, seconds: float) -> Call:
         return "take_turn", (self._keys.forecast,), (seconds,)
 
-    def audit(self, job_ids: Sequence[str]) -> Call:
-        return "audit", self._keys.for_audit(job_ids), job_ids
-
     def stats(self, tenants: Sequence[str]) -> Call:
         inboxes = map(self._keys.inbox_of, tenants)
         return "stats", (self._keys.totals, self._keys.inbox, self._keys.backlog, *inboxes), ()
