@@ -217,8 +217,10 @@ local function error_of(code, message)
   return '{"code":' .. cjson.encode(code) .. ',"message":' .. cjson.encode(message) .. '}'
 end
 
+-- Returns the custom id as JSON, and the bytes that the server had to read for it.
 local function custom_id_of(k, index)
-  return string.match(call('HGET', k.items, index), '^[^\n]*')
+  local item = call('HGET', k.items, index)
+  return string.match(item, '^[^\n]*'), #item
 end
 
 -- Returns token, attempts and worker of an entry in :live. The token is '0' if the item waits.
@@ -242,7 +244,7 @@ local function forget_item(k, index)
   call('HDEL', k.prefixes, index)
 end
 
--- Ends an item whose job ends first.
+-- Ends an item whose job ends first. Returns the bytes that were read.
 local function let_go(k, job, index)
   local message = 'the job was cancelled before this request finished'
   if job.ending == 'expired' then
@@ -251,16 +253,19 @@ local function let_go(k, job, index)
       or 'the job was paused or open for too long before this request finished'
   end
   local status = job.ending == 'expired' and 408 or 499
-  publish(k, index, error_result(custom_id_of(k, index), status, error_of(job.ending, message), ''))
+  local custom_id, bytes = custom_id_of(k, index)
+  publish(k, index, error_result(custom_id, status, error_of(job.ending, message), ''))
   call('HSET', k.items, index, '!')
   forget_item(k, index)
   job[job.ending] = job[job.ending] + 1
+  return bytes
 end
 
 -- Makes an item a dead letter and keeps its line for a redrive. `letter` has token, attempts, code, message, worker,
--- is_retryable (false: no attempt can serve the item) and either a status or the whole result.
+-- is_retryable (false: no attempt can serve the item) and either a status or the whole result. Returns the bytes that
+-- were read.
 local function bury(k, job, index, letter, now)
-  local custom_id = custom_id_of(k, index)
+  local custom_id, bytes = custom_id_of(k, index)
   local result = letter.result
     or error_result(custom_id, letter.status, error_of(letter.code, letter.message), letter.worker)
   local id = publish(k, index, result)
@@ -272,6 +277,7 @@ local function bury(k, job, index, letter, now)
   forget_item(k, index)
   job.failed = job.failed + 1
   job.dead = job.dead + 1
+  return bytes
 end
 
 -- Makes an item wait again, with `spent` attempts, until `ready_at` (0: it is claimable at once).
@@ -549,11 +555,12 @@ local function claim(keys, argv)
 end
 
 -- ARGV: job id, then for each lease its index and token. Reply: positions (from 1) of the lost leases. The others are
--- extended. If the job is ending, every lease is lost and its item ends.
+-- extended. If the job is ending, every lease is lost and its item ends. After MAX_PAGE_BYTES of lines, the others end when
+-- their leases expire.
 local function heartbeat(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
-  local lost, kept = {}, {}
+  local lost, kept, bytes = {}, {}, 0
   local indexes = every(argv, 2, 2)
   local live = job and call('HMGET', k.live, unpack(indexes)) or {}
   local expires = now + setting(k, 'lease_seconds', 30)
@@ -561,9 +568,11 @@ local function heartbeat(keys, argv)
     if parse_live(live[i]) ~= argv[2 * i + 1] then
       lost[#lost + 1] = i
     elseif job.ending ~= '' then
-      end_lease(k, job, index)
-      let_go(k, job, index)
       lost[#lost + 1] = i
+      if bytes < MAX_PAGE_BYTES then
+        end_lease(k, job, index)
+        bytes = bytes + let_go(k, job, index)
+      end
     else
       kept[#kept + 1] = expires
       kept[#kept + 1] = index
@@ -719,18 +728,21 @@ local function set_timer(k, what, job_id, zset, now)
   end
 end
 
--- ARGV: job id, limit of items. An expired lease spends its attempt. Reply: the number of expired leases.
+-- ARGV: job id, limit of items. An expired lease spends its attempt. Stops after MAX_PAGE_BYTES of lines. Reply: the number
+-- of expired leases.
 local function expire_leases(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
   if not job then return call('ZREM', k.timers, 'lease:' .. argv[1]) * 0 end
   local indexes = call('ZRANGE', k.leases, '-inf', string.format('%.6f', now), 'BYSCORE', 'LIMIT', 0, argv[2])
-  local most = setting(k, 'max_attempts', 5)
+  local most, bytes, num = setting(k, 'max_attempts', 5), 0, 0
   for _, index in ipairs(indexes) do
+    if bytes >= MAX_PAGE_BYTES then break end
+    num = num + 1
     local _, attempts, worker = live_of(k, index)
     end_lease(k, job, index)
     if job.ending ~= '' then
-      let_go(k, job, index)
+      bytes = bytes + let_go(k, job, index)
     elseif attempts >= most then
       local message = string.format(
         'no worker finished this request: %d of %d attempts ended with an expired lease or an error; last worker: %s',
@@ -738,7 +750,7 @@ local function expire_leases(keys, argv)
       -- No caller has token 0, so a worker that returns late gets lease_lost.
       local letter = {token = '0', attempts = attempts, code = 'lease_expired', message = message, worker = worker}
       letter.status, letter.is_retryable = 504, true
-      bury(k, job, index, letter, now)
+      bytes = bytes + bury(k, job, index, letter, now)
     else
       release(k, job, index, attempts, 0)
     end
@@ -746,7 +758,7 @@ local function expire_leases(keys, argv)
   set_timer(k, 'lease', job.id, k.leases, now)
   settle(k, job, now)
   save_job(k, job)
-  return #indexes
+  return num
 end
 
 -- ARGV: job id, limit of items. Makes items whose backoff has ended claimable. Reply: the number of items.
@@ -796,27 +808,28 @@ local function begin_end(keys, argv)
   return 1
 end
 
--- ARGV: job id, limit of items. Ends items that wait. Reply: their number; 0: none is left.
+-- ARGV: job id, limit of items. Ends items that wait. Stops after MAX_PAGE_BYTES of lines. Reply: the number of items;
+-- 0: none is left.
 local function sweep(keys, argv)
   local k, now, timer = bind(keys), clock(), 'sweep:' .. argv[1]
   local job = load_job(k)
   if not job or job.ending == '' or OVER[job.state] then return call('ZREM', k.timers, timer) * 0 end
-  local indexes, limit = {}, tonumber(argv[2])
-  for i, index in ipairs(call('ZPOPMIN', k.returned, limit)) do
-    if i % 2 == 1 then indexes[#indexes + 1] = index end
-  end
-  for i, index in ipairs(#indexes < limit and call('ZPOPMIN', k.delayed, limit - #indexes) or {}) do
-    if i % 2 == 1 then
-      indexes[#indexes + 1] = index
-      job.delayed = job.delayed - 1
+  local limit, bytes, num = tonumber(argv[2]), 0, 0
+  while num < limit and bytes < MAX_PAGE_BYTES do
+    local index = job.next
+    if index < job.stored then
+      job.next = index + 1
+    else
+      index = call('ZPOPMIN', k.returned)[1]
+      if not index then
+        index = call('ZPOPMIN', k.delayed)[1]
+        if not index then break end
+        job.delayed = job.delayed - 1
+      end
     end
+    bytes, num = bytes + let_go(k, job, index), num + 1
   end
-  while #indexes < limit and job.next < job.stored do
-    indexes[#indexes + 1] = job.next
-    job.next = job.next + 1
-  end
-  for _, index in ipairs(indexes) do let_go(k, job, index) end
-  job.waiting = job.waiting - #indexes
+  job.waiting = job.waiting - num
   if job.waiting == 0 then
     call('ZREM', k.timers, timer)
   else
@@ -824,7 +837,7 @@ local function sweep(keys, argv)
   end
   settle(k, job, now)
   save_job(k, job)
-  return #indexes
+  return num
 end
 
 -- ARGV: job id. Deletes a job after the retention of its results. Reply: 1 if it did.
