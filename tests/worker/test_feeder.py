@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 import redis
@@ -599,6 +600,20 @@ def test_jobs_of_another_model_hide_no_job_behind_them(fed, queue, eventually) -
         done = wait_for(queue, new, eventually)
 
     assert done.counts.succeeded == 1
+
+
+@pytest.mark.parametrize("body", [{"model": "other"}, {"max_tokens": 100_000}], ids=["given back", "refused"])
+def test_items_that_cannot_run_hold_up_no_item_behind_them(fed, queue, eventually, body) -> None:
+    for _ in range(240):
+        queue.submissions.submit([make_line(0, **body)])
+    new = queue.submissions.submit([make_line(0)]).job_id
+    with fed(offline={"leaseSeconds": 30}):
+        started = time.monotonic()
+        done = wait_for(queue, new, eventually)
+        seconds = time.monotonic() - started
+
+    assert done.counts.succeeded == 1
+    assert seconds < 15, "two claims of six items each second take 20 seconds"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -483,11 +483,13 @@ local function demand(keys, _)
   return {table.concat(call('SMEMBERS', keys[1]), '\n'), call('HGETALL', keys[2])}
 end
 
--- KEYS: ready. ARGV: limit of jobs per group, then the groups. Reply: the ranks of their jobs, nearest deadlines first.
+-- KEYS: ready. ARGV: limit of jobs per group, then for each group its name, or the rank of a job in it. Reply: the ranks of
+-- the group's first jobs, or of those behind this job, nearest deadlines first.
 local function look(keys, argv)
   local ranks = {}
   for i = 2, #argv do
-    local page = call('ZRANGE', keys[1], '[' .. argv[i], '(' .. argv[i] .. '\255', 'BYLEX', 'LIMIT', 0, argv[1])
+    local last = '(' .. (group_of(argv[i]) or argv[i]) .. '\255'
+    local page = call('ZRANGE', keys[1], '(' .. argv[i], last, 'BYLEX', 'LIMIT', 0, argv[1])
     for _, rank in ipairs(page) do ranks[#ranks + 1] = rank end
   end
   return ranks

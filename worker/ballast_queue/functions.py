@@ -109,8 +109,9 @@ class Functions:
     def demand(self) -> Call:
         return "demand", (self._keys.groups, self._keys.held), ()
 
-    def first_ranks(self, each: int, groups: Sequence[str]) -> Call:
-        return "look", (self._keys.ready,), (each, *groups)
+    def first_ranks(self, each: int, starts: Sequence[str]) -> Call:
+        """`starts` has the prefix of a group, or the rank in it behind which to read."""
+        return "look", (self._keys.ready,), (each, *starts)
 
     def read(self, job_ids: Sequence[str]) -> Call:
         return "read", [self._keys.job(job_id) for job_id in job_ids], ()
