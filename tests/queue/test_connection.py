@@ -229,7 +229,7 @@ def test_a_cluster_takes_every_call(queue_name, line, result):
         assert lost == []
         assert outcomes == [Outcome.DONE] * 3
         assert [len(list(queue.results.read(name))) for name in ("j", job_id)] == [1, 2]
-        assert len(queue.jobs.newest()) == 3
+        assert len(queue.jobs.all()) == 3
         assert differences(raw, queue_name) == []
         queue.close()
 

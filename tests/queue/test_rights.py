@@ -92,7 +92,7 @@ def test_a_worker_and_the_command_need_no_more_than_the_rules(theirs, desk, line
 
     assert warnings == []
     assert len(kept) == 3
-    assert [job.id for job in theirs.jobs.newest()] == ["j"]
+    assert [job.id for job in theirs.jobs.all()] == ["j"]
     assert theirs.stats().items.waiting == 1
     assert theirs.jobs.get("j").state is JobState.IN_PROGRESS
     assert desk.differences() == []

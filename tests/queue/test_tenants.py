@@ -93,7 +93,7 @@ def test_the_ledger_adds_up_and_lifts(queue):
     assert (lifted.level, lifted.tenants) == (2.25, {"acme": 2.5, "blue": 2.25})
     assert lower == lifted
     assert (charged.of("green"), charged.of("newcomer")) == (3.25, 2.25)
-    assert queue.ledger.read() == charged
+    assert queue.ledger.charge({}) == charged
 
 
 def test_the_ledger_forgets_whom_a_return_would_lift_anyway(queue):

@@ -202,7 +202,7 @@ def test_a_job_pushed_to_the_inbox_by_xadd_is_done(fed, queue, queue_name, valke
         for index in range(3):
             client.xadd(inbox, {"item": make_line(index), "job": "j1", "tenant": "team-a"})
         client.xadd(inbox, {"job": "j1", "end": "1"})
-        eventually(lambda: any(job.id == "j1" for job in queue.jobs.newest()), "intake")
+        eventually(lambda: any(job.id == "j1" for job in queue.jobs.all()), "intake")
         job = wait_for(queue, "j1", eventually)
     client.close()
 
@@ -290,7 +290,7 @@ def test_tenants_take_turns(fed, queue, eventually) -> None:
         first = queue.jobs.get(jobs["a"]).counts
         for job_id in jobs.values():
             wait_for(queue, job_id, eventually)
-        service = eventually(lambda: len(s := queue.ledger.read().tenants) == 2 and s, "the ledger to be posted")
+        service = eventually(lambda: len(s := queue.ledger.charge({}).tenants) == 2 and s, "the ledger to be posted")
 
     assert first.done < 12, "the first tenant's job must not be done before the second's begins"
     assert set(service) == {"a", "b"}
@@ -393,7 +393,7 @@ def test_a_job_from_the_inbox_is_told_whether_it_meets_its_deadline(fed, queue, 
             eventually(
                 # The first outlook may be that of a part of the items.
                 lambda name=name, risky=risky: next(
-                    (j for j in queue.jobs.newest() if j.id == name and j.outlook and j.is_at_risk is risky), None
+                    (j for j in queue.jobs.all() if j.id == name and j.outlook and j.is_at_risk is risky), None
                 ),
                 "an outlook",
             )

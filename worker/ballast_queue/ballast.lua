@@ -262,13 +262,11 @@ local function let_go(k, job, index)
 end
 
 -- Makes an item a dead letter and keeps its line for a redrive. `letter` has token, attempts, code, message, worker,
--- is_retryable (false: no attempt can serve the item) and either a status or the whole result. Returns the bytes that
--- were read.
+-- is_retryable (false: no attempt can serve the item) and status. Returns the bytes that were read.
 local function bury(k, job, index, letter, now)
   local custom_id, bytes = custom_id_of(k, index)
-  local result = letter.result
-    or error_result(custom_id, letter.status, error_of(letter.code, letter.message), letter.worker)
-  local id = publish(k, index, result)
+  local error = error_of(letter.code, letter.message)
+  local id = publish(k, index, error_result(custom_id, letter.status, error, letter.worker))
   local json = '{"version":1,"job_id":' .. cjson.encode(job.id) .. ',"index":' .. index .. ',"custom_id":' .. custom_id
     .. ',"attempts":' .. letter.attempts .. ',"code":' .. cjson.encode(letter.code)
     .. ',"message":' .. cjson.encode(letter.message) .. ',"worker":' .. cjson.encode(letter.worker)
@@ -604,8 +602,8 @@ local function progress(keys, argv)
   return 1
 end
 
--- ARGV: job id, worker, then for each item: index, token, result, tokens in, tokens out, error code ('' for a success),
--- error message. Reply: an outcome for each item.
+-- ARGV: job id, worker, then for each item: index, token, result, tokens in, tokens out, and two texts that are not used.
+-- Reply: an outcome for each item.
 local function finish(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
@@ -614,28 +612,20 @@ local function finish(keys, argv)
   local outcomes, ended, marks = {}, {}, {}
   for i, index in ipairs(indexes) do
     local at = 3 + 7 * (i - 1)
-    local token, result, code = argv[at + 1], argv[at + 2], argv[at + 5]
-    local held, attempts, worker = parse_live(live[i])
+    local token = argv[at + 1]
     if not job then
       outcomes[i] = 'not_found'
     elseif ended[index] == token then
       outcomes[i] = 'already_done'
-    elseif held ~= token then
+    elseif parse_live(live[i]) ~= token then
       outcomes[i] = outcome_of_loss(k, index, token)
     else
       ended[index], outcomes[i] = token, 'done'
       job.tokens_in = job.tokens_in + tonumber(argv[at + 3])
       job.tokens_out = job.tokens_out + tonumber(argv[at + 4])
-      if code == '' then
-        publish(k, index, result)
-        marks[#marks + 1] = index
-        marks[#marks + 1] = '=' .. token
-      else
-        end_lease(k, job, index)
-        local letter = {token = token, attempts = attempts, code = code, message = argv[at + 6], worker = worker}
-        letter.result, letter.is_retryable = result, false
-        bury(k, job, index, letter, now)
-      end
+      publish(k, index, argv[at + 2])
+      marks[#marks + 1] = index
+      marks[#marks + 1] = '=' .. token
     end
   end
   if #marks > 0 then

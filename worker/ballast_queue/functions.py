@@ -52,9 +52,6 @@ class Finished(NamedTuple):
     """As JSON."""
     tokens_in: int
     tokens_out: int
-    code: str
-    """Code of the error; empty for a success."""
-    message: str
 
 
 class Functions:
@@ -134,7 +131,7 @@ class Functions:
         return self._of_job("progress", job_id, *(number for lease in progress for number in lease))
 
     def finish(self, job_id: str, worker: str, finished: Sequence[Finished]) -> Call:
-        return self._of_job("finish", job_id, worker, *(value for item in finished for value in item))
+        return self._of_job("finish", job_id, worker, *(value for item in finished for value in (*item, "", "")))
 
     def give_back(self, job_id: str, index: int, token: int, prefix: str) -> Call:
         return self._of_job("give_back", job_id, index, token, prefix)
