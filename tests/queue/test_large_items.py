@@ -154,3 +154,21 @@ def test_a_report_of_progress_does_not_search_a_long_prefix(queue, desk, line):
 
     assert min(reported[1:]) < 10 * min(returned), "a search takes about 23 times as long as storing the prefix"
     assert queue.leases.claim(job_id, 1, "w2")[0].prefix == prefix.model_copy(update={"num_computed": 99})
+
+
+def test_late_results_of_items_with_long_lines_read_no_line(queue, desk, line, result):
+    def cost(claimed) -> int:
+        """Return the microseconds of the server."""
+        before = desk.raw.info("commandstats")["cmdstat_fcall"]["usec"]
+        assert set(queue.leases.finish_many("w1", [(c, result(c)) for c in claimed])) == {Outcome.LEASE_LOST}
+        return desk.raw.info("commandstats")["cmdstat_fcall"]["usec"] - before
+
+    costs = []
+    for size in (10, MIB):
+        job_id = queue.submissions.submit([line(f"r{i}", prompt="x" * size) for i in range(32)]).job_id
+        claimed = [c for _ in range(8) for c in queue.leases.claim(job_id, 32, "w1")]
+        queue.leases.give_back_many([(c, None) for c in claimed])
+        costs.append(min(cost(claimed) for _ in range(9)))  # the least, since other programs use the processor
+
+    assert len(claimed) == 32
+    assert costs[1] < 5 * costs[0], "a call that reads the lines takes many times as long"

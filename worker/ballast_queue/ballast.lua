@@ -297,13 +297,16 @@ end
 
 -- Returns the outcome for a caller whose token is not the item's current one.
 local function outcome_of_loss(k, index, token)
+  local dead = call('HGET', k.dead, index)
+  if dead then return string.match(dead, '^%d+\n[^\n]*\n(%d+)\n') == token and 'already_done' or 'lease_lost' end
+  -- An item that is not over still has its line, which may be long. So these come before the read of the item.
+  for _, part in ipairs({k.leases, k.returned, k.delayed}) do
+    if call('ZSCORE', part, index) then return 'lease_lost' end
+  end
   local item = call('HGET', k.items, index)
   if not item then return 'not_found' end
   if item == '=' .. token then return 'already_done' end
-  if item == '!' then return 'cancelled' end
-  local dead = call('HGET', k.dead, index)
-  if dead and string.match(dead, '^%d+\n[^\n]*\n(%d+)\n') == token then return 'already_done' end
-  return 'lease_lost'
+  return item == '!' and 'cancelled' or 'lease_lost'
 end
 
 -- Submission
