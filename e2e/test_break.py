@@ -177,7 +177,7 @@ def test_deletion_of_the_resource_leaves_nothing_behind(
     assert cluster.get("pods,deployments,services,secrets", namespace=namespace) == []
     assert job.counts["leased"] == 0
     assert job.counts["waiting"] > 0
-    assert job.client.script("integrity.py", job.queue, *job.client.redis) == []
+    assert job.client.differences(job.queue) == []
 
 
 def leases(cluster: Cluster, pod: dict[str, Any]) -> float:

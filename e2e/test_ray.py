@@ -189,7 +189,7 @@ def test_deletion_leaves_nothing_behind(cluster: Cluster, namespace: str, first:
     wait_gone(cluster, first, namespace)
     assert running.counts["leased"] == 0
     assert running.counts["waiting"] > 0
-    assert running.client.script("integrity.py", running.queue, *running.client.redis) == []
+    assert running.client.differences(running.queue) == []
 
 
 def names(found: list[dict[str, Any]]) -> list[str]:

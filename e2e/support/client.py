@@ -15,6 +15,7 @@ from release import Release
 NAMESPACE = "client"
 POD = "client"
 SCRIPTS = Path(__file__).parents[1] / "client"
+AUDIT = Path(__file__).parents[2] / "tests" / "support" / "queue_audit.py"
 
 MANIFEST: dict[str, Any] = {
     "apiVersion": "v1",
@@ -70,7 +71,13 @@ class Client:
 
     def script(self, name: str, *arguments: str, seconds: float = 120) -> Any:
         """Run one of the scripts in e2e/client; return its last line, decoded from JSON."""
-        text = (SCRIPTS / name).read_text()
+        return self._run((SCRIPTS / name).read_text(), *arguments, seconds=seconds)
+
+    def differences(self, queue: str) -> Any:
+        """Return the differences between the values that a queue stores twice."""
+        return self._run(AUDIT.read_text(), queue, *self.redis)
+
+    def _run(self, text: str, *arguments: str, seconds: float = 120) -> Any:
         done = self.cluster.exec(POD, "python3", "-", *arguments, namespace=NAMESPACE, stdin=text, seconds=seconds)
         return json.loads(done.stdout.splitlines()[-1])
 

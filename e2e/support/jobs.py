@@ -81,7 +81,7 @@ class Submitted:
             if texts[f"{self.name}-{number}"] != (wanted := greedy(prompt(number), self.most))
         ]
         assert differing == []
-        assert self.client.script("integrity.py", self.queue, *self.client.redis) == []
+        assert self.client.differences(self.queue) == []
 
 
 def submit(client: Client, queue: str, count: int, *, most: int = 16, name: str = "item") -> Submitted:

@@ -61,7 +61,7 @@ def test_a_submitter_of_a_tenant_submits_for_it_and_for_no_other(as_submitter: A
     assert queue.jobs.get(mine["job_id"]).tenant == "research"
     assert other.code == 4
     assert "refused a command to this user" in other.err
-    assert len(queue.jobs.newest()) == 1
+    assert len(queue.jobs.all()) == 1
 
 
 def test_many_lines_are_one_job(as_submitter: Any, tmp_path: Path, make_line: Any, queue: Any) -> None:

@@ -45,7 +45,7 @@ def test_a_queue_that_a_change_leaves_with_work_is_reported_until_it_is_finished
     message = cluster.says("Degraded", "True", "QueueLeft")["message"]
     assert old in message
     assert "1 unfinished items" in message
-    (job,) = queue.jobs.newest()
+    (job,) = queue.jobs.all()
     queue.jobs.cancel(job.id)
     queue.timers.run_due()
     cluster.says("Degraded", "False")
@@ -66,12 +66,12 @@ def test_the_queue_of_a_deleted_resource_is_kept_for_its_days_and_then_removed(
         until(lambda: registered(kept) == {gone.name, kept.name}, said="both queues are known")
         cluster.delete("inferencedeployments", "gone")
         until(lambda: is_unused(gone), said="noticed")
-        assert gone.jobs.newest(), "it is kept for 30 days"
+        assert gone.jobs.all(), "it is kept for 30 days"
     with running(controllers.kubeconfig, tmp_path, **environment, BALLAST_UNUSED_QUEUE_DAYS="0.00001") as operator:
-        until(lambda: not gone.jobs.newest(), said="removed")
+        until(lambda: not gone.jobs.all(), said="removed")
         until(lambda: registered(kept) == {kept.name})
         until(lambda: "unused queues removed" in operator.text(), said="logged after the removal")
-        assert kept.jobs.newest()
+        assert kept.jobs.all()
     for queue in (gone, kept):
         queue.close()
 
@@ -81,7 +81,7 @@ def test_a_paused_job_expires_although_no_worker_serves_its_queue(
 ) -> None:
     queue = submit(redis, f"{cluster.namespace}/llm")
     queue.settings.apply(QueueSettings(abandoned_seconds=0.1))
-    (job,) = queue.jobs.newest()
+    (job,) = queue.jobs.all()
     queue.jobs.pause(job.id)
     cluster.make(redis={"secretName": "redis"}, replicas=0)
 

@@ -53,18 +53,6 @@ def test_an_error_that_no_attempt_mends_is_dead_at_once(queue, line):
     assert found.status_code == 400
 
 
-def test_a_result_with_an_error_is_a_dead_letter_too(queue, line, result):
-    job_id = submit(queue, line, 1)
-    (claimed,) = queue.leases.claim(job_id, 1, "w1")
-    error = {"code": "context_length_exceeded", "message": "too long"}
-    outcome = queue.leases.finish("w1", claimed, result(claimed, status_code=400, body=None, error=error))
-    (letter,) = queue.results.dead_letters()
-
-    assert outcome is Outcome.DONE
-    assert (letter.code, letter.message) == ("context_length_exceeded", "too long")
-    assert queue.jobs.get(job_id).counts.failed == 1
-
-
 def test_redrive_withdraws_the_errors_and_starts_afresh(impatient, line, result):
     queue = impatient
     job_id = submit(queue, line, 3)
@@ -101,13 +89,13 @@ def test_redriving_many_dead_letters_takes_several_calls(impatient, line):
     assert queue.jobs.get(job_id).counts.waiting == 1200
 
 
-def test_redrive_leaves_out_what_no_attempt_can_serve(queue, desk, line, result):
+def test_redrive_leaves_out_what_no_attempt_can_serve(queue, desk, line):
     queue.settings.apply(QueueSettings(max_attempts=1))
     job_id = submit(queue, line, 4)
     broken, invalid, refused, silent = queue.leases.claim(job_id, 4, "w1")
     queue.leases.retry(broken, "engine_failed", 'said "is_retryable":true', is_retryable=True)
     queue.leases.retry(invalid, "invalid_request", 'not "is_retryable":true', is_retryable=False)
-    queue.leases.finish("w1", refused, result(refused, error={"code": "no", "message": "no"}))
+    queue.leases.retry(refused, "no", "no", is_retryable=False)
     desk.end_lease(job_id, silent.index)
     queue.timers.run_due()
     letters = {letter.custom_id: letter.is_retryable for letter in queue.results.dead_letters(job_id)}

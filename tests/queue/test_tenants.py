@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from queue_objects import submit
 
-from ballast_queue.claimable import HEADS_OF_GROUP, Group
+from ballast_queue.claimable import HEADS_OF_GROUP, MOST_AVOIDED, Group
 from ballast_queue.ledger import MOST_IDLE, Service
 
 
@@ -60,6 +60,19 @@ def test_avoided_jobs_hide_none_of_the_jobs_behind_them(queue, line):
     assert queue.claimable.heads(groups[:1], {groups[0]: job_ids}) == []
 
 
+def test_more_avoided_jobs_than_a_reply_has_hide_none_of_the_jobs_behind_them(queue, line):
+    job_ids = [submit(queue, line, 1, tenant="many") for _ in range(MOST_AVOIDED + 2 * HEADS_OF_GROUP)]
+    group, last = Group(0, "many"), job_ids[-1]
+    starts = {}
+    found = [queue.claimable.heads([group], {group: job_ids[:-1]}, starts) for _ in range(3)]
+    is_begun = group in starts
+    end = queue.claimable.heads([group], {group: job_ids}, starts)
+
+    assert [[head.job_id for head in heads] for heads in found] == [[], [last], [last]]
+    assert is_begun
+    assert (end, starts) == ([], {}), "the next call begins at the first job"
+
+
 def test_a_tenant_shows_as_many_jobs_as_its_share_of_the_most(queue, line):
     for i in range(70):
         submit(queue, line, 1, tenant=f"t{i:02}")
@@ -80,7 +93,7 @@ def test_the_ledger_adds_up_and_lifts(queue):
     assert (lifted.level, lifted.tenants) == (2.25, {"acme": 2.5, "blue": 2.25})
     assert lower == lifted
     assert (charged.of("green"), charged.of("newcomer")) == (3.25, 2.25)
-    assert queue.ledger.read() == charged
+    assert queue.ledger.charge({}) == charged
 
 
 def test_the_ledger_forgets_whom_a_return_would_lift_anyway(queue):

@@ -47,7 +47,7 @@ def test_a_number_that_lua_wrote_with_an_exponent_is_read(queue, desk, line):
     job_id = submit(queue, line, 2)
     desk.raw.hset(queue.store.keys.job(job_id), "asked_out", "6e+18")
     (head,) = queue.claimable.heads()
-    (listed,) = queue.jobs.newest()
+    (listed,) = queue.jobs.all()
 
     assert (head.output_left, listed.output_left) == (6 * 10**18, 6 * 10**18)
     assert queue.jobs.cancel(job_id).counts.cancelled == 2
@@ -57,7 +57,7 @@ def test_a_job_that_cannot_be_read_is_left_out_of_the_list_and_can_be_cancelled(
     good, bad, torn = (submit(queue, line, 1) for _ in range(3))
     desk.raw.hset(queue.store.keys.job(bad), "priority", "high")
     desk.raw.hset(queue.store.keys.job(torn), "key", "a\x1fb")
-    listed = [job.id for job in queue.jobs.newest()]
+    listed = [job.id for job in queue.jobs.all()]
     with pytest.raises(UnreadableValue):
         queue.jobs.cancel(bad)
 

@@ -159,7 +159,7 @@ def test_a_job_that_is_paused_or_open_expires_without_a_worker(queue, desk, line
 
     assert job.state == "expired"
     assert "paused or open for too long, with 1 of 1 items left" in job.reason
-    assert queue.check_integrity() == []
+    assert desk.differences() == []
 
 
 def test_a_job_that_goes_on_does_not_expire(queue, line) -> None:

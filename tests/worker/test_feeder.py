@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 import redis
@@ -201,7 +202,7 @@ def test_a_job_pushed_to_the_inbox_by_xadd_is_done(fed, queue, queue_name, valke
         for index in range(3):
             client.xadd(inbox, {"item": make_line(index), "job": "j1", "tenant": "team-a"})
         client.xadd(inbox, {"job": "j1", "end": "1"})
-        eventually(lambda: any(job.id == "j1" for job in queue.jobs.newest()), "intake")
+        eventually(lambda: any(job.id == "j1" for job in queue.jobs.all()), "intake")
         job = wait_for(queue, "j1", eventually)
     client.close()
 
@@ -289,7 +290,7 @@ def test_tenants_take_turns(fed, queue, eventually) -> None:
         first = queue.jobs.get(jobs["a"]).counts
         for job_id in jobs.values():
             wait_for(queue, job_id, eventually)
-        service = eventually(lambda: len(s := queue.ledger.read().tenants) == 2 and s, "the ledger to be posted")
+        service = eventually(lambda: len(s := queue.ledger.charge({}).tenants) == 2 and s, "the ledger to be posted")
 
     assert first.done < 12, "the first tenant's job must not be done before the second's begins"
     assert set(service) == {"a", "b"}
@@ -392,7 +393,7 @@ def test_a_job_from_the_inbox_is_told_whether_it_meets_its_deadline(fed, queue, 
             eventually(
                 # The first outlook may be that of a part of the items.
                 lambda name=name, risky=risky: next(
-                    (j for j in queue.jobs.newest() if j.id == name and j.outlook and j.is_at_risk is risky), None
+                    (j for j in queue.jobs.all() if j.id == name and j.outlook and j.is_at_risk is risky), None
                 ),
                 "an outlook",
             )
@@ -599,6 +600,20 @@ def test_jobs_of_another_model_hide_no_job_behind_them(fed, queue, eventually) -
         done = wait_for(queue, new, eventually)
 
     assert done.counts.succeeded == 1
+
+
+@pytest.mark.parametrize("body", [{"model": "other"}, {"max_tokens": 100_000}], ids=["given back", "refused"])
+def test_items_that_cannot_run_hold_up_no_item_behind_them(fed, queue, eventually, body) -> None:
+    for _ in range(240):
+        queue.submissions.submit([make_line(0, **body)])
+    new = queue.submissions.submit([make_line(0)]).job_id
+    with fed(offline={"leaseSeconds": 30}):
+        started = time.monotonic()
+        done = wait_for(queue, new, eventually)
+        seconds = time.monotonic() - started
+
+    assert done.counts.succeeded == 1
+    assert seconds < 15, "two claims of six items each second take 20 seconds"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

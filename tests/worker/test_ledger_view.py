@@ -67,8 +67,8 @@ def test_names_do_not_pile_up_in_the_ledger(queue) -> None:
         ledger.lift_returning(queue, demand("steady"))
         ledger.forget(queue)
 
-    assert set(queue.ledger.read().tenants) <= {"steady", *(f"once-{i}" for i in range(20, 30))}
-    assert queue.ledger.read().of("once-3") <= queue.ledger.read().of("steady")
+    assert set(queue.ledger.charge({}).tenants) <= {"steady", *(f"once-{i}" for i in range(20, 30))}
+    assert queue.ledger.charge({}).of("once-3") <= queue.ledger.charge({}).of("steady")
 
 
 def given(slots, tenant: str) -> int:

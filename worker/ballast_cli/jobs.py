@@ -30,7 +30,7 @@ def jobs(
     """List the jobs of a queue, newest first."""
     place = Place.of(redis_url, queue, password_file, ca_file=ca_file)
     with open_queue(place) as connected:
-        found = connected.jobs.active() if active else connected.jobs.newest()
+        found = connected.jobs.active() if active else connected.jobs.all()
     shown = sorted((one for one in found if tenant in {None, one.tenant}), key=lambda one: (-one.created, one.id))
     if as_json:
         print_json({"version": 1, "queue": place.queue, "jobs": [one.model_dump(mode="json") for one in shown]})

@@ -43,7 +43,7 @@
 --   :ids                        set      custom ids, until the job is closed
 -- The items from `next` to `stored` - 1 wait and have an entry only in :items.
 
-local REVISION = 10
+local REVISION = 11
 
 local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
@@ -217,8 +217,10 @@ local function error_of(code, message)
   return '{"code":' .. cjson.encode(code) .. ',"message":' .. cjson.encode(message) .. '}'
 end
 
+-- Returns the custom id as JSON, and the bytes that the server had to read for it.
 local function custom_id_of(k, index)
-  return string.match(call('HGET', k.items, index), '^[^\n]*')
+  local item = call('HGET', k.items, index)
+  return string.match(item, '^[^\n]*'), #item
 end
 
 -- Returns token, attempts and worker of an entry in :live. The token is '0' if the item waits.
@@ -242,7 +244,7 @@ local function forget_item(k, index)
   call('HDEL', k.prefixes, index)
 end
 
--- Ends an item whose job ends first.
+-- Ends an item whose job ends first. Returns the bytes that were read.
 local function let_go(k, job, index)
   local message = 'the job was cancelled before this request finished'
   if job.ending == 'expired' then
@@ -251,19 +253,20 @@ local function let_go(k, job, index)
       or 'the job was paused or open for too long before this request finished'
   end
   local status = job.ending == 'expired' and 408 or 499
-  publish(k, index, error_result(custom_id_of(k, index), status, error_of(job.ending, message), ''))
+  local custom_id, bytes = custom_id_of(k, index)
+  publish(k, index, error_result(custom_id, status, error_of(job.ending, message), ''))
   call('HSET', k.items, index, '!')
   forget_item(k, index)
   job[job.ending] = job[job.ending] + 1
+  return bytes
 end
 
 -- Makes an item a dead letter and keeps its line for a redrive. `letter` has token, attempts, code, message, worker,
--- is_retryable (false: no attempt can serve the item) and either a status or the whole result.
+-- is_retryable (false: no attempt can serve the item) and status. Returns the bytes that were read.
 local function bury(k, job, index, letter, now)
-  local custom_id = custom_id_of(k, index)
-  local result = letter.result
-    or error_result(custom_id, letter.status, error_of(letter.code, letter.message), letter.worker)
-  local id = publish(k, index, result)
+  local custom_id, bytes = custom_id_of(k, index)
+  local error = error_of(letter.code, letter.message)
+  local id = publish(k, index, error_result(custom_id, letter.status, error, letter.worker))
   local json = '{"version":1,"job_id":' .. cjson.encode(job.id) .. ',"index":' .. index .. ',"custom_id":' .. custom_id
     .. ',"attempts":' .. letter.attempts .. ',"code":' .. cjson.encode(letter.code)
     .. ',"message":' .. cjson.encode(letter.message) .. ',"worker":' .. cjson.encode(letter.worker)
@@ -272,6 +275,7 @@ local function bury(k, job, index, letter, now)
   forget_item(k, index)
   job.failed = job.failed + 1
   job.dead = job.dead + 1
+  return bytes
 end
 
 -- Makes an item wait again, with `spent` attempts, until `ready_at` (0: it is claimable at once).
@@ -293,13 +297,16 @@ end
 
 -- Returns the outcome for a caller whose token is not the item's current one.
 local function outcome_of_loss(k, index, token)
+  local dead = call('HGET', k.dead, index)
+  if dead then return string.match(dead, '^%d+\n[^\n]*\n(%d+)\n') == token and 'already_done' or 'lease_lost' end
+  -- An item that is not over still has its line, which may be long. So these come before the read of the item.
+  for _, part in ipairs({k.leases, k.returned, k.delayed}) do
+    if call('ZSCORE', part, index) then return 'lease_lost' end
+  end
   local item = call('HGET', k.items, index)
   if not item then return 'not_found' end
   if item == '=' .. token then return 'already_done' end
-  if item == '!' then return 'cancelled' end
-  local dead = call('HGET', k.dead, index)
-  if dead and string.match(dead, '^%d+\n[^\n]*\n(%d+)\n') == token then return 'already_done' end
-  return 'lease_lost'
+  return item == '!' and 'cancelled' or 'lease_lost'
 end
 
 -- Submission
@@ -477,11 +484,13 @@ local function demand(keys, _)
   return {table.concat(call('SMEMBERS', keys[1]), '\n'), call('HGETALL', keys[2])}
 end
 
--- KEYS: ready. ARGV: limit of jobs per group, then the groups. Reply: the ranks of their jobs, nearest deadlines first.
+-- KEYS: ready. ARGV: limit of jobs per group, then for each group its name, or the rank of a job in it. Reply: the ranks of
+-- the group's first jobs, or of those behind this job, nearest deadlines first.
 local function look(keys, argv)
   local ranks = {}
   for i = 2, #argv do
-    local page = call('ZRANGE', keys[1], '[' .. argv[i], '(' .. argv[i] .. '\255', 'BYLEX', 'LIMIT', 0, argv[1])
+    local last = '(' .. (group_of(argv[i]) or argv[i]) .. '\255'
+    local page = call('ZRANGE', keys[1], '(' .. argv[i], last, 'BYLEX', 'LIMIT', 0, argv[1])
     for _, rank in ipairs(page) do ranks[#ranks + 1] = rank end
   end
   return ranks
@@ -549,11 +558,12 @@ local function claim(keys, argv)
 end
 
 -- ARGV: job id, then for each lease its index and token. Reply: positions (from 1) of the lost leases. The others are
--- extended. If the job is ending, every lease is lost and its item ends.
+-- extended. If the job is ending, every lease is lost and its item ends. After MAX_PAGE_BYTES of lines, the others end when
+-- their leases expire.
 local function heartbeat(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
-  local lost, kept = {}, {}
+  local lost, kept, bytes = {}, {}, 0
   local indexes = every(argv, 2, 2)
   local live = job and call('HMGET', k.live, unpack(indexes)) or {}
   local expires = now + setting(k, 'lease_seconds', 30)
@@ -561,9 +571,11 @@ local function heartbeat(keys, argv)
     if parse_live(live[i]) ~= argv[2 * i + 1] then
       lost[#lost + 1] = i
     elseif job.ending ~= '' then
-      end_lease(k, job, index)
-      let_go(k, job, index)
       lost[#lost + 1] = i
+      if bytes < MAX_PAGE_BYTES then
+        end_lease(k, job, index)
+        bytes = bytes + let_go(k, job, index)
+      end
     else
       kept[#kept + 1] = expires
       kept[#kept + 1] = index
@@ -593,8 +605,8 @@ local function progress(keys, argv)
   return 1
 end
 
--- ARGV: job id, worker, then for each item: index, token, result, tokens in, tokens out, error code ('' for a success),
--- error message. Reply: an outcome for each item.
+-- ARGV: job id, worker, then for each item: index, token, result, tokens in, tokens out, and two texts that are not used.
+-- Reply: an outcome for each item.
 local function finish(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
@@ -603,28 +615,20 @@ local function finish(keys, argv)
   local outcomes, ended, marks = {}, {}, {}
   for i, index in ipairs(indexes) do
     local at = 3 + 7 * (i - 1)
-    local token, result, code = argv[at + 1], argv[at + 2], argv[at + 5]
-    local held, attempts, worker = parse_live(live[i])
+    local token = argv[at + 1]
     if not job then
       outcomes[i] = 'not_found'
     elseif ended[index] == token then
       outcomes[i] = 'already_done'
-    elseif held ~= token then
+    elseif parse_live(live[i]) ~= token then
       outcomes[i] = outcome_of_loss(k, index, token)
     else
       ended[index], outcomes[i] = token, 'done'
       job.tokens_in = job.tokens_in + tonumber(argv[at + 3])
       job.tokens_out = job.tokens_out + tonumber(argv[at + 4])
-      if code == '' then
-        publish(k, index, result)
-        marks[#marks + 1] = index
-        marks[#marks + 1] = '=' .. token
-      else
-        end_lease(k, job, index)
-        local letter = {token = token, attempts = attempts, code = code, message = argv[at + 6], worker = worker}
-        letter.result, letter.is_retryable = result, false
-        bury(k, job, index, letter, now)
-      end
+      publish(k, index, argv[at + 2])
+      marks[#marks + 1] = index
+      marks[#marks + 1] = '=' .. token
     end
   end
   if #marks > 0 then
@@ -719,18 +723,21 @@ local function set_timer(k, what, job_id, zset, now)
   end
 end
 
--- ARGV: job id, limit of items. An expired lease spends its attempt. Reply: the number of expired leases.
+-- ARGV: job id, limit of items. An expired lease spends its attempt. Stops after MAX_PAGE_BYTES of lines. Reply: the number
+-- of expired leases.
 local function expire_leases(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
   if not job then return call('ZREM', k.timers, 'lease:' .. argv[1]) * 0 end
   local indexes = call('ZRANGE', k.leases, '-inf', string.format('%.6f', now), 'BYSCORE', 'LIMIT', 0, argv[2])
-  local most = setting(k, 'max_attempts', 5)
+  local most, bytes, num = setting(k, 'max_attempts', 5), 0, 0
   for _, index in ipairs(indexes) do
+    if bytes >= MAX_PAGE_BYTES then break end
+    num = num + 1
     local _, attempts, worker = live_of(k, index)
     end_lease(k, job, index)
     if job.ending ~= '' then
-      let_go(k, job, index)
+      bytes = bytes + let_go(k, job, index)
     elseif attempts >= most then
       local message = string.format(
         'no worker finished this request: %d of %d attempts ended with an expired lease or an error; last worker: %s',
@@ -738,7 +745,7 @@ local function expire_leases(keys, argv)
       -- No caller has token 0, so a worker that returns late gets lease_lost.
       local letter = {token = '0', attempts = attempts, code = 'lease_expired', message = message, worker = worker}
       letter.status, letter.is_retryable = 504, true
-      bury(k, job, index, letter, now)
+      bytes = bytes + bury(k, job, index, letter, now)
     else
       release(k, job, index, attempts, 0)
     end
@@ -746,7 +753,7 @@ local function expire_leases(keys, argv)
   set_timer(k, 'lease', job.id, k.leases, now)
   settle(k, job, now)
   save_job(k, job)
-  return #indexes
+  return num
 end
 
 -- ARGV: job id, limit of items. Makes items whose backoff has ended claimable. Reply: the number of items.
@@ -796,27 +803,28 @@ local function begin_end(keys, argv)
   return 1
 end
 
--- ARGV: job id, limit of items. Ends items that wait. Reply: their number; 0: none is left.
+-- ARGV: job id, limit of items. Ends items that wait. Stops after MAX_PAGE_BYTES of lines. Reply: the number of items;
+-- 0: none is left.
 local function sweep(keys, argv)
   local k, now, timer = bind(keys), clock(), 'sweep:' .. argv[1]
   local job = load_job(k)
   if not job or job.ending == '' or OVER[job.state] then return call('ZREM', k.timers, timer) * 0 end
-  local indexes, limit = {}, tonumber(argv[2])
-  for i, index in ipairs(call('ZPOPMIN', k.returned, limit)) do
-    if i % 2 == 1 then indexes[#indexes + 1] = index end
-  end
-  for i, index in ipairs(#indexes < limit and call('ZPOPMIN', k.delayed, limit - #indexes) or {}) do
-    if i % 2 == 1 then
-      indexes[#indexes + 1] = index
-      job.delayed = job.delayed - 1
+  local limit, bytes, num = tonumber(argv[2]), 0, 0
+  while num < limit and bytes < MAX_PAGE_BYTES do
+    local index = job.next
+    if index < job.stored then
+      job.next = index + 1
+    else
+      index = call('ZPOPMIN', k.returned)[1]
+      if not index then
+        index = call('ZPOPMIN', k.delayed)[1]
+        if not index then break end
+        job.delayed = job.delayed - 1
+      end
     end
+    bytes, num = bytes + let_go(k, job, index), num + 1
   end
-  while #indexes < limit and job.next < job.stored do
-    indexes[#indexes + 1] = job.next
-    job.next = job.next + 1
-  end
-  for _, index in ipairs(indexes) do let_go(k, job, index) end
-  job.waiting = job.waiting - #indexes
+  job.waiting = job.waiting - num
   if job.waiting == 0 then
     call('ZREM', k.timers, timer)
   else
@@ -824,7 +832,7 @@ local function sweep(keys, argv)
   end
   settle(k, job, now)
   save_job(k, job)
-  return #indexes
+  return num
 end
 
 -- ARGV: job id. Deletes a job after the retention of its results. Reply: 1 if it did.
@@ -940,44 +948,6 @@ local function stats(keys, _)
     end
   end
   return {string.format('%.6f', clock()), length, oldest[2] or '', entry, call('HGETALL', keys[1])}
-end
-
--- KEYS: totals, jobs, ready, backlog, groups, active, held, then the keys of each job from its record on.
--- ARGV: the jobs' ids. Reply: empty if these are not all jobs; else the values of the other keys, then for each job
--- its fields, returned, delayed, leases, and the indexes in live (leased only), prefixes, dead, items with a line,
--- then the numbers of succeeded and of dropped items, and the custom ids of the results.
-local function audit(keys, argv)
-  local ids = call('ZRANGE', keys[2], 0, -1)
-  if table.concat(ids, '\n') ~= table.concat(argv, '\n') then return {} end
-  local reply = {
-    call('HGETALL', keys[1]), call('ZRANGE', keys[3], 0, -1), call('ZRANGE', keys[4], 0, -1),
-    call('SMEMBERS', keys[5]), call('ZRANGE', keys[6], 0, -1), call('HGETALL', keys[7]),
-  }
-  for at = 8, #keys, 10 do
-    local live, kept, custom_ids, succeeded, let = {}, {}, {}, 0, 0
-    local pairs_of_live, items = call('HGETALL', keys[at + 2]), call('HGETALL', keys[at + 1])
-    for i = 1, #pairs_of_live, 2 do
-      if parse_live(pairs_of_live[i + 1]) ~= '0' then live[#live + 1] = pairs_of_live[i] end
-    end
-    for i = 1, #items, 2 do
-      if string.sub(items[i + 1], 1, 1) == '=' then
-        succeeded = succeeded + 1
-      elseif items[i + 1] == '!' then
-        let = let + 1
-      else
-        kept[#kept + 1] = items[i]
-      end
-    end
-    for _, entry in ipairs(call('XRANGE', keys[at + 8], '-', '+')) do
-      custom_ids[#custom_ids + 1] = cjson.decode(entry[2][4]).custom_id
-    end
-    reply[#reply + 1] = {
-      call('HMGET', keys[at], unpack(FIELDS)), call('ZRANGE', keys[at + 3], 0, -1),
-      call('ZRANGE', keys[at + 4], 0, -1), call('ZRANGE', keys[at + 5], 0, -1), live, call('HKEYS', keys[at + 6]),
-      call('HKEYS', keys[at + 7]), kept, succeeded, let, custom_ids,
-    }
-  end
-  return reply
 end
 
 -- KEYS: settings. ARGV: owner, rank, created, generation, JSON, then names and numbers. Of several owners, the one with
@@ -1125,7 +1095,6 @@ register('hold', hold, {'allow-oom'})
 register('redrive', redrive, {'allow-oom'})
 register('take_turn', take_turn, {'allow-oom'})
 register('appraise', appraise, {'allow-oom'})
-register('audit', audit, {'no-writes'})
 register('stats', stats, {'no-writes'})
 register('set_settings', set_settings, {'allow-oom'})
 register('renew_settings', renew_settings, {'allow-oom'})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -19,7 +19,7 @@ HEADS_OF_GROUP = 8
 MOST_HEADS = 512
 """Heads of all groups together. With more groups than this, each group has one."""
 MOST_AVOIDED = 1000
-"""Avoided jobs of one group that do not hide the jobs behind them."""
+"""Avoided jobs of one group in one reply. The jobs behind them are in the next one."""
 
 
 class Group(NamedTuple):
@@ -70,13 +70,20 @@ class Claimable:
 
     @readable("the claimable jobs")
     def heads(
-        self, groups: Sequence[Group] | None = None, avoided: Mapping[Group, Collection[str]] | None = None
+        self,
+        groups: Sequence[Group] | None = None,
+        avoided: Mapping[Group, Collection[str]] | None = None,
+        starts: dict[Group, str] | None = None,
     ) -> list[JobHead]:
-        """Return the first jobs with claimable items of each group (of all groups by default), without avoided jobs."""
+        """Return the first jobs with claimable items of each group (of all groups by default), without avoided jobs.
+
+        `starts` has the rank in a group behind which to read. The call sets it if the group may have other jobs behind
+        the avoided ones that it read, and removes it at the end of a group.
+        """
         wanted = self.demand().groups if groups is None else groups
         if not wanted:
             return []
-        job_ids = list(self._first_jobs(wanted, avoided or {}))
+        job_ids = self._first_jobs(wanted, avoided or {}, {} if starts is None else starts)
         if not job_ids:
             return []
         read = self._store.unreadable.try_read
@@ -84,21 +91,36 @@ class Claimable:
         found = [read(f"job {job_id}", partial(head_of, job_id, reply)) for job_id, reply in replies]
         return [head for head in found if head is not None and head.waiting > 0]
 
-    def _first_jobs(self, groups: Sequence[Group], avoided: Mapping[Group, Collection[str]]) -> Iterator[str]:
-        """Yield the ids of the first jobs of each group. Read as many more as are avoided, since these may be first."""
+    def _first_jobs(
+        self, groups: Sequence[Group], avoided: Mapping[Group, Collection[str]], starts: dict[Group, str]
+    ) -> list[str]:
+        """Return the ids of the first jobs of each group. Read as many more as are avoided: these may be first."""
         each = max(1, min(HEADS_OF_GROUP, MOST_HEADS // len(groups)))
+        limits = {group: each + min(len(avoided.get(group, ())), MOST_AVOIDED) for group in groups}
+        found: list[str] = []
+        for group, page in self._pages(limits, starts).items():
+            parts = (rank.split("|", 4) for rank in page)
+            dropped = avoided.get(group, ())
+            usable = [part[4] for part in parts if len(part) == 5 and part[4] not in dropped]
+            found += usable[:each]
+            if not usable and len(page) == limits[group]:
+                starts[group] = page[-1]
+            elif not usable:
+                starts.pop(group, None)
+        return found
+
+    def _pages(self, limits: Mapping[Group, int], starts: Mapping[Group, str]) -> dict[Group, list[str]]:
+        """Return ranks of each group, as many as its limit."""
         by_limit: dict[int, list[str]] = defaultdict(list)
-        for group in groups:
-            by_limit[each + min(len(avoided.get(group, ())), MOST_AVOIDED)].append(group.prefix)
-        calls = [self._store.functions.first_ranks(limit, prefixes) for limit, prefixes in by_limit.items()]
-        dropped = set(chain.from_iterable(avoided.values()))
-        found = Counter[str]()
-        for rank in chain.from_iterable(self._store.connection.call_many(calls)):
-            parts = text_of(rank).split("|", 4)
-            group_name = "|".join(parts[:2])
-            if len(parts) == 5 and parts[4] not in dropped and found[group_name] < each:
-                found[group_name] += 1
-                yield parts[4]
+        for group, limit in limits.items():
+            by_limit[limit].append(starts.get(group, group.prefix))
+        calls = [self._store.functions.first_ranks(limit, places) for limit, places in by_limit.items()]
+        pages: dict[str, list[str]] = {group.prefix: [] for group in limits}
+        for rank in map(text_of, chain.from_iterable(self._store.connection.call_many(calls))):
+            prefix = "|".join(rank.split("|", 2)[:2]) + "|"
+            if prefix in pages:  # a hostile server may answer anything
+                pages[prefix].append(rank)
+        return {group: pages[group.prefix] for group in limits}
 
 
 def _group_of(name: str) -> Group:

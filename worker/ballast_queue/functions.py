@@ -52,9 +52,6 @@ class Finished(NamedTuple):
     """As JSON."""
     tokens_in: int
     tokens_out: int
-    code: str
-    """Code of the error; empty for a success."""
-    message: str
 
 
 class Functions:
@@ -109,8 +106,9 @@ class Functions:
     def demand(self) -> Call:
         return "demand", (self._keys.groups, self._keys.held), ()
 
-    def first_ranks(self, each: int, groups: Sequence[str]) -> Call:
-        return "look", (self._keys.ready,), (each, *groups)
+    def first_ranks(self, each: int, starts: Sequence[str]) -> Call:
+        """`starts` has the prefix of a group, or the rank in it behind which to read."""
+        return "look", (self._keys.ready,), (each, *starts)
 
     def read(self, job_ids: Sequence[str]) -> Call:
         return "read", [self._keys.job(job_id) for job_id in job_ids], ()
@@ -133,7 +131,7 @@ class Functions:
         return self._of_job("progress", job_id, *(number for lease in progress for number in lease))
 
     def finish(self, job_id: str, worker: str, finished: Sequence[Finished]) -> Call:
-        return self._of_job("finish", job_id, worker, *(value for item in finished for value in item))
+        return self._of_job("finish", job_id, worker, *(value for item in finished for value in (*item, "", "")))
 
     def give_back(self, job_id: str, index: int, token: int, prefix: str) -> Call:
         return self._of_job("give_back", job_id, index, token, prefix)
@@ -175,9 +173,6 @@ class Functions:
 
     def take_turn(self, seconds: float) -> Call:
         return "take_turn", (self._keys.forecast,), (seconds,)
-
-    def audit(self, job_ids: Sequence[str]) -> Call:
-        return "audit", self._keys.for_audit(job_ids), job_ids
 
     def stats(self, tenants: Sequence[str]) -> Call:
         inboxes = map(self._keys.inbox_of, tenants)

@@ -42,14 +42,9 @@ class Jobs:
         return job_of(records[0])
 
     @readable("the jobs")
-    def newest(self, limit: int | None = None) -> list[Job]:
-        """Return the newest `limit` jobs (all by default) in the order of submission.
-
-        Jobs that cannot be read are left out.
-        """
-        if limit is not None and limit < 1:
-            return []
-        return self._read_all(self.ids(-limit if limit else 0))
+    def all(self) -> list[Job]:
+        """Return all jobs in the order of submission. Jobs that cannot be read are left out."""
+        return self._read_all(self.ids())
 
     @readable("the jobs")
     def active(self, limit: int = MOST_ACTIVE) -> list[Job]:
@@ -124,9 +119,9 @@ class Jobs:
         return bool(self._store.call(self._store.functions.take_turn(seconds)))
 
     @readable("the jobs")
-    def ids(self, first: int = 0) -> list[str]:
-        """Return the ids of all jobs from position `first`, in the order of submission."""
-        return [job_id.decode() for job_id in self._store.connection.members(self._store.keys.jobs, first, -1)]
+    def ids(self) -> list[str]:
+        """Return the ids of all jobs in the order of submission."""
+        return [job_id.decode() for job_id in self._store.connection.members(self._store.keys.jobs, 0, -1)]
 
     @readable("the jobs")
     def ids_with_dead_letters(self) -> list[str]:

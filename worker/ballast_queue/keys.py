@@ -6,7 +6,6 @@ them together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import lru_cache
 
 from ballast_openai.errors import describe
@@ -69,11 +68,6 @@ class Keys:
     def inbox_of(self, tenant: str) -> bytes:
         """Return the key of the inbox of one tenant. Only a queue that declares its tenants reads it."""
         return self._key(f"inbox:{tenant}")
-
-    def for_audit(self, job_ids: Iterable[str]) -> list[bytes]:
-        """Return the KEYS of `audit`."""
-        jobs = (key for job_id in job_ids for key in self.of_job(job_id)[len(_QUEUE) :])
-        return [self.totals, self.jobs, self.ready, self.backlog, self.groups, self.active, self.held, *jobs]
 
     def job(self, job_id: str) -> bytes:
         """Return the key of a job's record."""

@@ -104,7 +104,7 @@ class Leases:
     def finish(self, worker: str, claimed: Claimed, result: Result) -> Outcome:
         """Store a result. Return DONE once, ALREADY_DONE if repeated, LEASE_LOST if another worker holds the item.
 
-        A result with an error makes the item a dead letter. Use `retry` if another attempt may succeed.
+        Use `retry` for an item that failed.
         """
         return self.finish_many(worker, [(claimed, result)])[0]
 
@@ -249,13 +249,10 @@ def json_of(result: Result) -> bytes:
 
 def _finished(claimed: Claimed, result: Result, worker: str) -> Finished:
     shown = result if result.worker else result.model_copy(update={"worker": worker})
-    error = result.error or {}
     return Finished(
         item=claimed.index,
         token=claimed.token,
         result=json_of(shown),
         tokens_in=result.tokens_in,
         tokens_out=result.tokens_out,
-        code=str(error.get("code") or "failed") if result.error is not None else "",
-        message=str(error.get("message") or ""),
     )

@@ -77,7 +77,3 @@ class SharedLedger:
         """Remove tenants that were not charged since `service` was read."""
         known = [(tenant, service.texts[tenant]) for tenant in tenants]
         return Service.read(self._store.call(self._store.functions.forget_service(known)))
-
-    def read(self) -> Service:
-        """Return the service of all offline tenants."""
-        return self.charge({})

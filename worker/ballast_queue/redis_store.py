@@ -12,7 +12,6 @@ from ballast_queue.connection import Connection
 from ballast_queue.errors import InvalidJob, ServerUnfit
 from ballast_queue.fitness import inspect
 from ballast_queue.inbox import InboxReader
-from ballast_queue.integrity import find_differences
 from ballast_queue.jobs import Jobs
 from ballast_queue.leases import Leases
 from ballast_queue.ledger import SharedLedger
@@ -113,10 +112,3 @@ class Queue:
         if fitness.problems:
             raise ServerUnfit(fitness.problems)
         return list(fitness.warnings)
-
-    def check_integrity(self) -> list[str]:
-        """Compare everything that the queue stores twice, and return the differences as sentences.
-
-        The server does nothing else during the call, which takes seconds if there are millions of items.
-        """
-        return find_differences(self.store)

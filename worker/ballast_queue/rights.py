@@ -13,7 +13,7 @@ DIRECT = ("fcall", "fcall_ro", "hget", "hscan", "info", "xread", "zrange")
 """Commands that this package runs outside of the functions."""
 WITHIN = (
     *("time", "get", "set", "del", "unlink", "sadd", "srem", "smembers"),
-    *("hmget", "hgetall", "hkeys", "hexists", "hset", "hsetnx", "hdel", "hincrby", "hincrbyfloat"),
+    *("hmget", "hgetall", "hexists", "hset", "hsetnx", "hdel", "hincrby", "hincrbyfloat"),
     *("zadd", "zrem", "zscore", "zpopmin", "xadd", "xdel", "xlen", "xrange"),
 )
 """Further commands that the functions in ballast.lua run."""

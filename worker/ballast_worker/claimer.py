@@ -33,11 +33,13 @@ log = Log(__name__)
 EMPTY_SECONDS = 0.1
 """How soon an empty queue is read again while slots are free."""
 SHORT_SECONDS = 0.02
-"""How soon the queue is read again after a claim that returned fewer items than wanted."""
+"""How soon the queue is read again after a claim of fewer items than wanted, or with refused ones."""
 AVOID_SECONDS = 30.0
 """How long a worker claims no items of a job that names another model, or whose record cannot be read."""
 AVOID_GROUP_SECONDS = 1.0
-"""How long a worker does not read the jobs of a tenant if it avoids all that it found."""
+"""How long a worker does not read the jobs of a tenant if it avoids all of them."""
+WARNING_SECONDS = 1.0
+"""Least time between two warnings about jobs that name another model."""
 FIRST_COST = 256.0
 """The expected cost of an item before any item has ended, in tokens as `token_cost` counts them."""
 NOT_PREPARED = "The worker failed while it prepared the item. Its log has the reason."
@@ -75,6 +77,11 @@ class Claimer:
         """Jobs whose items this worker cannot run, and when it tries them again."""
         self._avoided_groups: dict[Group, float] = {}
         """Groups whose jobs it avoids, and when it reads them again."""
+        self._starts: dict[Group, str] = {}
+        """In groups whose first jobs it avoids: the rank behind which it reads."""
+        self._started_at: dict[Group, float] = {}
+        """When it began to read behind this rank."""
+        self._warn_at = 0.0
         self._jobs: dict[str, Candidate] = {}
         """The jobs at the last read of the queue."""
 
@@ -114,7 +121,7 @@ class Claimer:
         if not chosen:
             self.read_at = now + EMPTY_SECONDS
             return
-        num_claimed = 0
+        held = len(self._in_flight.held)
         for job_id, num in chosen.items():
             try:
                 claimed = queue.leases.claim(job_id, num, self._worker)
@@ -122,12 +129,12 @@ class Claimer:
                 queue.store.unreadable.skip(f"job {job_id}")
                 self._avoid(job_id, Group(self._jobs[job_id].priority, self._jobs[job_id].tenant))
                 continue
-            num_claimed += len(claimed)
             for item in claimed:
                 self._enter_or_fail(item)
         done = time.monotonic()
         self._prefetch.add_round_trip(done - now)
-        self.read_at = inf if num_claimed >= count else done + SHORT_SECONDS
+        num_entered = len(self._in_flight.held) - held  # refused items leave slots free
+        self.read_at = inf if num_entered >= count else done + SHORT_SECONDS
 
     def _choose(self, queue: Queue, count: int) -> dict[str, int]:
         """Return how many items to claim of each job."""
@@ -237,7 +244,9 @@ class Claimer:
 
         It spends no attempt, and waits for a worker that serves the name.
         """
-        if claimed.job_id not in self._avoided_jobs:
+        now = time.monotonic()
+        if claimed.job_id not in self._avoided_jobs and now >= self._warn_at:
+            self._warn_at = now + WARNING_SECONDS
             log.warning(
                 "job names another model, its items wait for a worker of it", job=claimed.job_id, because=because
             )
@@ -247,12 +256,17 @@ class Claimer:
     def _usable_heads(self, queue: Queue, groups: Sequence[Group]) -> list[JobHead]:
         """Return the heads of jobs that are not avoided. A group with avoided jobs only is not read for some time."""
         now = time.monotonic()
-        avoided: dict[Group, list[str]] = {}
-        for job_id, (group, end) in self._avoided_jobs.items():
-            if end > now:
-                avoided.setdefault(group, []).append(job_id)
-        heads = queue.claimable.heads(groups, avoided)
-        empty = avoided.keys() & set(groups) - {Group(head.priority, head.tenant) for head in heads}
+        self._avoided_jobs = {job_id: known for job_id, known in self._avoided_jobs.items() if known[1] > now}
+        avoided: dict[Group, set[str]] = {}
+        for job_id, (group, _) in self._avoided_jobs.items():
+            avoided.setdefault(group, set()).add(job_id)
+        # After some time, begin at the first jobs again: more urgent ones may have come.
+        starts = {group: rank for group, rank in self._starts.items() if self._started_at[group] > now - AVOID_SECONDS}
+        before = starts.copy()
+        heads = queue.claimable.heads(groups, avoided, starts)
+        self._started_at = {g: self._started_at[g] if before.get(g) == rank else now for g, rank in starts.items()}
+        self._starts = starts
+        empty = avoided.keys() & set(groups) - {Group(head.priority, head.tenant) for head in heads} - starts.keys()
         self._avoided_groups = dict.fromkeys(empty, now + AVOID_GROUP_SECONDS) | {
             group: end for group, end in self._avoided_groups.items() if end > now
         }
@@ -260,9 +274,7 @@ class Claimer:
 
     def _avoid(self, job_id: str, group: Group) -> None:
         """Claim no item of a job for some time."""
-        now = time.monotonic()
-        self._avoided_jobs = {known: avoided for known, avoided in self._avoided_jobs.items() if avoided[1] > now}
-        self._avoided_jobs[job_id] = group, now + AVOID_SECONDS
+        self._avoided_jobs[job_id] = group, time.monotonic() + AVOID_SECONDS
 
     def _refuse(self, claimed: Claimed, code: str, message: str, status: int) -> None:
         log.debug("item refused", job=claimed.job_id, item=claimed.custom_id, because=message)
