@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
 from load import Jobs
 from network import FAULTS, Link
+from queue_audit import differences
 from redis import Redis
 from stacks import Stack, descriptors, metrics
 
@@ -52,7 +57,7 @@ def results_of(queue: Queue, jobs: Jobs) -> tuple[int, list[str]]:
 
 def leaks_in_redis(queue: Queue, connection: Redis, stacks: Sequence[Stack]) -> Iterator[str]:
     """Yield leases, counters, indexes and connections without a holder."""
-    yield from queue.check_integrity()
+    yield from differences(connection, queue.name)
     items = queue.stats().items
     if items.leased or items.waiting:
         yield f"{items.leased} items are under lease and {items.waiting} wait, with every job over"
