@@ -24,6 +24,10 @@ log = Log(__name__)
 DECIDING = ("model", "revision", "dtype", "quantization", "tokenizer", "tokenizer_revision", "hf_overrides",
             "generation_config", "override_generation_config")  # fmt: skip
 """Fields of vLLM's ModelConfig that decide the tokens of an answer."""
+PROMPT_LOGPROBS = (
+    "This server returns no logprobs of a prompt, because vLLM 0.32 cannot compute them on a CPU with LoRA adapters. "
+    "Leave out prompt_logprobs, and echo with logprobs."
+)
 OUTSIDE = "--scheduler-cls ballast_vllm.scheduler.BallastScheduler"
 
 
@@ -157,10 +161,22 @@ class EngineTap:
         return self._name_media(data, items, names, request_id)
 
     async def _add_request(self, request: Any) -> None:
+        await self._refuse_prompt_logprobs(request)
         call = CALL.get()
         if call is not None:
             request = self._placed(request, call)
         await self._add(request)
+
+    async def _refuse_prompt_logprobs(self, request: Any) -> None:
+        """Refuse logprobs of a prompt where they end EngineCore: the adapters of a CPU expect sampled tokens only."""
+        params, engine = request.sampling_params, self._engine
+        is_asked = params is not None and params.prompt_logprobs is not None
+        if not (is_asked and self.device == "cpu" and engine.vllm_config.lora_config):
+            return
+        from vllm.exceptions import VLLMValidationError  # noqa: PLC0415 - tests of this module need no vLLM
+
+        await engine.abort(request.request_id, internal=True)  # vLLM forgets a request only after its end
+        raise VLLMValidationError(PROMPT_LOGPROBS, parameter="prompt_logprobs")
 
     def _placed(self, request: Any, call: Call) -> Any:
         """Return the request with its place in the policy, and after the tokens of an earlier attempt."""

@@ -109,6 +109,7 @@ USED: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "engine_client": {
         "AsyncLLM": (
+            "abort",
             "check_admission",
             "engine_core",
             "errored",
@@ -128,8 +129,8 @@ USED: dict[str, dict[str, tuple[str, ...]]] = {
         "ParallelConfig": ("_api_process_count",),
         "PoolingParams": ("extra_kwargs",),
         "PrefillStats": ("num_cached_tokens",),
-        "SamplingParams": ("extra_args", "max_tokens"),
-        "VllmConfig": ("cache_config", "device_config", "parallel_config"),
+        "SamplingParams": ("extra_args", "max_tokens", "prompt_logprobs"),
+        "VllmConfig": ("cache_config", "device_config", "lora_config", "parallel_config"),
     },
     "server": {
         "BaseFrontendArgs": ("lora_modules",),
