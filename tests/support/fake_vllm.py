@@ -71,7 +71,9 @@ class FakeEngine:
             cache_config=SimpleNamespace(block_size=16, cache_dtype="auto"),
         )
         self.engine_core = SimpleNamespace(add_request_async=self._add, call_utility_async=self._call)
-        self.renderer = SimpleNamespace(_process_multimodal_async=None)
+        self.renderer = SimpleNamespace(
+            _process_mm_uuids=None, _executor=SimpleNamespace(submit=None), _mm_executor=SimpleNamespace(submit=None)
+        )
         self.answers: dict[str, Answer] = {}
         self.output_processor = SimpleNamespace(has_request=self.answers.__contains__, process_outputs=self._process)
 

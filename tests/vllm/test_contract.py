@@ -133,6 +133,17 @@ def test_schedule_asks_the_hook_for_running_and_for_waiting_requests():
     ]
 
 
+def test_images_are_encoded_after_the_hook_saw_the_tokens_of_the_request():
+    assert source.text("Scheduler", "schedule").count("self._try_schedule_encoder_inputs(") == 2
+    assert source.parameters("Scheduler", "_try_schedule_encoder_inputs")[:4] == [
+        "self",
+        "request",
+        "num_computed_tokens",
+        "num_new_tokens",
+    ]
+    assert "if num_new_tokens == 0" in source.text("Scheduler", "_try_schedule_encoder_inputs")
+
+
 def test_a_running_request_without_tokens_is_left_out_and_keeps_its_place():
     running = source.text("Scheduler", "schedule").split("_reserve_prefill_lookahead")[1]
 

@@ -98,8 +98,11 @@ class Call:
         return any(not request.is_over for request in reversed(self.requests))
 
     def ending(self, *, is_complete: bool, is_dead: bool) -> FinishReason:
-        """Return how it ended. `is_complete`: its response is. `is_dead`: EngineCore ended, maybe after the call."""
-        if self.is_aborted or not is_complete or (is_dead and self.is_waited_for):
+        """Return how it ended. `is_complete`: its response is. `is_dead`: EngineCore ended, maybe after the call.
+
+        If the client leaves before the response begins, vLLM makes an empty response.
+        """
+        if self.is_aborted or not is_complete or self.is_waited_for:
             return FinishReason.FAILED if is_dead else FinishReason.ABORTED
         return FinishReason.LENGTH if any(request.is_cut for request in self.requests) else FinishReason.STOP
 

@@ -1,13 +1,15 @@
 """vLLM's client of EngineCore in the API server. Only this module uses the client's members that are not documented.
 
-`EngineTap` replaces four methods of the client object and of its parts. One adds the place in the policy to each
-request on its way to EngineCore. One sees each output on its way back. One checks the waiting queue for calls with
-several requests. One keeps the names of images apart by tenant. No class of vLLM is changed.
+`EngineTap` replaces methods of the client object and of its parts. One adds the place in the policy to each request on
+its way to EngineCore. One sees each output on its way back. One checks the waiting queue for calls with several
+requests. One keeps the names of images apart by tenant, on vLLM's threads, which therefore get the context of a call.
+No class of vLLM is changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from copy import copy
 from typing import Any
 
@@ -22,6 +24,10 @@ log = Log(__name__)
 DECIDING = ("model", "revision", "dtype", "quantization", "tokenizer", "tokenizer_revision", "hf_overrides",
             "generation_config", "override_generation_config")  # fmt: skip
 """Fields of vLLM's ModelConfig that decide the tokens of an answer."""
+PROMPT_LOGPROBS = (
+    "This server returns no logprobs of a prompt, because vLLM 0.32 cannot compute them on a CPU with LoRA adapters. "
+    "Leave out prompt_logprobs, and echo with logprobs."
+)
 OUTSIDE = "--scheduler-cls ballast_vllm.scheduler.BallastScheduler"
 
 
@@ -53,10 +59,9 @@ class EngineTap:
         outputs.process_outputs = self._process_outputs
         self._check, engine.check_admission = engine.check_admission, self._check_admission
         renderer = engine.renderer
-        self._process_media, renderer._process_multimodal_async = (  # noqa: SLF001
-            renderer._process_multimodal_async,  # noqa: SLF001
-            self._process_own_media,
-        )
+        self._name_media, renderer._process_mm_uuids = renderer._process_mm_uuids, self._name_own_media  # noqa: SLF001
+        for threads in (renderer._executor, renderer._mm_executor):  # noqa: SLF001
+            threads.submit = _with_context(threads.submit)
 
     # The configuration of vLLM
 
@@ -144,25 +149,34 @@ class EngineTap:
         if call is not None and not call.is_item and (n > 1 or call.is_waited_for):
             self.check_queue(call, n)
 
-    async def _process_own_media(self, *args: Any, mm_uuids: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
-        """Process images and other media, with the tenant in front of each name (`uuid`) that the client gave them.
+    def _name_own_media(self, data: Any, items: Any, names: Mapping[str, Sequence[str | None]], request_id: str) -> Any:
+        """Put the tenant in front of each name (`uuid`) that the client gave an image or other media.
 
         If vLLM has content under a name, it does not read what the client sends.
         """
         call = CALL.get()
-        if call is not None and mm_uuids:
+        if call is not None:
             tenant = call.caller.tenant
-            mm_uuids = {
-                kind: [uuid and f"{tenant}\n{uuid}" for uuid in ([uuids] if isinstance(uuids, str) else uuids)]
-                for kind, uuids in mm_uuids.items()
-            }
-        return await self._process_media(*args, mm_uuids=mm_uuids, **kwargs)
+            names = {kind: [name and f"{tenant}\n{name}" for name in of] for kind, of in names.items()}
+        return self._name_media(data, items, names, request_id)
 
     async def _add_request(self, request: Any) -> None:
+        await self._refuse_prompt_logprobs(request)
         call = CALL.get()
         if call is not None:
             request = self._placed(request, call)
         await self._add(request)
+
+    async def _refuse_prompt_logprobs(self, request: Any) -> None:
+        """Refuse logprobs of a prompt where they end EngineCore: the adapters of a CPU expect sampled tokens only."""
+        params, engine = request.sampling_params, self._engine
+        is_asked = params is not None and params.prompt_logprobs is not None
+        if not (is_asked and self.device == "cpu" and engine.vllm_config.lora_config):
+            return
+        from vllm.exceptions import VLLMValidationError  # noqa: PLC0415 - tests of this module need no vLLM
+
+        await engine.abort(request.request_id, internal=True)  # vLLM forgets a request only after its end
+        raise VLLMValidationError(PROMPT_LOGPROBS, parameter="prompt_logprobs")
 
     def _placed(self, request: Any, call: Call) -> Any:
         """Return the request with its place in the policy, and after the tokens of an earlier attempt."""
@@ -242,3 +256,12 @@ class EngineTap:
         if record is not None:
             self.num_live[record.call.request_class] -= 1
             self.num_begun[record.call.request_class] -= record.is_begun
+
+
+def _with_context(submit: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the `submit` of an executor for work that sees the context of its caller."""
+
+    def submit_with_context(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return submit(copy_context().run, work, *args, **kwargs)
+
+    return submit_with_context

@@ -1,11 +1,15 @@
 """The private members of vLLM that Ballast uses, and the points where a plan takes effect.
 
-vLLM's `schedule()` builds the batch as always. Two points make it do what the plan states:
+vLLM's `schedule()` builds the batch as always. Three points make it do what the plan states:
 
 - `waiting` is a `PlanQueue`. During `schedule()` it holds only the requests that the plan admits, in the plan's order.
 - `_reserve_prefill_lookahead` has the last word on the tokens of a request, both for running and for waiting requests.
   It returns at most the grant. For a running request without a grant it returns 0: vLLM then leaves the request out of
   the step and keeps its KV.
+- `_try_schedule_encoder_inputs` sees the same tokens, so that vLLM encodes only the images of the grant.
+
+A request without a grant keeps its KV, but not its place in the cache of encoded images, which may hold only one large
+image: vLLM encodes an image again that another one replaced meanwhile.
 
 While drafts are off, `dynamic_sd_lookup`, vLLM's number of drafts by batch size, is 0 for each size. Then the drafter
 proposes nothing. A draft model runs once in such a step, to keep its KV complete, instead of once for each draft.
@@ -91,6 +95,8 @@ class PlannedBatch(Scheduler):  # type: ignore[misc]
         self.grants: Mapping[str, int] = {}
         self.uses_drafts = True
         self._draft_lookups = {True: self.dynamic_sd_lookup, False: self._lookup_without_drafts()}
+        self._image_holders: Mapping[str, Any] = getattr(self.encoder_cache_manager, "request_cached_ids", {})
+        """Requests with a place in the cache of encoded images. Models such as Whisper have no such cache."""
         self.on_preempted: Callable[[Any], None] = lambda _: None
         self.most_residents = self.scheduler_config.max_num_seqs
         if not self.use_v2_model_runner:
@@ -102,6 +108,8 @@ class PlannedBatch(Scheduler):  # type: ignore[misc]
         queue = self.plan_queue
         self.grants = grants
         self.dynamic_sd_lookup = self._draft_lookups[self.uses_drafts]
+        for request_id in [found for found in self._image_holders if found not in grants]:
+            self.encoder_cache_manager.free(self.requests[request_id])
         queue.admissions.extend(admissions)
         queue.is_open = True
         try:
@@ -133,6 +141,16 @@ class PlannedBatch(Scheduler):  # type: ignore[misc]
         tokens = num_new_tokens
         if self.num_prefill_lookahead:
             tokens = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
+        return self._granted(request, num_computed_tokens, tokens)
+
+    def _try_schedule_encoder_inputs(
+        self, request: Any, num_computed_tokens: int, num_new_tokens: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        granted = self._granted(request, num_computed_tokens, num_new_tokens)
+        return super()._try_schedule_encoder_inputs(request, num_computed_tokens, granted, *args, **kwargs)
+
+    def _granted(self, request: Any, num_computed_tokens: int, tokens: int) -> int:
+        """Return at most the grant of a request."""
         granted = self.grants.get(request.request_id, 0)
         if tokens <= granted:
             return tokens

@@ -41,6 +41,7 @@ ABORT_SECONDS = 2.0
 """Time that vLLM has to end an item that is aborted."""
 RETRYABLE = frozenset({408, 409, 425, 429})
 """Statuses below 500 after which another attempt may succeed."""
+NOT_JSON = "The answer is not JSON, as the result of an item must be. Leave out `encoding_format`, or set it to base64."
 DIED = "EngineCore ended: another attempt runs on another worker."
 
 
@@ -243,6 +244,8 @@ class HttpItemLoop:
                 parts.append(message.get("body", b""))
                 if not message.get("more_body", False):
                     item.answer = _decode(b"".join(parts))
+                    if item.answer is None and item.status == 200 and not item.gone.is_set():
+                        item.status, item.answer = 400, {"error": {"code": "unsupported_encoding", "message": NOT_JSON}}
 
         length = (b"content-length", str(len(item.body)).encode())
         scope = {

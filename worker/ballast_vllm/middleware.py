@@ -52,7 +52,6 @@ STREAMED_INPUT = "Ballast does not support streamed input. Send the whole input 
 """At most 123 bytes, the limit of a reason."""
 BACKGROUND = "Ballast does not support responses in the background. Leave out the field, or submit a job."
 _FLEX = re.compile(rb'"service_tier"\s*:\s*"flex"')
-_BACKGROUND = re.compile(rb'"background"\s*:')
 
 TEXT = (b"content-type", CONTENT_TYPE.encode())
 
@@ -149,7 +148,7 @@ class BallastMiddleware:
             body = await _body(exchange, server.config.limits.max_body_kibibytes * 1024, share)
             if scope["path"] == "/v1/responses":
                 _refuse_background(body)
-            caller = server.tenancy.caller(headers, is_flex=_field(body, _FLEX, "service_tier") == "flex")
+            caller = server.tenancy.caller(headers, is_flex=_is_flex(body))
             timing.request_class = caller.request_class
             is_queued = UNQUEUED.fullmatch(scope["path"]) is None
             if is_queued:
@@ -286,14 +285,17 @@ async def _body(exchange: HttpExchange, limit: int, share: BodyShare) -> bytes:
 
 def _refuse_background(body: bytes) -> None:
     """Refuse a response that goes on after its call: neither the drain nor the counts of requests would see it."""
-    if _field(body, _BACKGROUND, "background"):
+    if _field(body, "background"):
         raise Refused(400, BACKGROUND, code="unsupported_background", param="background")
 
 
-def _field(body: bytes, words: re.Pattern[bytes], name: str) -> object:
-    """Return a field of the body; None without it. A body without the words is not decoded here."""
-    if words.search(body) is None:
-        return None
+def _is_flex(body: bytes) -> bool:
+    """Return whether the body asks for the class offline. Only a body with the plain words is decoded here."""
+    return _FLEX.search(body) is not None and _field(body, "service_tier") == "flex"
+
+
+def _field(body: bytes, name: str) -> object:
+    """Return a field of the body; None without it."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):

@@ -9,6 +9,7 @@ import pytest
 from small_models import make_adapter
 
 from ballast_queue.redis_store import Queue
+from ballast_vllm.engine_client import PROMPT_LOGPROBS
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -56,6 +57,18 @@ def ask(serving, model, tenant, **more):
 def texts(serving):
     """The online answer of each model."""
     return {model: ask(serving, model, "legal").json()["choices"][0]["text"] for model in NAMES}
+
+
+@pytest.mark.parametrize(
+    "more", [{"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}, {"n": 2, "prompt_logprobs": 0}]
+)
+def test_logprobs_of_a_prompt_are_refused_because_vllm_would_end(serving, more):
+    refused = ask(serving, "m", "legal", **{"temperature": 0.5, **more})
+
+    assert refused.status_code == 400
+    assert PROMPT_LOGPROBS in refused.json()["error"]["message"]
+    assert ask(serving, "m", "legal").status_code == 200
+    assert serving.series()['ballast_requests_waiting{class="online"}'] == 0
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -80,6 +81,7 @@ class Engine:
         self.engine_core, self.renderer, self.output_processor = self, self, Processor()
         self.errored = False
         self.sent = []
+        self._executor, self._mm_executor = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
 
     def check_admission(self, n=1, request_id=None):
         """Admit all, as vLLM does without limits of its own."""
@@ -87,8 +89,8 @@ class Engine:
     async def add_request_async(self, request):
         self.sent.append(request)
 
-    async def _process_multimodal_async(self, prompt, data, *, mm_uuids):
-        return mm_uuids
+    def _process_mm_uuids(self, data, items, names, request_id):
+        return names
 
     def add(self, request, *, n=1):
         """Add a request in the steps of vLLM's `add_request`."""
@@ -173,6 +175,7 @@ def test_only_the_first_request_of_an_item_continues_the_earlier_attempt(engine,
         pytest.param(FinishReason.STOP, "dead", "stop", id="a whole answer before EngineCore ended"),
         pytest.param(FinishReason.LENGTH, "", "length", id="a limit of tokens"),
         pytest.param(FinishReason.STOP, "cut", "aborted", id="a client that left"),
+        pytest.param(None, "", "aborted", id="a client that left before the response"),
         pytest.param(None, "dead", "failed", id="a stream that reports the end of EngineCore"),
         pytest.param(None, "cut, dead", "failed", id="a stream that the end of EngineCore cut"),
     ],
@@ -187,14 +190,15 @@ def test_a_call_ends_as_its_requests_do(engine, begin, reason, state, expected):
 
 
 @pytest.mark.usefixtures("tap")
-def test_the_name_of_an_image_is_of_one_tenant(engine, begin):
-    def named(uuids):
-        process = engine.renderer._process_multimodal_async  # noqa: SLF001 -- the tap replaced it
-        return asyncio.run(process([1], {}, mm_uuids=uuids))
+@pytest.mark.parametrize("threads", ["_executor", "_mm_executor"])
+def test_the_name_of_an_image_is_of_one_tenant(engine, begin, threads):
+    def named(names):
+        name_media = engine.renderer._process_mm_uuids  # noqa: SLF001 -- the tap replaced it
+        return getattr(engine.renderer, threads).submit(name_media, {}, {}, names, "mm-0").result()
 
     outside = named({"image": ["logo"]})
     begin()
 
     assert outside == {"image": ["logo"]}
-    assert named(None) is None
-    assert named({"image": ["logo", None], "audio": "song"}) == {"image": ["lab\nlogo", None], "audio": ["lab\nsong"]}
+    assert named({}) == {}
+    assert named({"image": ["logo", None], "audio": ["song"]}) == {"image": ["lab\nlogo", None], "audio": ["lab\nsong"]}

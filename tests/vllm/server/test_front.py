@@ -117,6 +117,21 @@ def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_its_request(servin
     eventually(lambda: serving.series()['ballast_slots{class="online",state="running"}'] == 0, "its slot to be free")
 
 
+@pytest.mark.parametrize("more", [{}, {"prompt": ["a", "b"], "n": 2, "temperature": 1}], ids=["one", "four answers"])
+def test_a_client_that_leaves_before_the_answer_frees_its_requests(serving, eventually, more):
+    body = {**BODY, "max_tokens": 900, "ignore_eos": True, **more}
+    aborted = 'ballast_requests_total{class="online",outcome="aborted"}'
+    before = serving.series().get(aborted, 0.0)
+
+    with httpx.Client(base_url=serving.url, headers=LAB) as client, ThreadPoolExecutor(1) as threads:
+        left = threads.submit(client.post, "/v1/completions", json=body, timeout=2.0)
+        eventually(lambda: serving.series()['ballast_slots{class="online",state="running"}'], "the request to run")
+        assert isinstance(left.exception(), httpx.ReadTimeout)
+
+    eventually(lambda: serving.series().get(aborted, 0.0) == before + 1, "the call to be aborted")
+    eventually(lambda: serving.series()['ballast_slots{class="online",state="running"}'] == 0, "its slots to be free")
+
+
 def test_the_openai_package_gets_streams_with_usage(serving):
     client = openai.OpenAI(base_url=f"{serving.url}/v1", api_key="web-key")
     ask = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9, "temperature": 0}

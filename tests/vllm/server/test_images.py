@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from contextlib import closing
 
 import pytest
-from small_models import make_idefics
+from small_models import make_idefics, picture
 
 from ballast_queue.redis_store import Queue
 
@@ -25,15 +23,6 @@ def serving(start, tmp_path_factory, valkey):
     variables = {"BALLAST_RUNTIME_REDIS_URL": valkey.url, "BALLAST_OFFLINE_QUEUE": QUEUE}
     with start(model, "--reasoning-parser", "deepseek_r1", **variables) as found:
         yield found
-
-
-def picture(color: str) -> str:
-    """Return an image of one color as a data URL."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.new("RGB", (80, 60), color).save(file, "png")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def body(*parts, **more):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 
 import pytest
@@ -12,6 +13,7 @@ from ballast_api.worker_config import WorkerConfig
 from ballast_vllm.middleware import BallastMiddleware
 from ballast_worker.bodies import BodyMemory
 from ballast_worker.errors import Refused
+from ballast_worker.requests import Recorder
 from ballast_worker.tenancy import Tenancy
 
 SCOPE = {"type": "http", "method": "POST", "headers": [], "query_string": b""}
@@ -25,6 +27,7 @@ class Server:
         self.tenancy = Tenancy((), None)
         self.bodies = BodyMemory(1 << 20)
         self.is_draining = False
+        self.recorder = Recorder()
         self.call = self.is_queued = None
         self.ends = []
 
@@ -42,13 +45,13 @@ class Server:
         self.ends.append((status, is_complete))
 
 
-def ask(server, app, path="/v1/completions"):
+def ask(server, app, path="/v1/completions", body=b"{}"):
     """Send a request to `app` behind the middleware; return the status of the response."""
     middleware, sent = BallastMiddleware(app), []
     middleware.server = server
 
     async def receive():
-        return {"type": "http.request", "body": b"{}", "more_body": False}
+        return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(message):
         sent.append(message)
@@ -81,6 +84,16 @@ def test_a_refusal_after_vllm_read_the_body_replaces_the_answer_of_vllm(is_answe
 
     assert ask(server, app) == 429
     assert server.ends == [(429, False)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"back\\u0067round": true}', '{"background": true}'.encode("utf-16"), b'{"background": false, "background": 1}'],
+    ids=["escapes", "utf-16", "twice"],
+)
+def test_a_response_in_the_background_is_refused_in_any_encoding(body):
+    assert json.loads(body)["background"]
+    assert ask(Server(), None, "/v1/responses", body) == 400
 
 
 def route_paths():

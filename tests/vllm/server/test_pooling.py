@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from small_models import make_idefics, picture
 
 from ballast_queue.redis_store import Queue
+from ballast_vllm.items import NOT_JSON
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -35,7 +37,11 @@ def test_items_of_a_pooling_model_have_the_values_of_online_requests(
             online = {name: client.post(url, json={"model": "m", **body}) for name, (url, body) in BODIES.items()}
         eventually(lambda: queue.settings.read().urls, "the server to configure the queue")
         lines = [as_line(name, url, **body) for name, (url, body) in BODIES.items()]
-        job_id = queue.submissions.submit([*lines, as_line("chat", "/v1/chat/completions", messages=[])]).job_id
+        lines += [
+            as_line("chat", "/v1/chat/completions", messages=[]),
+            as_line("bytes", "/v1/embeddings", input="Once", encoding_format="bytes"),
+        ]
+        job_id = queue.submissions.submit(lines).job_id
         eventually(lambda: queue.jobs.get(job_id).state.is_over, "the job to be over")
         series = serving.series()
     results = {result.custom_id: result for result in queue.results.read(job_id)}
@@ -47,5 +53,22 @@ def test_items_of_a_pooling_model_have_the_values_of_online_requests(
         assert numbers(results[name].body) == pytest.approx(numbers(response.json()), abs=1e-5), name
         assert results[name].tokens_in > 0
     assert "expected /v1/embeddings, /v1/score or /v1/rerank" in results["chat"].error["message"]
+    assert (results["bytes"].status_code, results["bytes"].error["message"]) == (400, NOT_JSON)
     assert series['ballast_requests_total{class="offline",outcome="stop"}'] == 3
     assert series['ballast_requests_total{class="online",outcome="stop"}'] == 3
+
+
+def test_a_tenant_that_names_its_image_as_another_tenant_does_gets_its_own(start, tmp_path):
+    with start(make_idefics(tmp_path / "idefics"), "--runner", "pooling", "--convert", "embed") as serving:
+
+        def ask(color: str, tenant: str, **name: str) -> list[float]:
+            part = {"type": "image_url", "image_url": {"url": picture(color)}, **name}
+            body = {"model": "m", "messages": [{"role": "user", "content": [part]}]}
+            with serving.client(headers={"x-llm-d-inference-fairness-id": tenant}) as client:
+                return client.post("/v1/embeddings", json=body).json()["data"][0]["embedding"]
+
+        red, blue = ask("red", "lab"), ask("blue", "lab")
+        found = [ask("red", "lab", uuid="logo"), ask("blue", "web", uuid="logo"), ask("blue", "lab", uuid="logo")]
+
+    assert found == [pytest.approx(values, abs=1e-5) for values in (red, blue, red)]
+    assert red != pytest.approx(blue, abs=1e-2)

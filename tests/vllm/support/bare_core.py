@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,6 +13,7 @@ from unittest import mock
 import torch
 from vllm import EngineArgs, PoolingParams, SamplingParams
 from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -91,17 +93,23 @@ class BareCore:
         resumable: bool = False,
         cache_salt: str | None = None,
         adapter: int = 0,
+        images: Sequence[range] = (),
         status: RequestStatus = RequestStatus.WAITING,
         **place: Any,
     ) -> str:
-        """Add a request; `prompt` is its length or its tokens."""
+        """Add a request; `prompt` is its length or its tokens, and `images` are the places of images in it."""
         request_id = request_id or f"{kind}-{len(self.made)}"
         self.made.append(request_id)
         tokens = prompt if isinstance(prompt, list) else [self.rng.randrange(256) for _ in range(prompt)]
         stated = {"ballast": {"class": kind, **place}}
         sampling = SamplingParams(max_tokens=output, ignore_eos=True, temperature=0, extra_args=stated)
+        features = [
+            MultiModalFeatureSpec(None, "image", f"{request_id} {place}", PlaceholderRange(place.start, len(place)))
+            for place in images
+        ]
         request = Request(
             request_id=request_id,
+            mm_features=features or None,
             prompt_token_ids=tokens,
             sampling_params=None if pooling else sampling,
             pooling_params=PoolingParams(task="embed", extra_kwargs=stated) if pooling else None,

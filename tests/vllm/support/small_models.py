@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from pathlib import Path
 
 
@@ -120,6 +122,15 @@ def make_idefics(directory: Path) -> Path:
     images = Idefics3ImageProcessorPil(size=edge, max_image_size=edge, do_image_splitting=False)
     Idefics3Processor(images, tokenizer, image_seq_len=4).save_pretrained(directory)
     return directory
+
+
+def picture(color: str) -> str:
+    """Return an image of one color as a data URL."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (80, 60), color).save(file, "png")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def make_adapter(directory: Path, model: Path, *, seed: int, rank: int = 4, scale: float = 1.0) -> Path:

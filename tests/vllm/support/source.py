@@ -21,6 +21,7 @@ FILES = {
     "BlockPool": "v1/core/block_pool.py",
     "CacheConfig": "config/cache.py",
     "DeviceConfig": "config/device.py",
+    "EncoderCacheManager": "v1/core/encoder_cache_manager.py",
     "EngineArgs": "engine/arg_utils.py",
     "EngineCore": "v1/engine/core.py",
     "EngineCoreOutput": "v1/engine/__init__.py",

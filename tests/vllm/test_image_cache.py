@@ -1,0 +1,119 @@
+"""vLLM's cache of encoded images may hold only one large image. No request waits for one that waits itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from bare_core import BareCore
+from real_core import RealCore
+from small_models import make_idefics
+from vllm import SamplingParams
+
+STEP_TOKENS = 512
+LARGE = range(10, 490)
+"""The place of an image that fills the cache."""
+POLICY = {"offline_share": 0.0, "ttft": 0.8, "tpot": 0.06, "chunk_tokens": 64}
+
+
+@pytest.fixture(scope="module")
+def seeing_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_idefics(tmp_path_factory.mktemp("models") / "idefics")
+
+
+def run(core: BareCore) -> None:
+    first = core.num_steps
+    while not core.is_idle:
+        core.step()
+        core.check()
+        assert core.num_steps < first + 600, "the requests wait for each other"
+    core.check_idle()
+    assert not core.scheduler.encoder_cache_manager.request_cached_ids
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("first", ["offline", "online"])
+def test_a_request_in_the_middle_of_an_image_gives_the_cache_to_others(
+    seeing_model: Path, first: str, is_async: bool
+) -> None:
+    core = BareCore(seeing_model, slots=2, step_tokens=STEP_TOKENS, policy=POLICY, is_async=is_async)
+    core.add(first, prompt=500, output=20, images=[LARGE])
+    for _ in range(2):
+        core.step()
+    for _ in range(3):
+        core.add(prompt=500, output=5, priority=1, images=[LARGE])
+    core.add(prompt=20, output=5)
+    run(core)
+
+    assert len(core.ended) == 5
+
+
+def test_vllm_encodes_only_the_images_of_the_grant(seeing_model: Path) -> None:
+    core = BareCore(seeing_model, step_tokens=STEP_TOKENS, policy=POLICY)
+    core.add(prompt=500, images=[range(start, start + 40) for start in range(0, 500, 50)])
+    encoded = [sum(map(len, core.step().scheduled_encoder_inputs.values())) for _ in range(8)]
+
+    assert encoded == [2, 1, 1, 2, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_any_mix_of_images_is_answered(seeing_model: Path, seed: int) -> None:
+    rng = Random(seed)
+    core = BareCore(seeing_model, slots=4, step_tokens=STEP_TOKENS, blocks=rng.choice((150, 400)), policy=POLICY)
+    outputs: dict[str, int] = {}
+    for _ in range(200):
+        while rng.random() < 0.15:
+            output, kind = rng.randint(1, 30), rng.choice(("online", "offline"))
+            starts = range(0, 450, 150)
+            images = [range(start, start + rng.randint(1, 150)) for start in starts if rng.random() < 0.5]
+            request_id = core.add(kind, prompt=500, output=output, images=images, priority=rng.randint(-1, 1))
+            outputs[request_id] = output
+        if rng.random() < 0.05 and (alive := sorted(outputs.keys() - core.ended)):
+            core.abort(aborted := rng.choice(alive))
+            del outputs[aborted]
+        core.step()
+        core.check()
+    run(core)
+
+    assert {request_id: core.answers[request_id] for request_id in outputs} == outputs
+
+
+def test_an_image_that_is_encoded_again_decides_the_same_answer(seeing_model: Path) -> None:
+    from PIL import Image
+
+    def ask(core: RealCore, kind: str, colors: list[str]) -> str:
+        request_id = f"{kind} {colors}"
+        prompt = "".join(f"{color}<image>" for color in colors)
+        images = [Image.new("RGB", (80, 60), color) for color in colors]
+        sampling = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0, extra_args={"ballast": {"class": kind}})
+        core.engine.add_request(request_id, {"prompt": prompt, "multi_modal_data": {"image": images}}, sampling)
+        return request_id
+
+    def finish(core: RealCore) -> None:
+        while core.engine.has_unfinished_requests():
+            core.step()
+            assert core.num_steps < 600, "the requests wait for each other"
+
+    colors = ["red", "blue", "green", "white", "black", "gray"]
+    sizes = {"slots": 2, "max_num_batched_tokens": 16, "mm_processor_cache_gb": 0, "enable_prefix_caching": False}
+    core = RealCore(seeing_model, policy=POLICY | {"chunk_tokens": 4}, **sizes)
+    try:
+        for number in range(2):
+            ask(core, "offline", colors[number:])
+        for _ in range(6):
+            core.step()
+        for number in range(3):
+            ask(core, "online", colors[number : number + 2])
+            core.step()
+        finish(core)
+        alone = RealCore(seeing_model, policy=None, **sizes)
+        try:
+            for kind, number, end in [("offline", 0, 6), ("offline", 1, 6), *(("online", i, i + 2) for i in range(3))]:
+                ask(alone, kind, colors[number:end])
+                finish(alone)
+            assert core.tokens == alone.tokens
+        finally:
+            alone.close()
+    finally:
+        core.close()
