@@ -79,6 +79,31 @@ def test_any_mix_of_images_is_answered(seeing_model: Path, seed: int) -> None:
     assert {request_id: core.answers[request_id] for request_id in outputs} == outputs
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("seed", range(2))
+def test_no_step_ends_in_an_image_that_is_computed_at_once(seeing_model: Path, seed: int, is_async: bool) -> None:
+    rng = Random(seed)
+    policy = POLICY | {"chunk_tokens": 48}
+    core = BareCore(seeing_model, policy=policy, is_async=is_async, seed=seed, disable_chunked_mm_input=True)
+    images: dict[str, list[range]] = {}
+    for _ in range(12):
+        places = [range(start, start + rng.randint(1, 150)) for start in range(0, 450, 150) if rng.random() < 0.7]
+        kind, priority = rng.choice(("online", "offline")), rng.randint(-1, 1)
+        images[core.add(kind, prompt=500, output=9, images=places, priority=priority)] = places
+    first = core.num_steps
+    while not core.is_idle:
+        requests = dict(core.scheduler.requests)
+        output = core.step()
+        core.check()
+        assert core.num_steps < first + 600, "the requests wait for each other"
+        for request_id in output.num_scheduled_tokens if output else ():
+            end = requests[request_id].num_computed_tokens
+            assert not any(image.start < end < image.stop for image in images[request_id])
+
+    assert core.ended == images.keys()
+    assert core.scheduler.driver.counters.short_grants == 0
+
+
 def test_an_image_that_is_encoded_again_decides_the_same_answer(seeing_model: Path) -> None:
     from PIL import Image
 

@@ -28,7 +28,6 @@ FIELDS = {
     "kv_transfer_config": (KVTransferConfig(), "A KV connector is configured"),
     "ec_transfer_config": (ECTransferConfig(), "An encoder cache connector is configured"),
     "model_config.is_diffusion": (True, "The model is a diffusion model"),
-    "scheduler_config.disable_chunked_mm_input": (True, "disable_chunked_mm_input is on"),
     "cache_config.mamba_cache_mode": ("align", "mamba_cache_mode is align"),
 }
 """Fields of vLLM's configuration for features that are not tested."""

@@ -30,7 +30,7 @@ from ballast_policy.step.planner import plan as plan_step
 from ballast_vllm.adapter_places import AdapterPlaces
 from ballast_vllm.counters import Counters
 from ballast_vllm.drafts import DecodeStep, DraftGain
-from ballast_vllm.plan_limits import even_step, whole_prompts
+from ballast_vllm.plan_limits import PlanLimits
 from ballast_vllm.requests import RequestPlace, place_of
 from ballast_vllm.snapshot_kv import EAGER, SnapshotKv, VllmBlocks
 
@@ -79,8 +79,7 @@ class Driver:
         batch: VllmBatch,
         blocks: VllmBlocks,
         *,
-        whole_prompts: int | None = None,
-        multiple: int = 1,
+        limits: PlanLimits,
         is_async: bool = False,
         max_tokens: int,
         num_draft_tokens: int = 0,
@@ -88,10 +87,7 @@ class Driver:
         clock: Callable[[], float] = time.monotonic,
         planner: Planner = plan_step,
     ) -> None:
-        """`whole_prompts`: most tokens of a step of a model that computes each prompt at once; None for other models.
-        `multiple`: tokens of which a step of other models is a multiple, where a prompt allows it.
-        `num_adapters`: most LoRA adapters of a step.
-        """
+        """`num_adapters`: most LoRA adapters of a step."""
         self.host = Host(config, planner=planner)
         self.counters = Counters()
         self.grants: Mapping[str, int] = {}
@@ -110,8 +106,7 @@ class Driver:
         """vLLM's KV blocks."""
         self.kv = SnapshotKv(blocks, self.live)
         """The KV of each snapshot."""
-        self._whole_prompts = whole_prompts
-        self._multiple = multiple
+        self._limits = limits
         self._is_async = is_async
         self._max_tokens = max_tokens
         self._num_draft_tokens = num_draft_tokens
@@ -241,13 +236,9 @@ class Driver:
                 snapshot = replace(snapshot, residents=residents, num_leaving=num_leaving)
         if not admits:
             snapshot = replace(snapshot, waiting=())
-        plan = host.planner(snapshot)
-        if self._whole_prompts is not None:
-            plan = whole_prompts(plan, self._whole_prompts)
-        elif self._multiple > 1:
-            plan = even_step(plan, self._multiple)
-        self.plan, self._snapshot_waiting = plan, snapshot.waiting
         live, ids = self.live, self.ids
+        self.plan = plan = self._limits.apply(host.planner(snapshot), live)
+        self._snapshot_waiting = snapshot.waiting
         if plan.preempt:
             self.counters.note_preemptions(plan)
             for record in plan.preempt:

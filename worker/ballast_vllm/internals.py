@@ -245,6 +245,12 @@ def adapter(request: Any) -> int:
     return int(request.lora_request.lora_int_id) if request.lora_request else 0
 
 
+def image_places(request: Any) -> list[range]:
+    """Return the places of images, or other media, among the tokens of a request."""
+    places = [feature.mm_position for feature in request.mm_features]
+    return [range(place.offset, place.offset + place.length) for place in places]
+
+
 COMPLETE = (
     RequestStatus.FINISHED_STOPPED,
     RequestStatus.FINISHED_LENGTH_CAPPED,

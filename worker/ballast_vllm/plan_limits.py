@@ -1,10 +1,11 @@
-"""Limits of vLLM that the planner does not know: the sizes of a step, and models that compute whole prompts."""
+"""Limits of vLLM that the planner does not know: sizes of a step, and prompts and images that are computed at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any
 
 from ballast_policy.plan import StepPlan
 from ballast_policy.request import OFFLINE, Request, computed
@@ -15,6 +16,29 @@ vLLM keeps 32 of them for each layer (`benchmarks/vllm_step_sizes.py`)."""
 LARGEST_REST = 1 / 16
 """Largest part of a step that online prompts leave to the next one for its size: less than an even size gains
 (`benchmarks/vllm_step_sizes.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLimits:
+    """What a step of one vLLM can be."""
+
+    most_tokens: int
+    multiple: int = 1
+    """Tokens of which a step is a multiple, where a prompt allows it."""
+    has_whole_prompts: bool = False
+    """Whether each prompt is computed at once."""
+    find_images: Callable[[Any], Sequence[range]] | None = None
+    """Finds the images of a request of vLLM if each of them is computed at once."""
+
+    def apply(self, plan: StepPlan, live: Mapping[int, Any]) -> StepPlan:
+        """Return what vLLM shall compute of a plan. `live`: vLLM's requests by `seq`."""
+        if self.has_whole_prompts:
+            return whole_prompts(plan, self.most_tokens)
+        if self.multiple > 1:
+            plan = even_step(plan, self.multiple)
+        if find := self.find_images:
+            plan = whole_images(plan, lambda record: find(live[record.seq]), self.most_tokens)
+        return plan
 
 
 def even_step(plan: StepPlan, multiple: int) -> StepPlan:
@@ -69,4 +93,28 @@ def whole_prompts(plan: StepPlan, most_tokens: int) -> StepPlan:
             left -= whole
         else:
             waiting.add(record)
+    return replace(plan, grants=tuple(grants), admit=tuple([r for r in plan.admit if r not in waiting]))
+
+
+def whole_images(plan: StepPlan, find_images: Callable[[Request], Sequence[range]], most_tokens: int) -> StepPlan:
+    """Return the plan for a model that computes each image in one step: no chunk ends in an image.
+
+    A chunk ends before the image instead. If it begins with the image, it ends behind the image. A request waits if its
+    image does not fit into the `most_tokens` of the step.
+    """
+    total = sum([num_tokens for _, num_tokens in plan.grants])
+    grants: list[tuple[Request, int]] = []
+    waiting = set()
+    for record, granted in plan.grants:
+        start = computed(record)
+        num_tokens = granted
+        for image in find_images(record) if _left(record) > granted else ():
+            if image.start < start + granted < image.stop:
+                num_tokens = (image.start if image.start > start else image.stop) - start
+        if num_tokens > granted and total + num_tokens - granted > most_tokens:
+            waiting.add(record)
+            total -= granted
+        else:
+            grants.append((record, num_tokens))
+            total += num_tokens - granted
     return replace(plan, grants=tuple(grants), admit=tuple([r for r in plan.admit if r not in waiting]))

@@ -58,16 +58,6 @@ CHECKS: tuple[Check, ...] = (
         "max_num_active_seqs is set: remove it, and limit the batch with max_num_seqs.",
     ),
     (
-        # A model with an encoder and a decoder computes whole prompts, so its audio is never divided.
-        lambda config: (
-            config.scheduler_config.disable_chunked_mm_input and config.scheduler_config.enable_chunked_prefill
-        ),
-        (
-            "disable_chunked_mm_input is on, which Ballast does not support yet: a step of it may end inside an image. "
-            "vLLM sets it for models such as Gemma 3 on GPUs. Otherwise remove --disable-chunked-mm-input."
-        ),
-    ),
-    (
         # With prefix caching, vLLM turns the mode `none` into `align`.
         lambda config: config.cache_config.mamba_cache_mode == "align",
         (

@@ -26,10 +26,11 @@ from ballast_vllm.internals import (
     PlannedBatch,
     adapter,
     add_utility,
+    image_places,
     is_complete,
     is_running,
 )
-from ballast_vllm.plan_limits import CPU_MULTIPLE
+from ballast_vllm.plan_limits import CPU_MULTIPLE, PlanLimits
 from ballast_vllm.refusals import check_config
 from ballast_vllm.settings import StepLimits, changed, initial
 
@@ -76,13 +77,17 @@ class _Ballast(PlannedBatch):
             block_tokens=self.kv_blocks.block_tokens,
             expert_share=expert_share(self.vllm_config.model_config),
         )
-        can_chunk = self.scheduler_config.enable_chunked_prefill
+        scheduler = self.scheduler_config
         return Driver(
             policy,
             self,
             self.kv_blocks,
-            whole_prompts=None if can_chunk else self.max_num_scheduled_tokens,
-            multiple=self.multiple,
+            limits=PlanLimits(
+                self.max_num_scheduled_tokens,
+                multiple=self.multiple,
+                has_whole_prompts=not scheduler.enable_chunked_prefill,
+                find_images=image_places if scheduler.disable_chunked_mm_input else None,
+            ),
             is_async=self.is_async,
             max_tokens=self.max_model_len,
             num_draft_tokens=self.num_spec_tokens,

@@ -6,7 +6,7 @@ import pytest
 
 from ballast_policy.plan import StepPlan
 from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, Phase, Request, RequestClass
-from ballast_vllm.plan_limits import even_step, whole_prompts
+from ballast_vllm.plan_limits import PlanLimits, even_step, whole_images, whole_prompts
 
 
 def make_request(seq: int, request_class: RequestClass = OFFLINE, **values: object) -> Request:
@@ -21,6 +21,41 @@ def test_a_chunk_becomes_the_whole_prompt_and_the_rest_waits():
 
     assert found.grants == ((first, 60), (third, 30))
     assert found.admit == (first, third)
+
+
+@pytest.mark.parametrize(
+    ("computed", "granted", "found"),
+    [
+        pytest.param(0, 30, 20, id="a chunk ends before an image"),
+        pytest.param(20, 10, 40, id="an image at the start of the chunk is computed at once"),
+        pytest.param(30, 10, 30, id="and the rest of one whose start is cached"),
+        pytest.param(20, 40, 40, id="a chunk may end with an image"),
+        pytest.param(20, 60, 60, id="and behind it"),
+        pytest.param(60, 40, 40, id="or with the prompt"),
+    ],
+)
+def test_no_chunk_ends_in_an_image(computed: int, granted: int, found: int):
+    prompt = make_request(1, num_tokens=100, num_computed=computed, phase=RUNNING)
+
+    plan = whole_images(StepPlan(grants=((prompt, granted),)), lambda _: [range(20, 60), range(95, 100)], 512)
+
+    assert plan.grants == ((prompt, found),)
+
+
+def test_an_image_that_does_not_fit_into_the_step_waits():
+    decode, seeing, other = (
+        make_request(1, num_tokens=1),
+        make_request(2, num_tokens=80),
+        make_request(3, num_tokens=90),
+    )
+    plan = StepPlan(grants=((decode, 1), (seeing, 10), (other, 30)), admit=(seeing, other))
+    limits = PlanLimits(70, find_images=lambda request: [range(60)] if request == "seeing" else [])
+
+    found = limits.apply(plan, {1: "decode", 2: "seeing", 3: "other"})
+
+    assert found.grants == ((decode, 1), (other, 30))
+    assert found.admit == (other,)
+    assert limits.apply(StepPlan(grants=plan.grants[:2]), {1: "", 2: "seeing"}).grants == ((decode, 1), (seeing, 60))
 
 
 def test_a_step_has_a_multiple_of_the_tokens_where_an_offline_prompt_can_be_shorter():
