@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -88,6 +89,47 @@ def test_headers_without_end_close_the_connection(serving, eventually, begin, pa
 
     assert sent < 256 * 2**20
     eventually(lambda: serving.worker.connections.closed[Closed.HEAD_SIZE] == before + 1, "the count")
+
+
+OFFER = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAARAAAAAAAIAAAAA")
+RAW_BODY = json.dumps(BODY).encode()
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "statuses"),
+    [
+        pytest.param(post(RAW_BODY, *OFFER) + HEALTH, [200, 200], id="a body"),
+        pytest.param(
+            post(RAW_BODY, "transfer-encoding: chunked", *OFFER)
+            .replace(f"content-length: {len(RAW_BODY)}\r\n".encode(), b"")
+            .replace(RAW_BODY, b"%x\r\n%b\r\n0\r\n\r\n" % (len(RAW_BODY), RAW_BODY))
+            + HEALTH,
+            [200, 200],
+            id="a body in chunks",
+        ),
+        pytest.param(post(RAW_BODY, *OFFER).replace(b"HTTP/1.1", b"HTTP/1.0"), [200], id="HTTP/1.0"),
+        pytest.param(post(RAW_BODY, "connection: close, Upgrade", "upgrade: h2c"), [200], id="the last request"),
+        pytest.param(
+            b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n" + HEALTH,
+            [200, 200],
+            id="a web socket",
+        ),
+        pytest.param(b"CONNECT a:80 HTTP/1.1\r\nhost: a\r\n\r\n" + HEALTH, [400], id="a tunnel"),
+        pytest.param(b"CONNECT / HTTP/1.1\r\nhost: a\r\n\r\n" + HEALTH, [400], id="a tunnel to a path"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 65536], ids=["bytes", "whole"])
+def test_a_client_that_offers_another_protocol_is_answered_in_http_1_1(
+    serve, make_config, request_bytes, statuses, size
+) -> None:
+    with serve(make_config(), http_limits=HttpLimits(idle_seconds=0.2)) as serving, connect(serving) as raw:
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            for start in range(0, len(request_bytes), size):
+                raw.sendall(request_bytes[start : start + size])
+        answer = read_all(raw)
+
+    assert [int(status) for status in re.findall(rb"HTTP/1.1 (\d+)", answer)] == statuses
 
 
 def test_large_headers_get_a_431(serving) -> None:
