@@ -158,7 +158,7 @@ class HttpConnection(HttpToolsProtocol):
         """Bytes of heads and bodies of all requests."""
         self._running: RequestResponseCycle | None = None
         """The request that the app answers. uvicorn's `cycle` is the last one that arrived, which may wait."""
-        self._error: tuple[Closed, Refused] | None = None
+        self._error: tuple[Closed | None, Refused] | None = None
         """The limit that stopped the parser."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
