@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
@@ -14,6 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ballast_worker.bodies import LONG_BYTES, MOST_WAITING, SHORT_BYTES, BodyReaders
+from ballast_worker.errors import Refused
 from ballast_worker.http_server import Closed, HttpLimits
 from ballast_worker.prompt_length import longest_token_bytes
 
@@ -276,6 +279,34 @@ def test_large_bodies_beyond_the_memory_are_a_429_and_usual_requests_are_served(
     assert usual.status_code == 200
     assert status_of(first) == 200
     assert later.status_code == 200
+
+
+def test_bodies_that_wait_to_be_read_leave_connections_to_others() -> None:
+    async def enter(readers: BodyReaders) -> None:
+        async with readers.reader(SHORT_BYTES + 1):
+            await asyncio.Event().wait()
+
+    async def fill() -> Refused:
+        readers = BodyReaders()
+        tasks = [asyncio.create_task(enter(readers)) for _ in range(1 + MOST_WAITING)]
+        await asyncio.sleep(0)
+        with pytest.raises(Refused) as caught:
+            async with readers.reader(LONG_BYTES + 1):
+                pass
+        async with readers.reader(SHORT_BYTES):  # needs no thread
+            pass
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        async with readers.reader(SHORT_BYTES + 1):  # nothing waits any more
+            readers.close()
+        return caught.value
+
+    refused = asyncio.run(fill())
+
+    assert (refused.status, refused.code, refused.headers["retry-after"]) == (429, "too_many_bytes", "1")
+    assert "512 request bodies wait" in refused.message
+    assert HttpLimits().connections > MOST_WAITING
 
 
 def test_a_client_that_sends_on_still_receives_why_it_is_refused(serving) -> None:
