@@ -101,6 +101,7 @@ def test_a_lower_vllm_priority_is_a_higher_band():
 def test_a_stream_may_end_with_usage():
     assert completion(stream=True, stream_options={"include_usage": True}).includes_usage
     assert not completion(stream=True).includes_usage
+    assert not completion(stream=True, stream_options={"include_obfuscation": False}).includes_usage
 
 
 WRONG = {
@@ -120,6 +121,12 @@ WRONG = {
     "no output": (COMPLETIONS, {"max_tokens": 0}, "max_tokens", "expected 1 or more"),
     "several prompts": (COMPLETIONS, {"prompt": ["a", "b"]}, "prompt", "found a list of prompts, expected one"),
     "a list in a list of prompts": (COMPLETIONS, {"prompt": [["a"]]}, "prompt", "found a list of prompts"),
+    "padded chunks": (
+        COMPLETIONS,
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        "stream_options.include_obfuscation",
+        "found true, expected False",
+    ),
     "lists of tokens": (COMPLETIONS, {"prompt": [[1], [2]]}, "prompt", "found a list of prompts, expected one"),
     "no tokens": (COMPLETIONS, {"prompt": []}, "prompt", "found an empty list"),
     "a negative token": (COMPLETIONS, {"prompt": [1, -1]}, "prompt", "found the number -1 in the list"),

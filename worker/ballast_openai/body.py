@@ -167,6 +167,8 @@ class StreamOptions(_Strict):
     """Options of a stream."""
 
     include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+    """OpenAI's padding of chunks, which Ballast does not add."""
 
 
 class FunctionCall(_Strict):
