@@ -42,6 +42,8 @@ def test_prompts_are_text_or_token_ids():
     assert completion(prompt="x").prompt == "x"
     assert completion(prompt=[1, 2]).prompt == (1, 2)
     assert completion(prompt="").prompt == ""
+    assert completion(prompt=["x"]).prompt == "x"
+    assert completion(prompt=[[1, 2]]).prompt == (1, 2)
 
 
 def test_text_parts_are_joined():
@@ -99,6 +101,7 @@ def test_a_lower_vllm_priority_is_a_higher_band():
 def test_a_stream_may_end_with_usage():
     assert completion(stream=True, stream_options={"include_usage": True}).includes_usage
     assert not completion(stream=True).includes_usage
+    assert not completion(stream=True, stream_options={"include_obfuscation": False}).includes_usage
 
 
 WRONG = {
@@ -117,6 +120,13 @@ WRONG = {
     "an output too large": (CHAT, {"max_tokens": 10**400}, "max_tokens", "expected less than 2147483648"),
     "no output": (COMPLETIONS, {"max_tokens": 0}, "max_tokens", "expected 1 or more"),
     "several prompts": (COMPLETIONS, {"prompt": ["a", "b"]}, "prompt", "found a list of prompts, expected one"),
+    "a list in a list of prompts": (COMPLETIONS, {"prompt": [["a"]]}, "prompt", "found a list of prompts"),
+    "padded chunks": (
+        COMPLETIONS,
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        "stream_options.include_obfuscation",
+        "found true, expected False",
+    ),
     "lists of tokens": (COMPLETIONS, {"prompt": [[1], [2]]}, "prompt", "found a list of prompts, expected one"),
     "no tokens": (COMPLETIONS, {"prompt": []}, "prompt", "found an empty list"),
     "a negative token": (COMPLETIONS, {"prompt": [1, -1]}, "prompt", "found the number -1 in the list"),

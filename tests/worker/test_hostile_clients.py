@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,6 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ballast_worker.bodies import LONG_BYTES, MOST_WAITING, SHORT_BYTES, BodyReaders
+from ballast_worker.errors import Refused
 from ballast_worker.http_server import Closed, HttpLimits
 from ballast_worker.prompt_length import longest_token_bytes
 
@@ -88,6 +92,47 @@ def test_headers_without_end_close_the_connection(serving, eventually, begin, pa
 
     assert sent < 256 * 2**20
     eventually(lambda: serving.worker.connections.closed[Closed.HEAD_SIZE] == before + 1, "the count")
+
+
+OFFER = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAARAAAAAAAIAAAAA")
+RAW_BODY = json.dumps(BODY).encode()
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "statuses"),
+    [
+        pytest.param(post(RAW_BODY, *OFFER) + HEALTH, [200, 200], id="a body"),
+        pytest.param(
+            post(RAW_BODY, "transfer-encoding: chunked", *OFFER)
+            .replace(f"content-length: {len(RAW_BODY)}\r\n".encode(), b"")
+            .replace(RAW_BODY, b"%x\r\n%b\r\n0\r\n\r\n" % (len(RAW_BODY), RAW_BODY))
+            + HEALTH,
+            [200, 200],
+            id="a body in chunks",
+        ),
+        pytest.param(post(RAW_BODY, *OFFER).replace(b"HTTP/1.1", b"HTTP/1.0"), [200], id="HTTP/1.0"),
+        pytest.param(post(RAW_BODY, "connection: close, Upgrade", "upgrade: h2c"), [200], id="the last request"),
+        pytest.param(
+            b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n" + HEALTH,
+            [200, 200],
+            id="a web socket",
+        ),
+        pytest.param(b"CONNECT a:80 HTTP/1.1\r\nhost: a\r\n\r\n" + HEALTH, [400], id="a tunnel"),
+        pytest.param(b"CONNECT / HTTP/1.1\r\nhost: a\r\n\r\n" + HEALTH, [400], id="a tunnel to a path"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 65536], ids=["bytes", "whole"])
+def test_a_client_that_offers_another_protocol_is_answered_in_http_1_1(
+    serve, make_config, request_bytes, statuses, size
+) -> None:
+    with serve(make_config(), http_limits=HttpLimits(idle_seconds=0.2)) as serving, connect(serving) as raw:
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            for start in range(0, len(request_bytes), size):
+                raw.sendall(request_bytes[start : start + size])
+        answer = read_all(raw)
+
+    assert [int(status) for status in re.findall(rb"HTTP/1.1 (\d+)", answer)] == statuses
 
 
 def test_large_headers_get_a_431(serving) -> None:
@@ -234,6 +279,34 @@ def test_large_bodies_beyond_the_memory_are_a_429_and_usual_requests_are_served(
     assert usual.status_code == 200
     assert status_of(first) == 200
     assert later.status_code == 200
+
+
+def test_bodies_that_wait_to_be_read_leave_connections_to_others() -> None:
+    async def enter(readers: BodyReaders) -> None:
+        async with readers.reader(SHORT_BYTES + 1):
+            await asyncio.Event().wait()
+
+    async def fill() -> Refused:
+        readers = BodyReaders()
+        tasks = [asyncio.create_task(enter(readers)) for _ in range(1 + MOST_WAITING)]
+        await asyncio.sleep(0)
+        with pytest.raises(Refused) as caught:
+            async with readers.reader(LONG_BYTES + 1):
+                pass
+        async with readers.reader(SHORT_BYTES):  # needs no thread
+            pass
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        async with readers.reader(SHORT_BYTES + 1):  # nothing waits any more
+            readers.close()
+        return caught.value
+
+    refused = asyncio.run(fill())
+
+    assert (refused.status, refused.code, refused.headers["retry-after"]) == (429, "too_many_bytes", "1")
+    assert "512 request bodies wait" in refused.message
+    assert HttpLimits().connections > MOST_WAITING
 
 
 def test_a_client_that_sends_on_still_receives_why_it_is_refused(serving) -> None:

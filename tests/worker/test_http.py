@@ -123,6 +123,13 @@ def test_an_unknown_path_lists_those_that_are_there(http) -> None:
     assert "/v1/chat/completions" in error_of(response)["message"]
 
 
+def test_a_path_with_a_slash_at_its_end_is_no_redirect_to_a_host_of_the_client(http) -> None:
+    answer = http.get("/health/", headers={"host": "elsewhere.example"})
+
+    assert answer.status_code == 404
+    assert "location" not in answer.headers
+
+
 def test_what_comes_later_is_refused_by_name(http) -> None:
     response = http.post("/v1/embeddings", json={"model": "tiny", "input": "a"})
 

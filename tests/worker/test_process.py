@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -217,6 +218,38 @@ def test_after_the_drain_time_what_is_left_is_aborted_with_an_error(run_worker, 
     assert code == 0
 
 
+HALVES = {
+    "half of the headers": b"POST /v1/completions HTTP/1.1\r\nhost:",
+    "no body": b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n",
+    "half of the body": b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_request_that_has_not_arrived_when_the_worker_stops_gets_a_503(
+    run_worker, make_config, tmp_path, eventually, signals
+) -> None:
+    config = make_config(runtime={"unreadySeconds": 3600 if signals == 2 else 0})
+    with run_worker(config, tmp_path) as running, running.client() as client, ExitStack() as stack:
+        at = (client.base_url.host, client.base_url.port)
+        halves = [stack.enter_context(socket.create_connection(at, timeout=60)) for _ in HALVES]
+        for raw, half in zip(halves, HALVES.values(), strict=True):
+            raw.sendall(half)
+        waits = 'ballast_http_connections{waits_for="body"} 2.0'
+        eventually(lambda: waits in client.get("/metrics").text, "the halves to arrive")
+        for _ in range(signals):
+            running.signal(signal.SIGTERM)
+            eventually(lambda: '"draining"' in running.log, "the drain to begin")
+        answers = [raw.recv(65536) for raw in halves]  # and the clients leave their sockets open
+        code = running.wait()
+
+    assert [answer.split(b" ")[1] for answer in answers] == [b"503"] * len(HALVES)
+    assert all(b"retry-after: 1" in answer for answer in answers)
+    assert code == 0
+    assert '"level": "error"' not in running.log
+
+
 @pytest.mark.slow
 def test_a_second_signal_stops_at_once(run_worker, make_config, tmp_path, eventually) -> None:
     config = make_config(runtime={"drainSeconds": 3600})
@@ -228,11 +261,36 @@ def test_a_second_signal_stops_at_once(run_worker, make_config, tmp_path, eventu
             running.signal(signal.SIGTERM)
             eventually(lambda: '"draining"' in running.log, "the drain to begin")
             running.signal(signal.SIGINT)
-            list(lines)
+            said = [line for line in lines if line]
         code = running.wait()
 
     assert code == 0
+    assert said[-1] == "data: [DONE]"
+    assert '"code": "draining"' in said[-2]
     assert "second signal" in running.log
+    assert '"level": "error"' not in running.log
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "expected"),
+    [
+        pytest.param(64, 4096, (1500, 1756), id="the process may open as many files"),
+        pytest.param(4096, 4096, (1500, 4096), id="enough"),
+        pytest.param(64, 1024, (768, 1024), id="fewer"),
+        pytest.param(64, 64, (32, 64), id="few"),
+    ],
+)
+def test_a_worker_has_no_more_connections_than_it_may_have_files(soft, hard, expected) -> None:
+    program = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
+from ballast_worker.http_server import Connections, HttpLimits
+allowed = Connections(HttpLimits(connections=1500)).limits.connections
+print((allowed, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert ended.stdout.strip() == str(expected)
 
 
 @pytest.mark.slow

@@ -88,6 +88,8 @@ def _check_stop(value: object) -> object:
 
 
 def _check_prompt(value: object) -> object:
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
+        [value] = value  # some clients send each prompt as a list
     if isinstance(value, str):
         return _check_unicode(value)
     if not isinstance(value, list):
@@ -165,6 +167,8 @@ class StreamOptions(_Strict):
     """Options of a stream."""
 
     include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+    """OpenAI's padding of chunks, which Ballast does not add."""
 
 
 class FunctionCall(_Strict):

@@ -43,7 +43,7 @@ KNOWN = (
 def routes(worker: Worker, lifespan: Lifespan[Starlette]) -> Starlette:
     """Return the app of one worker."""
     read = ReadRoutes(worker)
-    return Starlette(
+    app = Starlette(
         routes=[
             Route(COMPLETIONS_URL, GenerateRoute(worker, COMPLETIONS_URL), methods=["POST"]),
             Route(CHAT_URL, GenerateRoute(worker, CHAT_URL), methods=["POST"]),
@@ -59,6 +59,8 @@ def routes(worker: Worker, lifespan: Lifespan[Starlette]) -> Starlette:
         exception_handlers={HTTPException: _not_routed, Refused: _refused, Exception: _internal_error},
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False  # the client chooses the host that a redirect names
+    return app
 
 
 @dataclass(frozen=True, slots=True)

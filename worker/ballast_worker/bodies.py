@@ -23,6 +23,9 @@ SHORT_BYTES = 8192
 LONG_BYTES = 256 * 1024
 """Bodies above this size have a thread of their own."""
 
+MOST_WAITING = 512
+"""Bodies that wait for a thread. More would take every connection, and no probe of Kubernetes would get an answer."""
+
 MOST_REST_SECONDS = 1.0
 
 _T = TypeVar("_T")
@@ -80,13 +83,9 @@ class BodyShare:
         memory = self._memory
         more = max(0, num_bytes - FREE_BYTES - self.size)
         if more and memory.used + more > memory.limit:
-            raise Refused(
-                429,
+            raise _too_many(
                 f"The request bodies that the worker receives now have {memory.used} bytes, the limit is "
-                f"{memory.limit} bytes. Retry after 1 s.",
-                code="too_many_bytes",
-                kind="rate_limit_error",
-                headers={"retry-after": "1", "connection": "close"},
+                f"{memory.limit} bytes"
             )
         return more
 
@@ -97,6 +96,7 @@ class BodyReaders:
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="ballast-body")
         self._medium, self._long = asyncio.Lock(), asyncio.Lock()
+        self._num_waiting = 0
 
     @contextlib.asynccontextmanager
     async def reader(self, num_bytes: int) -> AsyncIterator[BodyReader]:
@@ -104,12 +104,15 @@ class BodyReaders:
 
         The reader of long bodies then rests for as long as it worked: it holds the interpreter lock for much of its
         time, which the engine and the event loop need too.
+
+        Raises:
+            Refused: too many bodies wait.
         """
         if num_bytes <= SHORT_BYTES:
             yield BodyReader(None)
             return
         lock = self._medium if num_bytes <= LONG_BYTES else self._long
-        await lock.acquire()
+        await self._wait_for(lock)
         loop = asyncio.get_running_loop()
         begin = loop.time()
         try:
@@ -119,6 +122,15 @@ class BodyReaders:
                 loop.call_later(min(loop.time() - begin, MOST_REST_SECONDS), lock.release)
             else:
                 lock.release()
+
+    async def _wait_for(self, lock: asyncio.Lock) -> None:
+        if self._num_waiting >= MOST_WAITING:
+            raise _too_many(f"{self._num_waiting} request bodies wait to be read, which is the limit")
+        self._num_waiting += 1
+        try:
+            await lock.acquire()
+        finally:
+            self._num_waiting -= 1
 
     def close(self) -> None:
         """End the threads after their current body."""
@@ -136,3 +148,13 @@ class BodyReader:
         if self._threads is None:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _too_many(found: str) -> Refused:
+    return Refused(
+        429,
+        f"{found}. Retry after 1 s.",
+        code="too_many_bytes",
+        kind="rate_limit_error",
+        headers={"retry-after": "1", "connection": "close"},
+    )

@@ -13,17 +13,20 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 from typing import Any, NoReturn, cast
 
+import httptools
 import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from ballast_log import Log
 from ballast_worker.errors import Refused
+from ballast_worker.open_files import allow_files
+from ballast_worker.responses import stopping
 
 log = Log(__name__)
 
@@ -33,8 +36,11 @@ LINGER_SECONDS = 2
 """How long the server waits for an answered client to close. A close with unread data would discard the answer."""
 LINGER_BYTES = 1024 * 1024
 """Bytes that the server still reads from a client after the answer."""
+NOT_HTTP = Refused(400, "The request is not HTTP/1.1.", code="invalid_http")
+TICK_SECONDS = 0.1
+"""Time between two ticks of uvicorn."""
 SWEEP_TICKS = 5
-"""Ticks of uvicorn (0.1 s) between two checks of the deadlines."""
+"""Ticks between two checks of the deadlines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +92,7 @@ class Connections:
     """The open connections of one server. Only its event loop uses them."""
 
     def __init__(self, limits: HttpLimits) -> None:
-        self.limits = limits
+        self.limits = replace(limits, connections=allow_files(limits.connections))
         self.closed = dict.fromkeys(Closed, 0)
         """Connections that the server closed."""
         self._open: set[HttpConnection] = set()
@@ -152,7 +158,7 @@ class HttpConnection(HttpToolsProtocol):
         """Bytes of heads and bodies of all requests."""
         self._running: RequestResponseCycle | None = None
         """The request that the app answers. uvicorn's `cycle` is the last one that arrived, which may wait."""
-        self._error: tuple[Closed, Refused] | None = None
+        self._error: tuple[Closed | None, Refused] | None = None
         """The limit that stopped the parser."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -173,7 +179,7 @@ class HttpConnection(HttpToolsProtocol):
                 self.flow.pause_reading()  # a flood costs nothing more, and its client waits
             return
         before = self._parsed_bytes
-        super().data_received(data)
+        self._feed(data)
         if self._in_head or self._in_body:
             self._has_begun = True
             self._other_bytes += len(data) - (self._parsed_bytes - before)
@@ -186,7 +192,7 @@ class HttpConnection(HttpToolsProtocol):
         if self._error is not None:
             self.refuse(*self._error)
         else:
-            self.refuse(None, Refused(400, "The request is not HTTP/1.1.", code="invalid_http"))
+            self.refuse(None, NOT_HTTP)
 
     # Calls of the parser
 
@@ -204,6 +210,10 @@ class HttpConnection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                self._stop_parser(None, NOT_HTTP)
+            return  # `_feed` parses the request again
         if len(self.pipeline) >= self._limits.pipelined:
             message = f"More than {self._limits.pipelined} requests of the connection wait for an earlier answer."
             self._stop_parser(Closed.PIPELINED, Refused(429, message, code="too_many_pipelined"))
@@ -219,6 +229,8 @@ class HttpConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._in_body = self._has_begun = False
         super().on_message_complete()
 
@@ -235,6 +247,13 @@ class HttpConnection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._write_deadline = inf
+
+    def shutdown(self) -> None:
+        """Close the connection as soon as it is idle. A request that has not arrived is refused."""
+        if self._has_begun and self.phase in _LATE:
+            self.refuse(None, stopping())
+        else:
+            super().shutdown()
 
     # Limits
 
@@ -300,7 +319,23 @@ class HttpConnection(HttpToolsProtocol):
         if self._head_bytes > self._limits.head_bytes:
             self._stop_parser(*self._too_large())
 
-    def _stop_parser(self, why: Closed, refused: Refused) -> NoReturn:
+    def _feed(self, data: bytes) -> None:
+        """Parse what arrived. A request that offers another protocol, as each first one of Java does, is HTTP/1.1."""
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response("")
+        except httptools.HttpParserUpgrade as offer:
+            # The parser takes what follows the headers for the other protocol. Without the offer, it is the body.
+            version = self.parser.get_http_version().encode()
+            lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+            lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._feed(b"\r\n".join([*lines, b"", data[offer.args[0] :]]))
+
+    def _stop_parser(self, why: Closed | None, refused: Refused) -> NoReturn:
         """Make the parser call `send_400_response`."""
         self._error = why, refused
         raise refused
@@ -373,6 +408,7 @@ class HttpServer(uvicorn.Server):
                 ws="none",
                 lifespan="on",
                 access_log=False,
+                proxy_headers=False,
                 log_config=None,
                 log_level="error",  # a warning for each wrong request would let clients fill the log
                 server_header=False,
@@ -395,6 +431,13 @@ class HttpServer(uvicorn.Server):
         if counter % SWEEP_TICKS == 0:
             self._connections.sweep(asyncio.get_running_loop().time())
         return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        closing = asyncio.create_task(super().shutdown(sockets))
+        while not closing.done():  # no tick comes any more
+            self._connections.sweep(asyncio.get_running_loop().time())
+            await asyncio.wait((closing,), timeout=SWEEP_TICKS * TICK_SECONDS)
+        await closing
 
     def hang_up(self) -> None:
         """Close each connection as soon as it is idle. New connections are still accepted."""

@@ -77,7 +77,7 @@ class Process:
             return
         log.warning("second signal received, stopping at once", name=name)
         self._worker.loop.abort_streams()
-        self._server.force_exit = self._server.should_exit = True
+        self._server.should_exit = True
 
     async def _drain(self) -> None:
         try:
