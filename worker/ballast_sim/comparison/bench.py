@@ -163,7 +163,7 @@ class Bench:
         while high - low > 0.02:
             middle = (low + high) / 2
             result = self.alone(middle).result
-            is_met = min(result.ttft_attainment, result.tpot_attainment) >= HIGHEST_ATTAINMENT
+            is_met = result.keeps(HIGHEST_ATTAINMENT, HIGHEST_ATTAINMENT)
             low, high = (middle, high) if is_met else (low, middle)
         return self.alone(low) if low else replace(self.alone(high), load=0.0)
 
@@ -178,6 +178,7 @@ class Bench:
         """Return the trace at a load, repeated if it is too short. A paced trace stays as it is."""
         if self.is_paced:
             return list(self.trace)
+        tokens_per_second(self.trace)  # refuses a trace without a span, as it was given
         rate = load * self.bound
         return excerpt(repeated(self.trace, rate * self.seconds), rate, self.seconds)
 
@@ -321,10 +322,7 @@ class Bench:
         return max(kept, key=lambda each: each.offline_tokens, default=None)
 
     def _within(self, result: Report, alone: Report) -> bool:
-        return (
-            result.ttft_attainment >= alone.ttft_attainment - MOST_LOST
-            and result.tpot_attainment >= alone.tpot_attainment - MOST_LOST
-        )
+        return result.keeps(alone.ttft_attainment - MOST_LOST, alone.tpot_attainment - MOST_LOST)
 
     def _row(self, policy: str, load: float, reservation: float, run: Run, note: str = "") -> Row:
         result = report(run, replace(self.config, offline_share=reservation))

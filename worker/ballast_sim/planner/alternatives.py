@@ -14,7 +14,7 @@ from ballast_sim.planner.inputs import PlanInputs
 from ballast_sim.replay.hardware import GPUS
 from ballast_sim.replay.model_shape import Quantization
 from ballast_sim.replay.policies import Ballast
-from ballast_sim.replay.traffic import Arrival, Trace, at_rate, excerpt
+from ballast_sim.replay.traffic import Arrival, Trace
 
 CHUNKS = (256, 512, 1024, 2048)
 
@@ -67,6 +67,9 @@ def _try(name: str, inputs: PlanInputs, found: FleetPlan, online: Trace, offline
     except Impossible as error:
         return Alternative(name, 0.0, 0.0, inf, problem=str(error))
     bound, full = deployment.slo_bound(offline), deployment.unbounded(offline)
+    if not bound:
+        minutes = f"throughputMinutes, {inputs.throughput_minutes:g}"
+        return Alternative(name, 0.0, full, inf, problem=f"no request ends within the TPOT in {minutes}")
     price = GpuPrice(deployment.gpu, inputs.energy, inputs.money)
     gpus = _about(found, bound / full, full)
     dollars = price.per_hour(bound / full)
@@ -96,19 +99,15 @@ class Chunk:
     tpot_attainment: float
 
 
-def chunks(found: FleetPlan, mixed: Option, online: Trace, offline: Sequence[Arrival]) -> list[Chunk]:
-    """Simulate one of the mixed GPUs with smaller and larger prefill chunks."""
-    deployment = found.deployment
-    seconds = 60 * deployment.inputs.traffic_minutes
-    traffic = excerpt(online, found.online_tokens, seconds)[:: mixed.gpus]
-    traffic = at_rate(traffic, found.online_tokens / mixed.gpus)
-    tried = []
+def chunks(found: FleetPlan, mixed: Option, offline: Sequence[Arrival]) -> list[Chunk]:
+    """Simulate one of the mixed GPUs with smaller and larger prefill chunks, and with the traffic of the plan."""
+    deployment, tried = found.deployment, []
     for tokens in sorted({*CHUNKS, deployment.config.chunk_tokens}):
         result = deployment.run(
             Ballast,
-            online=traffic,
+            online=found.traffic.of(1, mixed.gpus),
             offline=offline,
-            seconds=min(seconds, traffic[-1].seconds),
+            seconds=found.traffic.seconds,
             config=replace(deployment.config, tpot_share=mixed.step_share, chunk_tokens=tokens),
         )
         tried.append(

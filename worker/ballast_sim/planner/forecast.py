@@ -366,15 +366,22 @@ def _purchases(paid: Purchases) -> str:
 
 
 def draw_lengths(service: ServiceInput, seed: int) -> list[Arrival]:
-    """Draw lengths around the means of a service, exponential as in real conversations, and cut at six means."""
-    random = Random(seed)
-    most = shape(service.model).max_context
+    """Draw lengths with the means of a service, exponential as in real conversations, and cut at the context."""
+    random, most = Random(seed), shape(service.model).max_context
+    drawn = [(min(random.expovariate(1), 6.0), min(random.expovariate(1), 6.0)) for _ in range(LENGTHS)]
+    outputs = _scaled([one for one, _ in drawn], service.output_tokens, [most - service.prompt_tokens] * LENGTHS)
+    prompts = _scaled([one for _, one in drawn], service.prompt_tokens, [most - output for output in outputs])
+    return [Arrival(0.0, prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
 
-    def draw(mean: int) -> int:
-        return max(1, round(min(random.expovariate(1 / mean), 6 * mean)))
 
-    lengths = []
-    for _ in range(LENGTHS):
-        output = min(draw(service.output_tokens), most // 2)
-        lengths.append(Arrival(0.0, min(draw(service.prompt_tokens), most - output), output))
-    return lengths
+def _scaled(drawn: Sequence[float], mean: int, most: Sequence[int]) -> list[int]:
+    """Return lengths in proportion to `drawn`, from 1 to `most` each, with the wanted mean."""
+
+    def lengths(factor: float) -> list[int]:
+        return [max(1, min(round(factor * one), longest)) for one, longest in zip(drawn, most, strict=True)]
+
+    low, high = 0.0, max(most) / min(drawn)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(lengths(middle)) < mean * len(drawn) else (low, middle)
+    return lengths(high)
