@@ -17,7 +17,7 @@ from ballast_sim.replay.model_shape import ModelShape
 from ballast_sim.replay.policies import Fill, held_to
 from ballast_sim.replay.replica import Policy
 from ballast_sim.replay.report import Report, report
-from ballast_sim.replay.simulation import Scenario, simulate
+from ballast_sim.replay.simulation import Scenario, simulate, warmup_of
 from ballast_sim.replay.step_model import BatchWork, Roofline, profile
 from ballast_sim.replay.traffic import Arrival
 
@@ -118,7 +118,7 @@ class Deployment:
             online=online,
             offline=(lambda: [SimulatedJob.endless("offline", offline)]) if offline else list,
             seconds=seconds,
-            warmup_seconds=min(60.0, seconds / 4) if warmup is None else warmup,
+            warmup_seconds=warmup_of(seconds) if warmup is None else warmup,
             replicas=replicas,
             seed=self.inputs.seed,
             cost=self.cost,
