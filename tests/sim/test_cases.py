@@ -58,7 +58,7 @@ def test_a_tight_deadline_is_met_by_slack_and_missed_in_order_of_submission(runs
 
 
 def test_a_run_in_which_the_tight_job_does_not_end_is_refused(runs):
-    with pytest.raises(BadInput, match="40 items of the tight job are not done in 2 s. Run longer"):
+    with pytest.raises(BadInput, match=r"40 items of the tight job are not done in 2 s. Run longer"):
         replace(runs, seconds=0.5).deadline()
 
 

@@ -298,9 +298,9 @@ def test_a_plan_ahead_without_services_or_with_the_wrong_kind_is_refused():
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        ({"model": "llama-3-8b"}, "llama-3-8b generates text"),
+        ({"model": "llama-3-8b"}, "llama-3-8b generates: outputTokens is 1 or more"),
         ({"kind": "online", "output_tokens": 9}, "bge-large is an encoder: outputTokens is 0"),
-        ({"prompt_tokens": 600}, "prompt and answer have 600 tokens on average, but bge-large takes at most 512"),
+        ({"prompt_tokens": 600}, "prompt and answer have 600 tokens, but bge-large takes at most 512"),
         ({"latency_milliseconds": 2}, "a latency of 2 ms is below the fastest answer: bge-large takes 2"),
     ],
 )

@@ -126,6 +126,8 @@ class Bench:
     def __post_init__(self) -> None:
         if self.seconds <= self.warmup_seconds:
             raise BadInput(f"a run of {self.seconds:g} s is not longer than its warm-up of {self.warmup_seconds:g} s")
+        if not self.is_paced:
+            tokens_per_second(self.trace)  # a trace without a span is refused before minutes are spent
 
     @cached_property
     def cost(self) -> CostModel:
@@ -178,7 +180,6 @@ class Bench:
         """Return the trace at a load, repeated if it is too short. A paced trace stays as it is."""
         if self.is_paced:
             return list(self.trace)
-        tokens_per_second(self.trace)  # refuses a trace without a span, as it was given
         rate = load * self.bound
         return excerpt(repeated(self.trace, rate * self.seconds), rate, self.seconds)
 

@@ -52,6 +52,7 @@ class Deployment:
             )
         traffic = (*online, *offline)
         longest = max((arrival.num_tokens for arrival in traffic), default=1)
+        tokens = inputs.kv_tokens(model, longest)
         most = model.shape.max_context
         over = sum(arrival.num_tokens > most for arrival in traffic)
         if over > MOST_TOO_LONG * len(traffic):
@@ -59,7 +60,6 @@ class Deployment:
                 f"{over:,} of {len(traffic):,} requests have more tokens of prompt and answer than {model.shape.name} "
                 f"takes, {most:,}. Use a model with a longer context, or traffic for this one"
             )
-        tokens = inputs.kv_tokens(model, longest)
         deployment = cls(inputs, model.gpu, model.shape, model, profile(model), tokens)
         check_slo(model, online, ttft=deployment.config.ttft, tpot=deployment.config.tpot)
         return deployment

@@ -18,7 +18,7 @@ from ballast_sim.planner.deployment import Deployment
 from ballast_sim.planner.encoder import MOST_BATCH, EncoderSlo, encoder_limit
 from ballast_sim.planner.fleet import STEP_SHARES, Progress
 from ballast_sim.planner.inputs import PlanInputs, ServiceInput
-from ballast_sim.replay.model_shape import ModelShape, Quantization, shape
+from ballast_sim.replay.model_shape import Quantization, shape
 from ballast_sim.replay.policies import Ballast
 from ballast_sim.replay.step_model import BatchWork, Roofline
 from ballast_sim.replay.traffic import Arrival
@@ -190,7 +190,7 @@ class _Ahead:
         update = {"model": service.model, "quantization": self.way.quantization}
         inputs = self.inputs.model_copy(update=update)
         roofline = inputs.roofline(service.model)
-        _check(service, roofline.shape)
+        roofline.shape.check(f"service {service.name}", service.prompt_tokens, service.output_tokens)
         if roofline.shape.is_encoder:
             return self._encoder(inputs, service, roofline)
         lengths = draw_lengths(service, self.inputs.seed)
@@ -342,19 +342,6 @@ class _Ahead:
         line += f", {capacity.full:,.1f} in full batches"
         line += f"; mixed, its utilization is {capacity.mixed:.0%}" if capacity.mixed else ""
         return line + (f" ({capacity.because})" if capacity.because else "")
-
-
-def _check(service: ServiceInput, model: ModelShape) -> None:
-    """Check that the kind and the lengths of the service fit the model."""
-    if model.is_encoder == bool(service.output_tokens):
-        wanted = "is an encoder: outputTokens is 0" if model.is_encoder else "generates text: outputTokens is 1 or more"
-        raise BadInput(f"service {service.name}: {model.name} {wanted}")
-    tokens = service.prompt_tokens + service.output_tokens
-    if tokens > model.max_context:
-        raise BadInput(
-            f"service {service.name}: prompt and answer have {tokens:,} tokens on average, but {model.name} takes at "
-            f"most {model.max_context:,}"
-        )
 
 
 def _purchases(paid: Purchases) -> str:
