@@ -12,7 +12,7 @@ import pytest
 from ballast_api.errors import InvalidConfig
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_sim.errors import BadInput, Impossible
-from ballast_sim.planner.alternatives import alternatives, chunks
+from ballast_sim.planner.alternatives import Alternative, advice, alternatives, chunks
 from ballast_sim.planner.costs import HOURS_PER_MONTH, GpuPrice
 from ballast_sim.planner.deployment import Deployment
 from ballast_sim.planner.fleet import plan_fleet
@@ -125,6 +125,20 @@ def test_an_alternative_in_which_no_request_ends_has_no_price():
 
     assert "no request ends within the TPOT in throughputMinutes, 0.05" in tried[0].problem
     assert all(one.problem for one in tried)
+
+
+def test_advice_compares_estimates_with_the_estimate_of_the_plan_itself():
+    found = SimpleNamespace(
+        mixed=SimpleNamespace(gpus=5, dollars_per_hour=9.0),
+        deployment=SimpleNamespace(gpu=GPUS["a100"], config=SimpleNamespace(objective=0.99, chunk_tokens=512)),
+    )
+    given = Alternative("as given", 75.0, 100.0, 0.08, 4, 7.2)
+    same, less = replace(given, name="int4 weights"), replace(given, name="h100 instead", gpus=2, dollars_per_hour=6.0)
+
+    [line] = advice(found, [given, same, less], [])
+
+    assert "Right-size the GPU (h100 instead)" in line
+    assert "about 2 mixed GPUs at $6.00 an hour instead of about 4 at $7.20" in line
 
 
 def test_the_batch_ceiling_is_the_largest_batch_a_sweep_finds():

@@ -126,7 +126,7 @@ def advice(found: FleetPlan, tried: Sequence[Alternative], sizes: Sequence[Chunk
     """Return sentences about alternatives that do the same work for less; empty if there is none."""
     if not tried or not found.mixed:
         return []
-    given, mixed, unit = tried[0], found.mixed, found.deployment.gpu.unit
+    given, unit = tried[0], found.deployment.gpu.unit
     lines = []
     for what, named in (
         ("Quantize", [one for one in tried if one.name.endswith("weights")]),
@@ -134,11 +134,11 @@ def advice(found: FleetPlan, tried: Sequence[Alternative], sizes: Sequence[Chunk
     ):
         usable = [one for one in named if not one.problem]
         best = min(usable, key=lambda one: (one.dollars_per_hour, one.dollars), default=None)
-        if best and best.dollars_per_hour < mixed.dollars_per_hour:
+        if best and best.dollars_per_hour < given.dollars_per_hour:  # estimates of the same kind
             lines.append(
                 f"{what} ({best.name}): {best.bound / best.full:.0%} of full batches within the TPOT instead of "
                 f"{given.bound / given.full:.0%}, about {best.gpus} mixed {unit}s at ${best.dollars_per_hour:.2f} an "
-                f"hour instead of {mixed.gpus} at ${mixed.dollars_per_hour:.2f}."
+                f"hour instead of about {given.gpus} at ${given.dollars_per_hour:.2f}."
             )
     return lines + _chunk_advice(found, sizes)
 
