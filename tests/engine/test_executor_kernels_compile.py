@@ -87,6 +87,23 @@ def test_the_kernel_by_name_without_a_compiler_is_refused(no_compiler, checkpoin
         load(checkpoints("llama")[0], attention="cpu", threads=1)
 
 
+def test_a_compiler_of_blanks_is_none(cache, monkeypatch):
+    monkeypatch.setenv("CC", " ")
+
+    assert compiler._compiler() == shutil.which("cc")  # noqa: SLF001
+
+
+def test_kernels_that_cannot_be_loaded_are_a_reason_for_torch(cache, checkpoints, caplog):
+    compiled().write_bytes(b"cut off")
+    library.kernels.cache_clear()
+    loaded = load(checkpoints("llama")[0], attention="auto", threads=1)
+    library.kernels.cache_clear()
+
+    assert loaded.attention == "sdpa"
+    [record] = [record for record in caplog.records if "compiled kernels not used" in record.message]
+    assert "cannot be loaded" in record.fields["reason"]
+
+
 def test_a_compiler_that_fails_passes_on_its_message(cache, tmp_path, monkeypatch):
     broken = tmp_path / "cc"
     broken.write_text("#!/bin/sh\necho 'out of registers' >&2\nexit 1\n")

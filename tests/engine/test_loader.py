@@ -51,6 +51,12 @@ def shard(directory):
     (directory / "model.safetensors").unlink()
 
 
+def edit_index(directory, file):
+    path = directory / "model.safetensors.index.json"
+    names = json.loads(path.read_text())["weight_map"]
+    edit(path, weight_map={name: file if "00001" in held else held for name, held in names.items()})
+
+
 def test_a_loaded_model_tells_its_size(directory):
     loaded = load_here(directory, attention="auto")
     tensors = load_file(directory / "model.safetensors")
@@ -122,6 +128,49 @@ DAMAGES = {
     "an index without a map": (
         lambda d: (shard(d), (d / "model.safetensors.index.json").write_text("{}")),
         "no weight_map",
+    ),
+    "an index that names a file elsewhere": (
+        lambda d: (
+            shard(d),
+            shutil.copy(d / "model-00001-of-00002.safetensors", d.parent / "other.safetensors"),
+            edit_index(d, "../other.safetensors"),
+        ),
+        r"names \.\./other\.safetensors, expected files of the checkpoint directory",
+    ),
+    "an index that names a file by its whole path": (
+        lambda d: (shard(d), edit_index(d, str(d / "model-00001-of-00002.safetensors"))),
+        "expected files of the checkpoint directory without a folder",
+    ),
+    "config.json is nested without end": (
+        lambda d: (d / "config.json").write_text("[" * 100_000),
+        "not readable JSON",
+    ),
+    "an activation that is a list": (
+        lambda d: edit(d / "config.json", hidden_act=["silu"]),
+        r"hidden_act is \['silu'\]",
+    ),
+    "a norm that is not a number": (
+        lambda d: edit(d / "config.json", rms_norm_eps=float("nan")),
+        "rms_norm_eps is nan, which must be above 0",
+    ),
+    "a rope without a base": (
+        lambda d: edit(d / "config.json", rope_parameters={"rope_type": "default", "rope_theta": 0}),
+        "rope_theta is 0, which must be above 0",
+    ),
+    "a rope scaled by nothing": (
+        lambda d: edit(d / "config.json", rope_parameters={"rope_type": "linear", "factor": 0}),
+        "factor is 0, which must be above 0",
+    ),
+    "a rope whose bounds are equal": (
+        lambda d: edit(
+            d / "config.json",
+            rope_parameters={"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4},
+        ),
+        "low_freq_factor is 4, expected less than 4",
+    ),
+    "a hundred million layers": (
+        lambda d: edit(d / "config.json", num_hidden_layers=100_000_000),
+        "num_hidden_layers is 100000000, which must be at least 1, at most 10000",
     ),
     "another architecture": (
         lambda d: edit(d / "config.json", architectures=["GPT2LMHeadModel"]),

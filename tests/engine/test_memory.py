@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ballast_engine.build import free_memory
 from ballast_engine.memory import HugePages
 
 
@@ -21,6 +22,14 @@ def test_tensors_are_zeros_that_share_no_memory(dtype):
 
     assert [float(tensor.view(-1)[0]) for tensor in found] == [1, 2, 3, 4]
     assert [float(tensor.view(-1)[-1]) for tensor in found] == [1, 2, 3, 4]
+
+
+def test_cached_pages_of_files_are_free_memory_of_a_control_group(tmp_path):
+    (tmp_path / "memory.max").write_text(f"{1000 << 20}\n")
+    (tmp_path / "memory.current").write_text(f"{950 << 20}\n")
+    (tmp_path / "memory.stat").write_text(f"anon {600 << 20}\ninactive_file {300 << 20}\nactive_file 7\n")
+
+    assert free_memory(tmp_path) == 350 << 20
 
 
 def test_a_tensor_outlives_the_allocator():

@@ -245,8 +245,8 @@ def test_a_template_that_is_no_jinja_is_a_broken_checkpoint(tmp_path: Path) -> N
     [
         ("tokenizer.json", None, "has no tokenizer.json"),
         ("tokenizer.json", "{}", "is not a tokenizer"),
-        ("tokenizer_config.json", "{", "cannot be read"),
-        ("tokenizer_config.json", "[]", "contains list, expected an object"),
+        ("tokenizer_config.json", "{", "is not readable JSON"),
+        ("tokenizer_config.json", "[]", "contains a JSON list, expected an object"),
         ("generation_config.json", '{"eos_token_id": "</s>"}', "is not a token id"),
     ],
 )

@@ -10,6 +10,7 @@ from ballast_policy.learning.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.comparison.guarantee_runs import GuaranteeRuns
 from ballast_sim.errors import BadInput
+from ballast_sim.replay.simulation import warmup_of
 from ballast_sim.replay.traffic import Arrival
 
 TRACE = [Arrival(0.4 * i, 40 + 37 * i % 200, 10 + 7 * i % 40, tenant="abc"[i % 3]) for i in range(200)]
@@ -54,3 +55,13 @@ def test_a_tight_deadline_is_met_by_slack_and_missed_in_order_of_submission(runs
 
     assert case.is_kept, case.sentence
     assert case.figures["by_slack"] <= case.figures["deadline"] < case.figures["by_submission"]
+
+
+def test_a_run_in_which_the_tight_job_does_not_end_is_refused(runs):
+    with pytest.raises(BadInput, match=r"40 items of the tight job are not done in 2 s. Run longer"):
+        replace(runs, seconds=0.5).deadline()
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(120.0, 30.0), (300.0, 60.0), (6000.0, 60.0)])
+def test_a_quarter_of_a_run_at_most_a_minute_does_not_count(seconds, expected):
+    assert warmup_of(seconds) == expected

@@ -104,7 +104,7 @@ def test_where_steps_bring_more_newcomers_than_the_batch_there_is_no_ceiling(cas
         ({"requests_per_second": 9000}, "9000 requests/s arrive, but a batch of .* within 50 ms, serves"),
         ({"model": "bge-base"}, "bge-base is an encoder: outputTokens is 0"),
         ({"output_tokens": 0}, "llama-2-7b generates: outputTokens is 1 or more"),
-        ({"prompt_tokens": 4000}, "4150 tokens of prompt and answer, but llama-2-7b takes at most 4096"),
+        ({"prompt_tokens": 4000}, "prompt and answer have 4,150 tokens, but llama-2-7b takes at most 4,096"),
         ({"steps": "published"}, "published are the steps of llama-3-8b on a100"),
         ({"model": "gpt-9"}, "unknown model 'gpt-9'"),
     ],

@@ -46,6 +46,9 @@ def ballast(capsys, monkeypatch, tmp_path):
         (["--ahead", "--ceilings"], 2, "--ahead and --ceilings are different plans"),
         (["--ahead", "--online", "mine.csv"], 2, "--ahead takes its requests from --inputs"),
         (["--ceilings", "--plot", "plan.png"], 2, "--ceilings has no picture"),
+        (["--tpot-ms", "inf"], 2, "Invalid value for '--tpot-ms'"),
+        (["--price", "inf"], 2, "Invalid value for '--price'"),
+        (["--inputs", "incomplete.yaml"], 2, "gpus.mine is not a known GPU, so it needs all figures; missing:"),
         (["--plot", "plan.txt"], 2, "plan.txt has no known ending. Expected one of .png, .svg, .pdf"),
     ],
 )
@@ -58,6 +61,7 @@ def test_what_cannot_be_planned_is_one_sentence_and_an_exit_code(ballast, tmp_pa
         "negative": "0,-5,5",
     }.items():
         (tmp_path / f"{name}.csv").write_text(f"arrival_seconds,prompt_tokens,output_tokens\n{times}\n")
+    (tmp_path / "incomplete.yaml").write_text("gpus: {mine: {teraflops: 100}}\n")
 
     got, out, err = ballast(*arguments)
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ballast_api.errors import InvalidConfig
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_sim.errors import BadInput, Impossible
+from ballast_sim.planner.alternatives import Alternative, advice, alternatives, chunks
 from ballast_sim.planner.costs import HOURS_PER_MONTH, GpuPrice
 from ballast_sim.planner.deployment import Deployment
 from ballast_sim.planner.fleet import plan_fleet
-from ballast_sim.planner.forecast import plan_ahead
+from ballast_sim.planner.forecast import draw_lengths, plan_ahead
 from ballast_sim.planner.inputs import (
     AheadInput,
     EnergyInput,
@@ -27,6 +30,7 @@ from ballast_sim.planner.inputs import (
 )
 from ballast_sim.replay.hardware import GPUS
 from ballast_sim.replay.model_shape import Quantization
+from ballast_sim.replay.policies import Ballast
 from ballast_sim.replay.traffic import Arrival, read, read_lengths
 
 SMALL = EngineInput(slots=48)
@@ -49,11 +53,92 @@ ONLINE = [Arrival(0.5 * i, 300 + 37 * i % 900, 40 + 11 * i % 200) for i in range
         ({"slo": SloInput(tpot_milliseconds=10)}, r"It would take [0-9]\.[0-9] ms with"),
         ({"gpu": "l4"}, "TPOT of 50 ms is below the fastest step: .* 85.6 ms on one l4"),
         ({"model": "bge-base"}, "is an encoder"),
+        (
+            {"model": "llama-2-7b", "gpu": "h100", "engine": EngineInput(memory_percent=16)},
+            r"does not fit: 13.5 GB .* 2 such GPUs together hold it \(engine.tensorParallel 2\)",
+        ),
+        (
+            # The 28 heads of the model cannot be shared by 8 GPUs.
+            {"model": "qwen2.5-7b", "gpu": "h100", "engine": EngineInput(memory_percent=3)},
+            "does not fit: 15.2 GB .* [Nn]o known single GPU holds it, and no 16 such GPUs do",
+        ),
     ],
 )
 def test_what_physics_forbids_is_refused_with_its_figure(change, found):
     with pytest.raises((BadInput, Impossible), match=found):
         Deployment.of(PlanInputs(**change), ONLINE)
+
+
+def test_traffic_that_is_longer_than_the_context_of_the_model_is_refused():
+    few = [*ONLINE, *[Arrival(400.0, 9000, 10)] * 6]
+
+    assert Deployment.of(PlanInputs(), few).kv_tokens
+    with pytest.raises(BadInput, match=r"7 of 607 requests have more tokens .* than llama-3-8b takes, 8,192"):
+        Deployment.of(PlanInputs(), [*few, few[-1]])
+
+
+def test_mfu_of_fp8_weights_counts_the_operations_that_the_gpu_does_in_fp8():
+    found = PlanInputs(gpu="h100", quantization=Quantization.FP8).roofline("llama-3-8b")
+
+    assert found.rated_flops == GPUS["h100"].fp8_flops == 2 * GPUS["h100"].flops + 1e12
+
+
+@pytest.mark.parametrize(("prompt", "output"), [(1155, 211), (6000, 500), (100, 5000), (8191, 1), (1, 1)])
+def test_drawn_lengths_have_the_means_of_the_service_and_fit_the_context(prompt, output):
+    service = ServiceInput(
+        name="chat",
+        model="llama-3-8b",
+        requests_per_second=(1, 1),
+        prompt_tokens=prompt,
+        output_tokens=output,
+    )
+    drawn = draw_lengths(service, seed=0)
+
+    assert sum(one.num_prompt for one in drawn) / len(drawn) == pytest.approx(prompt, rel=0.001)
+    assert sum(one.num_output for one in drawn) / len(drawn) == pytest.approx(output, rel=0.001)
+    assert max(one.num_tokens for one in drawn) <= 8192
+
+
+def test_answers_of_one_token_have_no_tpot_to_keep():
+    deployment = Deployment.of(PlanInputs(engine=EngineInput(slots=16)), ONLINE)
+    online = [replace(arrival, num_output=1) for arrival in ONLINE[:60]]
+    result = deployment.alone(online, seconds=30.0)
+
+    assert isnan(result.tpot_attainment)
+    assert deployment.fits(result)
+    assert result.goodput == pytest.approx(result.num_online / result.seconds)
+    assert not deployment.fits(replace(result, ttft_attainment=0.5))
+    assert not deployment.fits(replace(result, tpot_attainment=0.5))
+
+
+def test_traffic_without_a_request_after_the_warm_up_is_refused():
+    sparse = [Arrival(0.0, 100, 10), Arrival(1e9, 100, 10)]
+
+    with pytest.raises(BadInput, match="no online request arrives at one of 8 GPUs after the warm-up"):
+        plan_fleet(PlanInputs(engine=EngineInput(slots=16), throughput_minutes=1), sparse, ONLINE[:50])
+
+
+def test_an_alternative_in_which_no_request_ends_has_no_price():
+    found = SimpleNamespace(mixed=None)
+    inputs = PlanInputs(engine=EngineInput(slots=4), throughput_minutes=0.05, slo=SloInput(ttft_milliseconds=1e5))
+    tried = alternatives(inputs, found, [Arrival(0.0, 1000, 2000)], ONLINE, lambda _: None)
+
+    assert "no request ends within the TPOT in throughputMinutes, 0.05" in tried[0].problem
+    assert all(one.problem for one in tried)
+
+
+def test_advice_compares_estimates_with_the_estimate_of_the_plan_itself():
+    found = SimpleNamespace(
+        mixed=SimpleNamespace(gpus=5, dollars_per_hour=9.0),
+        deployment=SimpleNamespace(gpu=GPUS["a100"], config=SimpleNamespace(objective=0.99, chunk_tokens=512)),
+    )
+    given = Alternative("as given", 75.0, 100.0, 0.08, 4, 7.2)
+    same, less = replace(given, name="int4 weights"), replace(given, name="h100 instead", gpus=2, dollars_per_hour=6.0)
+
+    [line] = advice(found, [given, same, less], [])
+
+    assert "Right-size the GPU (h100 instead)" in line
+    assert "about 2 mixed GPUs at $6.00 an hour instead of about 4 at $7.20" in line
 
 
 def test_the_batch_ceiling_is_the_largest_batch_a_sweep_finds():
@@ -110,6 +195,21 @@ def test_mixed_gpus_keep_the_slo_do_the_work_and_are_fewer_than_today(small_flee
     assert min(mixed.ttft_attainment, mixed.tpot_attainment) >= 0.99
     assert mixed.offline_tokens >= small_fleet.offline_tokens
     assert mixed.utilization < 1.0
+
+
+def test_chunks_are_compared_with_the_traffic_of_the_plan(small_fleet):
+    lengths = [Arrival(0.0, 800 + 97 * i % 1500, 50 + 13 * i % 200) for i in range(200)]
+    one, mixed = small_fleet.deployment, small_fleet.mixed
+    same = next(chunk for chunk in chunks(small_fleet, mixed, lengths) if chunk.tokens == one.config.chunk_tokens)
+    result = one.run(
+        Ballast,
+        online=small_fleet.traffic.of(1, mixed.gpus),
+        offline=lengths,
+        seconds=small_fleet.traffic.seconds,
+        config=replace(one.config, tpot_share=mixed.step_share),
+    )
+
+    assert same.offline_tokens == result.offline.total * mixed.gpus
 
 
 def test_money_per_token_adds_up_to_money_per_hour(small_fleet):
@@ -212,9 +312,9 @@ def test_a_plan_ahead_without_services_or_with_the_wrong_kind_is_refused():
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        ({"model": "llama-3-8b"}, "llama-3-8b generates text"),
+        ({"model": "llama-3-8b"}, "llama-3-8b generates: outputTokens is 1 or more"),
         ({"kind": "online", "output_tokens": 9}, "bge-large is an encoder: outputTokens is 0"),
-        ({"prompt_tokens": 600}, "prompt and answer have 600 tokens on average, but bge-large takes at most 512"),
+        ({"prompt_tokens": 600}, "prompt and answer have 600 tokens, but bge-large takes at most 512"),
         ({"latency_milliseconds": 2}, "a latency of 2 ms is below the fastest answer: bge-large takes 2"),
     ],
 )

@@ -84,6 +84,14 @@ def test_mooncake_requests_share_the_blocks_that_all_of_their_group_start_with(w
         ),
         ('{"arrival_seconds": 0, "prompt_tokens": 1,\n', "line 1: is not JSON"),
         ('{"arrival_seconds": 0, "prompt_tokens": 1, "output_tokens": 1}\n[1]\n', "line 2: found list, expected"),
+        (
+            '{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": 7}\n',
+            "line 1: hash_ids is 7; expected a list of whole numbers",
+        ),
+        (
+            '{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [[1]]}\n',
+            "line 1: hash_ids is [[1]]; expected a list of whole numbers",
+        ),
     ],
 )
 def test_a_bad_trace_is_refused_with_its_line(write, text, found):
@@ -91,6 +99,21 @@ def test_a_bad_trace_is_refused_with_its_line(write, text, found):
         read(write(text))
 
     assert found in str(error.value)
+
+
+def test_a_line_without_a_tenant_has_the_default_tenant(write):
+    lines = [
+        '{"arrival_seconds": 0, "prompt_tokens": 1, "output_tokens": 1, "tenant": 0}',
+        '{"arrival_seconds": 1, "prompt_tokens": 1, "output_tokens": 1}',
+    ]
+
+    assert [arrival.tenant for arrival in read(write("\n".join(lines)))] == ["0", "default"]
+
+
+def test_dates_before_1970_are_times_like_others(write):
+    lines = ("TIMESTAMP,ContextTokens,GeneratedTokens", "1969-12-31 23:59:50,10,10", "1969-12-31 23:59:55,10,10")
+
+    assert [arrival.seconds for arrival in read(write("\n".join(lines)))] == [0.0, 5.0]
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -165,3 +165,10 @@ def test_a_pooled_table_has_the_rows_of_each_seed_and_compares_with_all_of_onlin
 def test_a_chunk_that_cannot_be_is_refused(policy):
     with pytest.raises(BadInput, match="expected a number above 0"):
         knob(policy)
+
+
+def test_a_trace_of_one_request_cannot_be_scaled_to_a_load():
+    one = [Arrival(0.0, 100, 10)]
+
+    with pytest.raises(BadInput, match=r"a rate needs two requests at different times, found 1 request"):
+        Bench(one, one, PolicyConfig(slots=8, num_blocks=400), MODEL, 300.0)

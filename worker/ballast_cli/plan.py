@@ -61,13 +61,15 @@ _Nodes = Annotated[
 ]
 _Ttft = Annotated[
     float | None,
-    typer.Option("--ttft-ms", min=0.001, help=TTFT_HELP, show_default="1000"),
+    typer.Option("--ttft-ms", min=0.001, max=1e9, help=TTFT_HELP, show_default="1000"),
 ]
 _Tpot = Annotated[
     float | None,
-    typer.Option("--tpot-ms", min=0.001, help=TPOT_HELP, show_default="50"),
+    typer.Option("--tpot-ms", min=0.001, max=1e9, help=TPOT_HELP, show_default="50"),
 ]
-_Price = Annotated[float | None, typer.Option(min=0, help="Rent of a GPU, in dollars per hour.", show_default="by GPU")]
+_Price = Annotated[
+    float | None, typer.Option(min=0, max=1e9, help="Rent of a GPU, in dollars per hour.", show_default="by GPU")
+]
 _Ahead = Annotated[bool, typer.Option("--ahead", help="Plan the services of the inputs over months.")]
 _Ceilings = Annotated[
     bool, typer.Option("--ceilings", help="Compute the batch ceilings of the inputs: the batches that an SLO allows.")
@@ -177,7 +179,7 @@ def _fleet(
     trace, lengths = read(online or ONLINE_TRACE), read_lengths(offline or OFFLINE_TRACE)
     found = plan_fleet(inputs, trace, lengths, _progress)
     tried = alternatives(inputs, found, lengths, trace, _progress) if tries else []
-    sizes = chunks(found, found.mixed, trace, lengths) if tries and found.mixed else []
+    sizes = chunks(found, found.mixed, lengths) if tries and found.mixed else []
     print_premises(inputs, found)
     print_options(found)
     for reason in found.because:

@@ -23,7 +23,7 @@ def print_premises(inputs: PlanInputs, found: FleetPlan) -> None:
     named = "bfloat16" if weights == "none" else weights.value
     sys.stdout.write(
         f"{deployment.shape.name} ({deployment.shape.parameters / 1e9:.2f} billion {named} weights) on {gpu.name}: "
-        f"{gpu.flops / 1e12:g} TFLOP/s, {gpu.bandwidth / 1e12:g} TB/s, {gpu.memory / 1e9:g} GB, "
+        f"{deployment.model.rated_flops / 1e12:g} TFLOP/s, {gpu.bandwidth / 1e12:g} TB/s, {gpu.memory / 1e9:g} GB, "
         f"{deployment.kv_tokens:,} tokens of KV\n"
         + (f"The counts, prices and power below are those of groups of {gpu.count} GPUs.\n" if gpu.count > 1 else "")
         + f"SLO: TTFT {slo.ttft_milliseconds:g} ms and TPOT {slo.tpot_milliseconds:g} ms "

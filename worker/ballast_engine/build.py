@@ -91,7 +91,7 @@ def _size(options: EngineOptions, loaded: LoadedModel) -> tuple[EngineOptions, i
     most_slots = options.slots or MOST_SLOTS
     per_block = kv_bytes_per_block(loaded.config, loaded.dtype, size)
     if options.kv_memory_bytes is None:
-        memory = int(_free_memory() * MEMORY_SHARE)
+        memory = int(free_memory() * MEMORY_SHARE)
         num_blocks = min(memory // per_block, most_slots * -(-context // size))
     else:
         memory = options.kv_memory_bytes
@@ -109,17 +109,21 @@ def _size(options: EngineOptions, loaded: LoadedModel) -> tuple[EngineOptions, i
     return replace(options, slots=slots, max_model_len=context), num_blocks
 
 
-def _free_memory() -> int:
-    """Return the free bytes of this machine and its control group."""
+def free_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the free bytes of this machine and its control group.
+
+    The group also counts cached pages of files, such as the checkpoint that was just read. The kernel drops those that
+    are inactive if memory is short, so they are free, as `MemAvailable` and Kubernetes count them.
+    """
     machine = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
     if machine is None:
         raise InvalidOptions("/proc/meminfo has no MemAvailable: set kvMemoryMebibytes.")
     free = [int(machine[1]) * 1024]
-    group = Path("/sys/fs/cgroup")
     try:
-        limit = (group / "memory.max").read_text(encoding="ascii").strip()
-        if limit != "max":
-            free.append(int(limit) - int((group / "memory.current").read_text(encoding="ascii")))
+        limit, used, counts = ((group / f"memory.{name}").read_text("ascii") for name in ("max", "current", "stat"))
+        if limit.strip() != "max":
+            cached = dict(line.split() for line in counts.splitlines()).get("inactive_file", 0)
+            free.append(int(limit) - int(used) + int(cached))
     except OSError:
         pass  # no control group v2: the limit is that of the machine
     return max(0, min(free))

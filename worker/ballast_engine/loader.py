@@ -193,6 +193,12 @@ class _Checkpoint:
         if not isinstance(mapping, dict) or not mapping:
             raise InvalidCheckpoint(f"{directory / _INDEX} has no weight_map: download the model again.")
         names = sorted({str(name) for name in mapping.values()})
+        outside = [name for name in names if Path(name).name != name]
+        if outside:
+            raise InvalidCheckpoint(
+                f"{directory / _INDEX} names {_some(outside)}, expected files of the checkpoint directory without a "
+                f"folder: use the index of the original checkpoint."
+            )
         missing = [name for name in names if not (directory / name).is_file()]
         if missing:
             raise InvalidCheckpoint(

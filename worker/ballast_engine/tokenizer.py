@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +11,7 @@ import tokenizers
 
 from ballast_engine.chat import ChatTemplate
 from ballast_engine.errors import InvalidChat, InvalidCheckpoint
+from ballast_engine.models.config import read_json
 from ballast_engine.token_bytes import TokenBytes
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -126,19 +126,9 @@ def _load_backend(file: Path) -> tokenizers.Tokenizer:
     return backend
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def _read_json(file: Path) -> Mapping[str, Any]:
     """Return the JSON object of a file; an empty one if the file does not exist."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise InvalidCheckpoint(f"{file} cannot be read: {error}. Copy the checkpoint again.") from error
-    if not isinstance(found, dict):
-        raise InvalidCheckpoint(
-            f"{file} contains {type(found).__name__}, expected an object: copy the checkpoint again."
-        )
-    return found
+    return read_json(file) if file.exists() else {}
 
 
 def _token_ids(value: object, where: str) -> list[int]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from ballast_cli.bench.table import milliseconds, percent
 from ballast_cli.console import print_table
 from ballast_cli.sim_options import progress, write_json
+from ballast_sim.comparison.json_rows import known
 from ballast_sim.planner.encoder import ApiServer
 from ballast_sim.planner.encoder_runs import POLICIES, EncoderBench, EncoderRow
 
@@ -47,7 +48,7 @@ def compare_encoder(runs: EncoderBench, loads: Sequence[float], api: ApiServer, 
         "computed_per_second": runs.computed.requests_per_second,
         "found_per_second": highest.online_rate if highest.load else 0.0,
         "api_server_per_second": api.texts_per_second if api.text_milliseconds else None,
-        "rows": [asdict(row) for row in rows],
+        "rows": [{key: known(value) for key, value in asdict(row).items()} for row in rows],
     }
     write_json(json_file, figures)
 

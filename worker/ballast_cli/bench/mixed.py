@@ -15,6 +15,7 @@ from ballast_sim.comparison.bench import POLICIES, Bench
 from ballast_sim.comparison.engine import BenchEngine
 from ballast_sim.comparison.json_rows import as_json
 from ballast_sim.comparison.table import Table, run_table
+from ballast_sim.replay.simulation import warmup_of
 from ballast_sim.replay.traffic import read, read_lengths
 
 
@@ -61,7 +62,7 @@ def _bench(options: MixedOptions) -> tuple[Bench, BenchEngine]:
         seed=traffic.seed,
         noise=rows.noise,
         num_layers=engine.num_layers,
-        warmup_seconds=min(60.0, 15 * minutes),
+        warmup_seconds=warmup_of(60 * minutes),
         maximum_seconds=min(900.0, 900 * minutes),
         is_fitted=rows.is_fitted,
     )

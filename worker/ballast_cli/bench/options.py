@@ -57,7 +57,7 @@ PolicyNames = Annotated[
     str | None, typer.Option(metavar="NAME,...", help="Policies to run, or all of them: all.", show_default="all")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Random seed for the step-time noise and for generated traffic.")]
-Minutes = Annotated[float, typer.Option(min=0.1, max=10_000, help=_MINUTES_HELP)]
+Minutes = Annotated[float, typer.Option(min=2, max=10_000, help=_MINUTES_HELP)]
 MixedMinutes = Annotated[float | None, typer.Option(min=0.1, max=10_000, help=_MINUTES_HELP, show_default="10")]
 Slots = Annotated[int | None, typer.Option(min=1, max=4096, help="Number of slots of the engine.", show_default="256")]
 Chunk = Annotated[int, typer.Option(min=16, max=1_000_000, help="Most prefill tokens in a step.")]

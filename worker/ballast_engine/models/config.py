@@ -13,6 +13,10 @@ from ballast_engine.errors import InvalidCheckpoint
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 SUPPORTED_ROPE = ("default", "linear", "llama3")
 
+_MOST_LAYERS = 10_000
+_LARGEST = 1e12
+"""Largest number of a rotary embedding or a norm."""
+
 RopeKind = Literal["default", "linear", "llama3"]
 Json = Mapping[str, object]
 _T = TypeVar("_T", int, float, bool, str)
@@ -83,17 +87,23 @@ class _Fields:
             raise InvalidCheckpoint(f"{self.where} has no {name!r}: use a complete Hugging Face config.json.")
         return self._checked(name, value, kind)
 
-    def count(self, name: str, default: int | None = None) -> int:
+    def count(self, name: str, default: int | None = None, *, most: int = 2**31 - 1) -> int:
         value = self.need(name, int) if default is None else self.get(name, default)
-        if value < 1:
-            raise InvalidCheckpoint(f"{self.where}: {name} is {value}, which must be at least 1.")
+        if not 1 <= value <= most:
+            raise InvalidCheckpoint(f"{self.where}: {name} is {value}, which must be at least 1, at most {most}.")
         return value
+
+    def positive(self, name: str, default: float | None = None) -> float:
+        value = self.need(name, float) if default is None else self.get(name, default)
+        if not 0 < value <= _LARGEST:  # not NaN, either, which JSON of Python may contain
+            raise InvalidCheckpoint(f"{self.where}: {name} is {value}, which must be above 0, at most {_LARGEST:g}.")
+        return float(value)
 
     def _checked(self, name: str, value: object, kind: type[_T]) -> _T:
         fits = isinstance(value, (int, float)) if kind is float else isinstance(value, kind)
         if not fits or (kind is not bool and isinstance(value, bool)):
             raise InvalidCheckpoint(f"{self.where}: {name} is {value!r}, which must be of type {kind.__name__}.")
-        return cast("_T", float(value) if kind is float and isinstance(value, int) else value)
+        return cast("_T", value)
 
 
 def read_json(path: Path) -> Json:
@@ -102,7 +112,7 @@ def read_json(path: Path) -> Json:
         raise InvalidCheckpoint(f"{path} does not exist: a checkpoint directory needs it; download the model again.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise InvalidCheckpoint(f"{path} is not readable JSON ({error}): download the model again.") from error
     if not isinstance(content, dict):
         raise InvalidCheckpoint(
@@ -130,12 +140,12 @@ def parse_config(config: Json, *, where: str = "config.json") -> ModelConfig:
         vocab_size=fields.count("vocab_size"),
         hidden_size=hidden,
         intermediate_size=fields.count("intermediate_size"),
-        num_layers=fields.count("num_hidden_layers"),
+        num_layers=fields.count("num_hidden_layers", most=_MOST_LAYERS),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         max_positions=fields.count("max_position_embeddings"),
-        norm_eps=fields.get("rms_norm_eps", 1e-6),
+        norm_eps=fields.positive("rms_norm_eps", 1e-6),
         rope=_rope(config, where, max_positions=fields.count("max_position_embeddings")),
         qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias,
         output_bias=attention_bias,
@@ -165,10 +175,10 @@ def _refuse_unsupported(config: Json, where: str) -> None:
             "engine.backend: vllm."
         )
     act = config.get("hidden_act", "silu")
-    if act not in {"silu", "swish"}:
+    if act not in ("silu", "swish"):
         raise InvalidCheckpoint(f"{where}: hidden_act is {act!r}; this engine computes silu.")
     partial = config.get("partial_rotary_factor", 1.0)
-    if partial not in {None, 1.0}:
+    if partial not in (None, 1.0):
         raise InvalidCheckpoint(
             f"{where}: partial_rotary_factor is {partial!r}; this engine rotates whole heads (1.0)."
         )
@@ -188,7 +198,7 @@ def _rope(config: Json, where: str, *, max_positions: int) -> Rope:
         merged.update({key: value for key, value in given.items() if value is not None})
     kind = merged.get("rope_type") or merged.get("type") or "default"
     fields = _Fields(merged, f"{where} ({'rope_parameters' if 'rope_parameters' in config else 'rope_scaling'})")
-    theta = fields.get("rope_theta", 10_000.0)
+    theta = fields.positive("rope_theta", 10_000.0)
     partial = fields.get("partial_rotary_factor", 1.0)
     if partial != 1.0:
         raise InvalidCheckpoint(
@@ -198,15 +208,18 @@ def _rope(config: Json, where: str, *, max_positions: int) -> Rope:
         case "default":
             return Rope(theta=theta)
         case "linear":
-            return Rope(kind="linear", theta=theta, factor=fields.need("factor", float))
+            return Rope(kind="linear", theta=theta, factor=fields.positive("factor"))
         case "llama3":
+            low, high = fields.positive("low_freq_factor"), fields.positive("high_freq_factor")
+            if low >= high:
+                raise InvalidCheckpoint(f"{fields.where}: low_freq_factor is {low:g}, expected less than {high:g}.")
             return Rope(
                 kind="llama3",
                 theta=theta,
-                factor=fields.need("factor", float),
-                low_freq_factor=fields.need("low_freq_factor", float),
-                high_freq_factor=fields.need("high_freq_factor", float),
-                original_max_positions=fields.get("original_max_position_embeddings", max_positions),
+                factor=fields.positive("factor"),
+                low_freq_factor=low,
+                high_freq_factor=high,
+                original_max_positions=fields.count("original_max_position_embeddings", max_positions),
             )
     raise InvalidCheckpoint(
         f"{where}: rotary embedding of type {kind!r}; this engine computes {', '.join(SUPPORTED_ROPE)}: choose a model "
@@ -215,7 +228,7 @@ def _rope(config: Json, where: str, *, max_positions: int) -> Rope:
 
 
 def _windows(fields: _Fields, architecture: str) -> tuple[int | None, ...]:
-    layers = fields.count("num_hidden_layers")
+    layers = fields.count("num_hidden_layers", most=_MOST_LAYERS)
     everything: tuple[int | None, ...] = (None,) * layers
     if architecture == "LlamaForCausalLM":
         return everything

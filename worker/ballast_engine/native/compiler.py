@@ -61,7 +61,7 @@ def cpuinfo() -> str:
 
 
 def _compiler() -> str:
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    compiler = os.environ.get("CC", "").strip() or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if not compiler or shutil.which(compiler.split()[0]) is None:
         raise NoCompiler(
             "this installation has no prebuilt kernels for this processor, and no C compiler found "

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ballast_engine.batch import Ints
 from ballast_engine.native import prebuilt
-from ballast_engine.native.compiler import compiled, cpuinfo
+from ballast_engine.native.compiler import NoCompiler, compiled, cpuinfo
 from ballast_engine.suspension import Interrupt
 from ballast_log import Log
 
@@ -165,8 +165,12 @@ def kernels() -> Kernels:
         NoCompiler: there are no prebuilt kernels, and the kernels cannot be compiled here.
     """
     path = prebuilt.find(prebuilt.FOLDER, platform.machine(), cpuinfo()) or compiled()
+    try:
+        loaded = load(path)
+    except OSError as error:  # a cut file, or a file system without execution
+        raise NoCompiler(f"the kernels in {path} cannot be loaded ({error})") from error
     log.info("kernels loaded", path=path)
-    return load(path)
+    return loaded
 
 
 def load(path: Path) -> Kernels:

@@ -126,6 +126,8 @@ class Bench:
     def __post_init__(self) -> None:
         if self.seconds <= self.warmup_seconds:
             raise BadInput(f"a run of {self.seconds:g} s is not longer than its warm-up of {self.warmup_seconds:g} s")
+        if not self.is_paced:
+            tokens_per_second(self.trace)  # a trace without a span is refused before minutes are spent
 
     @cached_property
     def cost(self) -> CostModel:
@@ -163,7 +165,7 @@ class Bench:
         while high - low > 0.02:
             middle = (low + high) / 2
             result = self.alone(middle).result
-            is_met = min(result.ttft_attainment, result.tpot_attainment) >= HIGHEST_ATTAINMENT
+            is_met = result.keeps(HIGHEST_ATTAINMENT, HIGHEST_ATTAINMENT)
             low, high = (middle, high) if is_met else (low, middle)
         return self.alone(low) if low else replace(self.alone(high), load=0.0)
 
@@ -321,10 +323,7 @@ class Bench:
         return max(kept, key=lambda each: each.offline_tokens, default=None)
 
     def _within(self, result: Report, alone: Report) -> bool:
-        return (
-            result.ttft_attainment >= alone.ttft_attainment - MOST_LOST
-            and result.tpot_attainment >= alone.tpot_attainment - MOST_LOST
-        )
+        return result.keeps(alone.ttft_attainment - MOST_LOST, alone.tpot_attainment - MOST_LOST)
 
     def _row(self, policy: str, load: float, reservation: float, run: Run, note: str = "") -> Row:
         result = report(run, replace(self.config, offline_share=reservation))

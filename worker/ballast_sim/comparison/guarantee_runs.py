@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from statistics import fmean
 
 from ballast_policy.snapshot import PolicyConfig, TenantShare
@@ -20,7 +21,7 @@ from ballast_sim.replay.fairness import most_ahead
 from ballast_sim.replay.jobs import SimulatedJob
 from ballast_sim.replay.policies import Ballast
 from ballast_sim.replay.report import report
-from ballast_sim.replay.simulation import Run, Scenario, simulate
+from ballast_sim.replay.simulation import Run, Scenario, simulate, warmup_of
 from ballast_sim.replay.step_model import StepModel, profile
 from ballast_sim.replay.traffic import Arrival, Trace, at_rate, repeated
 
@@ -128,6 +129,10 @@ class GuaranteeRuns:
             seed=self.seed,
         )
         alone = self._finished(online, num_earlier=0)
+        if not isfinite(alone):
+            raise BadInput(
+                f"the {TIGHT_ITEMS} items of the tight job are not done in {4 * self.seconds:g} s. Run longer"
+            )
         deadline = TIGHTNESS * alone
         told, untold = self._finished(online, deadline=deadline), self._finished(online)
         return GuaranteeResult(
@@ -186,7 +191,7 @@ class GuaranteeRuns:
                 online=online,
                 offline=lambda: jobs,
                 seconds=seconds,
-                warmup_seconds=seconds / 5,
+                warmup_seconds=warmup_of(seconds),
                 seed=self.seed,
                 cost=profile(self.model),
                 is_guaranteed=True,

@@ -38,17 +38,17 @@ def as_json(row: Row, bench: Bench) -> dict[str, Any]:
         "jain": result.jain,
         "reservation_shortfall": result.reservation_shortfall,
         "deadline_hit_rate": result.deadline_hits,
-        "prompt_thirds": [{key: _known(value) for key, value in asdict(third).items()} for third in result.thirds],
-        "worst_third_lost": {"ttft": _known(lost.ttft), "tpot": _known(lost.tpot)},
+        "prompt_thirds": [{key: known(value) for key, value in asdict(third).items()} for third in result.thirds],
+        "worst_third_lost": {"ttft": known(lost.ttft), "tpot": known(lost.tpot)},
         "note": row.note,
     }
-    return {key: _known(value) for key, value in found.items()}
+    return {key: known(value) for key, value in found.items()}
 
 
 def _milliseconds(percentiles: Percentiles) -> dict[str, float | None]:
-    return {name: _known(1e3 * getattr(percentiles, name)) for name in ("p50", "p95", "p99")}
+    return {name: known(1e3 * getattr(percentiles, name)) for name in ("p50", "p95", "p99")}
 
 
-def _known(value: Any) -> Any:
+def known(value: Any) -> Any:
     """Replace a number that JSON cannot express by None."""
     return None if isinstance(value, float) and not isfinite(value) else value

@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from ballast_sim.comparison.bench import FITTED, STATIC_BUDGET, STATIC_CHUNKS, Bench
 from ballast_sim.comparison.engine import BenchEngine
 from ballast_sim.replay.arrivals import bursts, constant, evenly, generate, lognormal_answers
+from ballast_sim.replay.simulation import warmup_of
 from ballast_sim.replay.traffic import Arrival, Trace
 
 BOUND_TPOT = 0.05
 """TPOT of the SLO-bound throughput. Offline tokens are shares of offline alone with every step within it."""
 CAPPED_SLO = (1.0, 0.05)
 """TTFT and TPOT for Ballast in a row with a cap: the defaults of the command."""
-WARMUP_SECONDS = 60.0
 EVERY = (0.5, 2.0, 10.0)
 """Seconds between two sparse requests."""
 SILENCE_SECONDS, BURST_SECONDS, BURST_RATE = 100.0, 20.0, 12.0
@@ -70,7 +70,7 @@ class Workload:
             engine.model,
             self.seconds,
             num_layers=engine.num_layers,
-            warmup_seconds=min(WARMUP_SECONDS, self.seconds / 4),
+            warmup_seconds=warmup_of(self.seconds),
             maximum_seconds=min(900.0, 3 * self.seconds),
             is_paced=True,
             bound_tpot=BOUND_TPOT,

@@ -14,7 +14,7 @@ from ballast_sim.planner.inputs import PlanInputs
 from ballast_sim.replay.hardware import GPUS
 from ballast_sim.replay.model_shape import Quantization
 from ballast_sim.replay.policies import Ballast
-from ballast_sim.replay.traffic import Arrival, Trace, at_rate, excerpt
+from ballast_sim.replay.traffic import Arrival, Trace
 
 CHUNKS = (256, 512, 1024, 2048)
 
@@ -67,6 +67,9 @@ def _try(name: str, inputs: PlanInputs, found: FleetPlan, online: Trace, offline
     except Impossible as error:
         return Alternative(name, 0.0, 0.0, inf, problem=str(error))
     bound, full = deployment.slo_bound(offline), deployment.unbounded(offline)
+    if not bound:
+        minutes = f"throughputMinutes, {inputs.throughput_minutes:g}"
+        return Alternative(name, 0.0, full, inf, problem=f"no request ends within the TPOT in {minutes}")
     price = GpuPrice(deployment.gpu, inputs.energy, inputs.money)
     gpus = _about(found, bound / full, full)
     dollars = price.per_hour(bound / full)
@@ -96,19 +99,15 @@ class Chunk:
     tpot_attainment: float
 
 
-def chunks(found: FleetPlan, mixed: Option, online: Trace, offline: Sequence[Arrival]) -> list[Chunk]:
-    """Simulate one of the mixed GPUs with smaller and larger prefill chunks."""
-    deployment = found.deployment
-    seconds = 60 * deployment.inputs.traffic_minutes
-    traffic = excerpt(online, found.online_tokens, seconds)[:: mixed.gpus]
-    traffic = at_rate(traffic, found.online_tokens / mixed.gpus)
-    tried = []
+def chunks(found: FleetPlan, mixed: Option, offline: Sequence[Arrival]) -> list[Chunk]:
+    """Simulate one of the mixed GPUs with smaller and larger prefill chunks, and with the traffic of the plan."""
+    deployment, tried = found.deployment, []
     for tokens in sorted({*CHUNKS, deployment.config.chunk_tokens}):
         result = deployment.run(
             Ballast,
-            online=traffic,
+            online=found.traffic.of(1, mixed.gpus),
             offline=offline,
-            seconds=min(seconds, traffic[-1].seconds),
+            seconds=found.traffic.seconds,
             config=replace(deployment.config, tpot_share=mixed.step_share, chunk_tokens=tokens),
         )
         tried.append(
@@ -127,7 +126,7 @@ def advice(found: FleetPlan, tried: Sequence[Alternative], sizes: Sequence[Chunk
     """Return sentences about alternatives that do the same work for less; empty if there is none."""
     if not tried or not found.mixed:
         return []
-    given, mixed, unit = tried[0], found.mixed, found.deployment.gpu.unit
+    given, unit = tried[0], found.deployment.gpu.unit
     lines = []
     for what, named in (
         ("Quantize", [one for one in tried if one.name.endswith("weights")]),
@@ -135,11 +134,11 @@ def advice(found: FleetPlan, tried: Sequence[Alternative], sizes: Sequence[Chunk
     ):
         usable = [one for one in named if not one.problem]
         best = min(usable, key=lambda one: (one.dollars_per_hour, one.dollars), default=None)
-        if best and best.dollars_per_hour < mixed.dollars_per_hour:
+        if best and best.dollars_per_hour < given.dollars_per_hour:  # estimates of the same kind
             lines.append(
                 f"{what} ({best.name}): {best.bound / best.full:.0%} of full batches within the TPOT instead of "
                 f"{given.bound / given.full:.0%}, about {best.gpus} mixed {unit}s at ${best.dollars_per_hour:.2f} an "
-                f"hour instead of {mixed.gpus} at ${mixed.dollars_per_hour:.2f}."
+                f"hour instead of about {given.gpus} at ${given.dollars_per_hour:.2f}."
             )
     return lines + _chunk_advice(found, sizes)
 

@@ -16,7 +16,7 @@ from random import Random
 
 import numpy as np
 
-from ballast_sim.errors import BadInput, Impossible
+from ballast_sim.errors import Impossible
 from ballast_sim.planner.encoder import ApiServer
 from ballast_sim.planner.inputs import CeilingInput, PlanInputs
 from ballast_sim.replay.step_model import REFIT_A100, BatchWork, StepModel
@@ -59,14 +59,7 @@ class CeilingCase:
         roofline = inputs.roofline(asked.model)
         model: StepModel = roofline
         gpu, shape = roofline.gpu, roofline.shape
-        if asked.prompt_tokens + asked.output_tokens > shape.max_context:
-            raise BadInput(
-                f"ceilings.{asked.name}: {asked.prompt_tokens + asked.output_tokens} tokens of prompt and answer, but "
-                f"{shape.name} takes at most {shape.max_context}"
-            )
-        if shape.is_encoder == bool(asked.output_tokens):
-            wanted = "is an encoder: outputTokens is 0" if shape.is_encoder else "generates: outputTokens is 1 or more"
-            raise BadInput(f"ceilings.{asked.name}: {shape.name} {wanted}")
+        shape.check(f"ceilings.{asked.name}", asked.prompt_tokens, asked.output_tokens)
         if asked.steps == "published":
             if (shape.name, gpu.name, inputs.quantization.value) != ("llama-3-8b", "a100", "none"):
                 raise Impossible(f"{asked.name}: published are the steps of llama-3-8b on a100, without quantization")

@@ -75,10 +75,31 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
+class FleetTraffic:
+    """The online traffic of a part of a fleet: of at most `MOST_SIMULATED` of today's online GPUs."""
+
+    part: float
+    """The simulated share of the traffic."""
+    online: Trace
+    seconds: float
+    """Length of a simulation."""
+    tokens: float
+    """Tokens per second of the whole fleet."""
+
+    def of(self, simulated: int, gpus: int) -> list[Arrival]:
+        """Return the traffic of `simulated` of `gpus` GPUs: an evenly spaced part of the requests."""
+        kept = simulated / gpus / self.part
+        if kept > 1:
+            return at_rate(self.online, self.tokens * simulated / gpus)
+        return [a for i, a in enumerate(self.online) if int((i + 1) * kept) > int(i * kept)]
+
+
+@dataclass(frozen=True, slots=True)
 class FleetPlan:
     """The plan of a fleet, with its premises and reasons."""
 
     deployment: Deployment
+    traffic: FleetTraffic
     maximums: MaximumThroughputs
     online_tokens: float
     """Tokens per second of the online traffic."""
@@ -146,17 +167,18 @@ class _Planner:
         self.online_tokens = fleet.online_gpus * fleet.online_utilization_percent / 100 * maximums.online_full
         self.offline_tokens = fleet.offline_gpus * fleet.offline_utilization_percent / 100 * maximums.offline_full
         seconds = self.inputs.traffic_minutes * 60
-        self.part = min(1.0, MOST_SIMULATED / fleet.online_gpus)
-        if self.trace[0].num_tokens >= self.part * self.online_tokens * seconds:
+        part = min(1.0, MOST_SIMULATED / fleet.online_gpus)
+        if self.trace[0].num_tokens >= part * self.online_tokens * seconds:
             raise BadInput(f"trafficMinutes is {self.inputs.traffic_minutes:g}: only one request arrives in this time")
-        self.online = excerpt(self.trace, self.part * self.online_tokens, seconds)
-        self.seconds = min(seconds, self.online[-1].seconds)
+        online = excerpt(self.trace, part * self.online_tokens, seconds)
+        self.traffic = FleetTraffic(part, online, min(seconds, online[-1].seconds), self.online_tokens)
         given, apart = self._given(), self._right_sized()
         mixed = self._fewest_mixed(most=fleet.online_gpus + fleet.offline_gpus)
         same = self._mixed(fleet.online_gpus, f"mixed on the same {fleet.online_gpus}")
         ceiling, why = self.deployment.batch_ceiling(self.trace)
         return FleetPlan(
             deployment=self.deployment,
+            traffic=self.traffic,
             maximums=maximums,
             online_tokens=self.online_tokens,
             offline_tokens=self.offline_tokens,
@@ -179,6 +201,11 @@ class _Planner:
         fleet = self.inputs.fleet
         self.progress(f"simulating {fleet.online_gpus} online {self._unit}s apart")
         result = self._online_alone(fleet.online_gpus)
+        if not result.num_online:
+            raise BadInput(
+                f"no online request arrives at one of {fleet.online_gpus} {self._unit}s after the warm-up: the traffic "
+                "is too sparse. Increase trafficMinutes, or use fewer online GPUs"
+            )
         return self._apart("apart, as it is", fleet.online_gpus, fleet.offline_gpus, result)
 
     def _right_sized(self) -> Option:
@@ -194,14 +221,7 @@ class _Planner:
 
     def _online_alone(self, gpus: int) -> Report:
         """Simulate one of `gpus` GPUs that serve online alone."""
-        return self.deployment.alone(self._traffic(1, gpus), self.seconds)
-
-    def _traffic(self, simulated: int, gpus: int) -> list[Arrival]:
-        """Return the online traffic of `simulated` of `gpus` GPUs: an evenly spaced part of the requests."""
-        kept = simulated / gpus / self.part
-        if kept > 1:
-            return at_rate(self.online, self.online_tokens * simulated / gpus)
-        return [a for i, a in enumerate(self.online) if int((i + 1) * kept) > int(i * kept)]
+        return self.deployment.alone(self.traffic.of(1, gpus), self.traffic.seconds)
 
     def _fewest_mixed(self, most: int) -> Option | None:
         """Return the fewest GPUs that serve both classes; None if no number does."""
@@ -250,9 +270,9 @@ class _Planner:
         """Simulate `simulated` of the mixed GPUs behind a router."""
         return self.deployment.run(
             Ballast,
-            online=self._traffic(simulated, gpus),
+            online=self.traffic.of(simulated, gpus),
             offline=self.offline,
-            seconds=self.seconds,
+            seconds=self.traffic.seconds,
             replicas=simulated,
             config=replace(self.deployment.config, tpot_share=share),
         )
@@ -309,7 +329,7 @@ class _Planner:
         deployment = self.deployment
         operations = online * deployment.operations_per_token(self.trace)
         operations += offline * deployment.operations_per_token(self.offline)
-        return operations / (gpus * deployment.gpu.flops)
+        return operations / (gpus * deployment.model.rated_flops)
 
     def _reasons(self, apart: Option, mixed: Option | None, same: Option | None) -> list[str]:
         """Return the reasons for the figures."""

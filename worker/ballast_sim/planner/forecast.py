@@ -18,7 +18,7 @@ from ballast_sim.planner.deployment import Deployment
 from ballast_sim.planner.encoder import MOST_BATCH, EncoderSlo, encoder_limit
 from ballast_sim.planner.fleet import STEP_SHARES, Progress
 from ballast_sim.planner.inputs import PlanInputs, ServiceInput
-from ballast_sim.replay.model_shape import ModelShape, Quantization, shape
+from ballast_sim.replay.model_shape import Quantization, shape
 from ballast_sim.replay.policies import Ballast
 from ballast_sim.replay.step_model import BatchWork, Roofline
 from ballast_sim.replay.traffic import Arrival
@@ -190,7 +190,7 @@ class _Ahead:
         update = {"model": service.model, "quantization": self.way.quantization}
         inputs = self.inputs.model_copy(update=update)
         roofline = inputs.roofline(service.model)
-        _check(service, roofline.shape)
+        roofline.shape.check(f"service {service.name}", service.prompt_tokens, service.output_tokens)
         if roofline.shape.is_encoder:
             return self._encoder(inputs, service, roofline)
         lengths = draw_lengths(service, self.inputs.seed)
@@ -344,19 +344,6 @@ class _Ahead:
         return line + (f" ({capacity.because})" if capacity.because else "")
 
 
-def _check(service: ServiceInput, model: ModelShape) -> None:
-    """Check that the kind and the lengths of the service fit the model."""
-    if model.is_encoder == bool(service.output_tokens):
-        wanted = "is an encoder: outputTokens is 0" if model.is_encoder else "generates text: outputTokens is 1 or more"
-        raise BadInput(f"service {service.name}: {model.name} {wanted}")
-    tokens = service.prompt_tokens + service.output_tokens
-    if tokens > model.max_context:
-        raise BadInput(
-            f"service {service.name}: prompt and answer have {tokens:,} tokens on average, but {model.name} takes at "
-            f"most {model.max_context:,}"
-        )
-
-
 def _purchases(paid: Purchases) -> str:
     """Return a sentence with the GPUs that are bought and rented by month."""
     buys = [f"{gpus} in month {month}" for month, gpus in enumerate(paid.bought, start=1) if gpus]
@@ -366,15 +353,22 @@ def _purchases(paid: Purchases) -> str:
 
 
 def draw_lengths(service: ServiceInput, seed: int) -> list[Arrival]:
-    """Draw lengths around the means of a service, exponential as in real conversations, and cut at six means."""
-    random = Random(seed)
-    most = shape(service.model).max_context
+    """Draw lengths with the means of a service, exponential as in real conversations, and cut at the context."""
+    random, most = Random(seed), shape(service.model).max_context
+    drawn = [(min(random.expovariate(1), 6.0), min(random.expovariate(1), 6.0)) for _ in range(LENGTHS)]
+    outputs = _scaled([one for one, _ in drawn], service.output_tokens, [most - service.prompt_tokens] * LENGTHS)
+    prompts = _scaled([one for _, one in drawn], service.prompt_tokens, [most - output for output in outputs])
+    return [Arrival(0.0, prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
 
-    def draw(mean: int) -> int:
-        return max(1, round(min(random.expovariate(1 / mean), 6 * mean)))
 
-    lengths = []
-    for _ in range(LENGTHS):
-        output = min(draw(service.output_tokens), most // 2)
-        lengths.append(Arrival(0.0, min(draw(service.prompt_tokens), most - output), output))
-    return lengths
+def _scaled(drawn: Sequence[float], mean: int, most: Sequence[int]) -> list[int]:
+    """Return lengths in proportion to `drawn`, from 1 to `most` each, with the wanted mean."""
+
+    def lengths(factor: float) -> list[int]:
+        return [max(1, min(round(factor * one), longest)) for one, longest in zip(drawn, most, strict=True)]
+
+    low, high = 0.0, max(most) / min(drawn)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(lengths(middle)) < mean * len(drawn) else (low, middle)
+    return lengths(high)

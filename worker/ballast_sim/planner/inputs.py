@@ -289,6 +289,12 @@ class PlanInputs(ApiModel):
     """Length of a simulation of full batches; the first third, in which they fill, does not count."""
     seed: int = 0
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in self.gpus:
+            self.find_gpu(name)  # a plan compares with every GPU
+        return self
+
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a YAML file. A missing field has its default.

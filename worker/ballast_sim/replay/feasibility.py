@@ -34,7 +34,7 @@ def kv_tokens(
     each = shape.kv_bytes_per_token
     needed = longest * each
     if weights + needed <= usable:
-        return min(int((usable - weights) / each), slots * shape.max_context) if each else 0
+        return min(int((usable - weights) / each), max(slots * shape.max_context, longest)) if each else 0
     found = f"{weights / 1e9:.1f} GB of weights"
     found += f" and {needed / 1e9:.1f} GB of KV for {longest} tokens" if needed else ""
     options = [
@@ -45,11 +45,12 @@ def kv_tokens(
     options += [
         f"one {other.name} has {other.memory / 1e9:.0f} GB"
         for other in GPUS.values()
-        if weights + needed <= other.memory * memory_percent / 100
+        if weights + needed <= other.memory * memory_percent / 100 - adapters
     ]
-    groups = (gpu.count * 2**power for power in range(1, 5))
-    share = usable / gpu.count
-    count = next((count for count in groups if count <= MOST_GPUS and weights + needed <= count * share), None)
+    groups = [count for power in range(1, 5) if (count := gpu.count * 2**power) <= MOST_GPUS]
+    share = gpu.memory * memory_percent / 100 / gpu.count
+    fitting = (count for count in groups if weights + needed <= count * share - adapters)
+    count = next((count for count in fitting if shape.heads % count == 0), None)
     if count is not None:
         options.append(f"{count} such GPUs together hold it (engine.tensorParallel {count})")
     hint = "; ".join(options) or f"no known single GPU holds it, and no {MOST_GPUS} such GPUs do"

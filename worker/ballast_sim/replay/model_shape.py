@@ -101,6 +101,19 @@ class ModelShape:
         """Bytes of KV cache of one token. An encoder has none."""
         return 0.0 if self.is_encoder else 2 * self.layers * self.kv_heads * self.head_dim * self.kv_bytes
 
+    def check(self, what: str, prompt_tokens: int, output_tokens: int) -> None:
+        """Check that the mean lengths of requests fit the model.
+
+        Raises:
+            BadInput: an encoder has answers, another model has none, or the context is too short.
+        """
+        if self.is_encoder == bool(output_tokens):
+            wanted = "is an encoder: outputTokens is 0" if self.is_encoder else "generates: outputTokens is 1 or more"
+            raise BadInput(f"{what}: {self.name} {wanted}")
+        tokens, most = prompt_tokens + output_tokens, self.max_context
+        if tokens > most:
+            raise BadInput(f"{what}: prompt and answer have {tokens:,} tokens, but {self.name} takes at most {most:,}")
+
     @property
     def attention_flops_per_pair(self) -> float:
         """Operations for one token that attends to one token: scores and weighted sum, in every layer and head."""

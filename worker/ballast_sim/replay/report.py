@@ -79,6 +79,10 @@ class Report:
         """Tokens per second of both classes."""
         return self.online.total + self.offline.total
 
+    def keeps(self, ttft: float, tpot: float) -> bool:
+        """Return whether both attainments are at least these shares. Answers of one token have no TPOT to keep."""
+        return self.ttft_attainment >= ttft and not self.tpot_attainment < tpot
+
 
 def report(run: Run, judged_by: PolicyConfig | None = None) -> Report:
     """Compute the figures of `[warmup, end]`, by the SLO and the reservation of the run or of another configuration.
@@ -104,7 +108,11 @@ def report(run: Run, judged_by: PolicyConfig | None = None) -> Report:
         ttft_attainment=ttft_attainment(answers, config.ttft),
         tpot_attainment=tpot_attainment(answers, config.tpot),
         envelope_attainment=share([item.num_late == 0 for item in answered if item.request.ttft < inf]),
-        goodput=sum(1 for answer in answers if answer.ttft <= config.ttft and answer.tpot <= config.tpot) / seconds,
+        goodput=sum(
+            answer.ttft <= config.ttft and (answer.tpot <= config.tpot or item.num_output == 1)
+            for answer, item in zip(answers, online, strict=True)
+        )
+        / seconds,
         online=_tokens(run.online, start, end),
         offline=_tokens(run.offline, start, end),
         wasted_tokens=sum(item.num_recomputed for item in (*run.online, *run.offline)),

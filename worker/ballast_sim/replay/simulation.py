@@ -48,6 +48,11 @@ class Scenario:
     """Check G1 and G2 at every step. Only Ballast's own policy keeps them."""
 
 
+def warmup_of(seconds: float) -> float:
+    """Return the part of a run of traffic that does not count: a quarter, at most a minute."""
+    return min(60.0, seconds / 4)
+
+
 @dataclass
 class Run:
     """The result of a scenario."""

@@ -136,10 +136,9 @@ class Roofline:
     efficiency: Efficiency = field(default_factory=Efficiency)
 
     @property
-    def flops(self) -> float:
-        """Operations per second that a step reaches."""
-        rate = self.gpu.fp8_flops if self.quantization is Quantization.FP8 else self.gpu.flops
-        return rate * self.efficiency.compute
+    def rated_flops(self) -> float:
+        """Operations per second of the data sheet, in the format that the weights are computed in."""
+        return self.gpu.fp8_flops if self.quantization is Quantization.FP8 else self.gpu.flops
 
     def operations(self, work: BatchWork) -> float:
         """Return the floating-point operations of a step, as MFU counts them."""
@@ -155,7 +154,9 @@ class Roofline:
         shape, e = self.shape, self.efficiency
         tokens = work.num_prefill + work.num_decode
         sampled = work.num_decode + work.num_chunks
-        linear = 2.0 * (shape.active_parameters * tokens + shape.head_parameters * sampled) / self.flops
+        linear = (
+            2.0 * (shape.active_parameters * tokens + shape.head_parameters * sampled) / (self.rated_flops * e.compute)
+        )
         untouched = shape.expert_parameters * (1.0 - shape.expert_share) ** tokens
         weights = (shape.layer_parameters - untouched) * self.quantization.weight_bytes + shape.head_parameters * 2.0
         read = weights / (self.gpu.bandwidth * e.bandwidth)

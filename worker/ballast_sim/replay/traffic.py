@@ -60,7 +60,7 @@ def read(path: Path) -> list[Arrival]:
         BadTrace: the file has no times, is empty, is not sorted, or has an invalid line.
     """
     arrivals = []
-    last = 0.0
+    last = -inf
     for line, arrival in _records(path, needs_times=True):
         if arrival.seconds < last:
             earlier = f"{last - arrival.seconds:g} s before the line above it"
@@ -158,6 +158,9 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]
             raise BadTrace(str(path), line, f"is not JSON ({error})") from error
         if not isinstance(row, dict):
             raise BadTrace(str(path), line, f"found {type(row).__name__}, expected a JSON object")
+        ids = row.get("hash_ids")
+        if ids is not None and not (isinstance(ids, list) and all(type(one) is int for one in ids)):
+            raise BadTrace(str(path), line, f"hash_ids is {ids!r}; expected a list of whole numbers")
         yield line, row
 
 
@@ -205,13 +208,13 @@ class _Columns:
     def arrival(self, path: Path, line: int, row: Mapping[str, Any], shared: Mapping[int, int]) -> Arrival:
         num_prompt = _count(path, line, self.prompt, row.get(self.prompt))
         num_output = _count(path, line, self.output, row.get(self.output))
-        ids = row.get("hash_ids") or [-1]
+        ids, tenant = row.get("hash_ids") or [-1], row.get(self.tenant) if self.tenant else None
         prefix = min(shared.get(ids[0], 0) * MOONCAKE_BLOCK_TOKENS, num_prompt - 1)
         return Arrival(
             seconds=0.0 if self.time is None else _seconds(path, line, self.time, row.get(self.time)),
             num_prompt=num_prompt,
             num_output=num_output,
-            tenant="default" if self.tenant is None else str(row[self.tenant]),
+            tenant="default" if tenant is None else str(tenant),
             prefix_key=ids[0] + 1 if prefix > 0 else 0,
             prefix_tokens=max(prefix, 0),
         )
