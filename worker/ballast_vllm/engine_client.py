@@ -173,10 +173,10 @@ class EngineTap:
         is_asked = params is not None and params.prompt_logprobs is not None
         if not (is_asked and self.device == "cpu" and engine.vllm_config.lora_config):
             return
-        from vllm.exceptions import VLLMValidationError  # noqa: PLC0415 - tests of this module need no vLLM
+        from ballast_vllm.internals import invalid_request  # noqa: PLC0415 - tests of this module need no vLLM
 
         await engine.abort(request.request_id, internal=True)  # vLLM forgets a request only after its end
-        raise VLLMValidationError(PROMPT_LOGPROBS, parameter="prompt_logprobs")
+        raise invalid_request(PROMPT_LOGPROBS, "prompt_logprobs")
 
     def _placed(self, request: Any, call: Call) -> Any:
         """Return the request with its place in the policy, and after the tokens of an earlier attempt."""

@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from vllm.exceptions import VLLMValidationError
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -243,6 +244,11 @@ def is_complete(request: Any) -> bool:
 def adapter(request: Any) -> int:
     """Return the number of the LoRA adapter of a request; 0 without one."""
     return int(request.lora_request.lora_int_id) if request.lora_request else 0
+
+
+def invalid_request(message: str, parameter: str) -> Any:
+    """Return the exception that vLLM answers with 400."""
+    return VLLMValidationError(message, parameter=parameter)
 
 
 def image_places(request: Any) -> list[range]:
