@@ -88,6 +88,7 @@ def test_an_idle_resource_that_is_not_reconciled_makes_no_calls(
     cluster.says("SLOMet", "Unknown", "Stale")
     labels = f'kind="InferenceDeployment",name="llm",namespace="{cluster.namespace}",state="ready"'
     until(lambda: alone.metrics()[f"ballast_operator_replicas{{{labels}}}"] == 0, said="the metric")
+    until(lambda: calls(between, cluster)["events"] >= 4, said="an event for each change of a condition")
     before = calls(between, cluster)
     reconciles = alone.metrics()["ballast_operator_reconcile_seconds_count"]
     cluster.plane.kubectl("annotate", "-n", cluster.namespace, "infd", "llm", "note=1")
