@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from bare_core import BareCore
@@ -14,6 +15,7 @@ from vllm import SamplingParams
 STEP_TOKENS = 512
 LARGE = range(10, 490)
 """The place of an image that fills the cache."""
+AT_ONCE: dict[str, Any] = {"disable_chunked_mm_input": True}
 POLICY = {"offline_share": 0.0, "ttft": 0.8, "tpot": 0.06, "chunk_tokens": 64}
 
 
@@ -84,7 +86,7 @@ def test_any_mix_of_images_is_answered(seeing_model: Path, seed: int) -> None:
 def test_no_step_ends_in_an_image_that_is_computed_at_once(seeing_model: Path, seed: int, is_async: bool) -> None:
     rng = Random(seed)
     policy = POLICY | {"chunk_tokens": 48}
-    core = BareCore(seeing_model, policy=policy, is_async=is_async, seed=seed, disable_chunked_mm_input=True)
+    core = BareCore(seeing_model, policy=policy, is_async=is_async, seed=seed, **AT_ONCE)
     images: dict[str, list[range]] = {}
     for _ in range(12):
         places = [range(start, start + rng.randint(1, 150)) for start in range(0, 450, 150) if rng.random() < 0.7]
@@ -102,6 +104,58 @@ def test_no_step_ends_in_an_image_that_is_computed_at_once(seeing_model: Path, s
 
     assert core.ended == images.keys()
     assert core.scheduler.driver.counters.short_grants == 0
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_image_as_large_as_a_step_waits_for_no_steady_work(seeing_model: Path, is_async: bool) -> None:
+    policy = POLICY | {"offline_share": 0.2, "chunk_tokens": 512}
+    core = BareCore(seeing_model, step_tokens=504, blocks=2000, policy=policy, is_async=is_async, **AT_ONCE)
+
+    def feed() -> None:
+        alive = core.made and core.scheduler.requests.keys()
+        for kind, most, prompt, output in (("offline", 6, 1500, 2), ("online", 2, 50, 20)):
+            for _ in range(most - sum(name.startswith(kind) for name in alive)):
+                core.add(kind, prompt=prompt, output=output)
+        core.step()
+        core.check()
+
+    for _ in range(5):
+        feed()
+    seeing = core.add(prompt=522, output=3, images=[range(512)], request_id="with an image")
+    for _ in range(100):
+        feed()
+
+    assert seeing in core.ended
+    assert sum(name.startswith("online") for name in core.ended) > 5
+    assert sum(name.startswith("offline") for name in core.ended) > 5
+
+
+@pytest.mark.parametrize("num_ahead", [0, 1, 3])
+def test_a_drafter_that_reads_ahead_delays_no_image(seeing_model: Path, num_ahead: int) -> None:
+    core = BareCore(seeing_model, policy=POLICY, **AT_ONCE)
+    core.scheduler.num_prefill_lookahead = num_ahead
+    core.scheduler.driver = core.scheduler.new_driver()
+    for kind in ("online", "offline"):
+        core.add(kind, prompt=600, output=3, images=[range(100, 400)])
+
+    run(core)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drafts_leave_a_step_to_a_whole_image(seeing_model: Path, seed: int) -> None:
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 1}
+    policy = POLICY | {"chunk_tokens": 512}
+    core = BareCore(seeing_model, policy=policy, seed=seed, speculative_config=drafts, **AT_ONCE)
+    for _ in range(5):
+        core.add(prompt=5, output=300)
+    for _ in range(5):
+        core.step()
+    seeing = core.add(prompt=560, output=30, images=[range(4, 516)])
+    for _ in range(8):
+        core.step()
+        assert not 4 < core.scheduler.requests[seeing].num_computed_tokens < 516
+
+    assert core.scheduler.requests[seeing].num_computed_tokens >= 516
 
 
 def test_an_image_that_is_encoded_again_decides_the_same_answer(seeing_model: Path) -> None:

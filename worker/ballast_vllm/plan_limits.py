@@ -29,6 +29,10 @@ class PlanLimits:
     """Whether each prompt is computed at once."""
     find_images: Callable[[Any], Sequence[range]] | None = None
     """Finds the images of a request of vLLM if each of them is computed at once."""
+    num_ahead: int = 0
+    """Tokens behind a chunk that a drafter reads."""
+    num_drafts: int = 0
+    """Most drafts of a decode."""
 
     def apply(self, plan: StepPlan, live: Mapping[int, Any]) -> StepPlan:
         """Return what vLLM shall compute of a plan. `live`: vLLM's requests by `seq`."""
@@ -37,7 +41,8 @@ class PlanLimits:
         if self.multiple > 1:
             plan = even_step(plan, self.multiple)
         if find := self.find_images:
-            plan = whole_images(plan, lambda record: find(live[record.seq]), self.most_tokens)
+            limits = {"num_ahead": self.num_ahead, "num_drafts": self.num_drafts}
+            plan = whole_images(plan, lambda record: find(live[record.seq]), self.most_tokens, **limits)
         return plan
 
 
@@ -96,25 +101,50 @@ def whole_prompts(plan: StepPlan, most_tokens: int) -> StepPlan:
     return replace(plan, grants=tuple(grants), admit=tuple([r for r in plan.admit if r not in waiting]))
 
 
-def whole_images(plan: StepPlan, find_images: Callable[[Request], Sequence[range]], most_tokens: int) -> StepPlan:
+def whole_images(
+    plan: StepPlan,
+    find_images: Callable[[Request], Sequence[range]],
+    most_tokens: int,
+    *,
+    num_ahead: int = 0,
+    num_drafts: int = 0,
+) -> StepPlan:
     """Return the plan for a model that computes each image in one step: no chunk ends in an image.
 
-    A chunk ends before the image instead. If it begins with the image, it ends behind the image. A request waits if its
-    image does not fit into the `most_tokens` of the step.
+    A chunk ends before the image instead, or behind an image that it begins with. If the step then has more than
+    `most_tokens`, the first such image takes the step, and others wait that do not fit beside it. `num_ahead`: tokens
+    behind a chunk that a drafter reads. `num_drafts`: drafts of a decode.
     """
-    total = sum([num_tokens for _, num_tokens in plan.grants])
-    grants: list[tuple[Request, int]] = []
-    waiting = set()
+    wanted = {}
+    first = None
     for record, granted in plan.grants:
+        images = find_images(record) if _left(record) > granted else ()
         start = computed(record)
-        num_tokens = granted
-        for image in find_images(record) if _left(record) > granted else ():
-            if image.start < start + granted < image.stop:
-                num_tokens = (image.start if image.start > start else image.stop) - start
-        if num_tokens > granted and total + num_tokens - granted > most_tokens:
-            waiting.add(record)
-            total -= granted
-        else:
-            grants.append((record, num_tokens))
-            total += num_tokens - granted
-    return replace(plan, grants=tuple(grants), admit=tuple([r for r in plan.admit if r not in waiting]))
+        wanted[record] = tokens = _end_of_chunk(images, start, start + granted, num_ahead) - start
+        if first is None and tokens > granted:
+            first = record
+    sizes = {record: tokens + num_drafts * (_left(record) == 1) for record, tokens in wanted.items()}
+    waiting = set()
+    if first and sum(sizes.values()) > most_tokens:
+        left = most_tokens - sizes[first]
+        for record, size in sizes.items():
+            if record is first or size <= left:
+                left -= size * (record is not first)
+            else:
+                waiting.add(record)
+    grants = tuple([(record, tokens) for record, tokens in wanted.items() if record not in waiting])
+    return replace(plan, grants=grants, admit=tuple([r for r in plan.admit if r not in waiting]))
+
+
+def _end_of_chunk(images: Sequence[range], start: int, end: int, num_ahead: int) -> int:
+    """Return where a chunk ends that shall end at `end`, so that it divides none of the images, which are in order."""
+    least = start + 1
+    for image in images:
+        before = image.start - num_ahead
+        if image.stop <= end:
+            least = max(least, image.stop)
+        elif before < end:
+            if before >= least:
+                return before
+            end = least = image.stop
+    return end

@@ -87,6 +87,8 @@ class _Ballast(PlannedBatch):
                 multiple=self.multiple,
                 has_whole_prompts=not scheduler.enable_chunked_prefill,
                 find_images=image_places if scheduler.disable_chunked_mm_input else None,
+                num_ahead=self.num_prefill_lookahead,
+                num_drafts=self.num_spec_tokens,
             ),
             is_async=self.is_async,
             max_tokens=self.max_model_len,

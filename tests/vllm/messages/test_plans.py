@@ -42,20 +42,46 @@ def test_no_chunk_ends_in_an_image(computed: int, granted: int, found: int):
     assert plan.grants == ((prompt, found),)
 
 
-def test_an_image_that_does_not_fit_into_the_step_waits():
-    decode, seeing, other = (
-        make_request(1, num_tokens=1),
-        make_request(2, num_tokens=80),
-        make_request(3, num_tokens=90),
-    )
-    plan = StepPlan(grants=((decode, 1), (seeing, 10), (other, 30)), admit=(seeing, other))
-    limits = PlanLimits(70, find_images=lambda request: [range(60)] if request == "seeing" else [])
+@pytest.mark.parametrize(
+    ("images", "computed", "granted", "found"),
+    [
+        pytest.param([range(20, 60)], 0, 20, 17, id="the drafter reads behind the chunk"),
+        pytest.param([range(20, 60)], 17, 10, 43, id="vLLM ended the chunk before where the drafter would read"),
+        pytest.param([range(20, 40), range(41, 60)], 10, 35, 50, id="an image begins where the one before it ends"),
+        pytest.param([range(20, 40), range(41, 60)], 17, 10, 43, id="so both are computed together"),
+        pytest.param([range(20, 40), range(50, 60)], 17, 10, 23, id="and others are not"),
+    ],
+)
+def test_a_drafter_reads_no_part_of_an_image(images: list[range], computed: int, granted: int, found: int):
+    prompt = make_request(1, num_tokens=100, num_computed=computed, phase=RUNNING)
 
-    found = limits.apply(plan, {1: "decode", 2: "seeing", 3: "other"})
+    plan = whole_images(StepPlan(grants=((prompt, granted),)), lambda _: images, 512, num_ahead=3)
 
-    assert found.grants == ((decode, 1), (other, 30))
-    assert found.admit == (other,)
-    assert limits.apply(StepPlan(grants=plan.grants[:2]), {1: "", 2: "seeing"}).grants == ((decode, 1), (seeing, 60))
+    assert plan.grants == ((prompt, found),)
+
+
+@pytest.mark.parametrize(
+    ("most_tokens", "num_drafts", "fitting"),
+    [
+        (100, 0, "decode seeing last other"),
+        (70, 0, "decode seeing last"),
+        (63, 2, "decode seeing"),
+        (62, 2, "seeing last"),
+    ],
+)
+def test_the_first_image_that_does_not_fit_takes_the_step(most_tokens: int, num_drafts: int, fitting: str):
+    decode = make_request(1, num_tokens=40, num_computed=39, phase=RUNNING)
+    seeing, last, other = (make_request(seq, num_tokens=tokens) for seq, tokens in ((2, 80), (3, 70), (4, 90)))
+    names = {1: "decode", 2: "seeing", 3: "last", 4: "other"}
+    plan = StepPlan(grants=((decode, 1), (seeing, 10), (last, 2), (other, 30)), admit=(seeing, last, other))
+    images = {"seeing": [range(60)]}
+    limits = PlanLimits(most_tokens, find_images=lambda name: images.get(name, ()), num_drafts=num_drafts)
+
+    found = limits.apply(plan, names)
+
+    assert " ".join(names[record.seq] for record, _ in found.grants) == fitting
+    assert dict(found.grants)[seeing] == 60
+    assert set(found.admit) == {record for record, _ in found.grants} - {decode}
 
 
 def test_a_step_has_a_multiple_of_the_tokens_where_an_offline_prompt_can_be_shorter():
