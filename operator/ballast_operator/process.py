@@ -318,9 +318,8 @@ class Operator:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _find_unreadable(self, namespaces: Sequence[str]) -> tuple[str, ...]:
-        return tuple(
-            [each for each in namespaces for kind in self.caches if not await self._cluster.may_list(kind, each)]
-        )
+        found = {each for each in namespaces for kind in self.caches if not await self._cluster.may_list(kind, each)}
+        return tuple([each for each in namespaces if each in found])
 
     async def _reconcile(self, key: Key) -> float | None:
         with self._metrics.reconciles.time():

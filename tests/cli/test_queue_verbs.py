@@ -5,6 +5,8 @@ import json
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +16,7 @@ from queue_objects import make_status
 from tls import LOOPBACK, tls_proxy
 
 from ballast_queue.job import Claimed, Result
+from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import ClassLoad, ReservationStatus, SloStatus, WorkerStatus
 
@@ -120,6 +123,29 @@ def test_submit_with_the_same_key_is_the_same_job(queued, items: Path):
     assert (first["is_new"], second["is_new"]) == (True, False)
     assert first["job_id"] == second["job_id"]
     assert len(queued("jobs", "--json").json["jobs"]) == 1
+
+
+def test_the_key_of_a_job_that_was_cancelled_before_its_last_line_names_its_state(
+    queued, queue: Queue, tmp_path: Path, make_line: Any
+):
+    lines = [make_line(f"item-{number}") for number in range(600)]
+    (tmp_path / "many.jsonl").write_text("\n".join(lines))
+
+    def interrupted() -> Iterator[str]:
+        yield from lines[:550]
+        raise KeyboardInterrupt
+
+    with suppress(KeyboardInterrupt):
+        queue.submissions.submit(interrupted(), key="k")
+    (job,) = queue.jobs.all()
+    queue.jobs.cancel(job.id)
+    queue.timers.run_due()
+
+    ran = queued("submit", "many.jsonl", "--key", "k")
+
+    assert ran.code == 0
+    assert job.id in ran.err
+    assert "cancelled" in ran.err
 
 
 def test_a_key_with_other_lines_is_refused(queued, items: Path, tmp_path: Path, make_line: Any):

@@ -66,6 +66,7 @@ def test_prompts_pay_once_for_experts_and_not_for_those_that_decodes_touch():
     assert not find_late(order[6.5], cost, 0.0, speed=1.0, start=0.0)
     assert len(find_late(order[5.5], cost, 0.0, speed=1.0, start=0.0)) == 1
     assert not find_late(order[4.5], cost, 0.0, speed=1.0, start=0.0, beside=10)
+    assert len(find_late([make(3, 8, 0.1), make(4, 8, 2.5)], cost, 0.0, speed=1.0, start=0.0)) == 2, "none reads them"
 
 
 def test_the_time_that_decodes_can_wait_is_for_prefill():

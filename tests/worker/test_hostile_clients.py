@@ -304,7 +304,7 @@ def test_bodies_that_wait_to_be_read_leave_connections_to_others() -> None:
 
     refused = asyncio.run(fill())
 
-    assert (refused.status, refused.code, refused.headers["retry-after"]) == (429, "too_many_bytes", "1")
+    assert (refused.status, refused.code, refused.headers["retry-after"]) == (429, "too_many_bodies", "1")
     assert "512 request bodies wait" in refused.message
     assert HttpLimits().connections > MOST_WAITING
 

@@ -19,7 +19,7 @@ from ballast_cli.deadlines import parse_deadline, spoken
 from ballast_cli.errors import CliError, SubmitterOnly, Usage
 from ballast_cli.watch import progress, watch
 from ballast_queue.errors import QueueFull, QueueUnavailable
-from ballast_queue.job import Job, Outlook
+from ballast_queue.job import Job, JobState, Outlook
 from ballast_worker.forecast import Forecast
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ def submit(
                     on_progress=advance,
                 )
             job = connected.jobs.get(done.job_id)
-            if done.was_closed and source.num_requests not in {None, done.accepted + done.rejected}:
+            is_other = done.was_closed and source.num_requests not in {None, done.accepted + done.rejected}
+            if is_other and job.state not in _CUT_SHORT:
                 raise Usage(
                     f"--key {own_key} names {job.id}, which has {counted(job.counts.total, 'line')}, but {file} has "
                     f"{source.num_requests:,}. Nothing was added. Use another key for other lines."
@@ -185,6 +186,10 @@ def _opened(file: str, most: int) -> Iterator[_Source]:
             raise Usage(f"{file} is empty, expected one request on each line: {{custom_id, method, url, body}}.")
         opened.seek(0)
         yield _Source(bounded_lines(opened, most), num_lines, num_requests)
+
+
+_CUT_SHORT = {JobState.CANCELLING, JobState.CANCELLED, JobState.FINALIZING, JobState.EXPIRED}
+"""States in which a job may have taken a part of its lines only."""
 
 
 def _outlook(queue: Queue, job: Job) -> tuple[Outlook, str]:

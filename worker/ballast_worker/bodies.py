@@ -125,7 +125,9 @@ class BodyReaders:
 
     async def _wait_for(self, lock: asyncio.Lock) -> None:
         if self._num_waiting >= MOST_WAITING:
-            raise _too_many(f"{self._num_waiting} request bodies wait to be read, which is the limit")
+            raise _too_many(
+                f"{self._num_waiting} request bodies wait to be read, which is the limit", "too_many_bodies"
+            )
         self._num_waiting += 1
         try:
             await lock.acquire()
@@ -150,11 +152,11 @@ class BodyReader:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
-def _too_many(found: str) -> Refused:
+def _too_many(found: str, code: str = "too_many_bytes") -> Refused:
     return Refused(
         429,
         f"{found}. Retry after 1 s.",
-        code="too_many_bytes",
+        code=code,
         kind="rate_limit_error",
         headers={"retry-after": "1", "connection": "close"},
     )

@@ -54,9 +54,8 @@ def find_late(
         if left <= 1:
             continue
         seconds = cost.prefill(done, left, beside)
-        beside += left
         if request.num_output or request.ttft == inf:
-            total += seconds
+            total, beside = total + seconds, beside + left
             continue
         same = kept.setdefault((request.priority, request.tenant), [])
         entry = (-seconds, request.seq, request)
@@ -65,7 +64,7 @@ def find_late(
         most = min(due - soon, (due - start) * speed)
         if total + seconds <= most:
             heappush(same, entry)
-            total += seconds
+            total, beside = total + seconds, beside + left
         elif longest > seconds and total + seconds - longest <= most:
             total += seconds - longest
             late.add(heapreplace(same, entry)[2])
