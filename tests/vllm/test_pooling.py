@@ -46,6 +46,6 @@ def test_no_prompt_of_an_encoder_counts_as_a_decode(tiny_model):
         core.check()
 
     driver = core.scheduler.driver
-    assert driver.host.fit.num_steps >= REFIT_STEPS
+    assert driver.host.cost.is_trusted
     assert sum(record.num_decode for record in driver.counters.records) == 0
     assert driver.host.cost.k3 == driver.host.cost.k4 == 0
