@@ -90,7 +90,7 @@ def test_the_kernel_by_name_without_a_compiler_is_refused(no_compiler, checkpoin
 def test_a_compiler_of_blanks_is_none(cache, monkeypatch):
     monkeypatch.setenv("CC", " ")
 
-    assert compiler._compiler() == shutil.which("cc")  # noqa: SLF001
+    assert compiler.find_compiler() == shutil.which("cc")
 
 
 def test_kernels_that_cannot_be_loaded_are_a_reason_for_torch(cache, checkpoints, caplog):

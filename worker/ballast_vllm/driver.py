@@ -82,7 +82,6 @@ class Driver:
         limits: PlanLimits,
         is_async: bool = False,
         max_tokens: int,
-        num_draft_tokens: int = 0,
         num_adapters: int = 0,
         clock: Callable[[], float] = time.monotonic,
         planner: Planner = plan_step,
@@ -109,7 +108,6 @@ class Driver:
         self._limits = limits
         self._is_async = is_async
         self._max_tokens = max_tokens
-        self._num_draft_tokens = num_draft_tokens
         self._clock = clock
         self.draft_gain = DraftGain()
         self._seq = 0
@@ -221,7 +219,7 @@ class Driver:
             self._give_places(now)
         kv.step += 1
         num_running = sum([held[RUNNING] for held in host.held.values()])
-        num_ahead = self.blocks.num_lookahead_tokens + self._num_draft_tokens * self.draft_gain.is_on
+        num_ahead = self.blocks.num_lookahead_tokens + self._limits.num_drafts * self.draft_gain.is_on
         kv.num_eager = EAGER if num_running < host.config.slots else 0
         kv.draft_blocks = -(-num_running * num_ahead // self.blocks.block_tokens)
         self._count_private()
@@ -421,7 +419,7 @@ class Driver:
         host, gain, work = self.host, self.draft_gain, flight.work
         if flight.with_drafts is gain.is_usual or not work.num_decode:
             host.observed(work, seconds)
-        if self._num_draft_tokens:
+        if self._limits.num_drafts:
             work = replace(work, num_decode=work.num_decode - flight.num_drafts)
             gain.note(DecodeStep(work, seconds, flight.with_drafts, flight.num_drafts, num_accepted), host.cost)
 

@@ -40,10 +40,34 @@ class PlanLimits:
             return whole_prompts(plan, self.most_tokens)
         if self.multiple > 1:
             plan = even_step(plan, self.multiple)
-        if find := self.find_images:
-            limits = {"num_ahead": self.num_ahead, "num_drafts": self.num_drafts}
-            plan = whole_images(plan, lambda record: find(live[record.seq]), self.most_tokens, **limits)
-        return plan
+        return self._whole_images(plan, live, self.find_images) if self.find_images else plan
+
+    def _whole_images(
+        self, plan: StepPlan, live: Mapping[int, Any], find: Callable[[Any], Sequence[range]]
+    ) -> StepPlan:
+        """Return the plan for a model that computes each image in one step: no chunk ends in an image.
+
+        A chunk ends before the image instead, or behind an image that it begins with. If the step is too large then,
+        the first such image takes the step, and others wait that do not fit beside it.
+        """
+        wanted: dict[Request, int] = {}
+        first = None
+        for record, granted in plan.grants:
+            images = find(live[record.seq]) if _left(record) > granted else ()
+            start = computed(record)
+            wanted[record] = _end_of_chunk(images, start, start + granted, self.num_ahead) - start
+            if first is None and wanted[record] > granted:
+                first = record
+        sizes = {record: tokens + self.num_drafts * (_left(record) == 1) for record, tokens in wanted.items()}
+        if first is not None and sum(sizes.values()) > self.most_tokens:
+            left = self.most_tokens - sizes.pop(first)
+            for record, size in sizes.items():
+                if size <= left:
+                    left -= size
+                else:
+                    del wanted[record]
+        admit = tuple([record for record in plan.admit if record in wanted])
+        return replace(plan, grants=tuple(wanted.items()), admit=admit)
 
 
 def even_step(plan: StepPlan, multiple: int) -> StepPlan:
@@ -99,41 +123,6 @@ def whole_prompts(plan: StepPlan, most_tokens: int) -> StepPlan:
         else:
             waiting.add(record)
     return replace(plan, grants=tuple(grants), admit=tuple([r for r in plan.admit if r not in waiting]))
-
-
-def whole_images(
-    plan: StepPlan,
-    find_images: Callable[[Request], Sequence[range]],
-    most_tokens: int,
-    *,
-    num_ahead: int = 0,
-    num_drafts: int = 0,
-) -> StepPlan:
-    """Return the plan for a model that computes each image in one step: no chunk ends in an image.
-
-    A chunk ends before the image instead, or behind an image that it begins with. If the step then has more than
-    `most_tokens`, the first such image takes the step, and others wait that do not fit beside it. `num_ahead`: tokens
-    behind a chunk that a drafter reads. `num_drafts`: drafts of a decode.
-    """
-    wanted = {}
-    first = None
-    for record, granted in plan.grants:
-        images = find_images(record) if _left(record) > granted else ()
-        start = computed(record)
-        wanted[record] = tokens = _end_of_chunk(images, start, start + granted, num_ahead) - start
-        if first is None and tokens > granted:
-            first = record
-    sizes = {record: tokens + num_drafts * (_left(record) == 1) for record, tokens in wanted.items()}
-    waiting = set()
-    if first and sum(sizes.values()) > most_tokens:
-        left = most_tokens - sizes[first]
-        for record, size in sizes.items():
-            if record is first or size <= left:
-                left -= size * (record is not first)
-            else:
-                waiting.add(record)
-    grants = tuple([(record, tokens) for record, tokens in wanted.items() if record not in waiting])
-    return replace(plan, grants=grants, admit=tuple([r for r in plan.admit if r not in waiting]))
 
 
 def _end_of_chunk(images: Sequence[range], start: int, end: int, num_ahead: int) -> int:

@@ -92,7 +92,6 @@ class _Ballast(PlannedBatch):
             ),
             is_async=self.is_async,
             max_tokens=self.max_model_len,
-            num_draft_tokens=self.num_spec_tokens,
             num_adapters=self.lora_config.max_loras if self.lora_config else 0,
             planner=self.planner,
             clock=self.clock,

@@ -6,7 +6,7 @@ import pytest
 
 from ballast_policy.plan import StepPlan
 from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, Phase, Request, RequestClass
-from ballast_vllm.plan_limits import PlanLimits, even_step, whole_images, whole_prompts
+from ballast_vllm.plan_limits import PlanLimits, even_step, whole_prompts
 
 
 def make_request(seq: int, request_class: RequestClass = OFFLINE, **values: object) -> Request:
@@ -37,7 +37,8 @@ def test_a_chunk_becomes_the_whole_prompt_and_the_rest_waits():
 def test_no_chunk_ends_in_an_image(computed: int, granted: int, found: int):
     prompt = make_request(1, num_tokens=100, num_computed=computed, phase=RUNNING)
 
-    plan = whole_images(StepPlan(grants=((prompt, granted),)), lambda _: [range(20, 60), range(95, 100)], 512)
+    limits = PlanLimits(512, find_images=lambda _: [range(20, 60), range(95, 100)])
+    plan = limits.apply(StepPlan(grants=((prompt, granted),)), {1: None})
 
     assert plan.grants == ((prompt, found),)
 
@@ -55,7 +56,8 @@ def test_no_chunk_ends_in_an_image(computed: int, granted: int, found: int):
 def test_a_drafter_reads_no_part_of_an_image(images: list[range], computed: int, granted: int, found: int):
     prompt = make_request(1, num_tokens=100, num_computed=computed, phase=RUNNING)
 
-    plan = whole_images(StepPlan(grants=((prompt, granted),)), lambda _: images, 512, num_ahead=3)
+    limits = PlanLimits(512, find_images=lambda _: images, num_ahead=3)
+    plan = limits.apply(StepPlan(grants=((prompt, granted),)), {1: None})
 
     assert plan.grants == ((prompt, found),)
 

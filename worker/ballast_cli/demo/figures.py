@@ -132,7 +132,7 @@ def _change(name: str, one: Attainment) -> str:
     said = f"{one.lost:.1f} points lost" if one.lost >= 0 else f"{-one.lost:.1f} points gained"
     return (
         f"{name}: {one.alone:.1f} % of the online requests met the SLO alone, {one.mixed:.1f} % with the offline job "
-        f"({said}, 95 % interval of the loss {one.low:.1f} to {one.high:.1f})."
+        f"({said}, 95 % interval of the loss {one.low:z.1f} to {one.high:z.1f})."
     )
 
 

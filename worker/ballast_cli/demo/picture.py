@@ -75,8 +75,7 @@ def _latency(axes: Any, found: dict[str, Any], *, name: str) -> None:
         axes.step(values, above, where="pre", label=met, color=colour, linewidth=1.5)
     axes.axvline(slo, color="black", linestyle=":", linewidth=1, label=f"SLO {slo:.0f} ms")
     lost = found["attainment_lost"][name]
-    low, high = (round(lost[end], 1) + 0.0 for end in ("low", "high"))  # no minus at zero
-    interval = f"95 % interval of the loss {low} to {high}"
+    interval = f"95 % interval of the loss {lost['low']:z.1f} to {lost['high']:z.1f}"
     said = "lost" if lost["points"] >= 0 else "gained"
     axes.set_title(f"{name.upper()}: {abs(lost['points']):.1f} points {said} ({interval})", fontsize=10)
     axes.set_xscale("log")

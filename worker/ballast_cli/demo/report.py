@@ -284,7 +284,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     ]
     for name in COLUMNS:
         points = lost[name]
-        change = f"{points['points']:.1f} points lost ({points['low']:.1f} to {points['high']:.1f})"
+        change = f"{points['points']:z.1f} points lost ({points['low']:z.1f} to {points['high']:z.1f})"
         shares = [f"{one['attainment'][name]:.1%}" for one in (alone, mixed)]
         shown.append(_line(f"{name.upper()} within {found['slo'][f'{name}_ms']:.1f} ms", *shares, change=change))
         for quantile in ("p50", "p95", "p99"):

@@ -32,7 +32,7 @@ class NoCompiler(EngineError):
 
 def compiled() -> Path:
     """Return the path of the shared library. Compile it if the cache does not have it. Safe between processes."""
-    compiler = _compiler()
+    compiler = find_compiler()
     target = _cache() / f"kernels-{_key(compiler)}.so"
     if target.exists():
         return target
@@ -44,7 +44,7 @@ def compiled() -> Path:
 
 def compile_for(instruction_set: str, target: Path) -> None:
     """Compile the kernels for the processors of an instruction set, named as for `-march`."""
-    _compile(_compiler(), ((f"-march={instruction_set}",),), target)
+    _compile(find_compiler(), ((f"-march={instruction_set}",),), target)
 
 
 def sources_digest() -> str:
@@ -60,7 +60,12 @@ def cpuinfo() -> str:
         return ""
 
 
-def _compiler() -> str:
+def find_compiler() -> str:
+    """Return the command of a C compiler.
+
+    Raises:
+        NoCompiler: this machine has none.
+    """
     compiler = os.environ.get("CC", "").strip() or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if not compiler or shutil.which(compiler.split()[0]) is None:
         raise NoCompiler(
