@@ -39,7 +39,7 @@ from ballast_policy.request import RequestClass
 from ballast_policy.reservation import Reservation
 from ballast_queue.job import RequestCounts
 from ballast_queue.status import QueueStats
-from ballast_worker.http_server import Connections, HttpLimits
+from ballast_worker.http_connection import Connections, HttpLimits
 from ballast_worker.metrics import QueueView, ScrapeData, Spending, StepMetrics, WorkerMetrics
 from ballast_worker.requests import Recorder
 from ballast_worker.utilization import Utilization

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ballast_worker.bodies import LONG_BYTES, MOST_WAITING, SHORT_BYTES, BodyReaders
 from ballast_worker.errors import Refused
-from ballast_worker.http_server import Closed, HttpLimits
+from ballast_worker.http_connection import Closed, HttpLimits
 from ballast_worker.prompt_length import longest_token_bytes
 
 BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}

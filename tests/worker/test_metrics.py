@@ -16,7 +16,7 @@ from ballast_policy.request import RequestClass
 from ballast_policy.reservation import Reservation
 from ballast_queue.status import ReservationStatus, SloStatus
 from ballast_worker.histogram import Histogram
-from ballast_worker.http_server import Connections, HttpLimits
+from ballast_worker.http_connection import Connections, HttpLimits
 from ballast_worker.metrics import MOST_TENANTS, ScrapeData, Spending, StepMetrics, WorkerMetrics
 from ballast_worker.requests import Recorder, RequestOutcome, RequestTiming
 from ballast_worker.status import SMOOTHING_SECONDS, SmoothedRates, reservation

@@ -284,7 +284,7 @@ def test_a_worker_has_no_more_connections_than_it_may_have_files(soft, hard, exp
     program = f"""
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
-from ballast_worker.http_server import Connections, HttpLimits
+from ballast_worker.http_connection import Connections, HttpLimits
 allowed = Connections(HttpLimits(connections=1500)).limits.connections
 print((allowed, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
 """

@@ -17,7 +17,8 @@ from starlette.applications import Starlette
 
 from ballast_api.worker_config import WorkerConfig
 from ballast_worker.errors import NotServed
-from ballast_worker.http_server import Connections, HttpLimits, HttpServer
+from ballast_worker.http_connection import Connections, HttpLimits
+from ballast_worker.http_server import HttpServer
 from ballast_worker.owner_port import address_of, owner_server
 from ballast_worker.preflight import listen, listen_for_metrics, prepare
 
@@ -122,7 +123,6 @@ async def _vllm(config: WorkerConfig, path: Path) -> AsyncIterator[_Opened]:
 
     if config.runtime.tls_cert_file is not None:
         raise NotServed("runtime.tlsCertFile needs engine.backend native in a replica of Ray Serve. Remove the field")
-    limits = HttpLimits(connections=HttpLimits().connections + most_requests(config))
     async with (
         other_nodes(config, path) as ranks,
         open_app(config, path, None if ranks is None else ranks.first) as app,
@@ -135,4 +135,4 @@ async def _vllm(config: WorkerConfig, path: Path) -> AsyncIterator[_Opened]:
             found: str | None = app.state.ballast.failure
             return (None if ranks is None else ranks.failure) or found
 
-        yield _Opened(app, Connections(limits), failure, drain)
+        yield _Opened(app, Connections(HttpLimits.beside(most_requests(config))), failure, drain)

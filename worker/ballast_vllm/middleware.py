@@ -16,7 +16,6 @@ import re
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, Literal
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -32,7 +31,6 @@ from ballast_worker.bodies import BodyShare
 from ballast_worker.command_line import BAD_CONFIG
 from ballast_worker.errors import Refused, WorkerError
 from ballast_worker.http_exchange import ClientGone, HttpExchange, compact
-from ballast_worker.http_server import LINGER_BYTES, LINGER_SECONDS
 from ballast_worker.metrics import CONTENT_TYPE
 from ballast_worker.requests import RequestOutcome, RequestTiming
 from ballast_worker.responses import stopping
@@ -40,16 +38,11 @@ from ballast_worker.tenancy import PRIORITY_HEADER
 
 log = Log(__name__)
 
-BODY_SECONDS = 60.0
-"""Time that a client has to send a body."""
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/version", "/openapi.json", "/ballast/status"})
 """Paths that need no API key."""
 UNQUEUED = re.compile(r"/((de)?tokenize|ping|.*/(count_tokens|(de)?render)|v1/responses/[^/]+/cancel)")
 """Paths of POST requests that EngineCore does not see."""
-UNSUPPORTED_DATA = 1003
-"""Code of a WebSocket that is closed because of the kind of its data (RFC 6455)."""
 STREAMED_INPUT = "Ballast does not support streamed input. Send the whole input to a route that takes POST requests."
-"""At most 123 bytes, the limit of a reason."""
 BACKGROUND = "Ballast does not support responses in the background. Leave out the field, or submit a job."
 _FLEX = re.compile(rb'"service_tier"\s*:\s*"flex"')
 
@@ -67,8 +60,8 @@ class BallastMiddleware:
         """Answer a request, or pass it on."""
         if scope["type"] == "lifespan":
             await self._live(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await _refuse_websocket(receive, send)
+        elif scope["type"] == "websocket":  # proxies of Ray Serve pass them on
+            await send({"type": "websocket.close", "reason": STREAMED_INPUT})
         elif self.server is None:
             message = "Ballast has not started: the server runs without the lifespan of its app."
             await HttpExchange(scope, receive, send).refuse(Refused(503, message, kind="server_error"))
@@ -145,7 +138,7 @@ class BallastMiddleware:
                 server.tenancy.check_key(headers)
             timing.request_class = server.tenancy.caller(headers).request_class
             server.check_open()
-            body = await _body(exchange, server.config.limits.max_body_kibibytes * 1024, share)
+            body = bytes(await exchange.body(server.config.limits.max_body_kibibytes * 1024, share))
             if scope["path"] == "/v1/responses":
                 _refuse_background(body)
             caller = server.tenancy.caller(headers, is_flex=_is_flex(body))
@@ -246,41 +239,11 @@ async def _own(server: VllmServer, path: str, exchange: HttpExchange) -> bool:
                 raise Refused(403, "These metrics name tenants: configure API keys, and send one.", code="no_keys")
             server.tenancy.check_key(exchange.headers)
             await exchange.answer(200, server.tenant_metrics.render(), [TEXT])
+        case "/v1/realtime":  # vLLM's only WebSocket: its input arrives while the request is computed
+            raise Refused(400, STREAMED_INPUT, code="unsupported_stream")
         case _:
             return False
     return True
-
-
-async def _refuse_websocket(receive: Receive, send: Send) -> None:
-    """Close a WebSocket with a reason. vLLM's only one has input that arrives while the request is computed."""
-    await receive()
-    await send({"type": "websocket.accept"})  # a client sees no reason without it
-    await send({"type": "websocket.close", "code": UNSUPPORTED_DATA, "reason": STREAMED_INPUT})
-
-
-async def _body(exchange: HttpExchange, limit: int, share: BodyShare) -> bytes:
-    """Return the whole body.
-
-    Raises:
-        Refused: 413 as soon as the body exceeds `limit` bytes, 429 as soon as it exceeds its share of the memory, 408
-            if it does not arrive in time.
-        ClientGone: the client closed the connection before the end of the body.
-    """
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            return bytes(await exchange.body(limit, share))
-    except TimeoutError:
-        raise Refused(
-            408,
-            f"The body did not arrive within {BODY_SECONDS:.0f} s.",
-            code="request_timeout",
-            headers={"connection": "close"},
-        ) from None
-    except Refused:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LINGER_SECONDS):
-                await exchange.discard(LINGER_BYTES)
-        raise
 
 
 def _refuse_background(body: bytes) -> None:

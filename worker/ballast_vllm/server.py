@@ -42,6 +42,7 @@ from ballast_worker import settings
 from ballast_worker.bodies import BodyMemory
 from ballast_worker.errors import NotServed, Refused
 from ballast_worker.feeder import Feeder
+from ballast_worker.http_connection import SWEEP_SECONDS, Connections, HttpLimits
 from ballast_worker.http_server import HttpServer
 from ballast_worker.metrics import ScrapeData, Spending, StepMetrics, queue_view
 from ballast_worker.owner_port import owner_server
@@ -103,6 +104,7 @@ class VllmServer:
         self._queue_models: tuple[str, ...] = ()
         self._owner_port: HttpServer | None = None
         self._certificate: Certificate | None = None
+        self._connections: Connections | None = None
         self.drain = Drain(self, getattr(app.state, "server", None))
 
     @property
@@ -154,6 +156,7 @@ class VllmServer:
         self._urls = _item_urls(self._app)
         self.loop = HttpItemLoop(self._inner, self._scope(), self.engine)
         await self._poll()
+        self._limit_connections()
         self._start_ports()
         self._start_feeder()
         self._start_watcher()
@@ -221,6 +224,14 @@ class VllmServer:
             "slo.latencyMilliseconds is the SLO of a model that returns vectors or scores, and this model generates "
             "text. Set slo.ttftMilliseconds and slo.tpotMilliseconds"
         )
+
+    def _limit_connections(self) -> None:
+        """Give vLLM's HTTP server, if it serves the app, connections with the limits of a worker."""
+        if (http_server := getattr(self._app.state, "server", None)) is not None:
+            num_requests = self.engine.policy.slots + 2 * self.config.limits.max_queued_requests
+            self._connections = Connections(HttpLimits.beside(num_requests))
+            http_server.config.http_protocol_class = self._connections.protocol()
+            self._keep(asyncio.create_task(_every(SWEEP_SECONDS, self._sweep)))
 
     def _start_ports(self) -> None:
         """Serve what names tenants on a port of its own, and both ports with one certificate, as a worker does.
@@ -422,7 +433,7 @@ class VllmServer:
             recorders=(self.recorder, feeder.recorder) if feeder is not None else (self.recorder,),
             spending=self._spending,
             utilization=None,
-            connections=None,
+            connections=self._connections,
             queue=view,
             block_tokens=self.engine.policy.block_tokens,
             generation=self.config.runtime.generation,
@@ -448,6 +459,11 @@ class VllmServer:
         if self.tap.is_dead and self.loop.failure is None:
             log.error("engine failed", because=DIED)
             self.loop.fail(DIED)
+
+    async def _sweep(self) -> None:
+        """Close the connections whose time is over."""
+        if self._connections is not None:
+            self._connections.sweep(asyncio.get_running_loop().time())
 
     async def _sample(self) -> None:
         now = time.monotonic()

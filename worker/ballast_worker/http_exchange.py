@@ -72,15 +72,6 @@ class HttpExchange:
             if not message.get("more_body", False):
                 return body
 
-    async def discard(self, limit: int) -> None:
-        """Read up to `limit` bytes of a body that is refused, because a close with unread data discards the answer."""
-        size = 0
-        while size <= limit:
-            message = await self._receive()
-            size += len(message.get("body", b""))
-            if message["type"] == "http.disconnect" or not message.get("more_body", False):
-                return
-
     async def gone(self) -> None:
         """Wait until the client closes the connection. Call it after the body is read."""
         while (await self._receive())["type"] != "http.disconnect":

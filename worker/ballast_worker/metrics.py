@@ -20,7 +20,7 @@ from ballast_queue.job import ItemState
 from ballast_queue.status import QueueStats
 from ballast_worker.engine_metrics import engine_metrics
 from ballast_worker.histogram import Histogram
-from ballast_worker.http_server import Connections
+from ballast_worker.http_connection import Connections
 from ballast_worker.metric_families import counter, gauge, histogram
 from ballast_worker.requests import Recorder
 from ballast_worker.utilization import Utilization

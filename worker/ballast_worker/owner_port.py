@@ -12,7 +12,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ballast_queue.status import WorkerStatus
-from ballast_worker.http_server import Connections, HttpLimits, HttpServer
+from ballast_worker.http_connection import Connections, HttpLimits
+from ballast_worker.http_server import HttpServer
 from ballast_worker.metrics import CONTENT_TYPE
 from ballast_worker.settings import public_host
 

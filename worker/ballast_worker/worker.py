@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -23,7 +22,7 @@ from ballast_worker.bodies import BodyMemory, BodyReaders
 from ballast_worker.engine import Engine
 from ballast_worker.errors import Refused
 from ballast_worker.feeder import Feeder
-from ballast_worker.http_server import Connections, HttpLimits
+from ballast_worker.http_connection import Connections, HttpLimits
 from ballast_worker.items import GenerationReader
 from ballast_worker.loop import BROKEN, EngineLoop, Stream
 from ballast_worker.metrics import ScrapeData, Spending, StepMetrics, WorkerMetrics, queue_view
@@ -93,7 +92,8 @@ class Worker:
         self.engine, self.served = _load(config, build)
         self._steps = StepMetrics()
         self.loop = EngineLoop(self.engine, self._steps.add)
-        self.connections = Connections(http_limits or _http_limits(config, self.engine.policy.slots))
+        num_requests = self.engine.policy.slots + 2 * config.limits.max_queued_requests
+        self.connections = Connections(http_limits or HttpLimits.beside(num_requests))
         self.bodies = BodyMemory()
         self.bodies.fit(config.limits.max_body_kibibytes)
         self.readers = BodyReaders()
@@ -284,12 +284,6 @@ class Worker:
             status=self.status,
             settings=settings.queue_settings(config, self.served.name),
         )
-
-
-def _http_limits(config: WorkerConfig, slots: int) -> HttpLimits:
-    """Return limits that leave a connection for each request that may run or wait, and the usual number beside."""
-    limits = HttpLimits()
-    return replace(limits, connections=limits.connections + slots + 2 * config.limits.max_queued_requests)
 
 
 def _load(config: WorkerConfig, build: Build) -> tuple[Engine, PublishedModel]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +12,7 @@ import httpx
 import openai
 import pytest
 import yaml
-from websockets.exceptions import ConnectionClosedError
-from websockets.frames import Close
+from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from ballast_vllm.middleware import BACKGROUND, STREAMED_INPUT
@@ -85,14 +85,41 @@ def test_a_request_without_a_known_key_is_refused_on_every_route_but_probes(serv
 def test_streamed_input_is_refused_with_a_sentence(serving, headers):
     url = serving.url.replace("http", "ws", 1)
 
-    with (
-        connect(f"{url}/v1/realtime", additional_headers=headers) as socket,
-        pytest.raises(ConnectionClosedError) as end,
-    ):
-        socket.recv()
+    with pytest.raises(InvalidStatus) as refused:
+        connect(f"{url}/v1/realtime", additional_headers=headers)
 
-    assert end.value.rcvd == Close(1003, STREAMED_INPUT)
-    assert "Ballast does not support streamed input" in str(end.value)
+    answer = refused.value.response
+    assert (answer.status_code, json.loads(answer.body)["error"]["message"]) == (400, STREAMED_INPUT)
+
+
+def test_a_client_that_offers_http_2_is_answered_in_http_1_1(serving):
+    """Java's HTTP client does so in the first request of each connection."""
+    offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAMAAABkAARAAAAAAAIAAAAA"}
+
+    with serving.client(headers=LAB) as client:
+        answers = [client.post("/v1/completions", json=BODY, headers=headers) for headers in (offer, {})]
+
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[0].json()["choices"] == answers[1].json()["choices"]
+
+
+def test_connections_have_the_limits_of_a_worker(serving, eventually):
+    """`tests/worker/test_hostile_clients.py` tests each limit."""
+    address = httpx.URL(serving.url)
+
+    def closed(reason: str) -> float:
+        return serving.series()[f'ballast_http_closed_total{{reason="{reason}"}}']
+
+    before = closed("head_too_slow")
+    with socket.create_connection((address.host, address.port), timeout=60) as silent:
+        with serving.client() as client:
+            large = client.get("/health", headers={"x": "a" * 70_000})
+        assert silent.recv(1) == b""
+
+    assert (large.status_code, large.json()["error"]["code"]) == (431, "headers_too_large")
+    assert closed("head_too_large") == 1
+    assert closed("head_too_slow") == before + 1
+    assert serving.series()['ballast_http_connections{waits_for="answer"}'] == 1
 
 
 @pytest.mark.parametrize("background", [True, "true", 1])
@@ -200,7 +227,8 @@ def test_requests_beyond_the_slots_and_the_queue_are_refused_with_a_time(serving
     assert serving.series()['ballast_requests_total{class="online",outcome="queue_full"}'] >= len(refused)
 
 
-def test_a_call_with_more_requests_than_slots_and_queue_is_refused(serving):
+def test_a_call_with_more_requests_than_slots_and_queue_is_refused(serving, eventually):
+    eventually(lambda: serving.series()['ballast_slots{class="online",state="running"}'] == 0, "the slots to be free")
     body = {**BODY, "temperature": 0.5}
     several = {"many prompts": {"prompt": ["a"] * 20}, "many answers": {"n": 20}, "a stream": {"n": 20, "stream": True}}
 
