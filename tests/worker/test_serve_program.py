@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from ballast_serve.__main__ import main
+from ballast_worker.errors import NotServed
 
 SECTIONS = {
     "native": {},
@@ -78,3 +79,10 @@ def test_options_of_a_cluster_are_refused_where_they_have_no_effect(show, option
 
     assert code == 2
     assert "--replicas and --gpus belong to --show" in said
+
+
+def test_a_model_over_several_nodes_is_refused_on_one_machine(show):
+    code, _, said = show("two nodes", shows=False)
+
+    assert code == NotServed.exit_code
+    assert "runtime.nodes is 2, and the Ray of this program has one node" in said

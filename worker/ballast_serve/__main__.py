@@ -46,6 +46,11 @@ def main(arguments: list[str] | None = None) -> int:
             document = serve_config(config, config.dump(), replicas=options.replicas or 1, gpus=gpus)
             sys.stdout.write(yaml.safe_dump(document, sort_keys=False))
             return 0
+        if config.runtime.nodes > 1:
+            raise NotServed(
+                f"runtime.nodes is {config.runtime.nodes}, and the Ray of this program has one node. Print the "
+                "configuration of Serve for a cluster with --show, or set runtime.nodes to 1"
+            )
         _check_ray()
         if config.backend == "native":
             check_installed()
@@ -78,8 +83,11 @@ def _run(config: WorkerConfig, path: Path) -> None:
                     wanted = WorkerConfig.load(path)
                 except InvalidConfig as error:
                     log.warning("invalid configuration file, the old configuration stays in force", because=str(error))
-                else:  # the replica names the fields that wait for a restart, as a plain worker does
+                    continue
+                try:  # the replica names the fields that wait for a restart, as a plain worker does
                     ray.deploy(with_hot_fields(config, wanted), wanted.dump(), is_stopped=stopped.is_set)
+                except WorkerError as error:
+                    log.warning("the old configuration stays in force, change the file again", because=str(error))
 
 
 def _check_ray() -> None:
