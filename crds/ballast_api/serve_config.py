@@ -58,7 +58,7 @@ def serve_config(config: WorkerConfig, text: str, *, replicas: int, gpus: int, p
         deployment["placement_group_bundles"] = [{"CPU": 1, "GPU": gpus} for _ in range(runtime.nodes)]
         deployment["placement_group_strategy"] = "STRICT_SPREAD"
     elif runtime.port:
-        # Serve starts a replica while the one that it replaces still drains, on the same node if both have room there.
+        # Serve starts a replica while the one that it replaces still drains, on the same node if this has the CPUs.
         # They need the same port, and Serve gives up a deployment that fails to start three times.
         deployment["max_replicas_per_node"] = 1
     return {

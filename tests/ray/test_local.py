@@ -182,7 +182,7 @@ def test_a_ray_that_does_not_start_is_a_sentence(tmp_path, monkeypatch):
 
 
 def test_a_changed_replica_waits_until_the_one_that_it_replaces_has_left_their_port(tmp_path, free_port, eventually):
-    """This Ray has room for both on its node if the machine has two cores. The first one drains for a while."""
+    """The node of this Ray has a CPU for each if the machine has two cores. The first one drains for a while."""
     from ray import serve
 
     from ballast_serve.local import LocalRay

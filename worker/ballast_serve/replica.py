@@ -86,7 +86,7 @@ class ServeReplica:
     async def _stop(self) -> None:
         try:
             await self._stack.aclose()
-        except Exception:  # the process ends, and nobody else could do more
+        except Exception:  # the process ends, and its leases expire
             log.exception("the replica did not drain, leases of offline items expire")
         if self._leaving is not None:
             (leave.directory() / leave.DONE).touch()
