@@ -54,8 +54,13 @@ def serve_config(config: WorkerConfig, text: str, *, replicas: int, gpus: int, p
         "user_config": {"config": text},
     }
     if runtime.nodes > 1:
-        deployment["placement_group_bundles"] = [{"CPU": 1, "GPU": gpus}] * runtime.nodes
+        # Each bundle is an object of its own, so that YAML repeats it and needs no anchor.
+        deployment["placement_group_bundles"] = [{"CPU": 1, "GPU": gpus} for _ in range(runtime.nodes)]
         deployment["placement_group_strategy"] = "STRICT_SPREAD"
+    elif runtime.port:
+        # Serve starts a replica while the one that it replaces still drains, on the same node if this has the CPUs.
+        # They need the same port, and Serve gives up a deployment that fails to start three times.
+        deployment["max_replicas_per_node"] = 1
     return {
         "proxy_location": "EveryNode" if proxies else "Disabled",
         "applications": [

@@ -60,6 +60,11 @@ def test_a_replica_has_time_to_drain():
     assert application(config)["deployments"][0]["graceful_shutdown_timeout_s"] > 65
 
 
+def test_replicas_with_one_port_run_on_a_node_each():
+    assert application(make_config())["deployments"][0]["max_replicas_per_node"] == 1
+    assert "max_replicas_per_node" not in application(make_config(runtime={"port": 0}))["deployments"][0]
+
+
 def test_a_model_over_several_nodes_has_a_bundle_on_each_of_them():
     config = make_config(engine={"backend": "vllm"}, runtime={"nodes": 2, "tensorParallel": 16})
 

@@ -17,11 +17,14 @@ import pytest
 import yaml
 from queue_objects import make_line
 
+import ballast_cli
+from ballast_api.worker_config import WorkerConfig
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
 from ballast_worker.errors import WorkerError
 
 pytestmark = pytest.mark.timeout(900)
+MODEL = Path(ballast_cli.__file__).parent / "demo" / "model"
 
 
 def status_of(url: str) -> dict:
@@ -43,6 +46,7 @@ def ask(url: str, model: str, **body) -> httpx.Response:
 def running(command: list[str], directory: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command that ends at SIGINT."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BALLAST_")}
+    environment["RAY_ADDRESS"] = "127.0.0.1:1"  # of another Ray, which a Ray of its own must not join
     log = directory / "log"
     with log.open("wb") as file:
         process = subprocess.Popen(command, cwd=directory, stdout=file, stderr=file, env=environment)
@@ -58,6 +62,15 @@ def children_of(pid: int) -> list[int]:
     import psutil
 
     return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+
+
+def kill_dashboard(pids: list[int]) -> None:
+    import psutil
+
+    [found] = [
+        each for each in map(psutil.Process, pids) if any(word.endswith("dashboard.py") for word in each.cmdline())
+    ]
+    found.kill()
 
 
 def niceness_of_the_replica(pids: list[int]) -> int:
@@ -94,10 +107,15 @@ def test_up_with_ray_serves_both_classes_applies_hot_fields_only_and_leaves_no_p
         eventually(lambda: waiting_fields(url) == 1, "the cold field to wait for a restart")
         after, children = status_of(url), children_of(process.pid)
         niceness = niceness_of_the_replica(children)
+        kill_dashboard(children)
+        config.write_text("slots: 4\nslo: {ttftMilliseconds: 902}\n")
+        log = tmp_path / ".ballast" / "worker.log"
+        eventually(lambda: "the old configuration stays in force" in log.read_text(), "the change to be refused")
+        without_dashboard = ask(url, "ballast-tiny").json()
         process.send_signal(signal.SIGINT)
         code = process.wait(timeout=240)
 
-    assert answer["usage"]["completion_tokens"] == 12
+    assert answer["usage"]["completion_tokens"] == without_dashboard["usage"]["completion_tokens"] == 12
     assert done.returncode == 0, done.stderr
     assert after["worker_id"] == before["worker_id"]
     assert niceness == os.nice(0)
@@ -161,3 +179,31 @@ def test_a_ray_that_does_not_start_is_a_sentence(tmp_path, monkeypatch):
 
     with pytest.raises(WorkerError, match=r"Ray did not start\. .*logs"), LocalRay():
         pass
+
+
+def test_a_changed_replica_waits_until_the_one_that_it_replaces_has_left_their_port(tmp_path, free_port, eventually):
+    """The node of this Ray has a CPU for each if the machine has two cores. The first one drains for a while."""
+    from ray import serve
+
+    from ballast_serve.local import LocalRay
+
+    def make_config(slots: int) -> WorkerConfig:
+        model = {"uri": str(MODEL), "servedName": "m"}
+        runtime = {"port": free_port, "unreadySeconds": 40}
+        return WorkerConfig.model_validate(
+            {"model": model, "slots": slots, "engine": {"threads": 1}, "runtime": runtime}
+        )
+
+    def has_slots(number: int) -> bool:
+        found = serve.status().applications["ballast"]
+        assert found.status != "DEPLOY_FAILED", found
+        try:
+            return status_of(f"http://127.0.0.1:{free_port}")["slots"] == number
+        except httpx.TransportError:
+            return False
+
+    with LocalRay() as ray:
+        for slots in (4, 5):
+            config = make_config(slots)
+            ray.deploy(config, config.dump(), is_stopped=lambda: False)
+            eventually(lambda slots=slots: has_slots(slots), "the replica to serve")

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -117,7 +121,7 @@ def test_a_pod_that_is_to_end_waits_until_its_replica_has_drained(
         async with lived(replica) as proxy:
             sections = {"offline": {"queue": queue_name, "leaseSeconds": 600}, "runtime": {"redisUrl": valkey.url}}
             await replica.reconfigure({"config": make_text(**sections)})
-            await eventually(leave.directory().is_dir, "the replica to watch for the end of its pod")
+            await eventually((leave.directory() / leave.REPLICA).exists, "the replica to watch for the end of its pod")
             job_id = queue.submissions.submit([make_line(n, max_tokens=1000) for n in range(8)]).job_id
             await eventually(lambda: queue.jobs.get(job_id).counts.leased, "an item to be leased")
             await asyncio.to_thread(leave.main)
@@ -140,7 +144,7 @@ def test_a_pod_whose_replica_serve_has_ended_waits_for_nothing(make_text, tmp_pa
         replica = ServeReplica()
         async with lived(replica):
             await replica.reconfigure({"config": make_text()})
-            await eventually(leave.directory().is_dir, "the replica to watch for the end of its pod")
+            await eventually((leave.directory() / leave.REPLICA).exists, "the replica to watch for the end of its pod")
 
     run(test)
     assert (leave.directory() / leave.DONE).exists()
@@ -154,7 +158,7 @@ def test_a_pod_that_is_to_end_while_serve_ends_its_replica_waits_for_it(make_tex
     async def end(replica: ServeReplica) -> None:
         async with lived(replica):
             await replica.reconfigure({"config": make_text(runtime={"unreadySeconds": 3})})
-            await eventually(leave.directory().is_dir, "the replica to watch for the end of its pod")
+            await eventually((leave.directory() / leave.REPLICA).exists, "the replica to watch for the end of its pod")
 
     async def test() -> None:
         replica = ServeReplica()
@@ -174,6 +178,78 @@ def test_without_a_replica_a_pod_ends_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
 
     leave.main()
+
+
+def test_a_pod_whose_replica_was_killed_ends_at_once(tmp_path):
+    environment = os.environ | {"HOME": str(tmp_path)}
+    program = "import os; from ballast_serve import leave; leave.watch_for(); os.kill(os.getpid(), 9)"
+    killed = subprocess.run([sys.executable, "-c", program], env=environment, check=False)
+    left = subprocess.run([sys.executable, "-m", "ballast_serve.leave"], env=environment, timeout=PATIENCE, check=False)
+
+    assert (killed.returncode, left.returncode) == (-signal.SIGKILL, 0)
+
+
+def test_a_replica_that_starts_while_its_pod_is_to_end_is_asked_too(make_text, tmp_path, monkeypatch):
+    """The hook of a restarted container, whose files are in a volume of the pod, has no effect on it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(IN_POD, "1")
+    leave.watch_for()
+    (leave.directory() / leave.ASKED).touch()
+
+    async def test() -> None:
+        replica = ServeReplica()
+        async with lived(replica) as proxy:
+            await replica.reconfigure({"config": make_text()})
+            ready = await proxy.get("/ready")
+            await asyncio.to_thread(leave.main)
+            left = await proxy.get("/ready")
+
+        assert (ready.status_code, left.status_code) == (200, 503)
+
+    run(test)
+
+
+class BrokenFeeder:
+    """A feeder that cannot return its items."""
+
+    is_dead = False
+    num_held = 0
+
+    def drain(self) -> None:
+        raise RuntimeError("The feeder cannot drain.")
+
+    def stop(self) -> None:
+        pass
+
+
+def test_a_pod_whose_replica_fails_to_drain_ends_at_once(make_text, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(IN_POD, "1")
+
+    async def test() -> None:
+        replica = ServeReplica()
+        await replica.reconfigure({"config": make_text()})
+        replica.served.app.state.worker.feeder = BrokenFeeder()
+        await asyncio.to_thread(leave.main)
+        await replica.stop()
+
+    run(test)
+
+    assert "the replica did not drain" in capfd.readouterr().err
+
+
+def test_a_pod_whose_home_cannot_be_written_has_a_sentence(make_text, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    monkeypatch.setenv(IN_POD, "1")
+
+    async def test() -> None:
+        replica = ServeReplica()
+        with pytest.raises(NotServed, match="Set HOME to a directory that can be written"):
+            await replica.reconfigure({"config": make_text()})
+        await replica.stop()
+
+    run(test)
 
 
 def test_what_a_replica_cannot_serve_is_a_sentence_for_serve(make_text, tmp_path):

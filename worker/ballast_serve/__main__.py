@@ -24,7 +24,7 @@ from ballast_api.worker_config import WorkerConfig
 from ballast_log import Log
 from ballast_worker.__main__ import check_installed
 from ballast_worker.command_line import BAD_CONFIG, fail, parser
-from ballast_worker.errors import MissingWorkerExtra, WorkerError
+from ballast_worker.errors import MissingWorkerExtra, NotServed, WorkerError
 from ballast_worker.reload import stamp
 
 log = Log(__name__)
@@ -42,9 +42,15 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         config = WorkerConfig.load(options.config)
         if options.show:
-            document = serve_config(config, config.dump(), replicas=options.replicas, gpus=options.gpus)
+            gpus = _gpus(config, options.gpus)
+            document = serve_config(config, config.dump(), replicas=options.replicas or 1, gpus=gpus)
             sys.stdout.write(yaml.safe_dump(document, sort_keys=False))
             return 0
+        if config.runtime.nodes > 1:
+            raise NotServed(
+                f"runtime.nodes is {config.runtime.nodes}, and the Ray of this program has one node. Print the "
+                "configuration of Serve for a cluster with --show, or set runtime.nodes to 1"
+            )
         _check_ray()
         if config.backend == "native":
             check_installed()
@@ -77,8 +83,11 @@ def _run(config: WorkerConfig, path: Path) -> None:
                     wanted = WorkerConfig.load(path)
                 except InvalidConfig as error:
                     log.warning("invalid configuration file, the old configuration stays in force", because=str(error))
-                else:  # the replica names the fields that wait for a restart, as a plain worker does
+                    continue
+                try:  # the replica names the fields that wait for a restart, as a plain worker does
                     ray.deploy(with_hot_fields(config, wanted), wanted.dump(), is_stopped=stopped.is_set)
+                except WorkerError as error:
+                    log.warning("the old configuration stays in force, change the file again", because=str(error))
 
 
 def _check_ray() -> None:
@@ -93,9 +102,44 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         config_help="The replicas apply changes of hot fields while they run.",
     )
     found.add_argument("--show", action="store_true", help="Print the configuration of Serve for a cluster, and end.")
-    found.add_argument("--replicas", type=int, default=1, help="Replicas that --show names.")
-    found.add_argument("--gpus", type=int, default=0, help="GPUs of a replica that --show names.")
-    return found.parse_args(arguments)
+    found.add_argument("--replicas", type=_count, help="Replicas that --show names. By default 1.")
+    found.add_argument(
+        "--gpus",
+        type=int,
+        help="GPUs of a replica on each of its nodes that --show names. By default, those of runtime.tensorParallel "
+        "with vLLM, and none with the native engine.",
+    )
+    options = found.parse_args(arguments)
+    if not options.show and (options.replicas is not None or options.gpus is not None):
+        found.error("--replicas and --gpus belong to --show: on this machine, one replica uses the GPUs that Ray finds")
+    return options
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError("a deployment has at least one replica")
+    return count
+
+
+def _gpus(config: WorkerConfig, stated: int | None) -> int:
+    """Return the GPUs of a replica on each of its nodes. A stated 0 means vLLM on CPUs.
+
+    Raises:
+        NotServed: the engine would leave GPUs idle, or have too few.
+    """
+    runtime = config.runtime
+    used = runtime.tensor_parallel // runtime.nodes if config.backend == "vllm" else 0
+    if stated is None:
+        return used
+    if stated in {0, used}:
+        return stated
+    if config.backend == "native":
+        because = "the native engine runs on CPUs. Set engine.backend to vllm, or leave --gpus out"
+    else:
+        because = f"a replica uses {used} on each node: runtime.tensorParallel is {runtime.tensor_parallel}"
+        because += f", and runtime.nodes is {runtime.nodes}. Leave --gpus out, or change the fields"
+    raise NotServed(f"--gpus is {stated}, and {because}")
 
 
 if __name__ == "__main__":

@@ -14,9 +14,15 @@ from ray.serve.schema import ApplicationStatus
 
 from ballast_api.serve_config import APPLICATION, serve_config
 from ballast_api.worker_config import WorkerConfig
+from ballast_log import Log
 from ballast_worker.errors import WorkerError
 
+log = Log(__name__)
+
 POLL_SECONDS = 0.2
+START_ATTEMPTS = 3
+SLOW_START = "timed out during startup"
+"""Part of Ray's message if a node does not start within 30 s, which Ray cannot change. A busy machine needs longer."""
 
 
 class LocalRay:
@@ -26,11 +32,19 @@ class LocalRay:
     """The address of Ray's dashboard."""
 
     def __enter__(self) -> Self:
-        try:
-            context = ray.init(include_dashboard=True, configure_logging=False)
-        except Exception as error:
-            ray.shutdown()  # it ends the processes that have started
-            raise WorkerError(f"Ray did not start. {_last_words(error)}") from error
+        attempts = START_ATTEMPTS
+        while True:
+            try:
+                # Without an address, Ray joins a Ray that runs here already. The context would end its applications.
+                context = ray.init("local", include_dashboard=True, configure_logging=False)
+            except Exception as error:
+                ray.shutdown()  # it ends the processes that have started
+                attempts -= 1
+                if not attempts or SLOW_START not in str(error):
+                    raise WorkerError(f"Ray did not start. {_last_words(error)}") from error
+                log.warning("Ray starts again", because=_last_words(error))
+            else:
+                break
         self.dashboard = f"http://{context.dashboard_url}"
         return self
 
@@ -50,12 +64,14 @@ class LocalRay:
         Serve restarts the replica if a field of `config` changed that is not hot. The replica reads `text`.
 
         Raises:
-            WorkerError: the replica did not start. The message is that of Serve.
+            WorkerError: there are too few GPUs, Ray's dashboard does not answer, or the replica did not start. Then the
+                message is that of Serve.
         """
-        has_gpus = ray.cluster_resources().get("GPU", 0) > 0 and config.backend == "vllm"
-        gpus = config.runtime.tensor_parallel if has_gpus else 0
-        client = ServeSubmissionClient(self.dashboard)
-        client.deploy_applications(serve_config(config, text, replicas=1, gpus=gpus))
+        document = serve_config(config, text, replicas=1, gpus=_gpus(config))
+        try:
+            ServeSubmissionClient(self.dashboard).deploy_applications(document)
+        except (OSError, RuntimeError) as error:
+            raise WorkerError(f"The dashboard of Ray did not take the configuration. {_last_words(error)}") from error
         while not is_stopped():
             found = serve.status().applications.get(APPLICATION)
             if found is not None and found.status is ApplicationStatus.RUNNING:
@@ -63,6 +79,16 @@ class LocalRay:
             if found is not None and found.status is ApplicationStatus.DEPLOY_FAILED:
                 raise WorkerError("; ".join(each.message for each in found.deployments.values()) or found.message)
             time.sleep(POLL_SECONDS)
+
+
+def _gpus(config: WorkerConfig) -> int:
+    """Return the GPUs of the replica: none if Ray finds none, because vLLM also runs on CPUs."""
+    found, needed = int(ray.cluster_resources().get("GPU", 0)), config.runtime.tensor_parallel
+    if config.backend != "vllm" or not found:
+        return 0
+    if found < needed:
+        raise WorkerError(f"runtime.tensorParallel is {needed}, and Ray found {found} GPUs. Set at most {found}")
+    return needed
 
 
 def _status() -> ApplicationStatus | None:

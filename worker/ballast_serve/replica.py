@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import TypedDict
@@ -17,10 +16,13 @@ from typing import TypedDict
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import ballast_log
+from ballast_log import Log
 from ballast_serve import leave
 from ballast_serve.served import Served, serving
-from ballast_worker.errors import Refused
+from ballast_worker.errors import NotServed, Refused
 from ballast_worker.http_exchange import HttpExchange
+
+log = Log(__name__)
 
 IN_POD = "BALLAST_RAY_POD"
 """Variable of the pods of the operator."""
@@ -44,6 +46,7 @@ class ServeReplica:
         self.served: Served | None = None
         """The worker; None until the first configuration."""
         self._is_left = False
+        self._leaving: asyncio.Task[None] | None = None
         self._end: asyncio.Task[None] | None = None
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -65,6 +68,7 @@ class ServeReplica:
         if self.served is None:
             self.served = await self._stack.enter_async_context(serving(self._path))
             if IN_POD in os.environ:
+                _watch_for_the_end_of_the_pod()
                 self._leaving = asyncio.create_task(self._leave_when_asked())
 
     def check_health(self) -> None:
@@ -80,17 +84,17 @@ class ServeReplica:
         await asyncio.shield(self._end)
 
     async def _stop(self) -> None:
-        await self._stack.aclose()
-        place = leave.directory()
-        if place.is_dir():
-            (place / leave.DONE).touch()
+        try:
+            await self._stack.aclose()
+        except Exception:  # the process ends, and its leases expire
+            log.exception("the replica did not drain, leases of offline items expire")
+        if self._leaving is not None:
+            (leave.directory() / leave.DONE).touch()
 
     async def _leave_when_asked(self) -> None:
         """Drain before Kubernetes ends the pod; see `leave`. The replica stays until then, and refuses requests."""
-        place = leave.directory()
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
-        while not (place / leave.ASKED).exists():  # noqa: ASYNC110 - a program in another process makes the file
+        asked = leave.directory() / leave.ASKED
+        while not asked.exists():  # noqa: ASYNC110 - a program in another process makes the file
             await asyncio.sleep(leave.POLL_SECONDS)
         self._is_left = True
         await self.stop()
@@ -98,6 +102,16 @@ class ServeReplica:
     async def address(self) -> str | None:
         """Return the address of the HTTP server of this replica; None while it starts."""
         return None if self.served is None else self.served.address
+
+
+def _watch_for_the_end_of_the_pod() -> None:
+    try:
+        leave.watch_for()
+    except OSError as error:
+        raise NotServed(
+            f"{IN_POD} is set, so the pod drains its replica by files in {leave.directory()}, which cannot be written "
+            f"({error.strerror}). Set HOME to a directory that can be written"
+        ) from error
 
 
 class Ingress:

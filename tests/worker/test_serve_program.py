@@ -1,0 +1,88 @@
+"""`python -m ballast_serve --show`: the configuration of Serve for a cluster. It needs no Ray."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import yaml
+
+from ballast_serve.__main__ import main
+from ballast_worker.errors import NotServed
+
+SECTIONS = {
+    "native": {},
+    "vllm": {"engine": {"backend": "vllm"}},
+    "two nodes": {"engine": {"backend": "vllm"}, "runtime": {"tensorParallel": 16, "nodes": 2}},
+}
+
+
+@pytest.fixture
+def show(tmp_path, capsys):
+    """Run the program in this process: gives its exit code, the deployment, and what it said."""
+
+    def run(kind: str, *options: str, shows: bool = True):
+        path = tmp_path / "worker.yaml"
+        path.write_text(yaml.safe_dump({"model": {"uri": "/models/m"}} | SECTIONS[kind]))
+        root = logging.getLogger()
+        handlers, level = root.handlers[:], root.level
+        try:
+            code = main(["--config", str(path), *(("--show",) if shows else ()), *options])
+        except SystemExit as ended:
+            code = ended.code
+        finally:
+            root.handlers[:] = handlers
+            root.setLevel(level)
+        said = capsys.readouterr()
+        assert "&" not in said.out, "an anchor of YAML"
+        deployment = yaml.safe_load(said.out)["applications"][0]["deployments"][0] if said.out else None
+        return code, deployment, said.err
+
+    return run
+
+
+@pytest.mark.parametrize(("kind", "gpus"), [("native", 0), ("vllm", 1), ("two nodes", 8)])
+def test_a_replica_has_the_gpus_that_its_engine_uses(show, kind, gpus):
+    code, deployment, _ = show(kind)
+
+    assert (code, deployment["ray_actor_options"]["num_gpus"]) == (0, gpus)
+    assert deployment == show(kind, "--gpus", str(gpus))[1]
+
+
+def test_vllm_for_cpus_uses_no_gpu(show):
+    code, deployment, _ = show("two nodes", "--gpus", "0")
+
+    assert (code, deployment["ray_actor_options"]["num_gpus"]) == (0, 0)
+    assert deployment["placement_group_bundles"] == [{"CPU": 1, "GPU": 0}] * 2
+
+
+WRONG = {
+    "gpus of the native engine": ("native", ("--gpus", "1"), "the native engine runs on CPUs"),
+    "too few gpus": ("two nodes", ("--gpus", "4"), "a replica uses 8 on each node: runtime.tensorParallel is 16"),
+    "negative gpus": ("vllm", ("--gpus", "-1"), "--gpus is -1, and a replica uses 1 on each node"),
+    "no replica": ("native", ("--replicas", "0"), "a deployment has at least one replica"),
+}
+
+
+@pytest.mark.parametrize(("kind", "options", "sentence"), WRONG.values(), ids=WRONG)
+def test_wrong_options_are_a_sentence(show, kind, options, sentence):
+    code, deployment, said = show(kind, *options)
+
+    assert code != 0
+    assert deployment is None
+    assert sentence in said
+
+
+@pytest.mark.parametrize("option", ["--gpus", "--replicas"])
+def test_options_of_a_cluster_are_refused_where_they_have_no_effect(show, option):
+    code, _, said = show("native", option, "1", shows=False)
+
+    assert code == 2
+    assert "--replicas and --gpus belong to --show" in said
+
+
+def test_a_model_over_several_nodes_is_refused_on_one_machine(show):
+    code, _, said = show("two nodes", shows=False)
+
+    assert code == NotServed.exit_code
+    assert "runtime.nodes is 2, and the Ray of this program has one node" in said
