@@ -13,10 +13,10 @@ from ballast_policy.learning.cost import CostModel
 from ballast_policy.plan import StepPlan
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig, TenantShare
-from ballast_sim.comparison.baselines import Aimd, QpsCap, greedy
+from ballast_sim.comparison.baselines import Aimd, QpsCap
 from ballast_sim.errors import BadInput, PolicyDefect
 from ballast_sim.replay.jobs import SimulatedJob
-from ballast_sim.replay.policies import Ballast, Fill
+from ballast_sim.replay.policies import Ballast, Fill, held_to
 from ballast_sim.replay.report import report
 from ballast_sim.replay.simulation import Scenario, simulate
 from ballast_sim.replay.traffic import Arrival
@@ -57,7 +57,7 @@ def test_equal_scenarios_give_equal_runs_and_seeds_differ(make_scenario):
 
 POLICIES = {
     "ballast": Ballast,
-    "greedy": lambda: greedy(0.05, 128),
+    "greedy": lambda: held_to(0.0475, 128),
     "naive-priority": Fill,
     "sarathi": lambda: Fill(chunk_tokens=512),
     "aimd": Aimd,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ballast_sim.errors import BadInput, BadTrace
-from ballast_sim.replay.arrivals import bursts, constant, generate
+from ballast_sim.replay.arrivals import bursts, generate
 from ballast_sim.replay.traffic import Arrival, at_rate, excerpt, read, read_lengths, repeated, tokens_per_second
 
 
@@ -142,22 +142,21 @@ POOL = [Arrival(0.0, 100, 10), Arrival(0.0, 200, 20)]
 
 
 @pytest.mark.parametrize(
-    ("rate", "expected"),
-    [(constant(5.0), 5.0), (bursts(1.0, 9.0, every=10.0, lasting=5.0), 5.0)],
+    ("share", "expected"), [(lambda _: 1.0, 5.0), (bursts(0.2, every=10.0, lasting=5.0), 3.0)], ids=["even", "bursts"]
 )
-def test_generated_arrivals_follow_their_rate_and_seed(rate, expected):
-    arrivals = generate(rate, peak=10.0, seconds=1000.0, lengths=POOL, seed=3)
+def test_generated_arrivals_follow_their_rate_and_seed(share, expected):
+    arrivals = generate(5.0, share=share, seconds=1000.0, lengths=POOL, seed=3)
 
-    assert arrivals == generate(rate, peak=10.0, seconds=1000.0, lengths=POOL, seed=3)
-    assert arrivals != generate(rate, peak=10.0, seconds=1000.0, lengths=POOL, seed=4)
+    assert arrivals == generate(5.0, share=share, seconds=1000.0, lengths=POOL, seed=3)
+    assert arrivals != generate(5.0, share=share, seconds=1000.0, lengths=POOL, seed=4)
     assert len(arrivals) / 1000 == pytest.approx(expected, rel=0.05)
     assert all(a.seconds <= b.seconds for a, b in pairwise(arrivals))
 
 
 def test_bursts_arrive_in_bursts():
-    rate = bursts(1.0, 20.0, every=10.0, lasting=2.0)
+    share = bursts(0.05, every=10.0, lasting=2.0)
 
-    arrivals = generate(rate, peak=20.0, seconds=500.0, lengths=POOL, seed=1)
+    arrivals = generate(20.0, share=share, seconds=500.0, lengths=POOL, seed=1)
 
     inside = sum(1 for arrival in arrivals if arrival.seconds % 10.0 < 2.0)
     assert inside / len(arrivals) == pytest.approx(40 / 48, abs=0.05)
@@ -167,13 +166,12 @@ def test_bursts_arrive_in_bursts():
     ("arguments", "found"),
     [
         ({"lengths": []}, "pool of lengths is empty"),
-        ({"peak": 0.0}, "must be above 0"),
-        ({"peak": 1.0}, "above the stated peak of 1"),
-        ({"rate": constant(0.0)}, "no request arrives"),
+        ({"rate": 0.0}, "must be above 0"),
+        ({"share": lambda _: 0.0}, "no request arrives"),
     ],
 )
 def test_impossible_generators_are_refused(arguments, found):
-    usual = {"rate": constant(5.0), "peak": 10.0, "seconds": 10.0, "lengths": POOL, "seed": 0}
+    usual = {"rate": 5.0, "seconds": 10.0, "lengths": POOL, "seed": 0}
 
     with pytest.raises(BadInput, match=found):
         generate(**{**usual, **arguments})

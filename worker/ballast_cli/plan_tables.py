@@ -29,7 +29,7 @@ def print_premises(inputs: PlanInputs, found: FleetPlan) -> None:
         + f"SLO: TTFT {slo.ttft_milliseconds:g} ms and TPOT {slo.tpot_milliseconds:g} ms "
         f"for {slo.attainment_percent:g} % of requests\n"
         f"Batch ceiling: {found.batch_ceiling} decodes ({found.batch_ceiling_because})\n"
-        f"Online needs {found.online_tokens:,.0f} tokens/s, offline {found.offline_tokens:,.0f} tokens/s\n\n"
+        f"Online needs {found.traffic.tokens:,.0f} tokens/s, offline {found.offline_tokens:,.0f} tokens/s\n\n"
     )
 
 
@@ -185,7 +185,7 @@ def fleet_figures(found: FleetPlan, tried: list[Alternative], sizes: list[Chunk]
         "batch_ceiling": found.batch_ceiling,
         "batch_ceiling_because": found.batch_ceiling_because,
         "work_gpus": found.work,
-        "online_tokens_per_s": found.online_tokens,
+        "online_tokens_per_s": found.traffic.tokens,
         "offline_tokens_per_s": found.offline_tokens,
         "maximum_throughputs": asdict(found.maximums),
         "options": [{**asdict(option), "kilowatt_hours": option.kilowatt_hours} for option in found.options],

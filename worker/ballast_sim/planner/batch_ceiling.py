@@ -219,27 +219,16 @@ def drawn(case: CeilingCase, batch: int, requests: int = 1_000_000) -> float:
 
 
 def largest(case: CeilingCase, measure: Callable[[int], float], near: int) -> int:
-    """Search around `near` for the largest batch that meets the SLO by `measure`; return 0 if none does.
+    """Search step by step from `near` for the largest batch that meets the SLO by `measure`; return 0 if none does.
 
-    Larger batches are slower, but small batches can be too small for the rate. So the search moves away from `near` in
-    growing strides, and then bisects.
+    Larger batches are slower, but small batches can be too small for the rate.
     """
-
-    def keeps(batch: int) -> bool:
-        return measure(batch) <= case.seconds
-
-    low, high, stride = (near, near + 1, 1) if keeps(near) else (near - 1, near, 1)
-    if low == near:
-        while high <= MOST_BATCH and keeps(high):
-            low, high, stride = high, high + 2 * stride, 2 * stride
-        high = min(high, MOST_BATCH + 1)
-    else:
-        while low > 0 and not keeps(low):
-            low, high, stride = max(0, low - 2 * stride), low, 2 * stride
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if keeps(middle) else (low, middle)
-    return low
+    batch = near
+    while batch > 0 and measure(batch) > case.seconds:
+        batch -= 1
+    while near <= batch < MOST_BATCH and measure(batch + 1) <= case.seconds:
+        batch += 1
+    return batch
 
 
 def _poisson(mean: float, number: int) -> list[float]:

@@ -15,7 +15,7 @@ from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.errors import BadInput
 from ballast_sim.planner.encoder import EncoderSlo, encoder_limit
 from ballast_sim.replay import hardware, model_shape
-from ballast_sim.replay.arrivals import constant, generate, lognormal_answers
+from ballast_sim.replay.arrivals import generate, lognormal_answers
 from ballast_sim.replay.jobs import SimulatedJob
 from ballast_sim.replay.policies import Ballast, Fill
 from ballast_sim.replay.report import report
@@ -118,7 +118,7 @@ class EncoderBench:
         if policy not in POLICIES:
             raise BadInput(f"unknown policy {policy!r}; known are {', '.join(POLICIES)}")
         rate = load * self.maximum
-        online = generate(constant(rate), peak=rate, seconds=self.seconds, lengths=self.lengths, seed=self.seed)
+        online = generate(rate, seconds=self.seconds, lengths=self.lengths, seed=self.seed)
         return self._row(policy, load, simulate(self._scenario(policy, online)))
 
     def _config(self) -> PolicyConfig:

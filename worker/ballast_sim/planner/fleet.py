@@ -101,8 +101,6 @@ class FleetPlan:
     deployment: Deployment
     traffic: FleetTraffic
     maximums: MaximumThroughputs
-    online_tokens: float
-    """Tokens per second of the online traffic."""
     offline_tokens: float
     work: float
     """Work of both classes, in GPUs."""
@@ -180,9 +178,8 @@ class _Planner:
             deployment=self.deployment,
             traffic=self.traffic,
             maximums=maximums,
-            online_tokens=self.online_tokens,
             offline_tokens=self.offline_tokens,
-            work=self.online_tokens / maximums.online_full + self.offline_tokens / maximums.offline_full,
+            work=sum(self._work(self.offline_tokens)),
             batch_ceiling=ceiling,
             batch_ceiling_because=why,
             options=tuple(option for option in (given, apart, mixed, same) if option),
@@ -226,8 +223,9 @@ class _Planner:
     def _fewest_mixed(self, most: int) -> Option | None:
         """Return the fewest GPUs that serve both classes; None if no number does."""
         needed = self.offline_tokens
-        work = self.online_tokens / self.maximums.online_full + needed / self.maximums.offline_full
-        least = _fewest(lambda gpus: self._step_share(gpus, needed) is not None, most, low=ceil(work))
+        least = _fewest(
+            lambda gpus: self._step_share(gpus, needed) is not None, most, low=ceil(sum(self._work(needed)))
+        )
         for gpus in range(least or most + 1, most + 1):
             option = self._mixed(gpus, self._named(FEWEST_MIXED), needed)
             if option:
@@ -278,48 +276,40 @@ class _Planner:
         )
 
     def _apart(self, name: str, online_gpus: int, offline_gpus: int, result: Report) -> Option:
-        work = self.online_tokens / self.maximums.online_full, self.offline_tokens / self.maximums.offline_full
-        gpus = online_gpus, offline_gpus
-        each = [one / number if number else 0.0 for one, number in zip(work, gpus, strict=True)]
-        costs = [number * self._price.per_hour(one) for one, number in zip(each, gpus, strict=True)]
-        return Option(
-            name=name,
-            gpus=sum(gpus),
-            utilization=sum(work) / sum(gpus),
-            mfu=self._mfu(self.online_tokens, self.offline_tokens, sum(gpus)),
-            ttft_attainment=result.ttft_attainment,
-            tpot_attainment=result.tpot_attainment,
-            online_tokens=self.online_tokens,
-            offline_tokens=self.offline_tokens,
-            dollars_per_hour=sum(costs),
-            online_dollars=per_million(costs[0], self.online_tokens),
-            offline_dollars=per_million(costs[1], self.offline_tokens),
-            kilowatts=sum(number * self._price.kilowatts(one) for one, number in zip(each, gpus, strict=True)),
-            note=f"{online_gpus} online + {offline_gpus} offline",
-        )
+        note = f"{online_gpus} online + {offline_gpus} offline"
+        return self._option(name, (online_gpus, offline_gpus), self.offline_tokens, result, note)
 
     def _shared(self, name: str, gpus: int, result: Report, offline: float, step_share: float) -> Option:
-        online_work = self.online_tokens / self.maximums.online_full
-        work = online_work + offline / self.maximums.offline_full
-        cost = gpus * self._price.per_hour(work / gpus)
-        online_cost = cost * online_work / work
+        note = f"steps filled to {step_share:.0%} of the TPOT"
+        note += f", {MOST_SIMULATED} of them simulated" if gpus > MOST_SIMULATED else ""
+        return replace(self._option(name, (gpus,), offline, result, note), step_share=step_share)
+
+    def _option(self, name: str, parts: tuple[int, ...], offline: float, result: Report, note: str) -> Option:
+        """Return the figures of a fleet with one part of the GPUs for each class, or with one part for both."""
+        work, gpus, price = self._work(offline), sum(parts), self._price
+        loads = work if len(parts) > 1 else (sum(work),)
+        used = [load / number if number else 0.0 for load, number in zip(loads, parts, strict=True)]
+        costs = [number * price.per_hour(one) for one, number in zip(used, parts, strict=True)]
+        by_class = costs if len(parts) > 1 else [costs[0] * one / sum(work) for one in work]
         return Option(
             name=name,
             gpus=gpus,
-            utilization=work / gpus,
+            utilization=sum(work) / gpus,
             mfu=self._mfu(self.online_tokens, offline, gpus),
             ttft_attainment=result.ttft_attainment,
             tpot_attainment=result.tpot_attainment,
             online_tokens=self.online_tokens,
             offline_tokens=offline,
-            dollars_per_hour=cost,
-            online_dollars=per_million(online_cost, self.online_tokens),
-            offline_dollars=per_million(cost * (offline / self.maximums.offline_full) / work, offline),
-            kilowatts=gpus * self._price.kilowatts(work / gpus),
-            note=f"steps filled to {step_share:.0%} of the TPOT"
-            + (f", {MOST_SIMULATED} of them simulated" if gpus > MOST_SIMULATED else ""),
-            step_share=step_share,
+            dollars_per_hour=sum(costs),
+            online_dollars=per_million(by_class[0], self.online_tokens),
+            offline_dollars=per_million(by_class[1], offline),
+            kilowatts=sum(number * price.kilowatts(one) for one, number in zip(used, parts, strict=True)),
+            note=note,
         )
+
+    def _work(self, offline: float) -> tuple[float, float]:
+        """Return the work of both classes in GPUs, with `offline` tokens per second."""
+        return self.online_tokens / self.maximums.online_full, offline / self.maximums.offline_full
 
     @property
     def _price(self) -> GpuPrice:
@@ -335,7 +325,7 @@ class _Planner:
         """Return the reasons for the figures."""
         fleet, maximums, unit = self.inputs.fleet, self.maximums, self._unit
         tpot = self.inputs.slo.tpot_milliseconds
-        work = self.online_tokens / maximums.online_full + self.offline_tokens / maximums.offline_full
+        work = sum(self._work(self.offline_tokens))
         lines = [
             (
                 f"{fleet.online_gpus} {unit}s at {fleet.online_utilization_percent:g} % and {fleet.offline_gpus} at "
