@@ -294,7 +294,6 @@ def scenario_of(
         cost=None if variant.is_fitted else bench.cost,
         # A step can be suspended between two layers: with one layer, it never is.
         num_layers=bench.num_layers if variant.is_suspending else 1,
-        is_guaranteed=True,
     )
     return scenario if variant.has_job else replace(scenario, offline=list)
 

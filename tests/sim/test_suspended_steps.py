@@ -29,7 +29,6 @@ SCENARIO = Scenario(
     seconds=90.0,
     warmup_seconds=30.0,
     cost=COST,
-    is_guaranteed=True,
 )
 
 

@@ -240,7 +240,6 @@ class Bench:
             self.scenario(Ballast, self.online(load)),
             config=config,
             cost=None if self.is_fitted or name == FITTED else self.cost,
-            is_guaranteed=True,
         )
         return self._row(policy, load, reservation, simulate(scenario))
 

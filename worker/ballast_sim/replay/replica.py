@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from ballast_policy.host import Dispatch, Host
 from ballast_policy.learning.cost import attended
 from ballast_policy.plan import StepPlan
-from ballast_policy.request import OFFLINE, ONLINE, RUNNING, RequestClass
+from ballast_policy.request import OFFLINE, ONLINE, RUNNING
 from ballast_policy.snapshot import EngineSnapshot
 from ballast_sim.errors import PolicyDefect
 from ballast_sim.replay.clock import Clock
 from ballast_sim.replay.fairness import ServiceSamples
-from ballast_sim.replay.guarantees import Guarantees
 from ballast_sim.replay.kv import SimulatedKv
 from ballast_sim.replay.simulated_request import SimulatedRequest
 from ballast_sim.replay.simulated_step import SimulatedStep
@@ -69,7 +68,7 @@ class ReplayedStep(NamedTuple):
 
 @dataclass
 class Replica:
-    """One engine. `receive` adds work, and the replica computes steps as long as it has work."""
+    """One engine. `take` adds work, and `wake` starts steps, which go on as long as there is work."""
 
     name: str
     clock: Clock
@@ -78,7 +77,6 @@ class Replica:
     """The jobs whose items it claims before each step."""
     random: Random
     policy: Policy = field(init=False)
-    guarantees: Guarantees | None = field(init=False)
     host: Host = field(init=False)
     kv: SimulatedKv = field(init=False)
     items: dict[int, SimulatedRequest] = field(init=False, default_factory=dict)
@@ -101,7 +99,6 @@ class Replica:
         scenario = self.scenario
         self.config, self.model = scenario.config, scenario.model
         self.policy = scenario.policy()
-        self.guarantees = Guarantees() if scenario.is_guaranteed else None
         self.host = Host(self.config, cost=scenario.cost, planner=self.policy.plan)
         sizes = self.config.num_blocks, self.config.block_tokens
         self.kv = SimulatedKv(*sizes, self.items, has_prefix_cache=scenario.has_prefix_cache)
@@ -110,11 +107,6 @@ class Replica:
     def load(self) -> int:
         """Number of online requests that wait or run here. The router compares it."""
         return self.host.backlog.count(ONLINE) + self.host.held[ONLINE][RUNNING]
-
-    def receive(self, items: Iterable[SimulatedRequest]) -> None:
-        """Add requests. An idle replica begins a step after everything that is due at this time has arrived."""
-        self.take(items)
-        self.wake()
 
     def take(self, items: Iterable[SimulatedRequest]) -> None:
         """Add requests that wait."""
@@ -143,8 +135,6 @@ class Replica:
         snapshot = self.host.snapshot(self.kv, self.clock.now)
         plan = self.policy.plan(snapshot)
         step = self._lay_out(self.host.dispatch(snapshot, plan, self.kv))
-        if self.guarantees:
-            self.guarantees.check(snapshot, plan, self._num_running)
         if not plan.grants:
             self._rest(plan.wait_until)
             return
@@ -152,10 +142,6 @@ class Replica:
         self._step = step
         step.suspendable = plan.suspendable_seconds
         self._go_on(step)
-
-    @property
-    def _num_running(self) -> dict[RequestClass, int]:
-        return {request_class: held[RUNNING] for request_class, held in self.host.held.items()}
 
     def _go_on(self, step: SimulatedStep) -> None:
         """Compute a step to its end, from its start or from where it was suspended."""
@@ -203,7 +189,7 @@ class Replica:
             self.is_busy = False
             self._check()
             return
-        is_owed = self.guarantees or self.host.residents or self.host.backlog.count(ONLINE)
+        is_owed = self.host.residents or self.host.backlog.count(ONLINE)
         self._stalled += 1 if is_owed else 0  # a gateway may hold offline work back
         if self._stalled > STALLED:
             raise PolicyDefect(f"{len(self.items)} requests wait or are resident, and no plan runs any of them")
@@ -215,7 +201,7 @@ class Replica:
         """Check that the plan could be executed, and sum up the work of the step."""
         plan, host = dispatch.plan, self.host
         self.num_preempted += len(plan.preempt)
-        running = self._num_running
+        running = {request_class: held[RUNNING] for request_class, held in host.held.items()}
         if sum(running.values()) > self.config.slots:
             raise PolicyDefect(f"{sum(running.values())} requests hold a slot, there are {self.config.slots}")
         if dispatch.num_deferred and not self.scenario.has_prefix_cache:

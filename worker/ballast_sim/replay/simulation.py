@@ -43,8 +43,6 @@ class Scenario:
     has_prefix_cache: bool = False
     num_layers: int = 32
     """Layers of the model. A step can be suspended between two of them."""
-    is_guaranteed: bool = False
-    """Check G1 and G2 at every step. Only Ballast's own policy keeps them."""
 
 
 def warmup_of(seconds: float) -> float:
@@ -73,7 +71,7 @@ def simulate(scenario: Scenario) -> Run:
 
     Raises:
         BadInput: a request can never fit into the KV cache, or there is no replica.
-        PolicyDefect: the policy broke the contract or a guarantee.
+        PolicyDefect: a plan could not be executed, or work waits indefinitely.
     """
     if scenario.replicas < 1:
         raise BadInput(f"a run needs at least one replica, found {scenario.replicas}")
@@ -104,7 +102,9 @@ def simulate(scenario: Scenario) -> Run:
             num_tokens=arrival.num_prompt,
         )
         online.append(SimulatedRequest(request, arrival.num_output, arrival.prefix_tokens))
-        min(replicas, key=lambda replica: replica.load).receive(online[-1:])  # of equals, the first
+        replica = min(replicas, key=lambda replica: replica.load)  # of equals, the first
+        replica.take(online[-1:])
+        replica.wake()
 
     for seq, arrival in enumerate(scenario.online):
         clock.at(arrival.seconds, partial(arrive, seq, arrival))
