@@ -165,7 +165,6 @@ def test_bursts_arrive_in_bursts():
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [
-        ({"lengths": []}, "pool of lengths is empty"),
         ({"rate": 0.0}, "must be above 0"),
         ({"share": lambda _: 0.0}, "no request arrives"),
     ],

@@ -106,19 +106,16 @@ def _tasks(policies: Sequence[str], loads: Sequence[float], reservations: tuple[
 def _check(policies: Sequence[str], loads: Sequence[float], reservations: Sequence[float]) -> None:
     for policy in policies:
         knob(policy)
-    for name, values, least, most in (("load", loads, 1e-3, 20.0), ("reservation", reservations, 0.0, 1.0)):
+    for name, values in (("policy", policies), ("load", loads), ("reservation", reservations)):
         if not values:
             raise BadInput(f"no {name} given: give at least one")
-        for value in values:
-            if not least <= value <= most:
-                allowed = f"{100 * least:g} to {100 * most:g} %"
-                raise BadInput(f"a {name} of {100 * value:g} % was given; expected {allowed}")
         if len(set(values)) < len(values):
             raise BadInput(f"a {name} is given twice: give each once")
-    if not policies:
-        raise BadInput("no policy given: give at least one")
-    if len(set(policies)) < len(policies):
-        raise BadInput("a policy is given twice: give each once")
+    for name, shares, least, most in (("load", loads, 1e-3, 20.0), ("reservation", reservations, 0.0, 1.0)):
+        for share in shares:
+            if not least <= share <= most:
+                allowed = f"{100 * least:g} to {100 * most:g} %"
+                raise BadInput(f"a {name} of {100 * share:g} % was given; expected {allowed}")
 
 
 def _run(bench: Bench, tasks: Sequence[Task], run: Callable[..., Iterator[list[Row]]], progress: Progress) -> _Rows:

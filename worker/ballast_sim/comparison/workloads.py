@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from ballast_sim.comparison.bench import FITTED, STATIC_BUDGET, STATIC_CHUNKS, Bench
 from ballast_sim.comparison.engine import BenchEngine
-from ballast_sim.replay.arrivals import bursts, evenly, generate, lognormal_answers
+from ballast_sim.replay.arrivals import bursts, generate, lognormal_answers
 from ballast_sim.replay.simulation import warmup_of
 from ballast_sim.replay.traffic import Arrival, Trace
 
@@ -93,7 +94,7 @@ def sparse(*, seconds: float | None = None, seed: int = 0, every: Sequence[float
     seconds = seconds or 300.0
     points = []
     for spacing in every:
-        online = evenly(Arrival(0.0, 512, 128), every=spacing, seconds=seconds)
+        online = [Arrival(turn * spacing, 512, 128) for turn in range(ceil(seconds / spacing))]
         points.append(Point(f"a request every {spacing:g} s", tuple(online), 0.1, 0.03))
     return Workload(
         "sparse",

@@ -138,18 +138,13 @@ class CeilingCase:
                 f"{1e3 * self.slowest(1):.1f} ms for {self.share:.0%} of newcomers"
             )
         batch = bisect_right(range(1, MOST_BATCH + 1), self.seconds, key=self.slowest)
-        if self.rate > MOST_USED * self.api_server.texts_per_second:
-            raise Impossible(
-                f"{self.name}: {self.rate:g} requests/s arrive, but one API server process, with "
-                f"{self.api_server.text_milliseconds:g} ms for each text, serves "
-                f"{self.api_server.texts_per_second:,.1f}"
-            )
-        served = batch / self.step(batch, batch)
-        if self.rate > MOST_USED * served:
-            raise Impossible(
-                f"{self.name}: {self.rate:g} requests/s arrive, but a batch of {batch}, the largest within "
-                f"{1e3 * self.seconds:g} ms, serves {served:,.1f}"
-            )
+        api = self.api_server
+        for most, what in (
+            (api.texts_per_second, f"one API server process, with {api.text_milliseconds:g} ms for each text,"),
+            (batch / self.step(batch, batch), f"a batch of {batch}, the largest within {1e3 * self.seconds:g} ms,"),
+        ):
+            if self.rate > MOST_USED * most:
+                raise Impossible(f"{self.name}: {self.rate:g} requests/s arrive, but {what} serves {most:,.1f}")
         crowds = _poisson(self.rate * self.step(batch, batch), batch + 2)[-1]
         if crowds > MOST_CROWDED * (1 - self.share):
             raise Impossible(

@@ -124,8 +124,6 @@ def plan_fleet(
         BadInput: a name is unknown, or a trace is too short.
         Impossible: this GPU cannot serve the model within the SLO.
     """
-    if not online or not offline:
-        raise BadInput("a plan needs an online trace and offline lengths with at least one request each")
     tokens_per_second(online)  # a bad trace is refused before minutes are spent on the simulations
     deployment = Deployment.of(inputs, online, offline)
     _check_prefill(deployment, online)
@@ -137,11 +135,12 @@ def _check_prefill(deployment: Deployment, online: Trace) -> None:
     wanted, ttft = deployment.config.objective, deployment.config.ttft
     prompts = sorted(arrival.num_prompt for arrival in online)
     prompt = prompts[ceil(wanted * len(prompts) - 1e-9) - 1]
-    seconds = deployment.model.predict(BatchWork.of_prompts(1, prompt))
+    model = deployment.model
+    seconds = model.predict(BatchWork.of_prompts(1, prompt))
     if seconds > ttft:
         raise Impossible(
             f"TTFT of {1e3 * ttft:g} ms is below the fastest prefill for {wanted:.0%} of requests: their "
-            f"prompts have up to {prompt:,} tokens, which take {1e3 * seconds:.1f} ms on an idle {deployment.gpu.name}"
+            f"prompts have up to {prompt:,} tokens, which take {1e3 * seconds:.1f} ms on an idle {model.gpu.name}"
         )
 
 
@@ -188,10 +187,7 @@ class _Planner:
 
     @property
     def _unit(self) -> str:
-        return self.deployment.gpu.unit
-
-    def _named(self, option: str) -> str:
-        return f"{option} {self._unit}s"
+        return self.deployment.model.gpu.unit
 
     def _given(self) -> Option:
         """Return today's fleet, with each class on its own GPUs."""
@@ -208,13 +204,13 @@ class _Planner:
     def _right_sized(self) -> Option:
         """Return the fewest GPUs that meet the SLO and do the offline work with classes apart."""
         offline = ceil(self.offline_tokens / self.maximums.offline_full - 1e-9)
-        most = self.inputs.fleet.online_gpus
+        name, most = f"{FEWEST_APART} {self._unit}s", self.inputs.fleet.online_gpus
         self.progress(f"searching for the fewest online {self._unit}s apart")
         least = _fewest(lambda gpus: self.deployment.fits(self._online_alone(gpus)), most)
         if least is None:
             note = f"no number of {self._unit}s up to {most} meets the SLO even without offline work"
-            return replace(self._given(), name=self._named(FEWEST_APART), note=note)
-        return self._apart(self._named(FEWEST_APART), least, offline, self._online_alone(least))
+            return replace(self._given(), name=name, note=note)
+        return self._apart(name, least, offline, self._online_alone(least))
 
     def _online_alone(self, gpus: int) -> Report:
         """Simulate one of `gpus` GPUs that serve online alone."""
@@ -227,7 +223,7 @@ class _Planner:
             lambda gpus: self._step_share(gpus, needed) is not None, most, low=ceil(sum(self._work(needed)))
         )
         for gpus in range(least or most + 1, most + 1):
-            option = self._mixed(gpus, self._named(FEWEST_MIXED), needed)
+            option = self._mixed(gpus, f"{FEWEST_MIXED} {self._unit}s", needed)
             if option:
                 return option
         return None
@@ -313,7 +309,7 @@ class _Planner:
 
     @property
     def _price(self) -> GpuPrice:
-        return GpuPrice(self.deployment.gpu, self.inputs.energy, self.inputs.money)
+        return GpuPrice(self.deployment.model.gpu, self.inputs.energy, self.inputs.money)
 
     def _mfu(self, online: float, offline: float, gpus: int) -> float:
         deployment = self.deployment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import ceil, log, sqrt
+from math import log, sqrt
 from random import Random
 
 from ballast_sim.errors import BadInput
@@ -27,10 +27,8 @@ def generate(
     """Draw Poisson arrivals at `rate` per second, or at a `share` of it by time, each with lengths from the pool.
 
     Raises:
-        BadInput: the pool is empty, a figure is out of range, or no request arrives.
+        BadInput: a figure is out of range, or no request arrives.
     """
-    if not lengths:
-        raise BadInput("the pool of lengths is empty: give at least one request to draw from")
     if rate <= 0 or seconds <= 0:
         raise BadInput(f"the rate and the time must be above 0, found {rate:g} requests/s for {seconds:g} s")
     random = Random(seed)
@@ -43,11 +41,6 @@ def generate(
     if not arrivals:
         raise BadInput(f"no request arrives in {seconds:g} s at this rate: raise the rate or the time")
     return arrivals
-
-
-def evenly(lengths: Arrival, *, every: float, seconds: float) -> list[Arrival]:
-    """Return one request of these lengths at time 0, and one every `every` seconds after it."""
-    return [replace(lengths, seconds=turn * every) for turn in range(ceil(seconds / every))]
 
 
 def lognormal_answers(

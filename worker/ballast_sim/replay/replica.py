@@ -76,9 +76,6 @@ class Replica:
     pool: JobPool
     """The jobs whose items it claims before each step."""
     random: Random
-    policy: Policy = field(init=False)
-    host: Host = field(init=False)
-    kv: SimulatedKv = field(init=False)
     items: dict[int, SimulatedRequest] = field(init=False, default_factory=dict)
     """Every request here that has not finished, by `seq`."""
     steps: list[ReplayedStep] = field(init=False, default_factory=list)
@@ -98,7 +95,7 @@ class Replica:
     def __post_init__(self) -> None:
         scenario = self.scenario
         self.config, self.model = scenario.config, scenario.model
-        self.policy = scenario.policy()
+        self.policy: Policy = scenario.policy()
         self.host = Host(self.config, cost=scenario.cost, planner=self.policy.plan)
         sizes = self.config.num_blocks, self.config.block_tokens
         self.kv = SimulatedKv(*sizes, self.items, has_prefix_cache=scenario.has_prefix_cache)
@@ -147,7 +144,8 @@ class Replica:
         """Compute a step to its end, from its start or from where it was suspended."""
         step.run_from = self.clock.now
         self.host.began(step.plan, self.clock.now)
-        self.clock.at(self.clock.now + step.seconds - step.done, partial(self._end, step, step.num_suspensions), rank=1)
+        left = step.seconds - step.done
+        self.clock.at(self.clock.now + left, partial(self._end, step, step.num_suspensions), rank=1)
 
     def _interrupt(self) -> None:
         """Schedule the suspension of the current step at the end of its layer, if the plan allows it."""
@@ -169,10 +167,10 @@ class Replica:
             dispatch = self.host.nest(self.kv, self.clock.now, in_flight, step.suspendable)
             nested = self._lay_out(dispatch) if dispatch.plan.grants else None
         if nested is None:
-            if not step.is_running:
+            if step.run_from is None:
                 self._go_on(step)
             return
-        self.num_suspended += step.is_running
+        self.num_suspended += step.run_from is not None
         step.suspend(self.clock.now)
         self.host.began(nested.plan, self.clock.now)
         step.suspendable -= nested.seconds

@@ -70,11 +70,9 @@ def simulate(scenario: Scenario) -> Run:
     """Run a scenario to its end.
 
     Raises:
-        BadInput: a request can never fit into the KV cache, or there is no replica.
+        BadInput: a request can never fit into the KV cache.
         PolicyDefect: a plan could not be executed, or work waits indefinitely.
     """
-    if scenario.replicas < 1:
-        raise BadInput(f"a run needs at least one replica, found {scenario.replicas}")
     available = scenario.config.num_blocks * scenario.config.block_tokens
     longest = max((arrival.num_tokens for arrival in scenario.online), default=0)
     if longest > available:

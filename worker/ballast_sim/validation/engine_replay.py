@@ -108,18 +108,14 @@ class _RecordingExecutor(Executor):
 
 
 def work_of(batch: Batch) -> BatchWork:
-    """Return the work of a batch in the form of the step models."""
-    decodes = batch.num_decodes
-    after = batch.context_lens[decodes:].tolist()
+    """Return the work of a batch, as the policy's cost model counts it."""
+    decodes, ends = batch.num_decodes, batch.context_lens.tolist()
     new = (batch.query_start[decodes + 1 :] - batch.query_start[decodes:-1]).tolist()
-    before = [end - tokens for end, tokens in zip(after, new, strict=True)]
     return BatchWork(
         num_prefill=sum(new),
-        prefill_context=sum(attended(start, tokens) for start, tokens in zip(before, new, strict=True)),
-        prefill_before=sum(before),
+        prefill_context=sum(attended(end - tokens, tokens) for end, tokens in zip(ends[decodes:], new, strict=True)),
         num_decode=decodes,
-        decode_context=int(batch.context_lens[:decodes].sum()),
-        num_chunks=len(new),
+        decode_context=sum(ends[:decodes]),
     )
 
 
