@@ -26,7 +26,7 @@ from ballast_sim.errors import Impossible
 from ballast_sim.planner.batch_ceiling import CeilingCase, drawn, largest
 from ballast_sim.planner.encoder import EncoderSlo, encoder_limit
 from ballast_sim.planner.inputs import EngineInput, PlanInputs
-from ballast_sim.replay.arrivals import constant, generate
+from ballast_sim.replay.arrivals import generate
 from ballast_sim.replay.hardware import GPUS
 from ballast_sim.replay.jobs import SimulatedJob
 from ballast_sim.replay.model_shape import SHAPES
@@ -39,9 +39,7 @@ from ballast_sim.replay.traffic import Arrival
 def measured(case: CeilingCase, batch: int, requests: int = 2000, seed: int = 0) -> float:
     """Simulate a policy that keeps the batch full, and return the seconds within which the share is answered."""
     seconds = max(10.0 * case.step(batch, 0), requests / case.rate)
-    online = generate(
-        constant(case.rate), peak=case.rate, seconds=seconds, lengths=[Arrival(0.0, case.prompt, 1)], seed=seed
-    )
+    online = generate(case.rate, seconds=seconds, lengths=[Arrival(0.0, case.prompt, 1)], seed=seed)
     filler = Arrival(0.0, case.prompt, 1) if case.is_encoder else Arrival(0.0, 1, 1 << 40)
     tokens = batch * case.prompt if case.is_encoder else 1 << 30
     run = simulate(
@@ -93,7 +91,7 @@ def serve(
             config=config,
             model=model,
             policy=Ballast,
-            online=generate(constant(rate), peak=rate, seconds=seconds, lengths=[Arrival(0.0, prompt, 1)], seed=seed),
+            online=generate(rate, seconds=seconds, lengths=[Arrival(0.0, prompt, 1)], seed=seed),
             seed=seed,
             cost=profile(model),
         )

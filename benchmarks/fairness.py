@@ -63,7 +63,6 @@ def run(case: Case, lengths: dict[str, list[Arrival]], conversations: list[Arriv
             seconds=seconds,
             warmup_seconds=seconds / 5,
             cost=REFIT_A100,
-            is_guaranteed=True,
         )
     )
 

@@ -105,8 +105,8 @@ def trace_of(name: str, minutes: float, *, seed: int, share: float) -> list[Arri
     """Return a trace by name. A trace that is read from a file starts at a share of its requests."""
     azure = read(ONLINE_TRACE)
     if name == "bursts":
-        rate = bursts(2.0, 16.0, every=60.0, lasting=6.0)
-        return generate(rate, peak=16.0, seconds=240 * minutes, lengths=azure, seed=seed)
+        share = bursts(1 / 8, every=60.0, lasting=6.0)
+        return generate(16.0, share=share, seconds=240 * minutes, lengths=azure, seed=seed)
     return rotated(azure if name == "azure" else read(ONLINE_TRACE.with_name("vtc_arena.csv")), share)
 
 

@@ -38,7 +38,6 @@ from ballast_policy.plan import StepPlan
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 from ballast_policy.step.planner import plan
-from ballast_sim.comparison.baselines import greedy
 from ballast_sim.replay.policies import Fill, held_to
 from ballast_sim.replay.traffic import Arrival, excerpt, read, read_lengths
 
@@ -172,7 +171,7 @@ def planners(config: PolicyConfig) -> dict[str, Callable[[], tuple[Planner, bool
     return {
         "online-only": lambda: (Fill(chunk).plan, False),
         "naive-priority": lambda: (Fill().plan, True),
-        "greedy": lambda: (greedy(config.tpot, chunk).plan, True),
+        "greedy": lambda: (held_to(0.95 * config.tpot, chunk).plan, True),
         "ballast-no-suspension": lambda: (without_suspension, True),
         "ballast": lambda: (plan, True),
     }

@@ -143,8 +143,8 @@ def slice_of_arena(seed: int, _: float) -> Trace:
 
 def burst(seed: int, seconds: float) -> Trace:
     """Draw arrivals with bursts: a tenth of each minute has eight times the rate of the rest."""
-    rate = bursts(2.0, 16.0, every=60.0, lasting=6.0)
-    return generate(rate, peak=16.0, seconds=4 * seconds, lengths=azure(), seed=seed)
+    share = bursts(1 / 8, every=60.0, lasting=6.0)
+    return generate(16.0, share=share, seconds=4 * seconds, lengths=azure(), seed=seed)
 
 
 def on_trace(
@@ -294,7 +294,6 @@ def scenario_of(
         cost=None if variant.is_fitted else bench.cost,
         # A step can be suspended between two layers: with one layer, it never is.
         num_layers=bench.num_layers if variant.is_suspending else 1,
-        is_guaranteed=True,
     )
     return scenario if variant.has_job else replace(scenario, offline=list)
 

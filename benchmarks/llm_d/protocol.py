@@ -240,7 +240,6 @@ def scenario(case: Case, cycles: int) -> Scenario:
         cost=None if is_ours and case.is_fitted else linear(),
         has_prefix_cache=True,
         num_layers=GPT_OSS_A100.shape.layers,
-        is_guaranteed=is_ours,
     )
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from ballast_api.base import ApiModel
-from ballast_api.errors import InvalidConfig
 from ballast_api.hot import Hot
 from ballast_api.rules import Later, Rule
 from ballast_api.sections import Backend, Cost, EngineSettings, Limits, Model, Name, Offline, Slo, backend_rules
+from ballast_api.yaml_file import YamlFile
 
 
 class Runtime(ApiModel):
@@ -88,7 +88,7 @@ Slots = Annotated[int, Field(ge=1, le=4096)]
 USES_VLLM = "(has(self.engine.backend) && self.engine.backend == 'vllm')"
 
 
-class WorkerConfig(ApiModel):
+class WorkerConfig(YamlFile):
     """The whole configuration of a worker."""
 
     later: ClassVar[Mapping[str, Later]] = {
@@ -125,35 +125,6 @@ class WorkerConfig(ApiModel):
     def queue_name(self) -> str:
         """The queue that this worker serves."""
         return self.offline.queue or f"{self.runtime.namespace}/{self.runtime.name}"
-
-    @classmethod
-    def parse(cls, text: str, source: str) -> Self:
-        """Parse YAML.
-
-        Raises:
-            InvalidConfig: The message names each wrong field, what was found there, and what was expected.
-        """
-        try:
-            data = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise InvalidConfig(source, [str(error)]) from error
-        if not isinstance(data, dict):
-            raise InvalidConfig(source, [f"found {type(data).__name__}, expected a mapping with at least `model.uri`"])
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            raise InvalidConfig(source, InvalidConfig.sentences(error)) from error
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Load a YAML file; see `parse`."""
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise InvalidConfig(str(path), [f"cannot be read: {error.strerror}"]) from error
-        except UnicodeDecodeError as error:
-            raise InvalidConfig(str(path), [str(error)]) from error
-        return cls.parse(text, str(path))
 
     def dump(self) -> str:
         """Return YAML from which `parse` returns an equal value."""

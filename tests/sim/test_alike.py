@@ -22,7 +22,7 @@ PROMPTS = (200, 700, 1100, 1900, 2600)
 
 def in_bursts(num_output: int) -> list[Arrival]:
     lengths = [Arrival(0.0, num_prompt, num_output) for num_prompt in PROMPTS]
-    return generate(bursts(3.0, 6.0, every=60.0, lasting=6.0), peak=6.0, seconds=120.0, lengths=lengths, seed=3)
+    return generate(6.0, share=bursts(0.5, every=60.0, lasting=6.0), seconds=120.0, lengths=lengths, seed=3)
 
 
 def run(online: Sequence[Arrival], *, is_alone: bool, cap: float | None = None):

@@ -53,3 +53,11 @@ def test_what_the_measured_rates_promise_is_kept(run_jobs):
     (finished_at,) = (job.finished_at for job in whole.jobs if job.name == "tight")
     assert promised.seconds_needed is not None
     assert finished_at - ASKED_AT == pytest.approx(promised.seconds_needed, rel=0.3)
+
+
+def test_a_tight_deadline_is_met_by_slack_and_missed_in_order_of_submission(run_jobs):
+    untold = [replace(job, deadline=None) for job in make_jobs()]
+
+    told, in_order = (run_jobs(jobs, 60.0).jobs[-1].finished_at for jobs in (make_jobs(), untold))
+
+    assert told <= DEADLINE < in_order

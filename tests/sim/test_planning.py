@@ -130,7 +130,9 @@ def test_an_alternative_in_which_no_request_ends_has_no_price():
 def test_advice_compares_estimates_with_the_estimate_of_the_plan_itself():
     found = SimpleNamespace(
         mixed=SimpleNamespace(gpus=5, dollars_per_hour=9.0),
-        deployment=SimpleNamespace(gpu=GPUS["a100"], config=SimpleNamespace(objective=0.99, chunk_tokens=512)),
+        deployment=SimpleNamespace(
+            model=SimpleNamespace(gpu=GPUS["a100"]), config=SimpleNamespace(objective=0.99, chunk_tokens=512)
+        ),
     )
     given = Alternative("as given", 75.0, 100.0, 0.08, 4, 7.2)
     same, less = replace(given, name="int4 weights"), replace(given, name="h100 instead", gpus=2, dollars_per_hour=6.0)

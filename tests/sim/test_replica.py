@@ -7,16 +7,17 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from laws import lawful
 
 from ballast_policy import host
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.plan import StepPlan
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig, TenantShare
-from ballast_sim.comparison.baselines import Aimd, QpsCap, greedy
+from ballast_sim.comparison.baselines import Aimd, QpsCap
 from ballast_sim.errors import BadInput, PolicyDefect
 from ballast_sim.replay.jobs import SimulatedJob
-from ballast_sim.replay.policies import Ballast, Fill
+from ballast_sim.replay.policies import Ballast, Fill, held_to
 from ballast_sim.replay.report import report
 from ballast_sim.replay.simulation import Scenario, simulate
 from ballast_sim.replay.traffic import Arrival
@@ -55,9 +56,16 @@ def test_equal_scenarios_give_equal_runs_and_seeds_differ(make_scenario):
     assert timeline(simulate(replace(scenario, seed=1))) != again
 
 
+class Lawful(Ballast):
+    """Ballast, with each plan held against every law."""
+
+    def plan(self, snapshot):
+        return lawful(snapshot)
+
+
 POLICIES = {
-    "ballast": Ballast,
-    "greedy": lambda: greedy(0.05, 128),
+    "ballast": Lawful,
+    "greedy": lambda: held_to(0.0475, 128),
     "naive-priority": Fill,
     "sarathi": lambda: Fill(chunk_tokens=512),
     "aimd": Aimd,
@@ -73,7 +81,6 @@ def test_every_policy_finishes_everything_and_leaves_nothing_behind(run, name, n
         offline=POOL,
         policy=POLICIES[name],
         config={"num_blocks": num_blocks},
-        is_guaranteed=name == "ballast",
     )
 
     (replica,) = result.replicas
@@ -131,7 +138,7 @@ arrivals = st.lists(st.tuples(st.floats(0, 1), lengths), max_size=25).map(
     is_fitted=True,
 )
 @settings(max_examples=60)
-def test_the_real_policy_keeps_its_contract_and_guarantees_on_any_traffic(
+def test_the_real_policy_keeps_its_contract_and_laws_on_any_traffic(
     *, online, offline, slots, num_blocks, share, chunk, is_fitted
 ):
     config = PolicyConfig(
@@ -140,12 +147,11 @@ def test_the_real_policy_keeps_its_contract_and_guarantees_on_any_traffic(
     scenario = Scenario(
         config,
         COST,
-        Ballast,
+        Lawful,
         online=online,
         offline=lambda: [SimulatedJob.of("job", offline)] if offline else [],
         cost=None if is_fitted else COST,
         noise=0.05,
-        is_guaranteed=True,
     )
 
     result = simulate(scenario)
@@ -187,7 +193,7 @@ def test_a_plan_that_an_engine_could_not_carry_out_is_refused(run, found):
     burst = [Arrival(0.0, 100, 10)] * 6
 
     with pytest.raises(ValueError, match=found) as refused:
-        run(online=burst, policy=lambda: Broken(BREAKS[found]), config={"slots": 2}, is_guaranteed=False)
+        run(online=burst, policy=lambda: Broken(BREAKS[found]), config={"slots": 2})
 
     assert refused.type in (PolicyDefect, host.IllegalPlan)
 
@@ -201,42 +207,7 @@ def test_a_plan_beyond_the_kv_that_is_free_is_refused(run):
             online=[Arrival(0.0, 100, 10)] * 6,
             policy=lambda: Broken(everyone),
             config={"num_blocks": 8},
-            is_guaranteed=False,
         )
-
-
-class OfflineFirst:
-    """Never gives online a slot while offline wants one: what G1 forbids."""
-
-    def plan(self, snapshot):
-        offline = [r for r in snapshot.waiting if r.request_class is RequestClass.OFFLINE]
-        running = list(snapshot.residents)
-        admit = offline[: snapshot.config.slots - len(running)]
-        return StepPlan(grants=tuple((r, 1) for r in (*running, *admit)), admit=tuple(admit))
-
-
-class OnlineOnly:
-    """Never gives offline a slot: what G2 forbids."""
-
-    def plan(self, snapshot):
-        online = [r for r in snapshot.waiting if r.request_class is RequestClass.ONLINE]
-        admit = online[: snapshot.config.slots - len(snapshot.residents)]
-        return StepPlan(grants=tuple((r, 1) for r in (*snapshot.residents, *admit)), admit=tuple(admit))
-
-
-def test_an_online_request_that_waits_behind_offline_breaks_g1(run):
-    with pytest.raises(PolicyDefect, match="G1: online request 0 waits for a slot"):
-        run(online=[Arrival(0.1, 10, 5)], offline=POOL, policy=OfflineFirst, is_guaranteed=True)
-
-
-def test_offline_work_that_never_runs_breaks_g2(make_scenario):
-    crowd = [Arrival(0.0, 10, 3000)] * 8
-    scenario = make_scenario(
-        online=crowd, offline=POOL, policy=OnlineOnly, config={"num_blocks": 4000}, is_guaranteed=True
-    )
-
-    with pytest.raises(PolicyDefect, match="G2: offline held less than 1 slots"):
-        simulate(scenario)
 
 
 def test_a_request_larger_than_the_cache_is_refused(run):
@@ -289,9 +260,7 @@ def test_slots_that_nobody_held_for_waiting_offline_work_are_a_shortfall(make_sc
                 return StepPlan(grants=tuple((r, 1) for r in online))
             return super().plan(snapshot)
 
-    scenario = make_scenario(
-        online=[Arrival(0.0, 1, 100)], offline=POOL, config={"offline_share": 0.5}, policy=Late, is_guaranteed=False
-    )
+    scenario = make_scenario(online=[Arrival(0.0, 1, 100)], offline=POOL, config={"offline_share": 0.5}, policy=Late)
     held = replace(scenario, policy=Ballast)
 
     assert report(simulate(scenario)).reservation_shortfall > 0.05

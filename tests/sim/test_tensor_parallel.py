@@ -127,8 +127,8 @@ def test_llama_3_70b_fits_on_eight_h100_with_1_3_million_tokens_of_kv() -> None:
     deployment = Deployment.of(plan(tensor_parallel=8), ONE)
     weights = 2 * 70.55e9
 
-    assert deployment.gpu.name == "8 x h100"
-    assert deployment.gpu.dollars_per_hour == 8 * GPUS["h100"].dollars_per_hour
+    assert deployment.model.gpu.name == "8 x h100"
+    assert deployment.model.gpu.dollars_per_hour == 8 * GPUS["h100"].dollars_per_hour
     assert deployment.kv_tokens == pytest.approx((0.92 * 640e9 - weights) / (2 * 80 * 8 * 128 * 2), rel=1e-3)
 
 

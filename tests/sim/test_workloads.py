@@ -14,12 +14,12 @@ from ballast_sim.comparison.json_rows import as_json
 from ballast_sim.comparison.table import run_table
 from ballast_sim.comparison.workloads import WORKLOADS, bursts_from_silence, long_prompts, sparse
 from ballast_sim.errors import BadInput
-from ballast_sim.replay.arrivals import evenly, lognormal_answers
+from ballast_sim.replay.arrivals import lognormal_answers
 from ballast_sim.replay.traffic import Arrival
 
 MODEL = CostModel(0.010, 1e-4, 1e-8, 2e-4, 1e-7, is_trusted=True)
 POOL = [Arrival(0.0, 60 + 29 * i % 300, 4 + 11 * i % 50) for i in range(30)]
-ONLINE = evenly(Arrival(0.0, 50, 10), every=0.5, seconds=10.0)
+ONLINE = [Arrival(0.5 * turn, 50, 10) for turn in range(20)]
 BUDGETS = ("static-budget=11x128", "static-budget=14x128", "static-budget=30x128")
 
 
@@ -34,11 +34,9 @@ def make_bench():
 
 
 def test_requests_come_evenly_and_the_first_one_at_once():
-    found = evenly(Arrival(0.0, 512, 128), every=2.0, seconds=5.0)
+    (point,) = sparse(seconds=5.0, every=(2.0,)).points
 
-    assert [arrival.seconds for arrival in found] == [0.0, 2.0, 4.0]
-    with pytest.raises(BadInput, match="the spacing and the time must be above 0"):
-        evenly(Arrival(0.0, 512, 128), every=0.0, seconds=5.0)
+    assert [arrival.seconds for arrival in point.online] == [0.0, 2.0, 4.0]
 
 
 def test_drawn_answers_have_the_mean_that_was_asked_for_and_none_is_longer_than_the_most():
@@ -147,7 +145,7 @@ def test_rows_state_attainment_by_prompt_length(make_bench):
 
 def test_a_pooled_table_has_the_rows_of_each_seed_and_compares_with_all_of_online_alone(make_bench):
     asked = {"policies": ("online-only", "ballast"), "reservations": (0.0,), "has_best_budget": False}
-    later = evenly(Arrival(0.0, 80, 10), every=0.5, seconds=10.0)
+    later = [Arrival(0.5 * turn, 80, 10) for turn in range(20)]
     tables = [run_table(make_bench(trace=trace), **asked) for trace in (ONLINE, later)]
     tables[1] = replace(tables[1], rows=[replace(row, load=tables[0].bench.own_load) for row in tables[1].rows])
     tables[1].bench.alones = {tables[0].bench.own_load: tables[1].rows[0]}

@@ -185,7 +185,7 @@ def _fleet(
     for reason in found.because:
         sys.stdout.write(f"- {reason}\n")
     if tried:
-        print_alternatives(tried, sizes, found.deployment.gpu.unit)
+        print_alternatives(tried, sizes, found.deployment.model.gpu.unit)
         for line in advice(found, tried, sizes):
             sys.stdout.write(f"- {line}\n")
     write_json(json_file, fleet_figures(found, tried, sizes))

@@ -15,7 +15,7 @@ def draw_fleet(found: FleetPlan, path: Path) -> None:
     """Draw the utilization and the cost of the options."""
     from matplotlib.figure import Figure  # noqa: PLC0415  its import takes a second
 
-    unit = found.deployment.gpu.unit
+    unit = found.deployment.model.gpu.unit
     names = [
         f"{option.name}\n{option.gpus} {unit}s".replace(", ", ",\n").replace(" on ", " on\n")
         for option in found.options

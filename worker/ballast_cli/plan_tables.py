@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 def print_premises(inputs: PlanInputs, found: FleetPlan) -> None:
     """Print the premises of the plan."""
-    deployment, gpu = found.deployment, found.deployment.gpu
+    deployment, shape, gpu = found.deployment, found.deployment.model.shape, found.deployment.model.gpu
     slo, weights = inputs.slo, inputs.quantization
     named = "bfloat16" if weights == "none" else weights.value
     sys.stdout.write(
-        f"{deployment.shape.name} ({deployment.shape.parameters / 1e9:.2f} billion {named} weights) on {gpu.name}: "
+        f"{shape.name} ({shape.parameters / 1e9:.2f} billion {named} weights) on {gpu.name}: "
         f"{deployment.model.rated_flops / 1e12:g} TFLOP/s, {gpu.bandwidth / 1e12:g} TB/s, {gpu.memory / 1e9:g} GB, "
         f"{deployment.kv_tokens:,} tokens of KV\n"
         + (f"The counts, prices and power below are those of groups of {gpu.count} GPUs.\n" if gpu.count > 1 else "")
         + f"SLO: TTFT {slo.ttft_milliseconds:g} ms and TPOT {slo.tpot_milliseconds:g} ms "
         f"for {slo.attainment_percent:g} % of requests\n"
         f"Batch ceiling: {found.batch_ceiling} decodes ({found.batch_ceiling_because})\n"
-        f"Online needs {found.online_tokens:,.0f} tokens/s, offline {found.offline_tokens:,.0f} tokens/s\n\n"
+        f"Online needs {found.traffic.tokens:,.0f} tokens/s, offline {found.offline_tokens:,.0f} tokens/s\n\n"
     )
 
 
@@ -37,7 +37,7 @@ def print_options(found: FleetPlan) -> None:
     """Print one row for each fleet that serves the traffic."""
     latency = ("TTFT met", "TPOT met")
     dollars = ("$/hour", "$/M online", "$/M offline")
-    units = f"{found.deployment.gpu.unit}s"
+    units = f"{found.deployment.model.gpu.unit}s"
     columns = ("", units, "used", "MFU", *latency, "offline tok/s", *dollars, "kW", "kWh/M", "how")
     rows = [
         (
@@ -178,14 +178,14 @@ def fleet_figures(found: FleetPlan, tried: list[Alternative], sizes: list[Chunk]
     """Return a plan for JSON."""
     return {
         "version": 1,
-        "model": found.deployment.shape.name,
-        "gpu": found.deployment.gpu.name,
+        "model": found.deployment.model.shape.name,
+        "gpu": found.deployment.model.gpu.name,
         "inputs": found.deployment.inputs.model_dump(mode="json", by_alias=True),
         "kv_tokens": found.deployment.kv_tokens,
         "batch_ceiling": found.batch_ceiling,
         "batch_ceiling_because": found.batch_ceiling_because,
         "work_gpus": found.work,
-        "online_tokens_per_s": found.online_tokens,
+        "online_tokens_per_s": found.traffic.tokens,
         "offline_tokens_per_s": found.offline_tokens,
         "maximum_throughputs": asdict(found.maximums),
         "options": [{**asdict(option), "kilowatt_hours": option.kilowatt_hours} for option in found.options],

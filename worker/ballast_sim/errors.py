@@ -4,7 +4,7 @@ SimError
 ├── BadTrace        a trace that cannot be replayed: the line, the value found, and the value expected
 ├── BadInput        an unknown GPU or model, or a figure out of range
 ├── Impossible      a question that physics answers with no; the message has the figure
-└── PolicyDefect    a policy broke the contract of `StepPlan` or a guarantee (always a bug in the policy)
+└── PolicyDefect    a policy broke the contract of `StepPlan` (always a bug in the policy)
 """
 
 from __future__ import annotations
@@ -31,4 +31,4 @@ class Impossible(SimError):
 
 
 class PolicyDefect(SimError):
-    """A plan that an engine could not execute, or that breaks a guarantee."""
+    """A plan that an engine could not execute, or work that waits indefinitely."""

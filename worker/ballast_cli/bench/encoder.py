@@ -48,7 +48,7 @@ def compare_encoder(runs: EncoderBench, loads: Sequence[float], api: ApiServer, 
         "computed_per_second": runs.computed.requests_per_second,
         "found_per_second": highest.online_rate if highest.load else 0.0,
         "api_server_per_second": api.texts_per_second if api.text_milliseconds else None,
-        "rows": [{key: known(value) for key, value in asdict(row).items()} for row in rows],
+        "rows": [known(asdict(row)) for row in rows],
     }
     write_json(json_file, figures)
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 TRACE = "trace"
 """The workload that replays a trace at several loads."""
-_MINUTES_HELP = "Length of the traffic in each run. The first quarter (at most 1 minute) does not count."
 WorkloadName = Annotated[
     str,
     typer.Option(
@@ -57,8 +56,15 @@ PolicyNames = Annotated[
     str | None, typer.Option(metavar="NAME,...", help="Policies to run, or all of them: all.", show_default="all")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Random seed for the step-time noise and for generated traffic.")]
-Minutes = Annotated[float, typer.Option(min=2, max=10_000, help=_MINUTES_HELP)]
-MixedMinutes = Annotated[float | None, typer.Option(min=0.1, max=10_000, help=_MINUTES_HELP, show_default="10")]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        min=0.1,
+        max=10_000,
+        help="Length of the traffic in each run. The first quarter (at most 1 minute) does not count.",
+        show_default="10",
+    ),
+]
 Slots = Annotated[int | None, typer.Option(min=1, max=4096, help="Number of slots of the engine.", show_default="256")]
 Chunk = Annotated[int, typer.Option(min=16, max=1_000_000, help="Most prefill tokens in a step.")]
 StepModelName = Annotated[
@@ -82,9 +88,6 @@ Share = Annotated[
 ]
 ReplaySlots = Annotated[int, typer.Option("--slots", min=1, max=4096, help="Number of slots of the engine.")]
 Seconds = Annotated[float, typer.Option(min=2, help="Length of each slice of the trace, in seconds.")]
-Tenants = Annotated[
-    Path, typer.Option(metavar="TRACE", help="Traffic with tenants.", show_default="27 tenants of the arena trace")
-]
 Encoder = Annotated[str, typer.Option("--model", help="Name of a known encoder, or path of a model's config.json.")]
 Latency = Annotated[
     float, typer.Option("--latency-ms", min=0.001, max=1e9, help="SLO from arrival to answer, in milliseconds.")

@@ -50,7 +50,7 @@ def _ttft(rows: list[Row], table: Table, path: Path) -> Path:
     figure = Figure(figsize=_SIZE, layout="constrained")
     axes: Axes = figure.subplots()
     for row in rows:
-        waits = row.series.ttft
+        waits = sorted(answer.ttft for answer in row.result.answers)
         if waits:
             shares = [(index + 1) / len(waits) for index in range(len(waits))]
             style = _OURS if row.policy == "ballast" else {"linewidth": 1.2}

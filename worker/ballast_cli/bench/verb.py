@@ -1,4 +1,4 @@
-"""`ballast bench`: compare the policy with baselines, validate the simulator, and check guarantees."""
+"""`ballast bench`: compare the policy with baselines, and validate the simulator."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import typer
 
 from ballast_cli.bench import options as given
 from ballast_cli.console import examples
-from ballast_cli.demo.traffic import ONLINE_TRACE
 from ballast_cli.errors import Usage
 from ballast_cli.refusals import refusals
 from ballast_cli.sim_options import Json, Lengths, Trace, check_output, require, write_json
 
-TENANT_TRACE = ONLINE_TRACE.with_name("vtc_arena.csv")
 EXAMPLES = examples(
     "ballast bench mixed                                   # all policies at 20, 40 and 60 % online load",
     "ballast bench mixed --policy ballast,greedy --load 40 --minutes 3",
@@ -31,7 +29,6 @@ ENCODER_EXAMPLES = examples(
     "ballast bench encoder                      # bge-large on one A100, P95 of 30 ms, at 20, 40 and 60 % load",
     "ballast bench encoder --gpu h100 --latency-ms 20 --percentile 99 --prompt-tokens 200 --load 30",
 )
-GUARANTEES_EXAMPLES = examples("ballast bench guarantees", "ballast bench guarantees --tenants mine.csv --minutes 2")
 bench = typer.Typer(
     name="bench",
     help="Compare the policy with other policies on the same traffic, in virtual time.",
@@ -60,7 +57,7 @@ def mixed(
     tpot: given.Tpot = None,
     policy: given.PolicyNames = None,
     seed: given.Seed = 0,
-    minutes: given.MixedMinutes = None,
+    minutes: given.Minutes = None,
     slots: given.Slots = None,
     chunk: given.Chunk = 512,
     step_model: given.StepModelName = "auto",
@@ -179,32 +176,3 @@ def encoder(
             noise=noise,
         )
         compare_encoder(runs, given.fractions("--load", load or "20,40,60"), ApiServer(api_server), json_file)
-
-
-@bench.command("guarantees", epilog=GUARANTEES_EXAMPLES)
-def guarantees(
-    *,
-    online: Trace = None,
-    offline: Lengths = None,
-    tenants: given.Tenants = TENANT_TRACE,
-    model: given.Model = "llama-3-8b",
-    gpu: given.Gpu = "a100",
-    ttft: given.Ttft = None,
-    tpot: given.Tpot = None,
-    seed: given.Seed = 0,
-    minutes: given.Minutes = 5.0,
-    slots: given.Slots = None,
-    chunk: given.Chunk = 512,
-    json_file: Json = None,
-) -> None:
-    """Stress the reservation, the fairness of tenants, and a deadline. The exit code is 1 if a guarantee is broken."""
-    require("ballast bench", numpy="worker")
-    check_output("--json", json_file)
-    engine = given.BenchEngineOptions(model, gpu, ttft, tpot, slots, chunk)
-    with refusals():
-        from ballast_cli.bench.guarantees import check_guarantees  # noqa: PLC0415  numpy, for this verb only
-
-        found = check_guarantees(engine, online, offline, tenants, seconds=60 * minutes, seed=seed)
-    write_json(json_file, found)
-    if not all(result["is_kept"] for result in found):
-        raise typer.Exit(1)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from ballast_policy.plan import StepPlan
 from ballast_policy.request import OFFLINE, ONLINE
 from ballast_policy.snapshot import EngineSnapshot
-from ballast_sim.replay.policies import Fill, held_to
+from ballast_sim.replay.policies import Fill
 
 
 @dataclass
@@ -75,8 +75,3 @@ class Aimd(Fill):
                 self.limit = min(float(snapshot.config.slots), self.limit + 1)
             self._queued = False
         return int(self.limit)
-
-
-def greedy(tpot: float, chunk_tokens: int) -> Fill:
-    """Fill every step to 0.95 of the TPOT."""
-    return held_to(0.95 * tpot, chunk_tokens)

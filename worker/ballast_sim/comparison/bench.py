@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
-from ballast_sim.comparison.baselines import Aimd, QpsCap, greedy
-from ballast_sim.comparison.chart_series import NOTHING, ChartSeries, series
+from ballast_sim.comparison.baselines import Aimd, QpsCap
+from ballast_sim.comparison.chart_series import ChartSeries, series
 from ballast_sim.errors import BadInput
 from ballast_sim.replay.jobs import SimulatedJob
 from ballast_sim.replay.policies import Ballast, Fill, held_to
@@ -88,8 +88,8 @@ class Row:
     total_tokens: float
     """Tokens per second and GPU."""
     offline_tokens: float
-    note: str = ""
-    series: ChartSeries = NOTHING
+    note: str
+    series: ChartSeries
 
 
 @dataclass
@@ -206,29 +206,27 @@ class Bench:
         name, value, chunk = knob(policy)
         if name in {"ballast", UNSUSPENDED, FITTED}:
             return [self._ballast(policy, load, reservation) for reservation in reservations]
-        tokens, tpot = self.config.chunk_tokens, self.config.tpot
         plain: dict[str, Callable[[], Policy]] = {
             "naive-priority": Fill,
             "sarathi": partial(Fill, chunk_tokens=512),
             "aimd": Aimd,
-            "greedy": partial(greedy, tpot, tokens),
+            "greedy": partial(held_to, 0.95 * self.config.tpot, self.config.chunk_tokens),
         }
         if value is not None:
             is_rate = name == "qps-cap"
             budget = partial(held_to, value / 1e3, chunk or STATIC_CHUNKS[-1])
             plain[policy] = partial(QpsCap, rate=value) if is_rate else budget
-        tuned = {"static-split": self._static_split, "qps-cap": self._qps_cap, STATIC_BUDGET: self._static_budget}
         if policy in plain:
             run = simulate(self.scenario(plain[policy], self.online(load)))
             return [self._row(policy, load, reservation, run) for reservation in reservations]
-        if policy in tuned:
-            row = tuned[policy](load)
-        elif policy == "online-only":
-            row = self.alone(load)
-        elif policy == "offline-only":
-            row = self.maximum("full")
-        else:
-            raise BadInput(f"unknown policy {policy!r}; known are all, {', '.join(KNOWN)}")
+        tuned: dict[str, Callable[[float], Row]] = {
+            "online-only": self.alone,
+            "offline-only": lambda _: self.maximum("full"),
+            "static-split": self._static_split,
+            "qps-cap": self._qps_cap,
+            STATIC_BUDGET: self._static_budget,
+        }
+        row = tuned[policy](load)
         return [replace(row, policy=policy, load=load, reservation=reservation) for reservation in reservations]
 
     def _ballast(self, policy: str, load: float, reservation: float) -> Row:
@@ -242,7 +240,6 @@ class Bench:
             self.scenario(Ballast, self.online(load)),
             config=config,
             cost=None if self.is_fitted or name == FITTED else self.cost,
-            is_guaranteed=True,
         )
         return self._row(policy, load, reservation, simulate(scenario))
 
@@ -275,7 +272,6 @@ class Bench:
 
     def _static_split(self, load: float) -> Row:
         """Run classes apart: the fewest of ten GPUs serve online alone, and the others serve offline without an SLO."""
-        self.check_split()
         alone = self.alone(load).result
         for parts in range(max(1, ceil(load * PARTS / MOST_LOAD)), PARTS):
             row = self.alone(load * PARTS / parts)
@@ -285,15 +281,6 @@ class Bench:
                 note = f"{parts} of {PARTS} GPUs online"
                 return replace(row, total_tokens=total, offline_tokens=offline, note=note)
         return replace(self.alone(load), note="all GPUs online")
-
-    def check_split(self) -> None:
-        """Check that a load can be divided among GPUs.
-
-        Raises:
-            BadInput: the traffic keeps its own times.
-        """
-        if self.is_paced:
-            raise BadInput("static-split divides a load among GPUs, and this traffic keeps its own times. Leave it out")
 
     def keeps(self, row: Row) -> bool:
         """Return whether a row has the attainment of online-only, less `MOST_LOST`."""
@@ -351,9 +338,11 @@ def knob(policy: str) -> Knob:
     """Split `name=value`. The value is None if there is none.
 
     Raises:
-        BadInput: the value is not a number above 0, or the policy takes no value.
+        BadInput: the policy is unknown or takes no value, or the value is not a number above 0.
     """
     name, sign, text = policy.partition("=")
+    if name not in KNOWN:
+        raise BadInput(f"unknown policy {policy!r}; known are all, {', '.join(KNOWN)}")
     if not sign:
         return Knob(name)
     chunk = None

@@ -38,17 +38,21 @@ def as_json(row: Row, bench: Bench) -> dict[str, Any]:
         "jain": result.jain,
         "reservation_shortfall": result.reservation_shortfall,
         "deadline_hit_rate": result.deadline_hits,
-        "prompt_thirds": [{key: known(value) for key, value in asdict(third).items()} for third in result.thirds],
-        "worst_third_lost": {"ttft": known(lost.ttft), "tpot": known(lost.tpot)},
+        "prompt_thirds": [asdict(third) for third in result.thirds],
+        "worst_third_lost": asdict(lost),
         "note": row.note,
     }
     return {key: known(value) for key, value in found.items()}
 
 
-def _milliseconds(percentiles: Percentiles) -> dict[str, float | None]:
-    return {name: known(1e3 * getattr(percentiles, name)) for name in ("p50", "p95", "p99")}
+def _milliseconds(percentiles: Percentiles) -> dict[str, float]:
+    return {name: 1e3 * value for name, value in asdict(percentiles).items()}
 
 
 def known(value: Any) -> Any:
-    """Replace a number that JSON cannot express by None."""
+    """Replace each number that JSON cannot express by None, also in lists and dictionaries."""
+    if isinstance(value, dict):
+        return {key: known(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [known(one) for one in value]
     return None if isinstance(value, float) and not isfinite(value) else value

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from math import nan
 from multiprocessing import get_context
 
-from ballast_sim.comparison.bench import KNOWN, STATIC_BUDGET, Bench, Row, knob
+from ballast_sim.comparison.bench import STATIC_BUDGET, Bench, Row, knob
 from ballast_sim.errors import BadInput
 
 Progress = Callable[[int, int, str], None]
@@ -29,6 +30,7 @@ class Task:
         return f"{self.kind} at {self.load:.0%}" if self.load else self.kind
 
 
+_Rows = dict[Task, list[Row]]
 _FULL, _BOUND = Task("offline alone"), Task("offline alone within the TPOT")
 _HIGHEST = Task("highest online rate")
 
@@ -69,38 +71,26 @@ def run_table(
         PolicyDefect: the policy broke its contract.
     """
     _check(policies, (1.0,) if bench.is_paced else loads, reservations)
-    if "static-split" in policies:
-        bench.check_split()
-    with _process_pool(processes) as pool:
-        found = _run(bench, (_FULL, _BOUND), pool, progress)
+    if bench.is_paced and "static-split" in policies:
+        raise BadInput("static-split divides a load among GPUs, and this traffic keeps its own times. Leave it out")
+    ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)  # the calling process handles Ctrl-C
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), ignore) if processes > 1 else None
+    with pool or nullcontext():
+        run = pool.map if pool else map
+        found = _run(bench, (_FULL, _BOUND), run, progress)
         bench.maximums = {"full": found[_FULL][0], "bound": found[_BOUND][0]}
         loads = (bench.own_load,) if bench.is_paced else loads
         alone = [Task("online-only", load) for load in loads]
-        found = _run(bench, alone if bench.is_paced else (_HIGHEST, *alone), pool, progress)
+        found = _run(bench, alone if bench.is_paced else (_HIGHEST, *alone), run, progress)
         bench.alones = {task.load: found[task][0] for task in alone}
         highest = found[_HIGHEST][0].load * bench.bound if _HIGHEST in found else nan
         also = (STATIC_BUDGET,) if has_best_budget else ()
         tasks = _tasks((*also, *policies), loads, tuple(reservations))
-        results = _run(bench, tasks, pool, progress)
+        results = _run(bench, tasks, run, progress)
     budgets = {load: results[Task(STATIC_BUDGET, load, tuple(reservations))][0] for load in loads if has_best_budget}
     rows = [row for task in tasks for row in results[task] if task.kind in policies]
     rows.sort(key=lambda row: (loads.index(row.load), reservations.index(row.reservation), policies.index(row.policy)))
     return Table(bench, highest, budgets, rows)
-
-
-@contextmanager
-def _process_pool(processes: int) -> Iterator[ProcessPoolExecutor | None]:
-    """Return a process pool for more than one process. The calling process handles Ctrl-C."""
-    if processes <= 1:
-        yield None
-        return
-    pool = ProcessPoolExecutor(
-        processes, get_context("spawn"), initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
-    )
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _tasks(policies: Sequence[str], loads: Sequence[float], reservations: tuple[float, ...]) -> list[Task]:
@@ -114,34 +104,23 @@ def _tasks(policies: Sequence[str], loads: Sequence[float], reservations: tuple[
 
 
 def _check(policies: Sequence[str], loads: Sequence[float], reservations: Sequence[float]) -> None:
-    unknown = [policy for policy in policies if knob(policy).name not in KNOWN]
-    if unknown:
-        raise BadInput(f"unknown policy {unknown[0]!r}; known are all, {', '.join(KNOWN)}")
-    for name, values, least, most in (("load", loads, 1e-3, 20.0), ("reservation", reservations, 0.0, 1.0)):
+    for policy in policies:
+        knob(policy)
+    for name, values in (("policy", policies), ("load", loads), ("reservation", reservations)):
         if not values:
             raise BadInput(f"no {name} given: give at least one")
-        for value in values:
-            if not least <= value <= most:
-                allowed = f"{100 * least:g} to {100 * most:g} %"
-                raise BadInput(f"a {name} of {100 * value:g} % was given; expected {allowed}")
         if len(set(values)) < len(values):
             raise BadInput(f"a {name} is given twice: give each once")
-    if not policies:
-        raise BadInput("no policy given: give at least one")
-    if len(set(policies)) < len(policies):
-        raise BadInput("a policy is given twice: give each once")
+    for name, shares, least, most in (("load", loads, 1e-3, 20.0), ("reservation", reservations, 0.0, 1.0)):
+        for share in shares:
+            if not least <= share <= most:
+                allowed = f"{100 * least:g} to {100 * most:g} %"
+                raise BadInput(f"a {name} of {100 * share:g} % was given; expected {allowed}")
 
 
-def _run(
-    bench: Bench, tasks: Sequence[Task], pool: ProcessPoolExecutor | None, progress: Progress
-) -> dict[Task, list[Row]]:
-    """Run the tasks in the pool, or in this process without one."""
-    rows: dict[Task, list[Row]] = {}
-    results: Iterable[tuple[Task, list[Row]]] = ((task, _run_task(bench, task)) for task in tasks)
-    if pool:
-        futures = {pool.submit(_run_task, bench, task): task for task in tasks}
-        results = ((futures[future], future.result()) for future in as_completed(futures))
-    for task, found in results:
+def _run(bench: Bench, tasks: Sequence[Task], run: Callable[..., Iterator[list[Row]]], progress: Progress) -> _Rows:
+    rows: _Rows = {}
+    for task, found in zip(tasks, run(partial(_run_task, bench), tasks), strict=True):
         rows[task] = found
         progress(len(rows), len(tasks), str(task))
     return rows

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from ballast_sim.comparison.bench import FITTED, STATIC_BUDGET, STATIC_CHUNKS, Bench
 from ballast_sim.comparison.engine import BenchEngine
-from ballast_sim.replay.arrivals import bursts, constant, evenly, generate, lognormal_answers
+from ballast_sim.replay.arrivals import bursts, generate, lognormal_answers
 from ballast_sim.replay.simulation import warmup_of
 from ballast_sim.replay.traffic import Arrival, Trace
 
@@ -93,7 +94,7 @@ def sparse(*, seconds: float | None = None, seed: int = 0, every: Sequence[float
     seconds = seconds or 300.0
     points = []
     for spacing in every:
-        online = evenly(Arrival(0.0, 512, 128), every=spacing, seconds=seconds)
+        online = [Arrival(turn * spacing, 512, 128) for turn in range(ceil(seconds / spacing))]
         points.append(Point(f"a request every {spacing:g} s", tuple(online), 0.1, 0.03))
     return Workload(
         "sparse",
@@ -108,8 +109,8 @@ def sparse(*, seconds: float | None = None, seed: int = 0, every: Sequence[float
 def long_prompts(*, seconds: float | None = None, seed: int = 0) -> Workload:
     """Make two requests of 400 tokens per second and one of 8,000 per 10 s (Poisson), with two SLOs of the TTFT."""
     seconds = seconds or 1800.0
-    short = generate(constant(2.0), peak=2.0, seconds=seconds, lengths=[Arrival(0.0, 400, 128)], seed=2 * seed)
-    long = generate(constant(0.1), peak=0.1, seconds=seconds, lengths=[Arrival(0.0, 8000, 128)], seed=2 * seed + 1)
+    short = generate(2.0, seconds=seconds, lengths=[Arrival(0.0, 400, 128)], seed=2 * seed)
+    long = generate(0.1, seconds=seconds, lengths=[Arrival(0.0, 8000, 128)], seed=2 * seed + 1)
     online = tuple(sorted((*short, *long), key=lambda arrival: arrival.seconds))
     label = "2 requests/s of 400 tokens and 0.1 of 8,000"
     points = tuple(Point(label, online, ttft, 0.05) for ttft in (1.5, 1.0))
@@ -121,8 +122,8 @@ def bursts_from_silence(*, seconds: float | None = None, seed: int = 0) -> Workl
     seconds = seconds or 1200.0
     cycle = SILENCE_SECONDS + BURST_SECONDS
     drawn = generate(
-        bursts(0.0, BURST_RATE, every=cycle, lasting=BURST_SECONDS),
-        peak=BURST_RATE,
+        BURST_RATE,
+        share=bursts(0.0, every=cycle, lasting=BURST_SECONDS),
         seconds=max(seconds - SILENCE_SECONDS, BURST_SECONDS),
         lengths=[Arrival(0.0, 400, 128)],
         seed=seed,

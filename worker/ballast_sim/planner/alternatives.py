@@ -70,7 +70,7 @@ def _try(name: str, inputs: PlanInputs, found: FleetPlan, online: Trace, offline
     if not bound:
         minutes = f"throughputMinutes, {inputs.throughput_minutes:g}"
         return Alternative(name, 0.0, full, inf, problem=f"no request ends within the TPOT in {minutes}")
-    price = GpuPrice(deployment.gpu, inputs.energy, inputs.money)
+    price = GpuPrice(deployment.model.gpu, inputs.energy, inputs.money)
     gpus = _about(found, bound / full, full)
     dollars = price.per_hour(bound / full)
     return Alternative(name, bound, full, per_million(dollars, bound), gpus, gpus * dollars)
@@ -126,7 +126,7 @@ def advice(found: FleetPlan, tried: Sequence[Alternative], sizes: Sequence[Chunk
     """Return sentences about alternatives that do the same work for less; empty if there is none."""
     if not tried or not found.mixed:
         return []
-    given, unit = tried[0], found.deployment.gpu.unit
+    given, unit = tried[0], found.deployment.model.gpu.unit
     lines = []
     for what, named in (
         ("Quantize", [one for one in tried if one.name.endswith("weights")]),

@@ -138,18 +138,13 @@ class CeilingCase:
                 f"{1e3 * self.slowest(1):.1f} ms for {self.share:.0%} of newcomers"
             )
         batch = bisect_right(range(1, MOST_BATCH + 1), self.seconds, key=self.slowest)
-        if self.rate > MOST_USED * self.api_server.texts_per_second:
-            raise Impossible(
-                f"{self.name}: {self.rate:g} requests/s arrive, but one API server process, with "
-                f"{self.api_server.text_milliseconds:g} ms for each text, serves "
-                f"{self.api_server.texts_per_second:,.1f}"
-            )
-        served = batch / self.step(batch, batch)
-        if self.rate > MOST_USED * served:
-            raise Impossible(
-                f"{self.name}: {self.rate:g} requests/s arrive, but a batch of {batch}, the largest within "
-                f"{1e3 * self.seconds:g} ms, serves {served:,.1f}"
-            )
+        api = self.api_server
+        for most, what in (
+            (api.texts_per_second, f"one API server process, with {api.text_milliseconds:g} ms for each text,"),
+            (batch / self.step(batch, batch), f"a batch of {batch}, the largest within {1e3 * self.seconds:g} ms,"),
+        ):
+            if self.rate > MOST_USED * most:
+                raise Impossible(f"{self.name}: {self.rate:g} requests/s arrive, but {what} serves {most:,.1f}")
         crowds = _poisson(self.rate * self.step(batch, batch), batch + 2)[-1]
         if crowds > MOST_CROWDED * (1 - self.share):
             raise Impossible(
@@ -219,27 +214,16 @@ def drawn(case: CeilingCase, batch: int, requests: int = 1_000_000) -> float:
 
 
 def largest(case: CeilingCase, measure: Callable[[int], float], near: int) -> int:
-    """Search around `near` for the largest batch that meets the SLO by `measure`; return 0 if none does.
+    """Search step by step from `near` for the largest batch that meets the SLO by `measure`; return 0 if none does.
 
-    Larger batches are slower, but small batches can be too small for the rate. So the search moves away from `near` in
-    growing strides, and then bisects.
+    Larger batches are slower, but small batches can be too small for the rate.
     """
-
-    def keeps(batch: int) -> bool:
-        return measure(batch) <= case.seconds
-
-    low, high, stride = (near, near + 1, 1) if keeps(near) else (near - 1, near, 1)
-    if low == near:
-        while high <= MOST_BATCH and keeps(high):
-            low, high, stride = high, high + 2 * stride, 2 * stride
-        high = min(high, MOST_BATCH + 1)
-    else:
-        while low > 0 and not keeps(low):
-            low, high, stride = max(0, low - 2 * stride), low, 2 * stride
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if keeps(middle) else (low, middle)
-    return low
+    batch = near
+    while batch > 0 and measure(batch) > case.seconds:
+        batch -= 1
+    while near <= batch < MOST_BATCH and measure(batch + 1) <= case.seconds:
+        batch += 1
+    return batch
 
 
 def _poisson(mean: float, number: int) -> list[float]:

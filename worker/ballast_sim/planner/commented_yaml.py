@@ -19,9 +19,8 @@ def commented_yaml(model: BaseModel) -> str:
 
 def _lines(model: BaseModel) -> Iterator[str]:
     for name, field in type(model).model_fields.items():
-        key = field.alias or name
         value = getattr(model, name)
-        yield from _entry(key, value, _comment(field.description, value))
+        yield from _entry(field.alias or name, value, _comment(field.description, value))
 
 
 def _entry(key: str, value: Any, comment: str) -> Iterator[str]:

@@ -11,9 +11,7 @@ from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.inputs import PlanInputs
 from ballast_sim.replay.feasibility import check_slo
-from ballast_sim.replay.hardware import Accelerator
 from ballast_sim.replay.jobs import SimulatedJob
-from ballast_sim.replay.model_shape import ModelShape
 from ballast_sim.replay.policies import Fill, held_to
 from ballast_sim.replay.replica import Policy
 from ballast_sim.replay.report import Report, report
@@ -30,8 +28,6 @@ class Deployment:
     """A model that fits on a GPU and can meet the SLO."""
 
     inputs: PlanInputs
-    gpu: Accelerator
-    shape: ModelShape
     model: Roofline
     cost: CostModel
     kv_tokens: int
@@ -60,7 +56,7 @@ class Deployment:
                 f"{over:,} of {len(traffic):,} requests have more tokens of prompt and answer than {model.shape.name} "
                 f"takes, {most:,}. Use a model with a longer context, or traffic for this one"
             )
-        deployment = cls(inputs, model.gpu, model.shape, model, profile(model), tokens)
+        deployment = cls(inputs, model, profile(model), tokens)
         check_slo(model, online, ttft=deployment.config.ttft, tpot=deployment.config.tpot)
         return deployment
 
@@ -77,7 +73,7 @@ class Deployment:
             ttft=slo.ttft_milliseconds / 1e3,
             tpot=slo.tpot_milliseconds / 1e3,
             objective=slo.attainment_percent / 100,
-            expert_share=self.shape.expert_share,
+            expert_share=self.model.shape.expert_share,
             # vLLM serves GPUs: it cannot suspend a step, and a parked request keeps its place in a batch.
             can_suspend=False,
             most_residents=engine.slots,

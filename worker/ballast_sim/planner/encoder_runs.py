@@ -7,7 +7,7 @@ of offline work alone in full batches.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from math import inf
 
@@ -15,7 +15,7 @@ from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.errors import BadInput
 from ballast_sim.planner.encoder import EncoderSlo, encoder_limit
 from ballast_sim.replay import hardware, model_shape
-from ballast_sim.replay.arrivals import constant, generate, lognormal_answers
+from ballast_sim.replay.arrivals import generate, lognormal_answers
 from ballast_sim.replay.jobs import SimulatedJob
 from ballast_sim.replay.policies import Ballast, Fill
 from ballast_sim.replay.report import report
@@ -81,10 +81,9 @@ class EncoderBench:
         self.roofline = Roofline(shape, hardware.gpu(self.gpu))
         if not shape.is_encoder:
             raise BadInput(f"{shape.name} generates text: `ballast bench mixed` compares policies on it")
-        if not 2 <= self.prompt <= shape.max_context // 2:
-            raise BadInput(
-                f"prompts of {self.prompt} tokens on average: {shape.name} needs 2 to {shape.max_context // 2}"
-            )
+        most = shape.max_context // 2
+        if not 2 <= self.prompt <= most:
+            raise BadInput(f"prompts of {self.prompt} tokens on average: {shape.name} needs 2 to {most}")
         drawn = lognormal_answers(
             1, mean=self.prompt, deviation=self.prompt / 2, most=shape.max_context, number=NUM_LENGTHS, seed=self.seed
         )
@@ -118,7 +117,7 @@ class EncoderBench:
         if policy not in POLICIES:
             raise BadInput(f"unknown policy {policy!r}; known are {', '.join(POLICIES)}")
         rate = load * self.maximum
-        online = generate(constant(rate), peak=rate, seconds=self.seconds, lengths=self.lengths, seed=self.seed)
+        online = generate(rate, seconds=self.seconds, lengths=self.lengths, seed=self.seed)
         return self._row(policy, load, simulate(self._scenario(policy, online)))
 
     def _config(self) -> PolicyConfig:
@@ -156,9 +155,7 @@ class EncoderBench:
             load,
             online_rate=found.online.decode,  # one token stands for the answer
             offline_rate=found.offline.decode,
-            p50=found.ttft.p50,
-            p95=found.ttft.p95,
-            p99=found.ttft.p99,
+            **asdict(found.ttft),
             attainment=found.ttft_attainment,
             num_online=found.num_online,
             ceiling=run.replicas[0].host.ceiling if policy in OURS else None,

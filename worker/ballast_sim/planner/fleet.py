@@ -101,8 +101,6 @@ class FleetPlan:
     deployment: Deployment
     traffic: FleetTraffic
     maximums: MaximumThroughputs
-    online_tokens: float
-    """Tokens per second of the online traffic."""
     offline_tokens: float
     work: float
     """Work of both classes, in GPUs."""
@@ -126,8 +124,6 @@ def plan_fleet(
         BadInput: a name is unknown, or a trace is too short.
         Impossible: this GPU cannot serve the model within the SLO.
     """
-    if not online or not offline:
-        raise BadInput("a plan needs an online trace and offline lengths with at least one request each")
     tokens_per_second(online)  # a bad trace is refused before minutes are spent on the simulations
     deployment = Deployment.of(inputs, online, offline)
     _check_prefill(deployment, online)
@@ -139,11 +135,12 @@ def _check_prefill(deployment: Deployment, online: Trace) -> None:
     wanted, ttft = deployment.config.objective, deployment.config.ttft
     prompts = sorted(arrival.num_prompt for arrival in online)
     prompt = prompts[ceil(wanted * len(prompts) - 1e-9) - 1]
-    seconds = deployment.model.predict(BatchWork.of_prompts(1, prompt))
+    model = deployment.model
+    seconds = model.predict(BatchWork.of_prompts(1, prompt))
     if seconds > ttft:
         raise Impossible(
             f"TTFT of {1e3 * ttft:g} ms is below the fastest prefill for {wanted:.0%} of requests: their "
-            f"prompts have up to {prompt:,} tokens, which take {1e3 * seconds:.1f} ms on an idle {deployment.gpu.name}"
+            f"prompts have up to {prompt:,} tokens, which take {1e3 * seconds:.1f} ms on an idle {model.gpu.name}"
         )
 
 
@@ -180,9 +177,8 @@ class _Planner:
             deployment=self.deployment,
             traffic=self.traffic,
             maximums=maximums,
-            online_tokens=self.online_tokens,
             offline_tokens=self.offline_tokens,
-            work=self.online_tokens / maximums.online_full + self.offline_tokens / maximums.offline_full,
+            work=sum(self._work(self.offline_tokens)),
             batch_ceiling=ceiling,
             batch_ceiling_because=why,
             options=tuple(option for option in (given, apart, mixed, same) if option),
@@ -191,10 +187,7 @@ class _Planner:
 
     @property
     def _unit(self) -> str:
-        return self.deployment.gpu.unit
-
-    def _named(self, option: str) -> str:
-        return f"{option} {self._unit}s"
+        return self.deployment.model.gpu.unit
 
     def _given(self) -> Option:
         """Return today's fleet, with each class on its own GPUs."""
@@ -211,13 +204,13 @@ class _Planner:
     def _right_sized(self) -> Option:
         """Return the fewest GPUs that meet the SLO and do the offline work with classes apart."""
         offline = ceil(self.offline_tokens / self.maximums.offline_full - 1e-9)
-        most = self.inputs.fleet.online_gpus
+        name, most = f"{FEWEST_APART} {self._unit}s", self.inputs.fleet.online_gpus
         self.progress(f"searching for the fewest online {self._unit}s apart")
         least = _fewest(lambda gpus: self.deployment.fits(self._online_alone(gpus)), most)
         if least is None:
             note = f"no number of {self._unit}s up to {most} meets the SLO even without offline work"
-            return replace(self._given(), name=self._named(FEWEST_APART), note=note)
-        return self._apart(self._named(FEWEST_APART), least, offline, self._online_alone(least))
+            return replace(self._given(), name=name, note=note)
+        return self._apart(name, least, offline, self._online_alone(least))
 
     def _online_alone(self, gpus: int) -> Report:
         """Simulate one of `gpus` GPUs that serve online alone."""
@@ -226,10 +219,11 @@ class _Planner:
     def _fewest_mixed(self, most: int) -> Option | None:
         """Return the fewest GPUs that serve both classes; None if no number does."""
         needed = self.offline_tokens
-        work = self.online_tokens / self.maximums.online_full + needed / self.maximums.offline_full
-        least = _fewest(lambda gpus: self._step_share(gpus, needed) is not None, most, low=ceil(work))
+        least = _fewest(
+            lambda gpus: self._step_share(gpus, needed) is not None, most, low=ceil(sum(self._work(needed)))
+        )
         for gpus in range(least or most + 1, most + 1):
-            option = self._mixed(gpus, self._named(FEWEST_MIXED), needed)
+            option = self._mixed(gpus, f"{FEWEST_MIXED} {self._unit}s", needed)
             if option:
                 return option
         return None
@@ -278,52 +272,44 @@ class _Planner:
         )
 
     def _apart(self, name: str, online_gpus: int, offline_gpus: int, result: Report) -> Option:
-        work = self.online_tokens / self.maximums.online_full, self.offline_tokens / self.maximums.offline_full
-        gpus = online_gpus, offline_gpus
-        each = [one / number if number else 0.0 for one, number in zip(work, gpus, strict=True)]
-        costs = [number * self._price.per_hour(one) for one, number in zip(each, gpus, strict=True)]
-        return Option(
-            name=name,
-            gpus=sum(gpus),
-            utilization=sum(work) / sum(gpus),
-            mfu=self._mfu(self.online_tokens, self.offline_tokens, sum(gpus)),
-            ttft_attainment=result.ttft_attainment,
-            tpot_attainment=result.tpot_attainment,
-            online_tokens=self.online_tokens,
-            offline_tokens=self.offline_tokens,
-            dollars_per_hour=sum(costs),
-            online_dollars=per_million(costs[0], self.online_tokens),
-            offline_dollars=per_million(costs[1], self.offline_tokens),
-            kilowatts=sum(number * self._price.kilowatts(one) for one, number in zip(each, gpus, strict=True)),
-            note=f"{online_gpus} online + {offline_gpus} offline",
-        )
+        note = f"{online_gpus} online + {offline_gpus} offline"
+        return self._option(name, (online_gpus, offline_gpus), self.offline_tokens, result, note)
 
     def _shared(self, name: str, gpus: int, result: Report, offline: float, step_share: float) -> Option:
-        online_work = self.online_tokens / self.maximums.online_full
-        work = online_work + offline / self.maximums.offline_full
-        cost = gpus * self._price.per_hour(work / gpus)
-        online_cost = cost * online_work / work
+        note = f"steps filled to {step_share:.0%} of the TPOT"
+        note += f", {MOST_SIMULATED} of them simulated" if gpus > MOST_SIMULATED else ""
+        return replace(self._option(name, (gpus,), offline, result, note), step_share=step_share)
+
+    def _option(self, name: str, parts: tuple[int, ...], offline: float, result: Report, note: str) -> Option:
+        """Return the figures of a fleet with one part of the GPUs for each class, or with one part for both."""
+        work, gpus, price = self._work(offline), sum(parts), self._price
+        loads = work if len(parts) > 1 else (sum(work),)
+        used = [load / number if number else 0.0 for load, number in zip(loads, parts, strict=True)]
+        costs = [number * price.per_hour(one) for one, number in zip(used, parts, strict=True)]
+        by_class = costs if len(parts) > 1 else [costs[0] * one / sum(work) for one in work]
         return Option(
             name=name,
             gpus=gpus,
-            utilization=work / gpus,
+            utilization=sum(work) / gpus,
             mfu=self._mfu(self.online_tokens, offline, gpus),
             ttft_attainment=result.ttft_attainment,
             tpot_attainment=result.tpot_attainment,
             online_tokens=self.online_tokens,
             offline_tokens=offline,
-            dollars_per_hour=cost,
-            online_dollars=per_million(online_cost, self.online_tokens),
-            offline_dollars=per_million(cost * (offline / self.maximums.offline_full) / work, offline),
-            kilowatts=gpus * self._price.kilowatts(work / gpus),
-            note=f"steps filled to {step_share:.0%} of the TPOT"
-            + (f", {MOST_SIMULATED} of them simulated" if gpus > MOST_SIMULATED else ""),
-            step_share=step_share,
+            dollars_per_hour=sum(costs),
+            online_dollars=per_million(by_class[0], self.online_tokens),
+            offline_dollars=per_million(by_class[1], offline),
+            kilowatts=sum(number * price.kilowatts(one) for one, number in zip(used, parts, strict=True)),
+            note=note,
         )
+
+    def _work(self, offline: float) -> tuple[float, float]:
+        """Return the work of both classes in GPUs, with `offline` tokens per second."""
+        return self.online_tokens / self.maximums.online_full, offline / self.maximums.offline_full
 
     @property
     def _price(self) -> GpuPrice:
-        return GpuPrice(self.deployment.gpu, self.inputs.energy, self.inputs.money)
+        return GpuPrice(self.deployment.model.gpu, self.inputs.energy, self.inputs.money)
 
     def _mfu(self, online: float, offline: float, gpus: int) -> float:
         deployment = self.deployment
@@ -335,7 +321,7 @@ class _Planner:
         """Return the reasons for the figures."""
         fleet, maximums, unit = self.inputs.fleet, self.maximums, self._unit
         tpot = self.inputs.slo.tpot_milliseconds
-        work = self.online_tokens / maximums.online_full + self.offline_tokens / maximums.offline_full
+        work = sum(self._work(self.offline_tokens))
         lines = [
             (
                 f"{fleet.online_gpus} {unit}s at {fleet.online_utilization_percent:g} % and {fleet.offline_gpus} at "

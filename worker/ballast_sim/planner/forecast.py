@@ -187,8 +187,7 @@ class _Ahead:
         return capacity.service.rate(month, self.inputs.ahead.months)
 
     def _capacity(self, service: ServiceInput) -> Capacity:
-        update = {"model": service.model, "quantization": self.way.quantization}
-        inputs = self.inputs.model_copy(update=update)
+        inputs = self.inputs.model_copy(update={"model": service.model, "quantization": self.way.quantization})
         roofline = inputs.roofline(service.model)
         roofline.shape.check(f"service {service.name}", service.prompt_tokens, service.output_tokens)
         if roofline.shape.is_encoder:
@@ -245,9 +244,9 @@ class _Ahead:
             result = deployment.alone(online, online[-1].seconds)
             low, high = (middle, high) if deployment.fits(result) else (low, middle)
         if not low:
-            slo = deployment.inputs.slo
+            slo, model = deployment.inputs.slo, deployment.model
             raise Impossible(
-                f"{deployment.shape.name} on one {deployment.gpu.name} does not meet {slo.ttft_milliseconds:g} ms TTFT "
+                f"{model.shape.name} on one {model.gpu.name} does not meet {slo.ttft_milliseconds:g} ms TTFT "
                 f"and {slo.tpot_milliseconds:g} ms TPOT even at {high:.2f} requests/s"
             )
         return low
@@ -322,14 +321,12 @@ class _Ahead:
 
     def _power(self, months: Sequence[Month]) -> list[str]:
         """Return how many GPUs the power budget feeds, if it does not feed all."""
-        budget = self.inputs.energy.budget_kilowatts
+        energy, budget = self.inputs.energy, self.inputs.energy.budget_kilowatts
         over = next((month for month in months if budget is not None and month.kilowatts > budget), None)
         if over is None or budget is None:
             return []
         fed = int(budget / (over.kilowatts / over.gpus) + 1e-9)
-        needs = (
-            f"{over.gpus} ({over.kilowatts:,.1f} kW, with the server's share and a PUE of {self.inputs.energy.pue:g})"
-        )
+        needs = f"{over.gpus} ({over.kilowatts:,.1f} kW, with the server's share and a PUE of {energy.pue:g})"
         return [f"{budget:g} kW feed {fed} {self._unit}s as busy as those of month {over.number}, which needs {needs}"]
 
     def _reason(self, capacity: Capacity) -> str:

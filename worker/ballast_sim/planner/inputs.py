@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from ballast_api.base import ApiModel
-from ballast_api.errors import InvalidConfig
+from ballast_api.yaml_file import YamlFile
 from ballast_sim.errors import BadInput
 from ballast_sim.planner.commented_yaml import commented_yaml
 from ballast_sim.planner.encoder import TEXT_MILLISECONDS, ApiServer
@@ -266,7 +264,7 @@ CEILINGS = (
 )
 
 
-class PlanInputs(ApiModel):
+class PlanInputs(YamlFile):
     """Everything that a plan depends on, except the traces."""
 
     model: str = "llama-3-8b"
@@ -294,19 +292,6 @@ class PlanInputs(ApiModel):
         for name in self.gpus:
             self.find_gpu(name)  # a plan compares with every GPU
         return self
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read a YAML file. A missing field has its default.
-
-        Raises:
-            InvalidConfig: a field is invalid; the message names every invalid field.
-        """
-        data = _read(path)
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            raise InvalidConfig(str(path), InvalidConfig.sentences(error)) from error
 
     def dump(self) -> str:
         """Return all figures as YAML, with those of every GPU. `load` reads them back."""
@@ -341,8 +326,7 @@ class PlanInputs(ApiModel):
         Raises:
             BadInput: a name is unknown, or a group does not fit the model or the nodes.
         """
-        gpu = self.find_device()
-        return Roofline(self.find_shape(name), gpu, self.quantization, self.efficiency)
+        return Roofline(self.find_shape(name), self.find_device(), self.quantization, self.efficiency)
 
     def kv_tokens(self, model: Roofline, longest: int) -> int:
         """Return the tokens of KV cache beside the weights of a model.
@@ -388,21 +372,3 @@ class PlanInputs(ApiModel):
             names = ", ".join(dict.fromkeys((*GPUS, *self.gpus)))
             raise BadInput(f"unknown GPU {name!r}; known are {names}. Describe another under `gpus` in the input file")
         return known
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidConfig(str(path), [f"cannot be read: {error.strerror}"]) from error
-    except yaml.YAMLError as error:
-        raise InvalidConfig(str(path), [str(error)]) from error
-    except ValueError as error:  # not UTF-8, or a date that no calendar has
-        raise InvalidConfig(str(path), [f"is not YAML in UTF-8: {error}"]) from error
-    except RecursionError as error:
-        raise InvalidConfig(str(path), ["is nested too deeply"]) from error
-    if data is None:
-        return {}
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise InvalidConfig(str(path), [f"found {type(data).__name__}, expected a mapping with names as keys"])
-    return data

@@ -4,56 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import ceil, log, sqrt
+from math import log, sqrt
 from random import Random
 
 from ballast_sim.errors import BadInput
 from ballast_sim.replay.traffic import Arrival
 
-Rate = Callable[[float], float]
-"""A function from the time to the requests per second."""
+
+def bursts(quiet: float, *, every: float, lasting: float) -> Callable[[float], float]:
+    """Return a share of the highest rate by time: 1 in the first `lasting` of every `every` seconds, `quiet` later."""
+    return lambda now: 1.0 if now % every < lasting else quiet
 
 
-def constant(rate: float) -> Rate:
-    """Return a rate that does not change."""
-    return lambda _: rate
-
-
-def bursts(base: float, burst: float, *, every: float, lasting: float) -> Rate:
-    """Return a rate of `base`, and of `burst` in the first `lasting` of every `every` seconds."""
-    return lambda now: burst if now % every < lasting else base
-
-
-def generate(rate: Rate, *, peak: float, seconds: float, lengths: Sequence[Arrival], seed: int) -> list[Arrival]:
-    """Draw Poisson arrivals at a rate that is never above `peak` (by thinning), each with lengths from the pool.
+def generate(
+    rate: float,
+    *,
+    seconds: float,
+    lengths: Sequence[Arrival],
+    seed: int,
+    share: Callable[[float], float] = lambda _: 1.0,
+) -> list[Arrival]:
+    """Draw Poisson arrivals at `rate` per second, or at a `share` of it by time, each with lengths from the pool.
 
     Raises:
-        BadInput: the pool is empty, a figure is out of range, or no request arrives.
+        BadInput: a figure is out of range, or no request arrives.
     """
-    if not lengths:
-        raise BadInput("the pool of lengths is empty: give at least one request to draw from")
-    if peak <= 0 or seconds <= 0:
-        raise BadInput(f"the rate and the time must be above 0, found {peak:g} requests/s for {seconds:g} s")
+    if rate <= 0 or seconds <= 0:
+        raise BadInput(f"the rate and the time must be above 0, found {rate:g} requests/s for {seconds:g} s")
     random = Random(seed)
     arrivals = []
-    now = random.expovariate(peak)
+    now = random.expovariate(rate)
     while now < seconds:
-        wanted = rate(now)
-        if wanted > peak:
-            raise BadInput(f"the rate is {wanted:g} requests/s at {now:g} s, above the stated peak of {peak:g}")
-        if random.random() * peak < wanted:
+        if random.random() < share(now):
             arrivals.append(replace(random.choice(lengths), seconds=now))
-        now += random.expovariate(peak)
+        now += random.expovariate(rate)
     if not arrivals:
         raise BadInput(f"no request arrives in {seconds:g} s at this rate: raise the rate or the time")
     return arrivals
-
-
-def evenly(lengths: Arrival, *, every: float, seconds: float) -> list[Arrival]:
-    """Return one request of these lengths at time 0, and one every `every` seconds after it."""
-    if every <= 0 or seconds <= 0:
-        raise BadInput(f"the spacing and the time must be above 0, found {every:g} s for {seconds:g} s")
-    return [replace(lengths, seconds=turn * every) for turn in range(ceil(seconds / every))]
 
 
 def lognormal_answers(

@@ -69,9 +69,8 @@ def thirds(answers: Sequence[RequestLatency], *, ttft: float, tpot: float) -> tu
     a few long prompts among many short ones do not disappear in a third.
     """
     lengths = sorted(answer.num_prompt for answer in answers)
-    distinct = sorted(set(lengths))
-    cuts = distinct
-    if len(distinct) > 3:
+    cuts = sorted(set(lengths))
+    if len(cuts) > 3:
         cuts = sorted({lengths[-(-turn * len(lengths) // 3) - 1] for turn in (1, 2)})
     groups: list[list[RequestLatency]] = [[] for _ in range(len(cuts) + 1)]
     for answer in answers:
@@ -91,9 +90,7 @@ def thirds(answers: Sequence[RequestLatency], *, ttft: float, tpot: float) -> tu
 
 def worst_lost(mixed: Sequence[Third], alone: Sequence[Third]) -> Lost:
     """Return the most attainment that a third loses; nan if the groups differ because the traffic does."""
-    if not mixed or len(mixed) != len(alone):
-        return Lost(nan, nan)
-    pairs = list(zip(mixed, alone, strict=True))
+    pairs = list(zip(mixed, alone, strict=True)) if len(mixed) == len(alone) else []
     return Lost(
         _most(theirs.ttft_attainment - ours.ttft_attainment for ours, theirs in pairs),
         _most(theirs.tpot_attainment - ours.tpot_attainment for ours, theirs in pairs),

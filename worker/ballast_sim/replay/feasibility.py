@@ -47,12 +47,12 @@ def kv_tokens(
         for other in GPUS.values()
         if weights + needed <= other.memory * memory_percent / 100 - adapters
     ]
-    groups = [count for power in range(1, 5) if (count := gpu.count * 2**power) <= MOST_GPUS]
     share = gpu.memory * memory_percent / 100 / gpu.count
-    fitting = (count for count in groups if weights + needed <= count * share - adapters)
-    count = next((count for count in fitting if shape.heads % count == 0), None)
-    if count is not None:
-        options.append(f"{count} such GPUs together hold it (engine.tensorParallel {count})")
+    groups = [
+        count for power in range(1, 5) if (count := gpu.count * 2**power) <= MOST_GPUS and not shape.heads % count
+    ]
+    fitting = [count for count in groups if weights + needed <= count * share - adapters]
+    options += [f"{count} such GPUs together hold it (engine.tensorParallel {count})" for count in fitting[:1]]
     hint = "; ".join(options) or f"no known single GPU holds it, and no {MOST_GPUS} such GPUs do"
     raise Impossible(
         f"{shape.name} does not fit: {found}, but one {gpu.name} has {usable / 1e9:.1f} GB of "

@@ -81,7 +81,6 @@ def gpu(name: str) -> Accelerator:
     Raises:
         BadInput: the GPU is unknown.
     """
-    try:
-        return GPUS[name.lower()]
-    except KeyError:
-        raise BadInput(f"unknown GPU {name!r}; known are {', '.join(GPUS)}") from None
+    if name.lower() not in GPUS:
+        raise BadInput(f"unknown GPU {name!r}; known are {', '.join(GPUS)}")
+    return GPUS[name.lower()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -28,16 +27,16 @@ class SimulatedKv:
     has_prefix_cache: bool = False
     num_free: int = field(init=False)
     """Blocks that no request uses. Cached blocks are among them."""
-    _groups: dict[int | None, _Entry] = field(init=False, default_factory=dict)
-    _idle: OrderedDict[tuple[str, int | None], _Entry] = field(init=False, default_factory=OrderedDict)
-    """Cached blocks that no request uses, the oldest first: shared prefixes, and the KV of preempted requests."""
+    _cached: dict[tuple[str, int | None], _Entry] = field(init=False, default_factory=dict)
+    """Shared prefixes by ("prefix", key), and the KV of preempted requests by ("own", seq). Entries without users are
+    ordered by age, the oldest first."""
 
     def __post_init__(self) -> None:
         self.num_free = self.num_blocks
 
     @property
     def _num_idle(self) -> int:
-        return sum(entry.blocks for entry in self._idle.values())
+        return sum(entry.blocks for entry in self._cached.values() if not entry.users)
 
     def blocks_for(self, tokens: int) -> int:
         """Return the number of blocks for a number of tokens."""
@@ -49,7 +48,7 @@ class SimulatedKv:
             return
         shared, own = self._hit(self.items[request.seq])
         request.num_cached = (shared + own) * self.block_tokens
-        is_idle = shared > 0 and self._groups[request.prefix_key].users == 0
+        is_idle = shared > 0 and not self._cached["prefix", request.prefix_key].users
         request.num_cached_idle = (shared if is_idle else 0) + own
 
     def admit(self, request: Request) -> None:
@@ -57,10 +56,13 @@ class SimulatedKv:
         item = self.items[request.seq]
         shared, own = self._hit(item)
         if shared:
-            self._share(item, shared)
+            entry = self._cached["prefix", request.prefix_key]
+            self.num_free -= 0 if entry.users else entry.blocks
+            entry.users += 1
         if own:
-            del self._idle["own", request.seq]
+            del self._cached["own", request.seq]
             self.num_free -= own
+        item.shared_blocks = shared
         request.num_blocks = shared + own
         request.num_private_blocks = own
         request.num_computed = (shared + own) * self.block_tokens
@@ -80,36 +82,40 @@ class SimulatedKv:
         """Add the prefix of a request to the cache, if the last step completed it."""
         request = item.request
         blocks = item.prefix_tokens // self.block_tokens
-        if not self.has_prefix_cache or item.shared_blocks or not blocks or request.prefix_key in self._groups:
+        key = "prefix", request.prefix_key
+        if not self.has_prefix_cache or item.shared_blocks or not blocks or key in self._cached:
             return
         if request.num_computed >= blocks * self.block_tokens:
-            self._groups[request.prefix_key] = _Entry(blocks, users=1)
+            self._cached[key] = _Entry(blocks, users=1)
             item.shared_blocks = blocks
             request.num_private_blocks -= blocks
 
     def release(self, request: Request) -> None:
         """Free all blocks of a preempted request. Its content stays cached until the blocks are needed."""
-        self._release(self.items[request.seq], is_kept=self.has_prefix_cache)
+        self.free(self.items[request.seq], is_kept=self.has_prefix_cache)
 
-    def free(self, item: SimulatedRequest) -> None:
-        """Free all blocks of a request that ended, and the cached blocks that only this request used."""
-        self._release(item, is_kept=False)
-        self._idle.pop(("own", item.request.seq), None)
-
-    def _release(self, item: SimulatedRequest, *, is_kept: bool) -> None:
+    def free(self, item: SimulatedRequest, *, is_kept: bool = False) -> None:
+        """Free all blocks of a request. Blocks that only this request used stay cached if it `is_kept`."""
         request = item.request
-        if item.shared_blocks:
-            self._unshare(item)
+        kept = request.num_computed // self.block_tokens - item.shared_blocks
         self.num_free += request.num_private_blocks
-        kept = request.num_computed // self.block_tokens - (request.num_blocks - request.num_private_blocks)
-        if is_kept and kept > 0:
-            self._idle["own", request.seq] = _Entry(kept)
-        request.num_blocks = request.num_private_blocks = request.num_computed = 0
+        if item.shared_blocks:
+            key = "prefix", request.prefix_key
+            entry = self._cached[key]
+            entry.users -= 1
+            if not entry.users:
+                self.num_free += entry.blocks
+                self._cached[key] = self._cached.pop(key)  # the youngest
+        if not is_kept:
+            self._cached.pop(("own", request.seq), None)
+        elif kept > 0:
+            self._cached["own", request.seq] = _Entry(kept)
+        item.shared_blocks = request.num_blocks = request.num_private_blocks = request.num_computed = 0
 
     def check(self, residents: Iterable[SimulatedRequest]) -> None:
         """Check that every block is counted once (G8); raise PolicyDefect if it is not."""
         private = sum(item.request.num_private_blocks for item in residents)
-        shared = sum(entry.blocks for entry in self._groups.values() if entry.users)
+        shared = sum(entry.blocks for entry in self._cached.values() if entry.users)
         if private + shared + self.num_free != self.num_blocks:
             found = f"{private} private, {shared} shared and {self.num_free} free"
             raise PolicyDefect(f"{found} KV blocks of {self.num_blocks}")
@@ -117,44 +123,26 @@ class SimulatedKv:
             raise PolicyDefect(f"{self._num_idle} cached KV blocks, {self.num_free} free")
 
     def _hit(self, item: SimulatedRequest) -> tuple[int, int]:
+        """Return the cached blocks of the shared prefix of a request, and those behind it that only it used."""
         if not self.has_prefix_cache:
             return 0, 0
         request = item.request
         most = (request.num_tokens - 1) // self.block_tokens
         prefix = item.prefix_tokens // self.block_tokens
-        entry = self._groups.get(request.prefix_key) if prefix else None
+        entry = self._cached.get(("prefix", request.prefix_key)) if prefix else None
         shared = entry.blocks if entry and entry.blocks <= most else 0
-        left = self._idle.get(("own", request.seq))
+        left = self._cached.get(("own", request.seq))
         own = min(left.blocks, most - shared) if left and shared == min(prefix, most) else 0
         return shared, own
 
-    def _share(self, item: SimulatedRequest, blocks: int) -> None:
-        group = item.request.prefix_key
-        entry = self._groups[group]
-        if entry.users == 0:
-            del self._idle["group", group]
-            self.num_free -= entry.blocks
-        entry.users += 1
-        item.shared_blocks = blocks
-
-    def _unshare(self, item: SimulatedRequest) -> None:
-        group = item.request.prefix_key
-        entry = self._groups[group]
-        entry.users -= 1
-        item.shared_blocks = 0
-        if entry.users == 0:
-            self.num_free += entry.blocks
-            self._idle["group", group] = entry
-
     def _take(self, blocks: int) -> None:
+        """Use free blocks, and evict the oldest entries of the cache if all others are used."""
         missing = blocks - (self.num_free - self._num_idle)
         while missing > 0:
-            (kind, key), entry = next(iter(self._idle.items()))
+            key, entry = next(found for found in self._cached.items() if not found[1].users)
             taken = min(missing, entry.blocks)
             entry.blocks -= taken
             missing -= taken
-            if entry.blocks == 0:
-                del self._idle[(kind, key)]
-                if kind == "group":
-                    del self._groups[key]
+            if not entry.blocks:
+                del self._cached[key]
         self.num_free -= blocks

@@ -6,26 +6,29 @@ lengths in the trace.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from math import exp
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ballast_policy.host import Dispatch, Host
-from ballast_policy.learning.cost import CostModel, attended
+from ballast_policy.learning.cost import attended
 from ballast_policy.plan import StepPlan
-from ballast_policy.request import OFFLINE, ONLINE, RUNNING, RequestClass
-from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
+from ballast_policy.request import OFFLINE, ONLINE, RUNNING
+from ballast_policy.snapshot import EngineSnapshot
 from ballast_sim.errors import PolicyDefect
 from ballast_sim.replay.clock import Clock
 from ballast_sim.replay.fairness import ServiceSamples
-from ballast_sim.replay.guarantees import Guarantees
 from ballast_sim.replay.kv import SimulatedKv
 from ballast_sim.replay.simulated_request import SimulatedRequest
 from ballast_sim.replay.simulated_step import SimulatedStep
-from ballast_sim.replay.step_model import BatchWork, StepModel
+from ballast_sim.replay.step_model import BatchWork
+
+if TYPE_CHECKING:
+    from ballast_sim.replay.jobs import JobPool
+    from ballast_sim.replay.simulation import Scenario
 
 CHECK_EVERY = 512
 """Steps between two audits of all counts. An idle replica audits its counts, too."""
@@ -65,30 +68,14 @@ class ReplayedStep(NamedTuple):
 
 @dataclass
 class Replica:
-    """One engine. `receive` adds work, and the replica computes steps as long as it has work."""
+    """One engine. `take` adds work, and `wake` starts steps, which go on as long as there is work."""
 
     name: str
     clock: Clock
-    config: PolicyConfig
-    policy: Policy
-    model: StepModel
+    scenario: Scenario
+    pool: JobPool
+    """The jobs whose items it claims before each step."""
     random: Random
-    refill: Callable[[Replica], None]
-    """Called before each step to claim offline items."""
-    on_admit: Callable[[Replica], None]
-    """Called when an offline item gets its first slot."""
-    on_finish: Callable[[SimulatedRequest], None]
-    """Called when an offline item is finished."""
-    cost: CostModel | None = None
-    """Cost model of the policy. None fits it to the run's own steps, as an engine does."""
-    noise: float = 0.0
-    """Standard deviation of the logarithm of a step's time around the model's."""
-    has_prefix_cache: bool = False
-    num_layers: int = 32
-    """Layers of the model. A step can be suspended between two of them."""
-    guarantees: Guarantees | None = None
-    host: Host = field(init=False)
-    kv: SimulatedKv = field(init=False)
     items: dict[int, SimulatedRequest] = field(init=False, default_factory=dict)
     """Every request here that has not finished, by `seq`."""
     steps: list[ReplayedStep] = field(init=False, default_factory=list)
@@ -106,19 +93,17 @@ class Replica:
     """The step that is being computed, or is suspended."""
 
     def __post_init__(self) -> None:
-        self.host = Host(self.config, cost=self.cost, planner=self.policy.plan)
+        scenario = self.scenario
+        self.config, self.model = scenario.config, scenario.model
+        self.policy: Policy = scenario.policy()
+        self.host = Host(self.config, cost=scenario.cost, planner=self.policy.plan)
         sizes = self.config.num_blocks, self.config.block_tokens
-        self.kv = SimulatedKv(*sizes, self.items, has_prefix_cache=self.has_prefix_cache)
+        self.kv = SimulatedKv(*sizes, self.items, has_prefix_cache=scenario.has_prefix_cache)
 
     @property
     def load(self) -> int:
         """Number of online requests that wait or run here. The router compares it."""
         return self.host.backlog.count(ONLINE) + self.host.held[ONLINE][RUNNING]
-
-    def receive(self, items: Iterable[SimulatedRequest]) -> None:
-        """Add requests. An idle replica begins a step after everything that is due at this time has arrived."""
-        self.take(items)
-        self.wake()
 
     def take(self, items: Iterable[SimulatedRequest]) -> None:
         """Add requests that wait."""
@@ -143,12 +128,10 @@ class Replica:
 
     def _begin(self) -> None:
         self._is_resting = False
-        self.refill(self)
+        self.pool.refill(self)
         snapshot = self.host.snapshot(self.kv, self.clock.now)
         plan = self.policy.plan(snapshot)
         step = self._lay_out(self.host.dispatch(snapshot, plan, self.kv))
-        if self.guarantees:
-            self.guarantees.check(snapshot, plan, self._num_running)
         if not plan.grants:
             self._rest(plan.wait_until)
             return
@@ -157,15 +140,12 @@ class Replica:
         step.suspendable = plan.suspendable_seconds
         self._go_on(step)
 
-    @property
-    def _num_running(self) -> dict[RequestClass, int]:
-        return {request_class: held[RUNNING] for request_class, held in self.host.held.items()}
-
     def _go_on(self, step: SimulatedStep) -> None:
         """Compute a step to its end, from its start or from where it was suspended."""
         step.run_from = self.clock.now
         self.host.began(step.plan, self.clock.now)
-        self.clock.at(self.clock.now + step.left, partial(self._end, step, step.num_suspensions), rank=1)
+        left = step.seconds - step.done
+        self.clock.at(self.clock.now + left, partial(self._end, step, step.num_suspensions), rank=1)
 
     def _interrupt(self) -> None:
         """Schedule the suspension of the current step at the end of its layer, if the plan allows it."""
@@ -187,10 +167,10 @@ class Replica:
             dispatch = self.host.nest(self.kv, self.clock.now, in_flight, step.suspendable)
             nested = self._lay_out(dispatch) if dispatch.plan.grants else None
         if nested is None:
-            if not step.is_running:
+            if step.run_from is None:
                 self._go_on(step)
             return
-        self.num_suspended += step.is_running
+        self.num_suspended += step.run_from is not None
         step.suspend(self.clock.now)
         self.host.began(nested.plan, self.clock.now)
         step.suspendable -= nested.seconds
@@ -207,7 +187,7 @@ class Replica:
             self.is_busy = False
             self._check()
             return
-        is_owed = self.guarantees or self.host.residents or self.host.backlog.count(ONLINE)
+        is_owed = self.host.residents or self.host.backlog.count(ONLINE)
         self._stalled += 1 if is_owed else 0  # a gateway may hold offline work back
         if self._stalled > STALLED:
             raise PolicyDefect(f"{len(self.items)} requests wait or are resident, and no plan runs any of them")
@@ -219,22 +199,22 @@ class Replica:
         """Check that the plan could be executed, and sum up the work of the step."""
         plan, host = dispatch.plan, self.host
         self.num_preempted += len(plan.preempt)
-        running = self._num_running
+        running = {request_class: held[RUNNING] for request_class, held in host.held.items()}
         if sum(running.values()) > self.config.slots:
             raise PolicyDefect(f"{sum(running.values())} requests hold a slot, there are {self.config.slots}")
-        if dispatch.num_deferred and not self.has_prefix_cache:
+        if dispatch.num_deferred and not self.scenario.has_prefix_cache:
             raise PolicyDefect(f"{dispatch.num_deferred} grants found no block, {self.kv.num_free} KV blocks are free")
         for request in dispatch.admissions:
             if request.request_class is OFFLINE:
-                self.on_admit(self)
+                self.pool.admitted(self)
         items, work, tokens = self._sum_up(dispatch)
         seconds = self.model.predict(work)
-        if self.noise:
-            seconds *= exp(self.random.gauss(0.0, self.noise))
+        if self.scenario.noise:
+            seconds *= exp(self.random.gauss(0.0, self.scenario.noise))
         if items:
             slots = running[ONLINE], running[OFFLINE], host.num_entitled, host.ceiling
             self.steps.append(ReplayedStep(self.clock.now, seconds, *slots, *tokens, dispatch.is_nested))
-        return SimulatedStep(plan, items, work, seconds, self.num_layers)
+        return SimulatedStep(plan, items, work, seconds, self.scenario.num_layers)
 
     def _sum_up(self, dispatch: Dispatch) -> tuple[list[SimulatedRequest], BatchWork, tuple[int, int, int, int]]:
         """Return the requests of a step, its work, and its tokens by class. One token costs as much as a decode."""
@@ -307,7 +287,7 @@ class Replica:
         self.kv.free(item)
         del self.items[request.seq]
         if item.job:
-            self.on_finish(item)
+            self.pool.finished(item)
 
     def _sample(self) -> None:
         """Record the service of the online tenants that wait, if there are several."""

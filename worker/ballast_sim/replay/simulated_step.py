@@ -30,16 +30,6 @@ class SimulatedStep:
     is_interrupted: bool = False
     """Whether the step is to be suspended at the end of its layer."""
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the step is being computed."""
-        return self.run_from is not None
-
-    @property
-    def left(self) -> float:
-        """Seconds from the last suspension to the end."""
-        return self.seconds - self.done
-
     def next_boundary(self, now: float) -> float | None:
         """Return the time at which the current layer ends; None while the step is suspended, and in the last layer."""
         if self.run_from is None:

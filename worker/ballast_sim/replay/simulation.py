@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from random import Random
@@ -14,7 +14,6 @@ from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.errors import BadInput
 from ballast_sim.replay.clock import Clock
 from ballast_sim.replay.fairness import ServiceSamples
-from ballast_sim.replay.guarantees import Guarantees
 from ballast_sim.replay.jobs import JobPool, SimulatedJob
 from ballast_sim.replay.replica import Policy, Replica
 from ballast_sim.replay.simulated_request import SimulatedRequest
@@ -44,8 +43,6 @@ class Scenario:
     has_prefix_cache: bool = False
     num_layers: int = 32
     """Layers of the model. A step can be suspended between two of them."""
-    is_guaranteed: bool = False
-    """Check G1 and G2 at every step. Only Ballast's own policy keeps them."""
 
 
 def warmup_of(seconds: float) -> float:
@@ -73,72 +70,44 @@ def simulate(scenario: Scenario) -> Run:
     """Run a scenario to its end.
 
     Raises:
-        BadInput: a request can never fit into the KV cache, or there is no replica.
-        PolicyDefect: the policy broke the contract or a guarantee.
+        BadInput: a request can never fit into the KV cache.
+        PolicyDefect: a plan could not be executed, or work waits indefinitely.
     """
-    if scenario.replicas < 1:
-        raise BadInput(f"a run needs at least one replica, found {scenario.replicas}")
     available = scenario.config.num_blocks * scenario.config.block_tokens
     longest = max((arrival.num_tokens for arrival in scenario.online), default=0)
     if longest > available:
         raise BadInput(f"the longest online request has {longest} tokens, the KV cache holds {available}")
-    return _Simulation(scenario).run()
+    clock, jobs = Clock(), scenario.offline()
+    pool = JobPool(jobs)
+    replicas = [
+        Replica(f"replica-{index}", clock, scenario, pool, Random(scenario.seed * 1000 + index))
+        for index in range(scenario.replicas)
+    ]
+    online: list[SimulatedRequest] = []
+    max_output = max((arrival.num_output for arrival in scenario.online), default=1)
 
-
-@dataclass
-class _Simulation:
-    scenario: Scenario
-    clock: Clock = field(default_factory=Clock)
-    online: list[SimulatedRequest] = field(default_factory=list)
-
-    def run(self) -> Run:
-        scenario = self.scenario
-        jobs = scenario.offline()
-        pool = JobPool(jobs)
-        self._max_output = max((arrival.num_output for arrival in scenario.online), default=1)
-        replicas = [self._replica(index, pool) for index in range(scenario.replicas)]
-        self._replicas = replicas
-        for seq, arrival in enumerate(scenario.online):
-            self.clock.at(arrival.seconds, partial(self._arrive, seq, arrival))
-        if jobs:
-            for replica in replicas:
-                replica.wake()
-        self.clock.run(scenario.seconds)
-        return Run(scenario, replicas, self.online, pool.items, jobs, pool.samples, self.clock.now)
-
-    def _replica(self, index: int, pool: JobPool) -> Replica:
-        scenario = self.scenario
-        return Replica(
-            name=f"replica-{index}",
-            clock=self.clock,
-            config=scenario.config,
-            policy=scenario.policy(),
-            model=scenario.model,
-            cost=scenario.cost,
-            random=Random(scenario.seed * 1000 + index),
-            noise=scenario.noise,
-            has_prefix_cache=scenario.has_prefix_cache,
-            num_layers=scenario.num_layers,
-            guarantees=Guarantees() if scenario.is_guaranteed else None,
-            refill=pool.refill,
-            on_admit=pool.admitted,
-            on_finish=pool.finished,
-        )
-
-    def _arrive(self, seq: int, arrival: Arrival) -> None:
-        config = self.scenario.config
+    def arrive(seq: int, arrival: Arrival) -> None:
         request = Request(
             seq=seq,
             request_class=ONLINE,
-            arrival=self.clock.now,
+            arrival=clock.now,
             num_prompt=arrival.num_prompt,
-            max_output=self._max_output,  # the length of an answer is not known in advance
+            max_output=max_output,  # the length of an answer is not known in advance
             tenant=arrival.tenant,
-            ttft=config.ttft,
-            tpot=config.tpot,
+            ttft=scenario.config.ttft,
+            tpot=scenario.config.tpot,
             prefix_key=arrival.prefix_key,
             num_tokens=arrival.num_prompt,
         )
-        item = SimulatedRequest(request, arrival.num_output, arrival.prefix_tokens)
-        self.online.append(item)
-        min(self._replicas, key=lambda replica: replica.load).receive((item,))  # of equals, the first
+        online.append(SimulatedRequest(request, arrival.num_output, arrival.prefix_tokens))
+        replica = min(replicas, key=lambda replica: replica.load)  # of equals, the first
+        replica.take(online[-1:])
+        replica.wake()
+
+    for seq, arrival in enumerate(scenario.online):
+        clock.at(arrival.seconds, partial(arrive, seq, arrival))
+    if jobs:
+        for replica in replicas:
+            replica.wake()
+    clock.run(scenario.seconds)
+    return Run(scenario, replicas, online, pool.items, jobs, pool.samples, clock.now)

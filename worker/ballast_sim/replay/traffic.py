@@ -2,16 +2,15 @@
 
 The columns determine the format: the Azure LLM inference traces (`TIMESTAMP,ContextTokens,GeneratedTokens`), the arena
 trace of VTC (`req_time_s,client,prompt_len,output_len`), Vidur's length tables (`num_prefill_tokens,num_decode_tokens`,
-without times), and Mooncake's JSONL (`timestamp` in milliseconds, `input_length`, `output_length`, `hash_ids`). Any
-other CSV or JSONL needs the columns `arrival_seconds`, `prompt_tokens`, `output_tokens`, and `tenant` if there are
-tenants.
+without times), and Mooncake's JSONL (`timestamp` in milliseconds, `input_length`, `output_length`). Any other CSV or
+JSONL needs the columns `arrival_seconds`, `prompt_tokens`, `output_tokens`, and `tenant` if there are tenants.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import inf, isfinite
@@ -19,9 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from ballast_sim.errors import BadInput, BadTrace
-
-MOONCAKE_BLOCK_TOKENS = 512
-"""Tokens of one entry in Mooncake's `hash_ids`."""
 
 _PROMPT = ("prompt_tokens", "context_tokens", "ContextTokens", "prompt_len", "num_prefill_tokens", "input_length")
 _OUTPUT = ("output_tokens", "generated_tokens", "GeneratedTokens", "output_len", "num_decode_tokens", "output_length")
@@ -142,10 +138,12 @@ def _records(path: Path, *, needs_times: bool) -> Iterator[tuple[int, Arrival]]:
     rows = list(_json_rows(path, text) if is_json else ((reader.line_num, row) for row in reader))
     if not rows:
         raise BadTrace(str(path), None, "holds no request; a trace needs a header and at least one line")
-    columns = _Columns.of(path, rows[0][1], needs_times=needs_times)
-    shared = _shared_blocks(row for _, row in rows)
+    time, *lengths, tenant = _columns(path, rows[0][1], needs_times=needs_times)
     for line, row in rows:
-        yield line, columns.arrival(path, line, row, shared)
+        num_prompt, num_output = (_count(path, line, column, row.get(column)) for column in lengths)
+        seconds = 0.0 if time is None else _seconds(path, line, time, row.get(time))
+        named = row.get(tenant) if tenant else None
+        yield line, Arrival(seconds, num_prompt, num_output, "default" if named is None else str(named))
 
 
 def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -158,66 +156,23 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]
             raise BadTrace(str(path), line, f"is not JSON ({error})") from error
         if not isinstance(row, dict):
             raise BadTrace(str(path), line, f"found {type(row).__name__}, expected a JSON object")
-        ids = row.get("hash_ids")
-        if ids is not None and not (isinstance(ids, list) and all(type(one) is int for one in ids)):
-            raise BadTrace(str(path), line, f"hash_ids is {ids!r}; expected a list of whole numbers")
         yield line, row
 
 
-def _shared_blocks(rows: Iterable[Mapping[str, Any]]) -> dict[int, int]:
-    """Return for each first hash the number of leading blocks that all its requests share."""
-    chains: dict[int, list[int]] = {}
-    counts: dict[int, int] = {}
-    for row in rows:
-        ids = row.get("hash_ids")
-        if not isinstance(ids, list) or not ids:
-            continue
-        known = chains.setdefault(ids[0], ids)
-        counts[ids[0]] = counts.get(ids[0], 0) + 1
-        common = next(
-            (i for i, (a, b) in enumerate(zip(known, ids, strict=False)) if a != b), min(len(known), len(ids))
-        )
-        chains[ids[0]] = known[:common]
-    return {first: len(chain) for first, chain in chains.items() if counts[first] > 1}
+def _columns(path: Path, row: Mapping[str, Any], *, needs_times: bool) -> tuple[str | None, str, str, str | None]:
+    """Return the columns of time, prompt, output and tenant."""
 
+    def find(names: Sequence[str]) -> str | None:
+        return next((name for name in names if name in row), None)
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    time: str | None
-    prompt: str
-    output: str
-    tenant: str | None
-
-    @classmethod
-    def of(cls, path: Path, row: Mapping[str, Any], *, needs_times: bool) -> _Columns:
-        def find(names: Sequence[str]) -> str | None:
-            return next((name for name in names if name in row), None)
-
-        time = find((*_SECONDS, *_MILLISECONDS, *_DATES))
-        prompt, output = find(_PROMPT), find(_OUTPUT)
-        missing = [
-            " or ".join(names)
-            for names, found in (((*_SECONDS, *_DATES), time), (_PROMPT, prompt), (_OUTPUT, output))
-            if found is None and (needs_times or names is _PROMPT or names is _OUTPUT)
-        ]
-        if prompt is None or output is None or missing:
-            found = ", ".join(str(name) for name in row) or "none"
-            raise BadTrace(str(path), None, f"found the columns {found}; missing: {'; '.join(missing)}")
-        return cls(time, prompt, output, find(_TENANT))
-
-    def arrival(self, path: Path, line: int, row: Mapping[str, Any], shared: Mapping[int, int]) -> Arrival:
-        num_prompt = _count(path, line, self.prompt, row.get(self.prompt))
-        num_output = _count(path, line, self.output, row.get(self.output))
-        ids, tenant = row.get("hash_ids") or [-1], row.get(self.tenant) if self.tenant else None
-        prefix = min(shared.get(ids[0], 0) * MOONCAKE_BLOCK_TOKENS, num_prompt - 1)
-        return Arrival(
-            seconds=0.0 if self.time is None else _seconds(path, line, self.time, row.get(self.time)),
-            num_prompt=num_prompt,
-            num_output=num_output,
-            tenant="default" if tenant is None else str(tenant),
-            prefix_key=ids[0] + 1 if prefix > 0 else 0,
-            prefix_tokens=max(prefix, 0),
-        )
+    time = find((*_SECONDS, *_MILLISECONDS, *_DATES))
+    prompt, output = find(_PROMPT), find(_OUTPUT)
+    missing = [" or ".join((*_SECONDS, *_DATES))] if needs_times and time is None else []
+    missing += [" or ".join(names) for names, found in ((_PROMPT, prompt), (_OUTPUT, output)) if found is None]
+    if prompt is None or output is None or missing:
+        found = ", ".join(str(name) for name in row) or "none"
+        raise BadTrace(str(path), None, f"found the columns {found}; missing: {'; '.join(missing)}")
+    return time, prompt, output, find(_TENANT)
 
 
 def _count(path: Path, line: int, column: str, found: object) -> int:

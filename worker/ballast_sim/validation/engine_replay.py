@@ -108,18 +108,14 @@ class _RecordingExecutor(Executor):
 
 
 def work_of(batch: Batch) -> BatchWork:
-    """Return the work of a batch in the form of the step models."""
-    decodes = batch.num_decodes
-    after = batch.context_lens[decodes:].tolist()
+    """Return the work of a batch, as the policy's cost model counts it."""
+    decodes, ends = batch.num_decodes, batch.context_lens.tolist()
     new = (batch.query_start[decodes + 1 :] - batch.query_start[decodes:-1]).tolist()
-    before = [end - tokens for end, tokens in zip(after, new, strict=True)]
     return BatchWork(
         num_prefill=sum(new),
-        prefill_context=sum(attended(start, tokens) for start, tokens in zip(before, new, strict=True)),
-        prefill_before=sum(before),
+        prefill_context=sum(attended(end - tokens, tokens) for end, tokens in zip(ends[decodes:], new, strict=True)),
         num_decode=decodes,
-        decode_context=int(batch.context_lens[:decodes].sum()),
-        num_chunks=len(new),
+        decode_context=sum(ends[:decodes]),
     )
 
 
@@ -134,34 +130,44 @@ class Replays(Protocol):
         """Serve online requests at their times, and offline work with the remaining capacity."""
 
 
-@dataclass
 class EngineUnderTest:
     """Ballast's own engine with a loaded model."""
 
-    directory: Path
-    config: PolicyConfig
-    """`num_blocks` is enough for the longest context in every slot."""
-    threads: int = 1
-    _loaded: LoadedModel = field(init=False)
-    _tokenizer: Tokenizer = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._tokenizer = Tokenizer(self.directory)
-        self._loaded = load(self.directory, dtype="auto", load_format="auto", attention="auto", threads=self.threads)
+    def __init__(self, directory: Path, config: PolicyConfig, threads: int = 1) -> None:
+        """Load the model. `num_blocks` of the configuration is enough for the longest context in every slot."""
+        self.config, self.slots = config, config.slots
+        self._options = EngineOptions(directory, prefix_cache=False)
+        self._tokenizer = Tokenizer(directory)
+        self._loaded = load(directory, dtype="auto", load_format="auto", attention="auto", threads=threads)
 
     def replay(self, online: Sequence[Arrival], offline: Sequence[Arrival], ticks: ReplayClock) -> EngineReplay:
         """See `Replays`."""
-        executor = _RecordingExecutor(self._loaded, num_blocks=self.config.num_blocks, ticks=ticks)
-        engine = BallastEngine(
-            executor=executor,
+        self._executor = _RecordingExecutor(self._loaded, num_blocks=self.config.num_blocks, ticks=ticks)
+        self.vocab_size = self._executor.vocab_size
+        self._engine = BallastEngine(
+            executor=self._executor,
             tokenizer=self._tokenizer,
             policy=replace(self.config, can_suspend=False),  # requests arrive between steps
-            options=EngineOptions(self.directory, prefix_cache=False),
+            options=self._options,
             clock=ticks.now,
         )
         for _ in range(WARM_UPS):
-            warm_up(engine, seconds=inf)
-        return Session(_OwnEngine(engine, executor), ticks, online, offline, Random(0)).run()
+            warm_up(self._engine, seconds=inf)
+        return Session(self, ticks, online, offline, Random(0)).run()
+
+    def submit(
+        self, name: str, prompt: tuple[int, ...], num_output: int, request_class: RequestClass, arrival: float | None
+    ) -> None:
+        """Add a request."""
+        sampling = SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True)
+        self._engine.submit(GenerationRequest(name, prompt, sampling, request_class, arrival=arrival, stream=False))
+
+    def step(self) -> list[tuple[str, bool]]:
+        """Compute a step."""
+        self._executor.work = BatchWork()
+        outputs = self._engine.step()
+        self.work = self._executor.work
+        return [(output.request_id, output.finish_reason is not None) for output in outputs]
 
 
 class SteppedEngine(Protocol):
@@ -179,26 +185,6 @@ class SteppedEngine(Protocol):
 
     def step(self) -> list[tuple[str, bool]]:
         """Compute a step; return the requests with a new token, and whether each is finished."""
-
-
-class _OwnEngine:
-    """Ballast's own engine as a session steps it."""
-
-    def __init__(self, engine: BallastEngine, executor: _RecordingExecutor) -> None:
-        self.slots, self.vocab_size, self.work = engine.policy.slots, executor.vocab_size, BatchWork()
-        self._engine, self._executor = engine, executor
-
-    def submit(
-        self, name: str, prompt: tuple[int, ...], num_output: int, request_class: RequestClass, arrival: float | None
-    ) -> None:
-        sampling = SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True)
-        self._engine.submit(GenerationRequest(name, prompt, sampling, request_class, arrival=arrival, stream=False))
-
-    def step(self) -> list[tuple[str, bool]]:
-        self._executor.work = BatchWork()
-        outputs = self._engine.step()
-        self.work = self._executor.work
-        return [(output.request_id, output.finish_reason is not None) for output in outputs]
 
 
 @dataclass

@@ -185,14 +185,13 @@ def kinds(model: CostModel, steps: Sequence[MeasuredStep], clock: str) -> list[S
     for step in steps:
         name = "decodes" if not step.work.num_prefill else "mixed" if step.work.num_decode else "prefill"
         by_name.setdefault(name, []).append(step)
-    return [_kind(model, name, found, clock) for name, found in by_name.items()]
-
-
-def _kind(model: CostModel, name: str, steps: Sequence[MeasuredStep], clock: str) -> StepErrors:
-    times = [(model.predict(step.work), step.seconds(clock)) for step in steps]
-    error = mean(abs(predicted - found) / found for predicted, found in times)
-    total = sum(found for _, found in times)
-    return StepErrors(name, len(steps), total / len(steps), error, sum(predicted for predicted, _ in times) / total - 1)
+    found = []
+    for name, group in by_name.items():
+        times = [(model.predict(step.work), step.seconds(clock)) for step in group]
+        error = mean(abs(predicted - measured) / measured for predicted, measured in times)
+        predicted, total = (sum(column) for column in zip(*times, strict=True))
+        found.append(StepErrors(name, len(group), total / len(group), error, predicted / total - 1))
+    return found
 
 
 def noise(replays: Sequence[EngineReplay], clock: str) -> float:
