@@ -156,7 +156,22 @@ def test_a_key_with_other_lines_is_refused(queued, items: Path, tmp_path: Path, 
 
     assert (ran.code, ran.out) == (2, "")
     assert f"--key nightly names {job_id}, which has 3 lines, but {other} has 1." in ran.err
-    assert "Use another key for other lines." in ran.err
+    assert f"The job stays as it is. Use another key for other lines. `ballast job {job_id}" in ran.err
+
+
+@pytest.mark.parametrize("source", ["file", "stdin"])
+def test_a_key_with_an_edited_line_is_refused(
+    queued, items: Path, monkeypatch: pytest.MonkeyPatch, make_line: Any, source: str
+):
+    job_id = submit(queued, items, "--key", "nightly")
+    first, *rest = items.read_text().splitlines()
+    items.write_text("\n".join([first.replace('"model"', '"seed": 7, "model"'), *rest]))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(Pipe(items.read_bytes())))
+    ran = queued("submit", items if source == "file" else "-", "--key", "nightly")
+
+    name = items if source == "file" else "standard input"
+    assert (ran.code, ran.out) == (2, "")
+    assert f"--key nightly names {job_id}, which has 3 lines, but {name} has other ones." in ran.err
 
 
 def test_a_repeated_submission_with_a_deadline_shows_the_deadline_of_the_job(queued, items: Path):

@@ -31,7 +31,7 @@
 --   ballast:{<queue>}:workers   zset     worker id -> when its status expires
 --   ballast:{<queue>}:statuses  hash     worker id -> JSON of its status
 -- The keys of a job, ballast:{<queue>}:job:<id> with a suffix:
---   (nothing)                   hash     the record: FIELDS below
+--   (nothing)                   hash     the record: FIELDS below; and `digest`, `<lines> <SHA-256>` of the submitted lines
 --   :items                      hash     index -> custom_id as JSON \n line; `=<token>` if succeeded, `!` if dropped
 --   :live                       hash     index -> <token>:<attempts>:<worker> of a leased item; token 0: it waits again
 --   :returned                   zset     index -> index, claimed before the items from `next` on
@@ -43,7 +43,7 @@
 --   :ids                        set      custom ids, until the job is closed
 -- The items from `next` to `stored` - 1 wait and have an entry only in :items.
 
-local REVISION = 11
+local REVISION = 12
 
 local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
@@ -319,9 +319,16 @@ local function require_readable(job)
   if not group_of(job.rank) then error('a record has a rank that is none') end
 end
 
--- ARGV: job id, tenant, priority, deadline (0: none), idempotency key, source, 1 to refuse a passed deadline.
--- Reply: new | known, tenant, source, lines, accepted, rejected, 1 if closed; or other, and the id of the key's job; or
--- passed, and the time.
+-- Returns the digest of the first `lines` lines of a job, or '' if it is unknown. It is if they came through the inbox, or
+-- if an older version of Ballast added lines.
+local function digest_of(k, lines)
+  local number, digest = string.match(call('HGET', k.job, 'digest') or '', '^(%d+) (%x+)$')
+  return number and tonumber(number) == lines and #digest == 64 and digest or ''
+end
+
+-- ARGV: job id, tenant, priority, deadline (0: none), idempotency key, source, 1 to refuse a passed deadline, 1 for the
+-- digest. Reply: new | known, tenant, source, lines, accepted, rejected, 1 if closed, the digest of the lines if it was
+-- asked for; or other, and the id of the key's job; or passed, and the time.
 local function open(keys, argv)
   local k, now = bind(keys), clock()
   local id, tenant, priority, deadline, key, source = argv[1], argv[2], argv[3], tonumber(argv[4]), argv[5], argv[6]
@@ -350,7 +357,8 @@ local function open(keys, argv)
     if deadline > 0 then call('ZADD', k.timers, deadline, 'deadline:' .. id) end
     if key ~= '' then call('HSET', k.keys, tenant .. '\n' .. key, id) end
   end
-  return {status, job.tenant, job.source, job.lines, job.stored, job.total - job.stored, job.closed}
+  local digest = argv[8] == '1' and digest_of(k, job.lines) or nil -- an older version expects seven values
+  return {status, job.tenant, job.source, job.lines, job.stored, job.total - job.stored, job.closed, digest}
 end
 
 -- Returns why a job takes no more lines.
@@ -410,6 +418,19 @@ local function store(keys, argv)
   end
   save_job(k, job)
   return {'ok', job.lines, job.stored, job.total - job.stored}
+end
+
+-- ARGV: the digest of all lines up to the last one of this call, then those of `store`. Stores lines as `store` does, and
+-- the digest. Reply: that of `store`, then the digest of the lines that the job has now, '' if it is unknown.
+local function append(keys, argv)
+  local k = bind(keys)
+  local before = tonumber(call('HGET', k.job, 'lines') or 0)
+  local is_known = before == 0 or digest_of(k, before) ~= ''
+  local reply = store(keys, every(argv, 2, 1))
+  if reply[1] == 'missing' then return reply end
+  if reply[1] == 'ok' and is_known then call('HSET', k.job, 'digest', reply[2] .. ' ' .. argv[1]) end
+  reply[5] = digest_of(k, reply[2])
+  return reply
 end
 
 -- Leaves in an entry the last value of each field of OF_ENTRY, and of all others together. Cuts names and values to
@@ -1071,6 +1092,7 @@ end
 
 register('open', open, {})
 register('store', store, {})
+register('append', append, {})
 register('begin_intake', begin_intake, {'allow-oom'})
 register('end_intake', end_intake, {'allow-oom'})
 register('demand', demand, {'no-writes'})

@@ -148,7 +148,7 @@ class InboxReader:
             closes = entry.closes or job_id == entry.own_job
             if closes or len(lines) == CHUNK_LINES or entry is entries[-1]:
                 functions = self._store.functions
-                call = functions.store(job_id, "inbox", -1, lines, prefix_key=prefix_key, closes=closes, tenant=tenant)
+                call = functions.store(job_id, lines, prefix_key=prefix_key, closes=closes, tenant=tenant)
                 self._store.call(call)
                 lines, prefix_key = [], 0
         return True
