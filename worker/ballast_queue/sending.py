@@ -93,9 +93,7 @@ class Sending:
             return stored
         self._passed.add(self._lines)
         self._report()
-        num, found = stored.accepted + stored.rejected, self._passed.num_requests
-        if stored.digest != self._passed.text() if stored.digest else num != found:
-            raise OtherLines(self._job_id, self._key, num, found)
+        self._require_same(stored, stored.accepted + stored.rejected, self._passed.num_requests)
         return stored
 
     def _pass(self, stored: Stored) -> None:
@@ -106,8 +104,12 @@ class Sending:
                 f"job {self._job_id} was deleted and opened again while its lines arrived: submit again"
             )
         passed.add(islice(self._lines, stored.lines - passed.num_lines))
-        if stored.digest != passed.text() if stored.digest else passed.num_lines != stored.lines:
-            raise OtherLines(self._job_id, self._key, stored.lines, passed.num_lines)
+        self._require_same(stored, stored.lines, passed.num_lines)
+
+    def _require_same(self, stored: Stored, num_kept: int, num_found: int) -> None:
+        is_same = stored.digest == self._passed.text() if stored.digest else num_kept == num_found
+        if not is_same:
+            raise OtherLines(self._job_id, self._key, num_kept, num_found)
 
     def _append(self, raws: list[bytes], before: int, digest: str) -> tuple[bytes, Stored]:
         """Store lines, or close the job if there are none. Return the status and the lines that the job has then."""

@@ -16,7 +16,6 @@ from functools import partial
 
 from ballast_engine.request import FinishReason
 from ballast_log import Log
-from ballast_policy.request import RequestClass
 from ballast_queue.errors import QueueError, QueueFull, QueueUnavailable, RefusedCall, ServerUnfit, UnreadableValue
 from ballast_queue.job import Lease
 from ballast_queue.outcome import Outcome
@@ -98,8 +97,6 @@ class Feeder:
         """The statuses of all workers at the last tick."""
         self._last_warning = ""
         self._backoff = FIRST_BACKOFF
-        self._posted: dict[str, float] = {}
-        """Service of offline tenants that is in the shared ledger."""
         self._lease_seconds = settings.lease_seconds
         self._extended_at = 0.0
         """When the leases were last extended."""
@@ -350,7 +347,7 @@ class Feeder:
     def _tick(self, queue: Queue) -> None:
         self._try("timers", queue.timers.run_due)
         self._try("status", partial(self._publish, queue))
-        self._try("ledger", lambda: self._claimer.update(queue, self._workers, self._gained()))
+        self._try("ledger", lambda: self._claimer.update(queue, self._workers))
         self._try("figures", partial(self._read_figures, queue))
         self._try("outlooks", partial(self._update_outlooks, queue))
 
@@ -383,22 +380,6 @@ class Feeder:
         pause = 0.0 if taken >= INTAKE_ENTRIES else PAGE_SECONDS if taken else TICK_SECONDS
         self._intake_at = time.monotonic() + pause
         self._is_full = self._is_full and not taken
-
-    def _gained(self) -> dict[str, float]:
-        """Return the service of offline tenants since the last call, divided by their weights."""
-        served = {
-            tenant: service
-            for (request_class, tenant), service in self._loop.engine.stats().service.items()
-            if request_class is RequestClass.OFFLINE
-        }
-        weights = self._claimer.weights
-        gained = {
-            tenant: (service - self._posted.get(tenant, 0.0)) / weights.get(tenant, 1.0)
-            for tenant, service in served.items()
-            if service > self._posted.get(tenant, 0.0)
-        }
-        self._posted = served  # before the call: a failed call may have counted, and counting twice is worse
-        return gained
 
     def _drain(self) -> None:
         if not self._is_returned:
