@@ -17,7 +17,7 @@ from tls import LOOPBACK, tls_proxy
 
 from ballast_queue.job import Claimed, Result
 from ballast_queue.redis_store import Queue
-from ballast_queue.settings import QueueSettings
+from ballast_queue.settings import QueueSettings, TenantSettings
 from ballast_queue.status import ClassLoad, ReservationStatus, SloStatus, WorkerStatus
 
 
@@ -527,3 +527,16 @@ def test_an_authority_of_its_own_is_trusted_by_option_or_environment(
 
     assert (refused.code, trusted.code, again.code) == (4, 0, 0)
     assert "certificate is not trusted" in refused.err
+
+
+def test_jobs_names_the_inbox_of_a_tenant_that_the_queue_no_longer_declares(queued, queue: Queue):
+    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"),)))
+    queue.store.connection.append(queue.store.keys.inbox_of("acme"), [{"item": b"{}"}])
+    declared = queued("jobs").err
+    queue.settings.apply(QueueSettings())
+    ran = queued("jobs")
+
+    assert "inbox" not in declared
+    assert "The inbox of acme has 1 entry that no worker reads" in ran.err
+    assert f"ballast:{{{queue.name}}}:inbox:acme." in ran.err
+    assert "inbox" not in queued("jobs", "--tenant", "blue").err

@@ -12,6 +12,7 @@
 --   ballast:{<queue>}:forecast  string   exists for a short time after a worker began to forecast deadlines
 --   ballast:{<queue>}:settings  hash     json, owner, rank, created, generation, when the owner last renewed them, and the
 --                                        numbers that these functions read
+--   ballast:{<queue>}:declared  zset     tenant -> when settings in force last declared it, for the last MAX_DECLARED tenants
 --   ballast:{<queue>}:totals    hash     sums over the jobs below (waiting, leased, ..., dead), jobs:<state>, `at_risk`,
 --                                        `sequence` (of jobs) and `token` (the last fencing token)
 --   ballast:{<queue>}:jobs      zset     job id -> sequence
@@ -61,6 +62,7 @@ local RUNS = {validating = true, in_progress = true}
 local OVER = {completed = true, failed = true, expired = true, cancelled = true}
 local MAX_PAGE_BYTES = 8 * 1024 * 1024
 local MAX_STATUS_BYTES, MAX_STATUSES, MAX_STATUSES_BYTES = 128 * 1024, 5000, 2 * 1024 * 1024
+local MAX_DECLARED = 2000
 local RENEWAL_SECONDS = 300 -- after this time without renewal, another owner may replace settings
 
 -- redis.call does not exist while the library loads.
@@ -988,6 +990,21 @@ local function set_settings(keys, argv)
   return 1
 end
 
+-- KEYS: declared. ARGV: the tenants that the settings in force declare.
+local function declare(keys, argv)
+  local now = clock()
+  for _, tenant in ipairs(argv) do call('ZADD', keys[1], now, tenant) end
+  for _, tenant in ipairs(call('ZRANGE', keys[1], 0, -1 - MAX_DECLARED)) do call('ZREM', keys[1], tenant) end
+  return #argv
+end
+
+-- KEYS: inboxes. Reply: the number of entries of each.
+local function lengths(keys, _)
+  local found = {}
+  for i, key in ipairs(keys) do found[i] = call('XLEN', key) end
+  return found
+end
+
 -- KEYS: settings. ARGV: owner. Reply: the owner of the settings in force, or '' if none is known.
 local function renew_settings(keys, argv)
   local owner = call('HGET', keys[1], 'owner') or ''
@@ -1119,6 +1136,8 @@ register('take_turn', take_turn, {'allow-oom'})
 register('appraise', appraise, {'allow-oom'})
 register('stats', stats, {'no-writes'})
 register('set_settings', set_settings, {'allow-oom'})
+register('declare', declare, {'allow-oom'})
+register('lengths', lengths, {'no-writes'})
 register('renew_settings', renew_settings, {'allow-oom'})
 register('drop_settings', drop_settings, {'allow-oom'})
 register('charge', charge, {'allow-oom'})

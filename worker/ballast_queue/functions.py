@@ -182,6 +182,13 @@ class Functions:
         pairs = [value for pair in numbers.items() for value in pair]
         return "set_settings", (self._keys.settings,), (owner, rank, created, generation, text, *pairs)
 
+    def declare(self, tenants: Sequence[str]) -> Call:
+        return "declare", (self._keys.declared,), tenants
+
+    def lengths(self, tenants: Sequence[str]) -> Call:
+        """Of the inboxes of these tenants."""
+        return "lengths", [*map(self._keys.inbox_of, tenants)], ()
+
     def renew_settings(self, owner: str) -> Call:
         return "renew_settings", (self._keys.settings,), (owner,)
 

@@ -88,6 +88,8 @@ class Feeder:
         self._configure_at = 0.0
         self._is_followed = True
         """Whether the queue has the settings of this worker's resource in force."""
+        self._unread: set[str] = set()
+        """Tenants whose inboxes no worker reads, as logged."""
         self._in_flight = InFlightItems(worker, reader.revision)
         self._claimer = Claimer(worker, loop, reader, self._in_flight, fail=self._fail)
         self._queue: Queue | None = None
@@ -275,6 +277,10 @@ class Feeder:
         if self._is_followed and not is_followed:
             log.info("queue follows the settings of another resource, or newer ones than this worker's configuration")
         self._is_followed = is_followed
+        unread = queue.inbox.unread()
+        for tenant in unread.keys() - self._unread:
+            log.warning("no worker reads an inbox: the queue no longer declares its tenant", tenant=tenant)
+        self._unread = set(unread)
         self._lease_seconds = queue.settings.read().lease_seconds
         self._claimer.weights = {tenant.name: tenant.weight for tenant in settings.tenants}
         self._configured = settings  # last: after a failure, the next round writes them again
