@@ -43,9 +43,10 @@ def jobs(
         print_table(COLUMNS, [row(one, now) for one in shown], right=RIGHT)
     for name, number in unread.items():
         if tenant in {None, name}:
+            entries = counted(number, "entry", "entries")
             say(
-                f"The inbox of {name} has {counted(number, 'entry', 'entries')} that no worker reads, because the queue "
-                "no longer declares this tenant. Declare it again in offline.tenants, or delete the key of the inbox, "
+                f"The inbox of {name} has {entries} that no worker reads, because the queue no longer declares this tenant. "
+                "Declare it again in offline.tenants, or delete the key of the inbox, "
                 f"ballast:{{{place.queue}}}:inbox:{name}."
             )
 

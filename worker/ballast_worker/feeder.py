@@ -33,6 +33,8 @@ log = Log(__name__)
 
 TICK_SECONDS = 1.0
 """How often the feeder runs due timers and updates the ledger, the worker's status, outlooks and the inbox."""
+TIMER_SECONDS = 0.1
+"""How long due timers may run at a tick beyond their first items: enough for some thousand items of an ended job."""
 INTAKE_ENTRIES = 500
 """Inbox entries that are taken in between two rounds of leases and claims; some tens of milliseconds."""
 PAGE_SECONDS = 0.05
@@ -351,7 +353,7 @@ class Feeder:
             self._loop.engine.give_back(expired)
 
     def _tick(self, queue: Queue) -> None:
-        self._try("timers", queue.timers.run_due)
+        self._try("timers", partial(queue.timers.run_due, TIMER_SECONDS))
         self._try("status", partial(self._publish, queue))
         self._try("ledger", lambda: self._claimer.update(queue, self._workers))
         self._try("figures", partial(self._read_figures, queue))
