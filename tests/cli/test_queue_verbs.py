@@ -250,8 +250,8 @@ def test_a_deadline_that_cannot_be_met_is_told_at_submission(queued, items: Path
     fine = queued("submit", items, "--deadline", "1h", "--json").json["deadline"]
 
     assert missed["feasible"] == "no"
-    assert missed["because"].startswith("it needs 12s at 1 output tokens/s of 1 worker, ")
-    assert "It is AT RISK: it needs 12s at 1 output tokens/s of 1 worker after 12s of work before it" in at_risk
+    assert missed["because"].startswith("it needs 12s at 1 output token/s of 1 worker, ")
+    assert "It is AT RISK: it needs 12s at 1 output token/s of 1 worker after 12s of work before it" in at_risk
     assert "`ballast cancel job-" in at_risk
     assert fine["feasible"] == "yes"
 
@@ -263,11 +263,11 @@ def test_a_job_at_risk_says_so_wherever_it_is_shown(queued, items: Path, queue: 
     top = queued("top", "--once").out.splitlines()
     shown = queued("job", late).out
 
-    assert "1 jobs AT RISK" in top[0]
+    assert "1 job AT RISK" in top[0]
     assert [line.split()[1] for line in top if line.startswith("job ")] == [late, fine]
     assert "AT RISK" in next(line for line in queued("jobs").out.splitlines() if late in line)
     assert "AT RISK" in shown
-    assert "ago: it needs 12s at 1 output tokens/s" in shown
+    assert "ago: it needs 12s at 1 output token/s" in shown
     assert queued("job", late, "--json").json["job"]["outlook"] == "no"
 
 

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from ballast_cli.connection import AsJson, CaFile, PasswordFile, Place, QueueName, RedisUrl, open_queue
-from ballast_cli.console import counted, examples, print_json, print_table, say
+from ballast_cli.console import examples, print_json, print_table, say
+from ballast_openai.errors import counted
 from ballast_queue.job import Job
 from ballast_worker.forecast import duration
 
@@ -45,8 +46,8 @@ def jobs(
         if tenant in {None, name}:
             entries = counted(number, "entry", "entries")
             say(
-                f"The inbox of {name} has {entries} that no worker reads, because the queue no longer declares this tenant. "
-                "Declare it again in offline.tenants, or delete the key of the inbox, "
+                f"The inbox of {name} has {entries} that no worker reads, because the queue no longer declares this "
+                "tenant. Declare it again in offline.tenants, or delete the key of the inbox, "
                 f"ballast:{{{place.queue}}}:inbox:{name}."
             )
 

@@ -14,10 +14,11 @@ from uuid import uuid4
 import typer
 
 from ballast_cli.connection import AsJson, CaFile, PasswordFile, Place, QueueName, RedisUrl, open_inbox, open_queue
-from ballast_cli.console import counted, examples, print_json, say
+from ballast_cli.console import examples, print_json, say
 from ballast_cli.deadlines import parse_deadline, spoken
 from ballast_cli.errors import CliError, SubmitterOnly, Usage
 from ballast_cli.watch import progress, watch
+from ballast_openai.errors import counted
 from ballast_queue.errors import OtherLines, QueueFull, QueueUnavailable
 from ballast_queue.job import Job, Outlook
 from ballast_worker.forecast import Forecast

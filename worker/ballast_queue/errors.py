@@ -29,6 +29,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ballast_openai.errors import counted
+
 
 class QueueError(Exception):
     """Base of all errors of this package."""
@@ -134,7 +136,7 @@ class OtherLines(InvalidJob):
 
     def __init__(self, job_id: str, key: str, num_kept: int, num_found: int) -> None:
         self.job_id, self.key, self.num_kept, self.num_found = job_id, key, num_kept, num_found
-        found = f"{num_found:,} lines" if num_found != num_kept else "other lines"
+        found = counted(num_found, "line") if num_found != num_kept else "other lines"
         super().__init__(
             f"key {key!r}: found {found}, expected the {num_kept:,} of {job_id}, which has this key: use another key "
             "for other lines"
