@@ -121,7 +121,7 @@ class InboxReader:
 
     @readable("the inboxes")
     def unread(self) -> dict[str, int]:
-        """Return the tenants that the queue no longer declares, and the entries of their inboxes, which nobody reads.
+        """Return the tenants that the queue no longer declares, and the entries of their inboxes, which no worker reads.
 
         The entries stay, so that a tenant that was left out by mistake loses none.
         """
