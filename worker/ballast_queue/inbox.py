@@ -121,9 +121,9 @@ class InboxReader:
 
     @readable("the inboxes")
     def unread(self) -> dict[str, int]:
-        """Return the tenants that the queue no longer declares, and the entries of their inboxes, which no worker reads.
+        """Return the tenants that the queue no longer declares, and the number of entries of their inboxes.
 
-        The entries stay, so that a tenant that was left out by mistake loses none.
+        No worker reads these entries. They stay, so that a tenant that was left out by mistake loses none.
         """
         store = self._store
         declared = [text_of(tenant) for tenant in store.connection.members(store.keys.declared, 0, -1)]
