@@ -26,7 +26,7 @@ def check_start(tap: EngineTap, config: WorkerConfig, vllm_config: Any, argument
             f'--additional-config sets {", ".join(sorted(stated))} in "ballast", which Ballast\'s middleware '
             f"overwrites. Remove it, and set the fields in the file that {configuration.FILE_VARIABLE} names"
         )
-    if problem := slo_problem(config, is_encoder=tap.is_encoder):
+    if problem := slo_problem(config, tap):
         raise NotServed(problem)
     if config.runtime.api_keys_file is not None and _api_key(arguments):
         raise NotServed(
@@ -35,9 +35,9 @@ def check_start(tap: EngineTap, config: WorkerConfig, vllm_config: Any, argument
         )
 
 
-def slo_problem(config: WorkerConfig, *, is_encoder: bool) -> str | None:
+def slo_problem(config: WorkerConfig, tap: EngineTap) -> str | None:
     """Return a sentence if the configuration has the SLO of another kind of model."""
-    if config.slo.latency_milliseconds is None or is_encoder:
+    if config.slo.latency_milliseconds is None or tap.is_encoder:
         return None
     return (
         "slo.latencyMilliseconds is the SLO of a model that returns vectors or scores, and this model generates "

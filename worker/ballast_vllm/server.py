@@ -249,7 +249,7 @@ class VllmServer:
 
     def _parse(self, text: str, source: str) -> WorkerConfig:
         config = configuration.parse(text, source, model=str(self._app.state.args.model))
-        if problem := slo_problem(config, is_encoder=self.tap.is_encoder):
+        if problem := slo_problem(config, self.tap):
             raise InvalidConfig(source, [problem])
         return config
 
