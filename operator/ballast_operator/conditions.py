@@ -8,6 +8,7 @@ from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import gcs_redis
 from ballast_api.sections import SloName
+from ballast_openai.errors import counted
 from ballast_operator.children.config import VERSION
 from ballast_operator.children.ray import cluster_of, is_ray_pod, is_ready
 from ballast_operator.kinds import STATEFUL_SET, Body
@@ -110,7 +111,8 @@ def _is_complete(given: Given) -> ConditionValue | None:
             return HELD
         if given.refused is not None:
             return ConditionValue("False", given.refused.reason, given.refused.message)
-        return ConditionValue("False", ConditionReason.COMPLETE, f"{wanted} workers of the newest version are ready")
+        message = counted(wanted, "worker of the newest version is ready", "workers of the newest version are ready")
+        return ConditionValue("False", ConditionReason.COMPLETE, message)
     return None
 
 
@@ -127,7 +129,8 @@ def _versions_are_unknown(given: Given) -> ConditionValue | None:
         return None
     if [given.count(name) for name in ("replicas", "availableReplicas")] != [wanted] * 2:
         return None
-    message = f"{wanted} workers are ready; no report shows which of them have the newest version: {unknown.message}"
+    ready = counted(wanted, "worker is ready", "workers are ready")
+    message = f"{ready}; no report shows which of them have the newest version: {unknown.message}"
     return ConditionValue("Unknown", unknown.reason, message)
 
 
@@ -164,7 +167,7 @@ def _is_rolling(given: Given) -> ConditionValue | None:
 def _rollout(given: Given) -> str:
     updated, ready = given.count("updatedReplicas"), given.count("availableReplicas")
     wanted = given.resource.spec.replicas
-    found = f"{updated} of {wanted} workers have the newest version; {ready} workers are ready in all"
+    found = f"{updated} of {wanted} workers have the newest version; {counted(ready, 'is', 'are')} ready in all"
     if not knows_versions(given):
         found = f"{ready} of {wanted} workers are ready"
     more = upgrade(given.ray_service) if given.ray_service is not None else ""
@@ -255,10 +258,8 @@ def _ray_head_is_down(given: Given) -> ConditionValue | None:
 def _without_head(given: Given) -> str:
     assert given.ray_service is not None, "the caller checked it"
     lasting = "ten minutes" if is_fault_tolerant(given.ray_service) else "a minute"
-    return (
-        f"{given.count('readyReplicas')} workers serve on for {lasting}. Until the head is back, Ray replaces no "
-        "worker, and no change reaches them"
-    )
+    serving = counted(given.count("readyReplicas"), "worker serves", "workers serve")
+    return f"{serving} on for {lasting}. Until the head is back, Ray replaces no worker, and no change reaches them"
 
 
 def _is_healthy(given: Given) -> ConditionValue:
@@ -271,7 +272,8 @@ def _is_healthy(given: Given) -> ConditionValue:
 def _old_version(given: Given) -> str:
     ready, updated = given.count("availableReplicas"), given.count("updatedReplicas")
     is_known = ready > updated and knows_versions(given)
-    return f"; {ready} workers of the old version remain ready" if is_known else ""
+    left = counted(ready, "worker of the old version remains ready", "workers of the old version remain ready")
+    return f"; {left}" if is_known else ""
 
 
 def _deadline_passed(given: Given) -> Body | None:
@@ -340,7 +342,8 @@ def _has_config(given: Given) -> ConditionValue:
     if behind:
         message = f"{total - len(behind)} of {total} workers use the newest settings; {behind[0]} does not yet"
         return ConditionValue("False", ConditionReason.PENDING, message)
-    message = f"all {total} workers use the settings of generation {given.resource.metadata.generation}"
+    users = "the worker uses" if total == 1 else f"all {total} workers use"
+    message = f"{users} the settings of generation {given.resource.metadata.generation}"
     if _poll(given).has_newer_functions:
         message += "; the functions in Redis are those of a newer version of Ballast: upgrade the release"
         return ConditionValue("True", ConditionReason.NEWER_FUNCTIONS, message)
@@ -392,9 +395,8 @@ def _reservation_is_not_reported(given: Given) -> ConditionValue | None:
         message = "no reporting worker takes offline work: each one is draining or not ready"
     else:
         return None
-    return ConditionValue(
-        "Unknown", ConditionReason.NOT_REPORTED, f"{message}; {_depth(given)} items wait in the queue"
-    )
+    waiting = counted(_depth(given), "item waits", "items wait")
+    return ConditionValue("Unknown", ConditionReason.NOT_REPORTED, f"{message}; {waiting} in the queue")
 
 
 def _reservation_is_met(given: Given) -> ConditionValue:
@@ -402,7 +404,7 @@ def _reservation_is_met(given: Given) -> ConditionValue:
     reserved, in_use = sum(each.slots for each in found), sum(each.in_use for each in found)
     waiting = _depth(given) + sum(worker.offline.waiting + worker.offline.parked for worker in _serving_workers(given))
     if not waiting:
-        message = f"no offline work waits; {reserved} slots are reserved"
+        message = f"no offline work waits; {counted(reserved, 'slot is', 'slots are')} reserved"
     elif in_use < reserved:
         message = (
             f"offline requests run in {in_use} of {reserved} reserved slots; the {waiting} that wait are paused, "
@@ -485,7 +487,8 @@ def _deadlines(given: Given) -> ConditionValue:
     queue = given.poll.queue if given.poll else None
     late = queue.jobs_at_risk if queue else 0
     if late:
-        return ConditionValue("True", ConditionReason.LATE, f"{late} jobs will miss their deadline at the present rate")
+        found = counted(late, "job will miss its deadline", "jobs will miss their deadline")
+        return ConditionValue("True", ConditionReason.LATE, f"{found} at the present rate")
     return ConditionValue("False", ConditionReason.ON_TIME, "no job is at risk")
 
 

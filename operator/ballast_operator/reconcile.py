@@ -11,6 +11,7 @@ from ballast_api.errors import InvalidConfig
 from ballast_api.inference_deployment import Metadata
 from ballast_api.status import ScalingStatus
 from ballast_log import Log
+from ballast_openai.errors import counted
 from ballast_operator import report
 from ballast_operator.cache import Cache
 from ballast_operator.children_writer import (
@@ -257,7 +258,7 @@ class Reconciler(Generic[R]):
                     raise
                 return reported, error
             log.info("scaled", resource=str(key), replicas=decision.replicas, before=replicas, because=decision.because)
-            message = f"Scaled from {replicas} to {decision.replicas} replicas: {decision.because}"
+            message = f"Scaled from {replicas} to {counted(decision.replicas, 'replica')}: {decision.because}"
             self._status.post(resource.metadata, "Scaled", message)
         return reported, None
 

@@ -19,6 +19,7 @@ import math
 from dataclasses import dataclass, replace
 
 from ballast_api.inference_deployment import Scaling
+from ballast_openai.errors import counted
 from ballast_operator.poll_result import FRESH_SECONDS, PollResult
 
 
@@ -150,12 +151,13 @@ def _online(scaling: Scaling, replicas: int, ready: int, poll: PollResult) -> tu
     rate = sum(w.online.requests_per_second for w in workers)
     wanted = math.ceil(requests * (1 + scaling.headroom_percent / 100) / ceiling)
     because = (
-        f"{requests} online requests at {rate:.3g}/s with {scaling.headroom_percent:g} % headroom; "
+        f"{counted(requests, 'online request')} at {rate:.3g}/s with {scaling.headroom_percent:g} % headroom; "
         f"one replica takes {ceiling:.3g}"
     )
     if silent:
         wanted = max(wanted + silent, min(replicas, wanted + replicas))
-        because += f"; {silent} workers did not report and count as full"
+        found = counted(silent, "worker did not report and counts", "workers did not report and count")
+        because += f"; {found} as full"
     if wanted == 0 and _has_offline(poll):
         return 1, "offline work is left"
     return wanted, because
@@ -165,18 +167,19 @@ def _offline(scaling: Scaling, replicas: int, ready: int, poll: PollResult, *, i
     queue = poll.queue
     assert queue is not None, "only fresh polls have a need"
     if replicas == 0 and queue.depth > 0:
-        return 1, f"{queue.depth} items wait and there is no replica"
+        return 1, f"{counted(queue.depth, 'item waits', 'items wait')} and there is no replica"
     needs = []
     if queue.jobs_at_risk > 0:
-        because = f"{queue.jobs_at_risk} jobs would miss their deadline at the present rate"
+        late = counted(queue.jobs_at_risk, "job would miss its deadline", "jobs would miss their deadline")
+        because = f"{late} at the present rate"
         if is_starting:
             because += f"; no replica is added before all are ready, and {ready} of {replicas} are"
         needs.append((replicas if is_starting else replicas + 1, because))
     if scaling.offline_max_replicas and queue.depth > 0:
         slots = max([1, *(worker.slots for worker in poll.workers)])
         wanted = min(scaling.offline_max_replicas, math.ceil(queue.depth / slots))
-        because = f"{queue.depth} items wait; a replica has {slots} slots, offlineMaxReplicas is"
-        needs.append((wanted, f"{because} {scaling.offline_max_replicas}"))
+        because = f"{counted(queue.depth, 'item waits', 'items wait')}; a replica has {counted(slots, 'slot')}"
+        needs.append((wanted, f"{because}, offlineMaxReplicas is {scaling.offline_max_replicas}"))
     needs.append((1, "offline work is left") if _has_offline(poll) else (0, "no work"))
     return max(needs, key=lambda pair: pair[0])
 

@@ -30,7 +30,7 @@ WORKERS: dict[str, tuple[list[WorkerStatus], str]] = {
         "0 of 2 workers accept work (1 draining",
     ),
     "no slot": ([FULL], "of 8 slots of 1 worker online holds 6 with 2 waiting, offline 1 (1 reserved), and 4 items"),
-    "parked": ([FULL], "3 items are parked: they keep their KV"),
+    "parked": ([FULL], "3 items are parked and keep their KV"),
     "the SLO's ceiling": (
         [make_status(batch_ceiling=4, online=ClassLoad(running=3), offline=ClassLoad(running=1, reserved=1))],
         "Offline may hold 1 of 8 slots now",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ballast_engine.counters import MOST_PAYERS
+from ballast_engine.counters import MOST_PAYERS, EngineCounters
 from ballast_engine.errors import IntegrityError, InvalidRequest, RequestTooLong
 from ballast_engine.request import FinishReason
 from ballast_engine.stats import StepKind
@@ -20,6 +20,7 @@ from ballast_policy.snapshot import TenantShare
 Make = Callable[..., Any]
 
 LONG = list(range(1, 21))
+OFFLINE = RequestClass.OFFLINE
 
 
 @pytest.mark.parametrize(
@@ -303,6 +304,25 @@ def test_names_of_tenants_do_not_pile_up(bench_of: Make, generation: Make) -> No
     assert len(service) == MOST_PAYERS + 1 + 20
     assert sum(service.values()) == 1500 * 3
     assert len(bench.engine.host.ledgers[RequestClass.ONLINE].services) <= MOST_IDLE
+
+
+def test_names_of_offline_tenants_do_not_pile_up_and_the_last_ones_are_kept() -> None:
+    counters = EngineCounters()
+    for i in range(5 * MOST_PAYERS):
+        counters.note_charges([(OFFLINE, {f"user-{i}": 1.0, "regular": 1.0})])
+        if i == 2 * MOST_PAYERS:
+            counters.note_charges([(OFFLINE, {"late": 5.0})])
+        if i > 2 * MOST_PAYERS:
+            counters.note_charges([(OFFLINE, {"late": 1.0})])
+
+    service = counters.service
+    names = [name for _, name in service]
+    assert len(service) <= 3 * MOST_PAYERS + 1
+    assert set(names[:2]) == {"user-0", "regular"}, "the first names stay the first, in this order"
+    assert {f"user-{i}" for i in range(4 * MOST_PAYERS + 1, 5 * MOST_PAYERS)} <= set(names)
+    assert service[OFFLINE, "regular"] == 5 * MOST_PAYERS
+    assert service[OFFLINE, "late"] == 5 + 3 * MOST_PAYERS - 1, "a tenant that is charged keeps its count"
+    assert sum(service.values()) == 10 * MOST_PAYERS + 5 + 3 * MOST_PAYERS - 1
 
 
 def test_most_of_what_is_reserved_of_kv_is_used(bench_of: Make, generation: Make) -> None:

@@ -192,7 +192,7 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
     ),
     "a pod held back is not stuck": (
         {"deployment": make_deployment(2, 2, 1, **DEADLINE), "pods": (make_gated("kueue.x-k8s.io/admission"),)},
-        Type.PROGRESSING, "True", Reason.SCHEDULING_GATED, "1 workers are ready in all; pod g waits until Kueue",
+        Type.PROGRESSING, "True", Reason.SCHEDULING_GATED, "1 is ready in all; pod g waits until Kueue",
     ),
     "a pod held back is not degraded": (
         {"deployment": make_deployment(2, 2, 1, **DEADLINE), "pods": (make_gated("kueue.x-k8s.io/admission"),)},
@@ -237,7 +237,7 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
         {"poll": PollResult(100, problem=Problem(Reason.NO_SECRET, "Secret r does not exist"))},
         Type.DEGRADED, "True", Reason.NO_SECRET, "Secret r",
     ),
-    "applied": ({}, Type.CONFIG_APPLIED, "True", Reason.APPLIED, "all 1 workers"),
+    "applied": ({}, Type.CONFIG_APPLIED, "True", Reason.APPLIED, "the worker uses the settings"),
     "not applied": (
         {"poll": make_poll(make_worker(config_hash="old"))}, Type.CONFIG_APPLIED, "False", Reason.PENDING, "0 of 1",
     ),
@@ -459,7 +459,7 @@ def test_ready_counts_the_workers_that_are_ready_now() -> None:
 
     assert before.condition(Type.READY).message.startswith("0 of 2 workers are ready; pod g waits until Kueue")
     assert later.condition(Type.READY).message.startswith("1 of 2 workers are ready; pod g waits until Kueue")
-    assert later.condition(Type.PROGRESSING).message.startswith("2 of 2 workers have the newest version; 1 workers")
+    assert later.condition(Type.PROGRESSING).message.startswith("2 of 2 workers have the newest version; 1 is ready")
     assert report.news(before, later) == []
 
 

@@ -78,7 +78,7 @@ def test_the_reservation_is_unknown_until_a_worker_of_this_version_publishes_it(
     newer = cluster.says("OfflineReservationSatisfied", "True", "Satisfied")
 
     assert "such as " in older["message"]
-    assert newer["message"] == "no offline work waits; 1 slots are reserved"
+    assert newer["message"] == "no offline work waits; 1 slot is reserved"
 
 
 def test_a_broken_version_is_degraded_while_the_old_one_serves(operator: Operator, cluster: Cluster) -> None:
@@ -119,7 +119,7 @@ def test_waiting_work_wakes_a_deployment_at_zero(operator: Operator, cluster: Cl
 
     until(lambda: cluster.resource()["spec"]["replicas"] == 1)
     until(cluster.pods)
-    assert "1 items wait" in cluster.resource()["status"]["scaling"]["because"]
+    assert "1 item waits" in cluster.resource()["status"]["scaling"]["because"]
 
 
 def push(queue: Queue, line: str) -> None:

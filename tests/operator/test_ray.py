@@ -569,7 +569,7 @@ def test_a_redis_of_the_head_that_is_away_is_named(ready: int, reason: Reason):
     found = conditions(ConditionInput(resource, there, done, None, 0.0))[Type.DEGRADED]
 
     assert found.reason == reason
-    assert ("serve on for ten minutes" in found.message) is (ready == 0)
+    assert ("serves on for ten minutes" in found.message) is (ready == 0)
 
 
 def test_replicas_for_which_ray_finds_no_place_are_named():

@@ -115,7 +115,7 @@ def test_a_deadline_at_risk_adds_no_replica_while_the_last_one_loads_its_model()
     assert [at_risk(2).replicas for _ in range(4)] == [2, 2, 2, 3]
     assert [at_risk(2).replicas for _ in range(30)] == [3] * 30
     assert at_risk(2).because == (
-        "1 jobs would miss their deadline at the present rate; no replica is added before all are ready, and 2 of 3 are"
+        "1 job would miss its deadline at the present rate; no replica is added before all are ready, and 2 of 3 are"
     )
     assert [at_risk(3).replicas for _ in range(4)] == [3, 3, 3, 4]
 

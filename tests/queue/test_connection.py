@@ -180,7 +180,7 @@ def test_after_a_crash_of_the_server_everything_goes_on(tmp_path, queue_name, li
         assert outcome is Outcome.DONE
         assert queue.leases.finish("w1", done, result(done)) is Outcome.ALREADY_DONE
         assert queue.jobs.get(job_id).state is JobState.COMPLETED
-        assert not queue.submissions.submit([line("r0")], key="k").is_new
+        assert not queue.submissions.submit([line(f"r{i}") for i in range(3)], key="k").is_new
         assert differences(queue.store.connection.client, queue_name) == []
     finally:
         queue.close()

@@ -8,7 +8,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_queue.batch_lines import CHUNK_LINES, bounded_lines, chunks, read_line
+from ballast_queue.batch_lines import CHUNK_LINES, bounded_lines, read_line, read_lines, take
 from ballast_queue.functions import Line
 from ballast_queue.settings import QueueSettings
 
@@ -89,7 +89,8 @@ def test_any_text_is_a_line(raw: str):
 def test_any_file_is_read_line_by_line_with_little_memory(pieces: list[bytes], end: bytes):
     content = end.join(pieces)
     cut = list(bounded_lines(io.BytesIO(content), MOST))
-    found = list(chunks(bounded_lines(io.BytesIO(content), MOST), SETTINGS))
+    rest = iter(cut)
+    found = [read_lines(chunk, SETTINGS) for chunk in iter(lambda: take(rest), [])]
 
     assert all(len(line) <= MOST + 3 for line in cut)
     assert len(cut) == content.count(b"\n") + (not content.endswith(b"\n") and bool(content))

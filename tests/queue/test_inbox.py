@@ -570,3 +570,44 @@ def test_any_entry_leaves_the_inbox_and_the_queue_in_balance(queue, desk, fields
 
     assert queue.stats().inbox == 0
     assert desk.differences() == []
+
+
+def declare(queue, *names):
+    queue.settings.apply(QueueSettings(tenants=tuple(TenantSettings(name=name) for name in names)))
+
+
+def test_the_inbox_of_a_tenant_that_is_left_out_keeps_its_entries_and_is_named(queue, add, line):
+    declare(queue, "acme", "blue", "gone")
+    add(line("a"), of="blue", job="b")
+    add(line("c"), of="acme", job="a")
+    before = queue.inbox.unread()
+    declare(queue, "acme")
+    queue.inbox.take_in()
+    left_out = queue.inbox.unread()
+    declare(queue)  # no tenant any more: the inbox for all is the only one
+    add(line("d"), of="acme", job="a")
+    none = queue.inbox.unread()
+    declare(queue, "acme", "blue")
+    queue.inbox.take_in()
+
+    assert (before, left_out, none) == ({}, {"blue": 1}, {"acme": 1, "blue": 1})
+    assert queue.inbox.unread() == {}
+    assert queue.jobs.get("b").counts.waiting == 1
+
+
+def test_settings_that_are_not_in_force_declare_no_tenant(queue, add, line):
+    queue.settings.apply(QueueSettings(owner=queue.name, created=1))
+    queue.settings.apply(QueueSettings(owner="other/one", created=2, tenants=(TenantSettings(name="acme"),)))
+    add(line("a"), of="acme", job="a")
+
+    assert queue.inbox.unread() == {}
+
+
+def test_only_the_tenants_that_were_declared_last_are_remembered(queue, desk):
+    names = [f"t{number}" for number in range(2100)]
+    for start in range(0, 2100, 700):
+        declare(queue, *names[start : start + 700])
+    kept = desk.raw.zrange(queue.store.keys.declared, 0, -1)
+
+    assert len(kept) == 2000
+    assert {name.encode() for name in names[700:]} <= set(kept)

@@ -7,7 +7,7 @@ from queue_objects import submit
 
 from ballast_queue.job import JobState
 from ballast_queue.settings import QueueSettings
-from ballast_queue.timers import BATCH, MOST_TIMERS
+from ballast_queue.timers import BATCH, MOST_TIMERS, Timers
 
 
 def end(queue, line):
@@ -51,6 +51,29 @@ def test_several_large_jobs_end_in_turns(queue, line):
         queue.timers.run_due()
 
     assert [queue.jobs.get(job_id).counts.cancelled for job_id in job_ids] == [BATCH] * 3
+
+
+def test_timers_go_on_with_a_large_job_until_their_time_is_over(queue, line):
+    job_id = end(queue, line)
+    times = iter([10.0, 10.5, 11.0])
+    moved = Timers(queue.store, lambda: next(times)).run_due(1.0)
+    half = queue.jobs.get(job_id).counts.cancelled
+    rest = queue.timers.run_due(3600.0)
+
+    assert (moved, half, rest) == (2 * BATCH, 2 * BATCH, BATCH)
+    assert queue.jobs.get(job_id).state is JobState.CANCELLED
+
+
+def test_a_large_job_and_an_expired_lease_take_turns_within_one_time(queue, line):
+    job_id = end(queue, line)
+    queue.settings.apply(QueueSettings(lease_seconds=1e-6))
+    other = submit(queue, line, 1)
+    queue.leases.claim(other, 1, "w1")
+    times = iter([0.0, 0.5, 1.0])
+    Timers(queue.store, lambda: next(times)).run_due(1.0)
+
+    assert queue.jobs.get(other).counts.waiting == 1
+    assert queue.jobs.get(job_id).counts.cancelled == 2 * BATCH
 
 
 def test_one_call_ends_many_small_jobs(queue, line):

@@ -71,7 +71,7 @@ def test_output_that_nobody_knows_is_counted_in_items():
     found, because = outlook(make_job(output=0, items=30), make_job("twin", output=0, items=10, deadline=50))
 
     assert found is Outlook.YES
-    assert because == "it needs 30s at 1 items/s of 1 worker after 10s of work before it, and 1m40s remain"
+    assert because == "it needs 30s at 1 item/s of 1 worker after 10s of work before it, and 1m40s remain"
 
 
 @pytest.mark.parametrize("state", [JobState.PAUSED, JobState.CANCELLING, JobState.FINALIZING])

@@ -6,9 +6,13 @@ import json
 
 import pytest
 
+from ballast_engine.stats import OTHERS
 from ballast_policy.fairness.tenant_slots import BelowReservation
+from ballast_policy.request import RequestClass
 from ballast_queue.claimable import Demand, Group
 from ballast_worker.ledger_view import LedgerView
+
+ONLINE, OFFLINE = RequestClass
 
 
 def demand(*waiting: str, **held: int) -> Demand:
@@ -106,3 +110,25 @@ def test_every_worker_finds_the_same_reservation_in_the_queue(queue) -> None:
     slots = ledger.slots(queue.claimable.demand())
 
     assert given(slots, "small") == 6, "7 of 13 slots, 1 of 7 before"
+
+
+def test_the_ledger_gets_what_offline_tenants_gained_over_their_weights() -> None:
+    ledger = LedgerView()
+    first = ledger.gained({(OFFLINE, "a"): 10.0, (OFFLINE, "b"): 6.0, (ONLINE, "a"): 7.0}, {"b": 2.0})
+    second = ledger.gained({(OFFLINE, "a"): 10.0, (OFFLINE, "b"): 8.0}, {"b": 2.0})
+
+    assert (first, second) == ({"a": 10.0, "b": 3.0}, {"b": 1.0})
+
+
+def test_tenants_that_the_engine_counts_together_are_none_of_the_ledger() -> None:
+    assert LedgerView().gained({(OFFLINE, OTHERS): 10.0}, {}) == {}
+
+
+@pytest.mark.parametrize("between", [{}, None], ids=["read while it is forgotten", "forgotten between two reads"])
+def test_a_tenant_that_the_engine_forgot_and_counts_again_pays_for_what_is_new(between) -> None:
+    ledger = LedgerView()
+    ledger.gained({(OFFLINE, "a"): 100.0}, {})
+    if between is not None:
+        ledger.gained(between, {})
+
+    assert ledger.gained({(OFFLINE, "a"): 3.0}, {}) == {"a": 3.0}

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ballast_engine.footprint import Footprint, PhaseWork
 from ballast_engine.request import FinishReason
-from ballast_engine.stats import NO_STEP, AdmissionRecord, ClassStats, EngineStats, StepKind
+from ballast_engine.stats import NO_STEP, OTHERS, AdmissionRecord, ClassStats, EngineStats, StepKind
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.learning.interference import Allowance
 from ballast_policy.request import RequestClass
@@ -97,6 +97,22 @@ def test_a_histogram_counts_as_prometheus_means_it(values) -> None:
         "+Inf": len(values),
     }
     assert histogram.total == pytest.approx(sum(values))
+
+
+def test_the_tenants_that_the_engine_counts_together_have_no_series_of_their_own() -> None:
+    service = {(OFFLINE, "b"): 1.0, (OFFLINE, OTHERS): 2.0, (ONLINE, OTHERS): 3.0}
+    rows = scrape(make_figures(stats=make_stats(service=service)))
+
+    assert {dict(labels)["tenant"] for name, labels in rows if name == "ballast_tenant_service_total"} == {"b", "other"}
+
+
+def test_a_tenant_that_the_engine_forgets_first_takes_no_series_from_those_that_it_keeps() -> None:
+    kept = [f"z{i:04}" for i in range(MOST_TENANTS)]
+    service = {(OFFLINE, name): 1.0 for name in (*kept, "a-forgotten-one")}
+    rows = scrape(make_figures(stats=make_stats(service=service)))
+
+    named = {dict(labels)["tenant"] for name, labels in rows if name == "ballast_tenant_service_total"}
+    assert named == {*kept, "other"}
 
 
 def test_rare_tenants_are_folded_into_other_and_nothing_is_lost() -> None:

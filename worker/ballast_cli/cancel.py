@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ballast_cli.console import counted, examples
+from ballast_cli.console import examples
 from ballast_cli.transition import transition
+from ballast_openai.errors import counted
 from ballast_queue.errors import JobStateConflict
 from ballast_queue.job import Job, JobState
 

@@ -27,11 +27,6 @@ def say(sentence: str) -> None:
     sys.stderr.flush()
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number and its noun, such as `1 item` or `5,000 items`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def print_json(value: Any) -> None:
     """Write one JSON document to stdout."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")

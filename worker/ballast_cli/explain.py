@@ -15,6 +15,7 @@ from ballast_cli.connection import AsJson, CaFile, PasswordFile, Place, QueueNam
 from ballast_cli.console import examples, print_json, say
 from ballast_cli.errors import CliError, NotFound, Unreachable
 from ballast_cli.get import condition
+from ballast_openai.errors import counted
 from ballast_queue.errors import JobNotFound
 from ballast_queue.job import Job
 from ballast_worker.forecast import duration
@@ -169,7 +170,7 @@ def lines(manifest: Json, happened: list[Json], now: datetime) -> Iterator[str]:
             yield f"    {each['message']}"
     scaling = status.get("scaling")
     if scaling:
-        yield f"  Scaling: {scaling['replicas']} replicas: {scaling['because']}"
+        yield f"  Scaling: {counted(scaling['replicas'], 'replica')}: {scaling['because']}"
     if happened:
         yield "  Last events:"
     for event in happened[-LAST_EVENTS:]:

@@ -9,6 +9,7 @@ import typer
 
 from ballast_cli.connection import AsJson, CaFile, PasswordFile, Place, QueueName, RedisUrl, open_queue
 from ballast_cli.console import examples, print_json, print_table, say
+from ballast_openai.errors import counted
 from ballast_queue.job import Job
 from ballast_worker.forecast import duration
 
@@ -31,6 +32,7 @@ def jobs(
     place = Place.of(redis_url, queue, password_file, ca_file=ca_file)
     with open_queue(place) as connected:
         found = connected.jobs.active() if active else connected.jobs.all()
+        unread = connected.inbox.unread()
     shown = sorted((one for one in found if tenant in {None, one.tenant}), key=lambda one: (-one.created, one.id))
     if as_json:
         print_json({"version": 1, "queue": place.queue, "jobs": [one.model_dump(mode="json") for one in shown]})
@@ -40,6 +42,14 @@ def jobs(
     else:
         now = time.time()
         print_table(COLUMNS, [row(one, now) for one in shown], right=RIGHT)
+    for name, number in unread.items():
+        if tenant in {None, name}:
+            entries = counted(number, "entry", "entries")
+            say(
+                f"The inbox of {name} has {entries} that no worker reads, because the queue no longer declares this "
+                "tenant. Declare it again in offline.tenants, or delete the key of the inbox, "
+                f"ballast:{{{place.queue}}}:inbox:{name}."
+            )
 
 
 def row(one: Job, now: float) -> tuple[str, ...]:

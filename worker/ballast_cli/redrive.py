@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from ballast_cli.connection import AsJson, CaFile, JobId, PasswordFile, Place, QueueName, RedisUrl, open_queue
-from ballast_cli.console import counted, examples, print_json, print_table, say
+from ballast_cli.console import examples, print_json, print_table, say
+from ballast_openai.errors import counted
 from ballast_queue.job import DeadLetter
 
 EXAMPLES = examples(

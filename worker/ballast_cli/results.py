@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from ballast_cli.connection import CaFile, JobId, PasswordFile, Place, QueueName, RedisUrl, open_queue
-from ballast_cli.console import counted, examples, say
+from ballast_cli.console import examples, say
 from ballast_cli.errors import Usage
 from ballast_cli.outfile import OutFile
+from ballast_openai.errors import counted
 
 EXAMPLES = examples(
     "ballast results job-1f3a -o out.jsonl",

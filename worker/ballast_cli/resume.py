@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ballast_cli.console import counted, examples
+from ballast_cli.console import examples
 from ballast_cli.transition import transition
+from ballast_openai.errors import counted
 
 EXAMPLES = examples("ballast resume job-1f3a")
 

@@ -14,12 +14,13 @@ from uuid import uuid4
 import typer
 
 from ballast_cli.connection import AsJson, CaFile, PasswordFile, Place, QueueName, RedisUrl, open_inbox, open_queue
-from ballast_cli.console import counted, examples, print_json, say
+from ballast_cli.console import examples, print_json, say
 from ballast_cli.deadlines import parse_deadline, spoken
 from ballast_cli.errors import CliError, SubmitterOnly, Usage
 from ballast_cli.watch import progress, watch
-from ballast_queue.errors import QueueFull, QueueUnavailable
-from ballast_queue.job import Job, JobState, Outlook
+from ballast_openai.errors import counted
+from ballast_queue.errors import OtherLines, QueueFull, QueueUnavailable
+from ballast_queue.job import Job, Outlook
 from ballast_worker.forecast import Forecast
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def submit(
     key: Annotated[
         str | None,
         typer.Option(
-            help="Idempotency key. The same lines with the same key are one job, however often you submit them."
+            help="Idempotency key. The same lines with the same key are one job, however often you submit them. Other "
+            "lines with the same key are refused."
         ),
     ] = None,
     is_watched: Annotated[bool, typer.Option("--watch", "-w", help="Show progress until the job is over.")] = False,
@@ -77,7 +79,11 @@ def submit(
             connected.require_fit()
             # Every submission has a key, so that it can be resumed after any interruption.
             own_key = key or f"cli-{uuid4().hex[:12]}"
-            with _resumable(own_key), progress("Submitting", source.num_lines) as advance:
+            with (
+                _resumable(own_key),
+                _one_file(own_key, file, place),
+                progress("Submitting", source.num_lines) as advance,
+            ):
                 done = connected.submissions.submit(
                     source.lines,
                     tenant=tenant,
@@ -87,12 +93,6 @@ def submit(
                     on_progress=advance,
                 )
             job = connected.jobs.get(done.job_id)
-            is_other = done.was_closed and source.num_requests not in {None, done.accepted + done.rejected}
-            if is_other and job.state not in _CUT_SHORT:
-                raise Usage(
-                    f"--key {own_key} names {job.id}, which has {counted(job.counts.total, 'line')}, but {file} has "
-                    f"{source.num_requests:,}. Nothing was added. Use another key for other lines."
-                )
             asked = due is not None and job.deadline is not None and not job.state.is_over
             outlook = _outlook(connected, job) if asked else None
             _report(done, job, file=file, outlook=outlook, place=place, as_json=as_json)
@@ -141,12 +141,25 @@ def _resumable(key: str) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def _one_file(key: str, file: str, place: Place) -> Iterator[None]:
+    """Name the job if the key belongs to other lines."""
+    try:
+        yield
+    except OtherLines as error:
+        name = "standard input" if file == "-" else file
+        found = "other ones" if error.num_found == error.num_kept else f"{error.num_found:,}"
+        raise Usage(
+            f"--key {key} names {error.job_id}, which has {counted(error.num_kept, 'line')}, but {name} has {found}. "
+            "The job stays as it is. Use another key for other lines. "
+            f"`ballast job {error.job_id}{place.options}` shows the job."
+        ) from None
+
+
 class _Source(NamedTuple):
     lines: Iterable[bytes]
     num_lines: int | None = None
     """None for standard input and a pipe, which can be read once."""
-    num_requests: int | None = None
-    """Lines that are not blank."""
 
 
 @contextmanager
@@ -178,18 +191,14 @@ def _opened(file: str, most: int) -> Iterator[_Source]:
         if not opened.seekable():  # a pipe such as <(zcat items.jsonl.gz) can be read once
             yield _Source(bounded_lines(opened, most))
             return
-        num_lines = num_requests = 0
+        num_lines, is_empty = 0, True
         for line in bounded_lines(opened, most):
             num_lines += 1
-            num_requests += bool(line.strip())
-        if not num_requests:
+            is_empty = is_empty and not line.strip()
+        if is_empty:
             raise Usage(f"{file} is empty, expected one request on each line: {{custom_id, method, url, body}}.")
         opened.seek(0)
-        yield _Source(bounded_lines(opened, most), num_lines, num_requests)
-
-
-_CUT_SHORT = {JobState.CANCELLING, JobState.CANCELLED, JobState.FINALIZING, JobState.EXPIRED}
-"""States in which a job may have taken a part of its lines only."""
+        yield _Source(bounded_lines(opened, most), num_lines)
 
 
 def _outlook(queue: Queue, job: Job) -> tuple[Outlook, str]:

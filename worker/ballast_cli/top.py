@@ -16,6 +16,7 @@ from rich.text import Text
 from ballast_cli.connection import AsJson, CaFile, PasswordFile, Place, QueueName, RedisUrl, open_queue
 from ballast_cli.console import examples, print_json, stdout
 from ballast_cli.jobs import COLUMNS, RIGHT, row
+from ballast_openai.errors import counted
 from ballast_queue.job import Job
 from ballast_queue.status import ClassLoad, QueueStats, SloStatus, WorkerStatus
 from ballast_worker.forecast import duration
@@ -152,11 +153,11 @@ def _cells(worker: WorkerStatus, width: int) -> tuple[int, int]:
 
 def _queue_line(view: View) -> str:
     stats, items = view.stats, view.stats.items
-    at_risk = f", {stats.jobs_at_risk:,} jobs AT RISK" if stats.jobs_at_risk else ""
+    at_risk = f", {counted(stats.jobs_at_risk, 'job')} AT RISK" if stats.jobs_at_risk else ""
     oldest = f", oldest {duration(stats.oldest_waiting_seconds)}" if stats.oldest_waiting_seconds else ""
     return (
         f"queue {view.queue}: {stats.depth:,} waiting{oldest}, {items.leased:,} leased, {items.succeeded:,} succeeded, "
-        f"{items.failed:,} failed, {stats.dead_letters:,} dead letters{at_risk}"
+        f"{items.failed:,} failed, {counted(stats.dead_letters, 'dead letter')}{at_risk}"
     )
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ballast_cli.console import counted, say, stderr
+from ballast_cli.console import say, stderr
 from ballast_cli.errors import CliError
+from ballast_openai.errors import counted
 from ballast_queue.errors import QueueUnavailable
 from ballast_queue.job import Job, JobState
 

@@ -9,15 +9,18 @@ from dataclasses import dataclass, field
 from ballast_engine.footprint import PHASES, PhaseWork
 from ballast_engine.running_step import RunningStep
 from ballast_engine.scheduler import DispatchedStep, Scheduler
-from ballast_engine.stats import ClassStats, EngineStats
+from ballast_engine.stats import OTHERS, ClassStats, EngineStats
 from ballast_policy.host import Host
 from ballast_policy.plan import Reason
 from ballast_policy.request import Phase, Request, RequestClass
 
 Payer = tuple[RequestClass, str]
 MOST_PAYERS = 1000
-"""Online tenants that are counted by name. Their names come from callers, and the counters never forget one."""
-OTHERS: Payer = (RequestClass.ONLINE, "other")
+"""Tenants that are counted by name for good. Their names come from callers and submitters, who may invent any number.
+
+Beside them, the offline tenants that were charged last have their names, at most twice as many: the shared ledger of
+the queue charges by name what a tenant got in the last second. All others are counted together.
+"""
 
 
 @dataclass(slots=True)
@@ -39,6 +42,8 @@ class EngineCounters:
         default_factory=lambda: {c: ClassCounters() for c in RequestClass}
     )
     service: dict[Payer, float] = field(default_factory=dict)
+    _recent: dict[Payer, None] = field(default_factory=dict)
+    """Offline tenants that are not counted by name for good. The last one was charged last."""
     work: dict[str, PhaseWork] = field(default_factory=lambda: {phase: PhaseWork() for phase in PHASES})
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
@@ -73,13 +78,29 @@ class EngineCounters:
 
     def note_charges(self, charges: Iterable[tuple[RequestClass, Mapping[str, float]]]) -> None:
         """Add the service of the step by class and tenant."""
-        service = self.service
+        service, recent = self.service, self._recent
         for request_class, by_tenant in charges:
             for tenant, cost in by_tenant.items():
                 payer = (request_class, tenant)
-                is_new = request_class is RequestClass.ONLINE and payer not in service
-                counted = OTHERS if is_new and len(service) >= MOST_PAYERS else payer
-                service[counted] = service.get(counted, 0.0) + cost
+                if payer in recent:
+                    del recent[payer]
+                    recent[payer] = None
+                elif payer not in service and len(service) >= MOST_PAYERS:
+                    if request_class is RequestClass.OFFLINE:
+                        recent[payer] = None
+                    else:
+                        payer = (request_class, OTHERS)
+                service[payer] = service.get(payer, 0.0) + cost
+        if len(recent) > 2 * MOST_PAYERS:
+            self._fold()
+
+    def _fold(self) -> None:
+        """Count the tenants that were charged first together. A reader sees the counters before or after it."""
+        service, others = dict(self.service), (RequestClass.OFFLINE, OTHERS)
+        for payer in list(self._recent)[:-MOST_PAYERS]:
+            del self._recent[payer]
+            service[others] = service.get(others, 0.0) + service.pop(payer)
+        self.service = service
 
     def note_step(self, scheduler: Scheduler, running: RunningStep) -> None:
         """Count a step. Parked requests are not counted for a nested step, which is part of the suspended step."""

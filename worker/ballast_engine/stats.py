@@ -14,6 +14,9 @@ from ballast_policy.plan import Reason
 from ballast_policy.request import RequestClass
 from ballast_policy.reservation import Reservation
 
+OTHERS = "*"
+"""The tenants that are counted together in `EngineStats.service`. No tenant can have this name."""
+
 
 class StepKind(StrEnum):
     """The kind of work in a step. A label of `ballast_step_seconds`."""

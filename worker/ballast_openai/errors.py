@@ -45,3 +45,11 @@ def describe(value: object) -> str:
         case dict():
             return f"an object with {', '.join(repr(str(key)[:40]) for key in list(value)[:4]) or 'no fields'}"
     return type(value).__name__
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number and its noun, such as `1 item` or `5,000 items`. The plural ends in `s` if none is given.
+
+    With a verb, both forms are given: `counted(1, "item waits", "items wait")`.
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural or f'{noun}s'}"

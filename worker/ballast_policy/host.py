@@ -43,7 +43,7 @@ REFIT_STEPS = 32
 CONTEXT_DRIFT = 0.05
 """Weight of a new step in the mean context of decodes. Twice of it changes nothing (bursts-40-32)."""
 MOST_IDLE = 1000
-"""Tenants in a ledger beyond which idle tenants are dropped. Bounds memory."""
+"""Tenants in a ledger beyond which idle tenants are dropped, and idle tenants that it keeps. Bounds memory."""
 PER_PLACE = 64
 """Offline requests with one prefix key that keep the place of the first, so that others wait for these at most."""
 MOST_KEYS = 1000
@@ -384,7 +384,7 @@ class Host:
             self._refit()
             for request_class, ledger in self.ledgers.items():
                 if len(ledger.services) > MOST_IDLE:
-                    ledger.forget_idle(self._present[request_class])
+                    ledger.forget_idle(self._present[request_class], MOST_IDLE)
 
     def _refit(self) -> None:
         if self.fit:

@@ -12,6 +12,7 @@
 --   ballast:{<queue>}:forecast  string   exists for a short time after a worker began to forecast deadlines
 --   ballast:{<queue>}:settings  hash     json, owner, rank, created, generation, when the owner last renewed them, and the
 --                                        numbers that these functions read
+--   ballast:{<queue>}:declared  zset     tenant -> when settings in force last declared it, for the last MAX_DECLARED tenants
 --   ballast:{<queue>}:totals    hash     sums over the jobs below (waiting, leased, ..., dead), jobs:<state>, `at_risk`,
 --                                        `sequence` (of jobs) and `token` (the last fencing token)
 --   ballast:{<queue>}:jobs      zset     job id -> sequence
@@ -31,7 +32,7 @@
 --   ballast:{<queue>}:workers   zset     worker id -> when its status expires
 --   ballast:{<queue>}:statuses  hash     worker id -> JSON of its status
 -- The keys of a job, ballast:{<queue>}:job:<id> with a suffix:
---   (nothing)                   hash     the record: FIELDS below
+--   (nothing)                   hash     the record: FIELDS below; and `digest`, `<lines> <SHA-256>` of the submitted lines
 --   :items                      hash     index -> custom_id as JSON \n line; `=<token>` if succeeded, `!` if dropped
 --   :live                       hash     index -> <token>:<attempts>:<worker> of a leased item; token 0: it waits again
 --   :returned                   zset     index -> index, claimed before the items from `next` on
@@ -43,7 +44,7 @@
 --   :ids                        set      custom ids, until the job is closed
 -- The items from `next` to `stored` - 1 wait and have an entry only in :items.
 
-local REVISION = 11
+local REVISION = 12
 
 local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
@@ -61,6 +62,7 @@ local RUNS = {validating = true, in_progress = true}
 local OVER = {completed = true, failed = true, expired = true, cancelled = true}
 local MAX_PAGE_BYTES = 8 * 1024 * 1024
 local MAX_STATUS_BYTES, MAX_STATUSES, MAX_STATUSES_BYTES = 128 * 1024, 5000, 2 * 1024 * 1024
+local MAX_DECLARED = 2000
 local RENEWAL_SECONDS = 300 -- after this time without renewal, another owner may replace settings
 
 -- redis.call does not exist while the library loads.
@@ -319,9 +321,16 @@ local function require_readable(job)
   if not group_of(job.rank) then error('a record has a rank that is none') end
 end
 
--- ARGV: job id, tenant, priority, deadline (0: none), idempotency key, source, 1 to refuse a passed deadline.
--- Reply: new | known, tenant, source, lines, accepted, rejected, 1 if closed; or other, and the id of the key's job; or
--- passed, and the time.
+-- Returns the digest of the first `lines` lines of a job, or '' if it is unknown. It is if they came through the inbox, or
+-- if an older version of Ballast added lines.
+local function digest_of(k, lines)
+  local number, digest = string.match(call('HGET', k.job, 'digest') or '', '^(%d+) (%x+)$')
+  return number and tonumber(number) == lines and #digest == 64 and digest or ''
+end
+
+-- ARGV: job id, tenant, priority, deadline (0: none), idempotency key, source, 1 to refuse a passed deadline, 1 for the
+-- digest. Reply: new | known, tenant, source, lines, accepted, rejected, 1 if closed, the digest of the lines if it was
+-- asked for; or other, and the id of the key's job; or passed, and the time.
 local function open(keys, argv)
   local k, now = bind(keys), clock()
   local id, tenant, priority, deadline, key, source = argv[1], argv[2], argv[3], tonumber(argv[4]), argv[5], argv[6]
@@ -350,7 +359,8 @@ local function open(keys, argv)
     if deadline > 0 then call('ZADD', k.timers, deadline, 'deadline:' .. id) end
     if key ~= '' then call('HSET', k.keys, tenant .. '\n' .. key, id) end
   end
-  return {status, job.tenant, job.source, job.lines, job.stored, job.total - job.stored, job.closed}
+  local digest = argv[8] == '1' and digest_of(k, job.lines) or nil -- an older version expects seven values
+  return {status, job.tenant, job.source, job.lines, job.stored, job.total - job.stored, job.closed, digest}
 end
 
 -- Returns why a job takes no more lines.
@@ -410,6 +420,19 @@ local function store(keys, argv)
   end
   save_job(k, job)
   return {'ok', job.lines, job.stored, job.total - job.stored}
+end
+
+-- ARGV: the digest of all lines up to the last one of this call, then those of `store`. Stores lines as `store` does, and
+-- the digest. Reply: that of `store`, then the digest of the lines that the job has now, '' if it is unknown.
+local function append(keys, argv)
+  local k = bind(keys)
+  local before = tonumber(call('HGET', k.job, 'lines') or 0)
+  local is_known = before == 0 or digest_of(k, before) ~= ''
+  local reply = store(keys, every(argv, 2, 1))
+  if reply[1] == 'missing' then return reply end
+  if reply[1] == 'ok' and is_known then call('HSET', k.job, 'digest', reply[2] .. ' ' .. argv[1]) end
+  reply[5] = digest_of(k, reply[2])
+  return reply
 end
 
 -- Leaves in an entry the last value of each field of OF_ENTRY, and of all others together. Cuts names and values to
@@ -967,6 +990,21 @@ local function set_settings(keys, argv)
   return 1
 end
 
+-- KEYS: declared. ARGV: the tenants that the settings in force declare.
+local function declare(keys, argv)
+  local now = clock()
+  for _, tenant in ipairs(argv) do call('ZADD', keys[1], now, tenant) end
+  for _, tenant in ipairs(call('ZRANGE', keys[1], 0, -1 - MAX_DECLARED)) do call('ZREM', keys[1], tenant) end
+  return #argv
+end
+
+-- KEYS: inboxes. Reply: the number of entries of each.
+local function lengths(keys, _)
+  local found = {}
+  for i, key in ipairs(keys) do found[i] = call('XLEN', key) end
+  return found
+end
+
 -- KEYS: settings. ARGV: owner. Reply: the owner of the settings in force, or '' if none is known.
 local function renew_settings(keys, argv)
   local owner = call('HGET', keys[1], 'owner') or ''
@@ -1071,6 +1109,7 @@ end
 
 register('open', open, {})
 register('store', store, {})
+register('append', append, {})
 register('begin_intake', begin_intake, {'allow-oom'})
 register('end_intake', end_intake, {'allow-oom'})
 register('demand', demand, {'no-writes'})
@@ -1097,6 +1136,8 @@ register('take_turn', take_turn, {'allow-oom'})
 register('appraise', appraise, {'allow-oom'})
 register('stats', stats, {'no-writes'})
 register('set_settings', set_settings, {'allow-oom'})
+register('declare', declare, {'allow-oom'})
+register('lengths', lengths, {'no-writes'})
 register('renew_settings', renew_settings, {'allow-oom'})
 register('drop_settings', drop_settings, {'allow-oom'})
 register('charge', charge, {'allow-oom'})

@@ -19,8 +19,6 @@ from ballast_queue.settings import QueueSettings
 CHUNK_LINES = 500
 CHUNK_BYTES = 4 * 1024 * 1024
 """A chunk ends with the line that reaches either limit. One call stores one chunk."""
-Chunk = tuple[list[Line], int]
-"""Lines, and the prefix key of the first accepted line (0: none is accepted)."""
 MOST_LINE_END = 2
 """Bytes of the longest end of a line. A reader that cuts a line leaves one byte more than the limit and these."""
 MAX_CUSTOM_ID = 256
@@ -41,14 +39,24 @@ def bounded_lines(stream: IO[bytes], max_bytes: int) -> Iterator[bytes]:
             pass
 
 
+def as_bytes(raw: bytes | str) -> bytes:
+    """Return the bytes of a line."""
+    return raw.encode(errors="surrogatepass") if isinstance(raw, str) else raw
+
+
+def content_of(raw: bytes) -> bytes:
+    """Return a line without its end, its byte order mark, and the blanks around it."""
+    return raw.rstrip(b"\r\n").removeprefix(_BOM).strip()
+
+
 def read_line(raw: bytes | str, settings: QueueSettings) -> tuple[Line, Body | ItemBody | None]:
     """Validate one line. Return it, or its rejection with the reason, and the body of an accepted line."""
-    raw = raw.encode(errors="surrogatepass") if isinstance(raw, str) else raw
-    line, most = raw.rstrip(b"\r\n"), settings.max_line_bytes
-    if len(line) > most or len(raw) > most + MOST_LINE_END:  # before blanks are removed: the reader has cut the line
+    raw, most = as_bytes(raw), settings.max_line_bytes
+    # Before blanks are removed: the reader has cut the line.
+    if len(raw) > most and (len(raw.rstrip(b"\r\n")) > most or len(raw) > most + MOST_LINE_END):
         found = f"more than {settings.max_line_bytes} bytes"
         return reject("", wrong("line", found, "no more", code="line_too_long")), None
-    line = line.removeprefix(_BOM).strip()
+    line = content_of(raw)
     if not line:
         return Line("b", "", b""), None
     custom_id = ""
@@ -155,18 +163,25 @@ def _check(data: dict[str, Any], settings: QueueSettings) -> Body | ItemBody:
     return body
 
 
-def chunks(lines: Iterable[bytes | str], settings: QueueSettings) -> Iterator[Chunk]:
-    """Validate lines and group them into chunks."""
-    chunk: list[Line] = []
-    size = prefix_key = 0
+def take(lines: Iterator[bytes]) -> list[bytes]:
+    """Take the lines of the next chunk. An empty list is the end."""
+    taken: list[bytes] = []
+    size = 0
     for raw in lines:
+        taken.append(raw)
+        size += len(raw)
+        if len(taken) >= CHUNK_LINES or size >= CHUNK_BYTES:
+            break
+    return taken
+
+
+def read_lines(raws: Iterable[bytes], settings: QueueSettings) -> tuple[list[Line], int]:
+    """Validate lines. Return them, and the prefix key of the first accepted line (0: none is accepted)."""
+    lines: list[Line] = []
+    prefix_key = 0
+    for raw in raws:
         line, body = read_line(raw, settings)
         if body is not None and not prefix_key:
             prefix_key = body.prefix_key
-        chunk.append(line)
-        size += len(line.text)
-        if len(chunk) >= CHUNK_LINES or size >= CHUNK_BYTES:
-            yield chunk, prefix_key
-            chunk, size, prefix_key = [], 0, 0
-    if chunk:
-        yield chunk, prefix_key
+        lines.append(line)
+    return lines, prefix_key

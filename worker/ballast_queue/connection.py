@@ -42,7 +42,9 @@ SOURCE = files("ballast_queue").joinpath("ballast.lua").read_text(encoding="utf-
 REVISION = int(re.findall(r"^local REVISION = (\d+)$", SOURCE, re.MULTILINE)[0])
 """The revision of the function library in `SOURCE`."""
 PREFIX = "ballast1_"
-_READS = frozenset({"demand", "look", "read", "heads", "results", "due", "stats", "statuses", "now", "revision"})
+_READS = frozenset(
+    {"demand", "look", "read", "heads", "results", "due", "stats", "lengths", "statuses", "now", "revision"}
+)
 """Functions registered with no-writes."""
 Admits = Callable[[str], bool]
 """Return whether a connection to this host is allowed."""

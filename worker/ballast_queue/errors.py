@@ -18,7 +18,8 @@ QueueError
     └── InvalidJob          a tenant, priority, deadline, key or queue name is wrong
         ├── UnknownTenant
         ├── DeadlinePassed
-        └── EmptyJob
+        ├── EmptyJob
+        └── OtherLines
 
 Every message states what was found, what was wanted and what to do. The result of an operation on an item is an
 `Outcome`, not an exception.
@@ -27,6 +28,8 @@ Every message states what was found, what was wanted and what to do. The result 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from ballast_openai.errors import counted
 
 
 class QueueError(Exception):
@@ -126,3 +129,15 @@ class DeadlinePassed(InvalidJob):
 
 class EmptyJob(InvalidJob):
     """The input has no line."""
+
+
+class OtherLines(InvalidJob):
+    """The idempotency key names a job with other lines."""
+
+    def __init__(self, job_id: str, key: str, num_kept: int, num_found: int) -> None:
+        self.job_id, self.key, self.num_kept, self.num_found = job_id, key, num_kept, num_found
+        found = counted(num_found, "line") if num_found != num_kept else "other lines"
+        super().__init__(
+            f"key {key!r}: found {found}, expected the {num_kept:,} of {job_id}, which has this key: use another key "
+            "for other lines"
+        )

@@ -6,7 +6,7 @@ A stub returns a `Call`, so that one round trip can carry several.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from ballast_queue.connection import Argument, Call
@@ -54,6 +54,13 @@ class Finished(NamedTuple):
     tokens_out: int
 
 
+def _arguments(lines: Iterable[Line]) -> Iterator[Argument]:
+    for line in lines:
+        custom_id = json.dumps(line.custom_id, ensure_ascii=False) if line.custom_id else ""
+        asked_out = "" if line.asked_out is None else line.asked_out
+        yield from (line.kind, line.entry, line.custom_id, custom_id, line.text, asked_out)
+
+
 class Functions:
     """The calls of one queue."""
 
@@ -66,33 +73,24 @@ class Functions:
     def open(
         self, job_id: str, *, tenant: str, priority: int, deadline: float | None, key: str, source: Source
     ) -> Call:
-        refuses_passed = 1 if source == "submit" else 0
-        return self._of_job("open", job_id, tenant, priority, deadline or 0, key, source, refuses_passed)
+        is_submit = 1 if source == "submit" else 0  # it refuses a passed deadline, and wants the digest
+        return self._of_job("open", job_id, tenant, priority, deadline or 0, key, source, is_submit, 1)
 
     def store(
-        self,
-        job_id: str,
-        source: Source,
-        before: int,
-        lines: Sequence[Line],
-        *,
-        prefix_key: int,
-        closes: bool,
-        tenant: str | None = None,
+        self, job_id: str, lines: Sequence[Line], *, prefix_key: int, closes: bool, tenant: str | None = None
     ) -> Call:
-        """`before` is the number of lines stored before; -1 appends to any number.
-
-        `tenant` is the one whose inbox has the entries; None: they are in the inbox for all, or the lines have none.
-        """
-        arguments: list[Argument] = [source, before, int(closes), prefix_key]
-        for line in lines:
-            custom_id = json.dumps(line.custom_id, ensure_ascii=False) if line.custom_id else ""
-            asked_out = "" if line.asked_out is None else line.asked_out
-            arguments += (line.kind, line.entry, line.custom_id, custom_id, line.text, asked_out)
+        """Store lines from an inbox: that of `tenant`, or the inbox for all if it is None."""
         keys = self._keys.of_job(job_id)
         if tenant is not None:
             keys = tuple(self._keys.inbox_of(tenant) if key == self._keys.inbox else key for key in keys)
-        return "store", keys, (job_id, *arguments)
+        return "store", keys, (job_id, "inbox", -1, int(closes), prefix_key, *_arguments(lines))
+
+    def append(
+        self, job_id: str, before: int, lines: Sequence[Line], *, digest: str, prefix_key: int, closes: bool
+    ) -> Call:
+        """Store lines of a submission that has stored `before` lines. `digest` is that of all these lines together."""
+        arguments = (job_id, "submit", before, int(closes), prefix_key, *_arguments(lines))
+        return "append", self._keys.of_job(job_id), (digest, *arguments)
 
     def begin_intake(self, owner: str, limit: int, *, seconds: float, max_bytes: int, tenants: Sequence[str]) -> Call:
         keys = (self._keys.inbox, self._keys.intake, *map(self._keys.inbox_of, tenants))
@@ -183,6 +181,13 @@ class Functions:
     ) -> Call:
         pairs = [value for pair in numbers.items() for value in pair]
         return "set_settings", (self._keys.settings,), (owner, rank, created, generation, text, *pairs)
+
+    def declare(self, tenants: Sequence[str]) -> Call:
+        return "declare", (self._keys.declared,), tenants
+
+    def lengths(self, tenants: Sequence[str]) -> Call:
+        """Of the inboxes of these tenants."""
+        return "lengths", [*map(self._keys.inbox_of, tenants)], ()
 
     def renew_settings(self, owner: str) -> Call:
         return "renew_settings", (self._keys.settings,), (owner,)

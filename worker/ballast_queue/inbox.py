@@ -20,10 +20,12 @@ from ballast_openai.errors import InvalidBody, describe
 from ballast_queue.batch_lines import CHUNK_LINES, MOST_LINE_END, read_line, reject, wrong
 from ballast_queue.errors import InvalidJob, RefusedCall, UnknownTenant, UnreadableValue
 from ballast_queue.functions import Line
+from ballast_queue.records import readable
 from ballast_queue.settings import QueueSettings
 from ballast_queue.settings_store import SettingsStore
 from ballast_queue.store import Store
 from ballast_queue.submissions import Terms, check_deadline, check_tenant, open_job
+from ballast_queue.unreadable import text_of
 
 log = Log(__name__)
 
@@ -117,6 +119,18 @@ class InboxReader:
             self._store.call(self._store.functions.end_intake(owner, used_up))
         return len(replies)
 
+    @readable("the inboxes")
+    def unread(self) -> dict[str, int]:
+        """Return the tenants that the queue no longer declares, and the number of entries of their inboxes.
+
+        No worker reads these entries. They stay, so that a tenant that was left out by mistake loses none.
+        """
+        store = self._store
+        declared = [text_of(tenant) for tenant in store.connection.members(store.keys.declared, 0, -1)]
+        former = sorted(set(declared) - set(self._settings.tenants()))
+        numbers = store.call(store.functions.lengths(former)) if former else []
+        return {tenant: number for tenant, number in zip(former, numbers, strict=True) if number}
+
     def _take_all(self, jobs: list[tuple[str, list[Entry]]], settings: QueueSettings) -> None:
         refused: RefusedCall | UnreadableValue | None = None
         for job_id, entries in jobs:
@@ -148,7 +162,7 @@ class InboxReader:
             closes = entry.closes or job_id == entry.own_job
             if closes or len(lines) == CHUNK_LINES or entry is entries[-1]:
                 functions = self._store.functions
-                call = functions.store(job_id, "inbox", -1, lines, prefix_key=prefix_key, closes=closes, tenant=tenant)
+                call = functions.store(job_id, lines, prefix_key=prefix_key, closes=closes, tenant=tenant)
                 self._store.call(call)
                 lines, prefix_key = [], 0
         return True

@@ -15,7 +15,7 @@ from ballast_queue.unreadable import text_of
 
 READ_JOBS = 200
 """Records read in one call."""
-SWEEP_ITEMS = 500
+SWEEP_ITEMS = 200
 """Items that get their error result in one call."""
 MOST_ACTIVE = 2000
 """Jobs that `active` returns by default."""

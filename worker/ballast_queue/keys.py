@@ -52,6 +52,7 @@ class Keys:
         self.groups, self.active, self.held = self.of_queue[8:]
         self.intake = self._key("intake")
         self.forecast = self._key("forecast")
+        self.declared = self._key("declared")
         self.service = self._key("service")
         self.workers = self._key("workers")
         self.statuses = self._key("statuses")

@@ -51,7 +51,10 @@ class SettingsStore:
             text=settings.model_dump_json(),
             numbers=numbers,
         )
-        return bool(self._store.call(call))
+        is_in_force = bool(self._store.call(call))
+        if is_in_force and settings.tenants:
+            self._store.call(self._store.functions.declare([tenant.name for tenant in settings.tenants]))
+        return is_in_force
 
     def renew(self, owner: str) -> str:
         """Keep the settings of an owner in force. Return the owner of those in force; empty if none is known."""

@@ -13,14 +13,13 @@ from typing import NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from ballast_openai.errors import describe
-from ballast_queue.batch_lines import Chunk, chunks
-from ballast_queue.connection import Call
-from ballast_queue.errors import DeadlinePassed, EmptyJob, InvalidJob, JobNotFound, JobStateConflict, QueueError
+from ballast_queue.batch_lines import as_bytes, content_of, take
+from ballast_queue.errors import DeadlinePassed, EmptyJob, InvalidJob, OtherLines, QueueError
 from ballast_queue.functions import Source
-from ballast_queue.job import JobState, Submission
-from ballast_queue.jobs import Jobs
+from ballast_queue.job import Submission
 from ballast_queue.keys import require_utf8
 from ballast_queue.records import readable
+from ballast_queue.sending import Sending, Stored
 from ballast_queue.settings import Name
 from ballast_queue.settings_store import SettingsStore
 from ballast_queue.store import Store
@@ -47,9 +46,7 @@ class Opened:
     source: Source
     is_new: bool
     is_closed: bool
-    lines: int
-    accepted: int
-    rejected: int
+    stored: Stored
 
 
 def check_tenant(tenant: str) -> str:
@@ -91,16 +88,14 @@ def open_job(store: Store, job_id: str, terms: Terms, *, key: str, source: Sourc
         return open_job(store, rest[0].decode(), terms, key=key, source=source)
     if status == b"passed":
         raise DeadlinePassed(f"deadline: found {deadline:.0f}, expected a time after now, {float(rest[0]):.0f}")
-    found_tenant, found_source, lines, accepted, rejected, closed = rest
+    found_tenant, found_source, lines, accepted, rejected, closed, digest = rest
     return Opened(
         job_id,
         found_tenant.decode(),
         "submit" if found_source == b"submit" else "inbox",
         is_new=status == b"new",
         is_closed=bool(closed),
-        lines=lines,
-        accepted=accepted,
-        rejected=rejected,
+        stored=Stored(lines, accepted, rejected, digest.decode()),
     )
 
 
@@ -126,12 +121,13 @@ class Submissions:
     ) -> Submission:
         """Store a job from lines in OpenAI's batch format. Each bad line becomes an error result at once.
 
-        Items may run as soon as they are stored. With the same `key`, a repeated call returns the same job, continues
-        where the first one stopped, and ignores its other arguments. `deadline` is in Unix seconds. `on_progress`
-        gets the number of lines stored so far.
+        Items may run as soon as they are stored. With the same `key` and the same lines, a repeated call returns the
+        same job, continues where the first one stopped, and ignores its other arguments. `deadline` is in Unix
+        seconds. `on_progress` gets the number of lines stored so far.
 
         Raises:
             InvalidJob: tenant, priority, deadline or key is wrong, or there is no line.
+            OtherLines: the key names a job with other lines.
             JobStateConflict: the job was cancelled or has expired during the call.
             QueueFull, QueueUnavailable: repeat the call with the same key to continue.
         """
@@ -140,65 +136,30 @@ class Submissions:
         if key is not None and not 0 < len(key) <= MAX_KEY:
             raise InvalidJob(f"key: found {len(key)} characters, expected 1 to {MAX_KEY}")
         require_utf8("key", key or "")
-        pending = _with_content(chunks(lines, settings))
+        found = _with_content(map(as_bytes, lines))
         job = open_job(self._store, new_job_id(), terms, key=key or "", source="submit")
-        if job.is_closed:
-            return Submission(job.job_id, job.accepted, job.rejected, is_new=False, was_closed=True)
+        sending = Sending(self._store, job.job_id, found, key=key or "", settings=settings, on_progress=on_progress)
         try:
-            accepted, rejected = self._send(job, pending, on_progress)
+            stored = sending.compare(job.stored) if job.is_closed else sending.run(job.stored)
+        except OtherLines:
+            raise
         except QueueError as error:
             error.add_note(
                 f"job {job.job_id} keeps the lines stored so far: submit again with the same key, or cancel the job"
             )
             raise
-        return Submission(job.job_id, accepted=accepted, rejected=rejected, is_new=job.is_new)
-
-    def _send(
-        self, job: Opened, pending: Iterable[Chunk], on_progress: Callable[[int], None] | None
-    ) -> tuple[int, int]:
-        """Store the lines that the job does not have yet, close it, and return the accepted and rejected lines."""
-        at, stored = 0, job.lines
-        functions = self._store.functions
-        for lines, prefix_key in pending:
-            end = at + len(lines)
-            while stored < end:
-                rest = lines[stored - at :]
-                call = functions.store(job.job_id, "submit", stored, rest, prefix_key=prefix_key, closes=False)
-                status, stored, accepted, rejected = self._stored(job.job_id, call)
-                if status == b"closed":
-                    return accepted, rejected
-                if stored < at:
-                    raise JobStateConflict(
-                        f"job {job.job_id} was deleted and opened again while its lines arrived: submit again"
-                    )
-            at = end
-            if on_progress is not None:
-                on_progress(min(stored, at))
-        call = functions.store(job.job_id, "submit", -1, [], prefix_key=0, closes=True)
-        return self._stored(job.job_id, call)[2:]
-
-    def _stored(self, job_id: str, call: Call) -> tuple[bytes, int, int, int]:
-        status, *numbers = self._store.call(call)
-        if status == b"missing":
-            raise JobNotFound(job_id, self._store.name)
-        lines, accepted, rejected = numbers
-        if status == b"closed":
-            # Another submitter with the same key closed the job, or the job ended.
-            state = Jobs(self._store).get(job_id).state
-            if state in {JobState.CANCELLING, JobState.CANCELLED, JobState.FINALIZING, JobState.EXPIRED}:
-                raise JobStateConflict(f"job {job_id} became {state} while its lines arrived: submit another job")
-        return status, lines, accepted, rejected
+        return Submission(job.job_id, stored.accepted, stored.rejected, is_new=job.is_new, was_closed=job.is_closed)
 
 
-def _with_content(pending: Iterator[Chunk]) -> Iterator[Chunk]:
-    """Return the chunks as soon as one has a line that is not blank.
+def _with_content(lines: Iterator[bytes]) -> Iterator[bytes]:
+    """Return the lines as soon as a chunk of them has a line that is not blank.
 
     Raises:
         EmptyJob: every line is blank.
     """
-    head: list[Chunk] = []
-    for chunk in pending:
-        head.append(chunk)
-        if any(line.kind != "b" for line in chunk[0]):
-            return chain(head, pending)
+    head: list[bytes] = []
+    while chunk := take(lines):
+        head += chunk
+        if any(map(content_of, chunk)):
+            return chain(head, lines)
     raise EmptyJob("found no line, expected at least one request in OpenAI's batch format")

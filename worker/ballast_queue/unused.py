@@ -20,7 +20,7 @@ from ballast_queue.unreadable import text_of
 log = Log(__name__)
 
 REGISTRY = b"ballast:queues"
-ROUNDS = 20
+ROUNDS, ROUND_SECONDS = 5, 0.1
 """Most rounds of due timers of one queue, so that one queue does not hold up the others."""
 
 
@@ -99,7 +99,7 @@ def run_timers(queue: Queue) -> None:
     """Run the due work of a queue without workers, as far as the user's rights admit."""
     with contextlib.suppress(QueueError):
         for _ in range(ROUNDS):
-            if not queue.timers.run_due():
+            if not queue.timers.run_due(ROUND_SECONDS):
                 return
 
 

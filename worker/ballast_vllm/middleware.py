@@ -24,8 +24,9 @@ from ballast_api.errors import InvalidConfig
 from ballast_log import Log, configure_packages
 from ballast_policy.request import RequestClass
 from ballast_queue.settings import MAX_PRIORITY
+from ballast_vllm.admission import outcome_of
 from ballast_vllm.calls import CALL, Call
-from ballast_vllm.server import VllmServer, load, outcome_of
+from ballast_vllm.server import VllmServer, load
 from ballast_vllm.versions import UnsupportedVllm, check_installed
 from ballast_worker.bodies import BodyShare
 from ballast_worker.command_line import BAD_CONFIG
@@ -137,7 +138,7 @@ class BallastMiddleware:
             if scope["path"] not in OPEN_PATHS:
                 server.tenancy.check_key(headers)
             timing.request_class = server.tenancy.caller(headers).request_class
-            server.check_open()
+            server.admission.check_open()
             body = bytes(await exchange.body(server.config.limits.max_body_kibibytes * 1024, share))
             if scope["path"] == "/v1/responses":
                 _refuse_background(body)
@@ -145,8 +146,8 @@ class BallastMiddleware:
             timing.request_class = caller.request_class
             is_queued = UNQUEUED.fullmatch(scope["path"]) is None
             if is_queued:
-                server.check_queue(caller.request_class)
-            server.check_open()  # again, because a long body takes time
+                server.admission.check_queue(caller.request_class)
+            server.admission.check_open()  # again, because a long body takes time
         except Refused as refused:
             server.recorder.refused(timing.request_class, _outcome(refused))
             raise
@@ -160,7 +161,7 @@ class BallastMiddleware:
         del body  # the response may take minutes
         call.hang_up = passed.gone.set
         CALL.set(call)
-        server.begin(call, is_queued=is_queued)
+        server.admission.begin(call, is_queued=is_queued)
         try:
             await self.app(scope, passed.receive, passed.send)
         except Exception:
@@ -170,7 +171,7 @@ class BallastMiddleware:
                 raise
         finally:
             refusal = call.refused if passed.status is None else None
-            server.end(call, refusal.status if refusal else passed.status, is_complete=passed.is_complete)
+            server.admission.end(call, refusal.status if refusal else passed.status, is_complete=passed.is_complete)
         if refusal is not None:
             raise refusal
         if passed.status is None and passed.gone.is_set():

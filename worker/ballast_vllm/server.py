@@ -18,9 +18,7 @@ from starlette.types import ASGIApp
 
 from ballast_api.errors import InvalidConfig
 from ballast_api.worker_config import WorkerConfig
-from ballast_engine.request import FinishReason
 from ballast_log import Log
-from ballast_openai.item_body import ITEM_URLS
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_queue.errors import InvalidSubmission, QueueError
@@ -29,28 +27,27 @@ from ballast_queue.settings import QueueSettings
 from ballast_queue.status import WorkerStatus
 from ballast_vllm import configuration
 from ballast_vllm.adapters import TenantAdapters
+from ballast_vllm.admission import DIED, Admission
 from ballast_vllm.arguments import LAUNCHED
-from ballast_vllm.calls import Call
 from ballast_vllm.compiler import OFF, missing_compiler
 from ballast_vllm.drain import Drain
 from ballast_vllm.engine_client import EngineDead, EngineTap
 from ballast_vllm.items import HttpItemLoop, HttpReader, VllmEngine
 from ballast_vllm.metrics import ServerMetrics
-from ballast_vllm.settings import message_of, stated_in
+from ballast_vllm.served_app import address, check_start, item_scope, item_urls, slo_problem
+from ballast_vllm.settings import message_of
 from ballast_vllm.stats import engine_stats, steps
 from ballast_worker import settings
 from ballast_worker.bodies import BodyMemory
-from ballast_worker.errors import NotServed, Refused
+from ballast_worker.errors import NotServed
 from ballast_worker.feeder import Feeder
 from ballast_worker.http_connection import SWEEP_SECONDS, Connections, HttpLimits
 from ballast_worker.http_server import HttpServer
 from ballast_worker.metrics import ScrapeData, Spending, StepMetrics, queue_view
 from ballast_worker.owner_port import owner_server
 from ballast_worker.preflight import listen_for_metrics
-from ballast_worker.queue_limit import QueueLimit
 from ballast_worker.reload import ConfigWatcher, Loaded, content_hash
-from ballast_worker.requests import Recorder, RequestOutcome
-from ballast_worker.responses import stopping
+from ballast_worker.requests import Recorder
 from ballast_worker.status import Identity, SmoothedRates, worker_status
 from ballast_worker.tenancy import Tenancy
 from ballast_worker.tls import Certificate
@@ -63,7 +60,6 @@ REPORT_SECONDS = 3.0
 """Time that the feeder has for its last reports."""
 CONFIGURE_SECONDS = 30.0
 """Time that EngineCore has to answer a change of the configuration."""
-DIED = "EngineCore of vLLM ended."
 
 
 class VllmServer:
@@ -73,16 +69,13 @@ class VllmServer:
         """Prepare the parts. `inner` is the app behind the middleware, and `app` the whole app."""
         config, arguments = loaded.config, app.state.args
         self.tap = EngineTap(app.state.engine_client, time.monotonic)
-        self.tap.check_queue = self.check_requests
         self.id = settings.worker_id(config)
-        self.address = _address(arguments)
+        self.address = address(arguments)
         self.is_draining = False
         """Whether the server shuts down: it is not ready, and claims no items."""
         self.is_closed = False
         """Whether the server refuses new requests."""
         self.recorder = Recorder()
-        self.calls: set[Call] = set()
-        """HTTP requests that wait for an answer."""
         self.feeder: Feeder | None = None
         self.metrics = ServerMetrics(self._figures, shows_tenants=False)
         self.tenant_metrics = ServerMetrics(self._figures, shows_tenants=True)
@@ -96,10 +89,11 @@ class VllmServer:
         self._num_steps = 0
         self._spending = Spending()
         self.rates = SmoothedRates()
-        self._queue_limit = QueueLimit(self.rates)
+        self.admission = Admission(self)
+        self.calls = self.admission.calls
+        self.tap.check_queue = self.admission.check_requests
         self._watcher: ConfigWatcher | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._num_entered = dict.fromkeys(RequestClass, 0)
         self._urls: tuple[str, ...] = ()
         self._queue_models: tuple[str, ...] = ()
         self._owner_port: HttpServer | None = None
@@ -141,7 +135,7 @@ class VllmServer:
         Raises:
             NotServed: the configuration or vLLM's arguments ask for something that Ballast cannot do.
         """
-        self._check_arguments()
+        check_start(self.tap, self.config, self._app.state.vllm_config, self._app.state.args)
         self.revision = await asyncio.to_thread(self._revision)
         found = await self.tap.stats(0)
         stats = engine_stats(found)
@@ -153,8 +147,8 @@ class VllmServer:
         models = self._app.state.openai_serving_models
         models.lora_requests = TenantAdapters(models.lora_requests, self.config.model.adapters)
         self.tap.isolates_tenants = self.config.engine.isolate_tenants
-        self._urls = _item_urls(self._app)
-        self.loop = HttpItemLoop(self._inner, self._scope(), self.engine)
+        self._urls = item_urls(self._app)
+        self.loop = HttpItemLoop(self._inner, item_scope(self._app), self.engine)
         await self._poll()
         self._limit_connections()
         self._start_ports()
@@ -195,35 +189,6 @@ class VllmServer:
             task.cancel()
         self._app.state.args.ballast_failure = self.failure  # `ballast-vllm` ends with it
         log.info("ballast stopped", worker=self.id)
-
-    def _check_arguments(self) -> None:
-        if self.tap.num_servers > 1:
-            raise NotServed(
-                f"vLLM runs {self.tap.num_servers} API server processes, and Ballast supports one: each would have its "
-                "own limits and count only its own requests. Remove --api-server-count"
-            )
-        if stated := stated_in(self._app.state.vllm_config.additional_config):
-            raise NotServed(
-                f'--additional-config sets {", ".join(sorted(stated))} in "ballast", which Ballast\'s middleware '
-                f"overwrites. Remove it, and set the fields in the file that {configuration.FILE_VARIABLE} names"
-            )
-        if problem := self._slo_problem(self.config):
-            raise NotServed(problem)
-        has_keys = self.config.runtime.api_keys_file is not None
-        if has_keys and _api_key(self._app.state.args):
-            raise NotServed(
-                "Both vLLM's --api-key (or VLLM_API_KEY) and Ballast's runtime.apiKeysFile are set, and a request has "
-                "one key. Remove --api-key"
-            )
-
-    def _slo_problem(self, config: WorkerConfig) -> str | None:
-        """Return a sentence if the configuration has the SLO of another kind of model."""
-        if config.slo.latency_milliseconds is None or self.tap.is_encoder:
-            return None
-        return (
-            "slo.latencyMilliseconds is the SLO of a model that returns vectors or scores, and this model generates "
-            "text. Set slo.ttftMilliseconds and slo.tpotMilliseconds"
-        )
 
     def _limit_connections(self) -> None:
         """Give vLLM's HTTP server, if it serves the app, connections with the limits of a worker."""
@@ -295,7 +260,7 @@ class VllmServer:
 
     def _parse(self, text: str, source: str) -> WorkerConfig:
         config = configuration.parse(text, source, model=str(self._app.state.args.model))
-        if problem := self._slo_problem(config):
+        if problem := slo_problem(config, self.tap):
             raise InvalidConfig(source, [problem])
         return config
 
@@ -303,103 +268,12 @@ class VllmServer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _scope(self) -> dict[str, Any]:
-        headers = [(b"host", b"ballast"), (b"content-type", b"application/json")]
-        if key := _api_key(self._app.state.args):
-            headers.append((b"authorization", b"Bearer " + key.encode()))
-        return {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": "POST",
-            "scheme": "http",
-            "query_string": b"",
-            "root_path": "",
-            "client": ("ballast", 0),
-            "server": ("ballast", 0),
-            "app": self._app,
-            "headers": headers,
-        }
-
     def _revision(self) -> str:
         """Return the name of everything that decides the tokens of an answer."""
         directory = Path(self.tap.identity[0])
         weights = settings.model_revision(self.config, directory) if directory.is_dir() else self.config.model.revision
         parts = ("vllm", weights, *self.tap.identity, *self.config.engine.vllm.args)  # such as --hf-overrides
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-    # Requests
-
-    def check_open(self) -> None:
-        """Refuse a request if the server shuts down or EngineCore ended."""
-        if self.is_closed:
-            raise stopping()
-        if self.tap.is_dead:
-            raise Refused(500, DIED, code="engine_failed", kind="server_error")
-
-    def check_queue(self, request_class: RequestClass, *, num_more: int = 0) -> None:
-        """Refuse a request if the waiting queue of its class is full: 429 with a time for the next try.
-
-        `num_more`: requests that enter before it, and do not wait yet.
-        """
-        waiting = self.tap.num_waiting(request_class) + num_more
-        if request_class is RequestClass.OFFLINE and self.feeder is not None:
-            waiting = max(0, waiting - self.feeder.num_held)  # items have a limit of their own
-        self._queue_limit.check(self.config.limits, self.engine.stats, request_class, waiting)
-
-    def check_requests(self, call: Call, number: int) -> None:
-        """Refuse a call if its next `number` requests exceed the waiting queue: 400 if no other time is better.
-
-        Clients of embeddings put some thousand inputs into a call. An encoder computes many of them in a step, so one
-        call of it counts once.
-        """
-        if self.tap.is_encoder:
-            return
-        try:
-            self.check_queue(call.request_class, num_more=number - 1 - call.is_entering)
-        except Refused as refused:
-            call.refused = refused
-            limit = self.config.limits.max_queued_requests
-            num_requests = number + sum(not request.is_over for request in call.requests)
-            if num_requests > limit:
-                call.refused = Refused(
-                    400,
-                    f"The call makes {num_requests} requests or more, the limit is {limit} (limits.maxQueuedRequests), "
-                    "apart from those that find free slots. Divide it into several calls.",
-                    code="too_many_requests",
-                )
-            raise call.refused from None
-
-    def begin(self, call: Call, *, is_queued: bool) -> None:
-        """Note that an HTTP request goes to vLLM. With `is_queued`, EngineCore gets requests of it."""
-        if is_queued:
-            self.tap.enter(call)
-        slo = self.config.slo
-        is_online = call.request_class is RequestClass.ONLINE
-        timing, caller = call.timing, call.caller
-        if slo.latency_milliseconds is None:
-            timing.ttft_slo = caller.ttft_seconds or (slo.seconds("ttft") if is_online else None)
-            timing.tpot_slo = caller.tpot_seconds or (slo.seconds("tpot") if is_online else None)
-        else:
-            timing.latency_slo = caller.ttft_seconds or (slo.seconds("latency") if is_online else None)
-        self.calls.add(call)
-        self._num_entered[call.request_class] += 1
-
-    def end(self, call: Call, status: int | None, *, is_complete: bool) -> None:
-        """Count an HTTP request that ended. `status` is that of the response, None without one."""
-        self.calls.discard(call)
-        self.tap.end(call)
-        if status is not None and status >= 400:
-            self.recorder.refused(call.request_class, outcome_of(status))
-            return
-        if not call.requests:
-            return  # such as /tokenize
-        reason = call.ending(is_complete=is_complete, is_dead=self.tap.is_dead)
-        num_prompt = sum(request.num_prompt for request in call.requests)
-        ended = call.last_at or time.monotonic()
-        self.recorder.ended(call.timing, reason, num_prompt, call.num_output, ended)
-        if reason in {FinishReason.STOP, FinishReason.LENGTH} and call.timing.first_at is not None:
-            self._queue_limit.add_answer(ended - call.timing.first_at)
 
     # Status and metrics
 
@@ -472,10 +346,9 @@ class VllmServer:
         if self.feeder is not None and self.models != self._queue_models:  # an adapter was loaded
             self.feeder.configure(self._queue_settings(self.config))
         stats = self.engine.stats()
-        started = {**self._num_entered, RequestClass.OFFLINE: self.loop.num_started}
+        started = {**self.admission.num_entered, RequestClass.OFFLINE: self.loop.num_started}
         self.rates.sample(stats, started, self.recorder.num_ended(), now)
-        waiting = self.tap.num_waiting(RequestClass.ONLINE)
-        self._queue_limit.sample(stats, self.tap.num_answered[RequestClass.ONLINE], waiting, now)
+        self.admission.sample(stats, now)
         self._spending.sample(stats, self.config.cost.dollars_per_gpu_hour, now)
 
     # Configuration
@@ -508,13 +381,6 @@ class VllmServer:
         self.tenancy = Tenancy(self.config.offline.tenants, self._keys)
 
 
-def outcome_of(status: int) -> RequestOutcome:
-    """Return the outcome of a request that gets an error."""
-    if status == 429:
-        return RequestOutcome.QUEUE_FULL
-    return RequestOutcome.FAILED if status >= 500 else RequestOutcome.INVALID
-
-
 def load(arguments: Any) -> tuple[Loaded, Path | None]:
     """Return the configuration and its file, if there is one.
 
@@ -531,22 +397,6 @@ def load(arguments: Any) -> tuple[Loaded, Path | None]:
 def _policy(config: WorkerConfig, current: PolicyConfig) -> PolicyConfig:
     policy = settings.policy_config(config, current)
     return policy if config.slots is None else replace(policy, slots=min(config.slots, current.slots))
-
-
-def _item_urls(app: Any) -> tuple[str, ...]:
-    """Return the URLs of items that have a route: vLLM adds the routes that its model can serve."""
-    known = app.openapi()["paths"]
-    return tuple(url for url in ITEM_URLS if "post" in known.get(url, {}))
-
-
-def _address(arguments: Any) -> str:
-    scheme = "https" if arguments.ssl_keyfile else "http"
-    return f"{scheme}://{settings.public_host(arguments.host or '0.0.0.0')}:{arguments.port}"  # noqa: S104 - vLLM's default
-
-
-def _api_key(arguments: Any) -> str | None:
-    keys: list[str] = [key for key in (arguments.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
-    return keys[0] if keys else None
 
 
 async def _every(seconds: float, task: Callable[[], Awaitable[None]]) -> None:

@@ -85,16 +85,16 @@ class Claimer:
         self._jobs: dict[str, Candidate] = {}
         """The jobs at the last read of the queue."""
 
-    def update(self, queue: Queue, workers: Sequence[WorkerStatus], gained: Mapping[str, float]) -> None:
-        """Update rates, reservations and the ledger. `gained` is the service of tenants here since the last call.
+    def update(self, queue: Queue, workers: Sequence[WorkerStatus]) -> None:
+        """Update rates, reservations and the ledger.
 
         Raises:
-            QueueError: the ledger may include `gained`.
+            QueueError: the ledger may include the service of tenants since the last call.
         """
         self._rates = rates_of(workers)
         shares = self._loop.engine.policy.tenants
         self._tenants.reserve({name: share.reserved for name, share in shares.items()})
-        self._tenants.post(queue, gained)
+        self._tenants.post(queue, self._tenants.gained(self._loop.engine.stats().service, self.weights))
         self._tenants.lift_returning(queue, queue.claimable.demand())
         self._tenants.forget(queue)
 

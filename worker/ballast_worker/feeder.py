@@ -16,7 +16,6 @@ from functools import partial
 
 from ballast_engine.request import FinishReason
 from ballast_log import Log
-from ballast_policy.request import RequestClass
 from ballast_queue.errors import QueueError, QueueFull, QueueUnavailable, RefusedCall, ServerUnfit, UnreadableValue
 from ballast_queue.job import Lease
 from ballast_queue.outcome import Outcome
@@ -34,6 +33,8 @@ log = Log(__name__)
 
 TICK_SECONDS = 1.0
 """How often the feeder runs due timers and updates the ledger, the worker's status, outlooks and the inbox."""
+TIMER_SECONDS = 0.1
+"""How long due timers may run at a tick beyond their first items: enough for some thousand items of an ended job."""
 INTAKE_ENTRIES = 500
 """Inbox entries that are taken in between two rounds of leases and claims; some tens of milliseconds."""
 PAGE_SECONDS = 0.05
@@ -89,6 +90,8 @@ class Feeder:
         self._configure_at = 0.0
         self._is_followed = True
         """Whether the queue has the settings of this worker's resource in force."""
+        self._unread: set[str] = set()
+        """Tenants whose inboxes no worker reads, as logged."""
         self._in_flight = InFlightItems(worker, reader.revision)
         self._claimer = Claimer(worker, loop, reader, self._in_flight, fail=self._fail)
         self._queue: Queue | None = None
@@ -98,8 +101,6 @@ class Feeder:
         """The statuses of all workers at the last tick."""
         self._last_warning = ""
         self._backoff = FIRST_BACKOFF
-        self._posted: dict[str, float] = {}
-        """Service of offline tenants that is in the shared ledger."""
         self._lease_seconds = settings.lease_seconds
         self._extended_at = 0.0
         """When the leases were last extended."""
@@ -278,6 +279,10 @@ class Feeder:
         if self._is_followed and not is_followed:
             log.info("queue follows the settings of another resource, or newer ones than this worker's configuration")
         self._is_followed = is_followed
+        unread = queue.inbox.unread()
+        for tenant in unread.keys() - self._unread:
+            log.warning("no worker reads an inbox: the queue no longer declares its tenant", tenant=tenant)
+        self._unread = set(unread)
         self._lease_seconds = queue.settings.read().lease_seconds
         self._claimer.weights = {tenant.name: tenant.weight for tenant in settings.tenants}
         self._configured = settings  # last: after a failure, the next round writes them again
@@ -348,9 +353,9 @@ class Feeder:
             self._loop.engine.give_back(expired)
 
     def _tick(self, queue: Queue) -> None:
-        self._try("timers", queue.timers.run_due)
+        self._try("timers", partial(queue.timers.run_due, TIMER_SECONDS))
         self._try("status", partial(self._publish, queue))
-        self._try("ledger", lambda: self._claimer.update(queue, self._workers, self._gained()))
+        self._try("ledger", lambda: self._claimer.update(queue, self._workers))
         self._try("figures", partial(self._read_figures, queue))
         self._try("outlooks", partial(self._update_outlooks, queue))
 
@@ -383,22 +388,6 @@ class Feeder:
         pause = 0.0 if taken >= INTAKE_ENTRIES else PAGE_SECONDS if taken else TICK_SECONDS
         self._intake_at = time.monotonic() + pause
         self._is_full = self._is_full and not taken
-
-    def _gained(self) -> dict[str, float]:
-        """Return the service of offline tenants since the last call, divided by their weights."""
-        served = {
-            tenant: service
-            for (request_class, tenant), service in self._loop.engine.stats().service.items()
-            if request_class is RequestClass.OFFLINE
-        }
-        weights = self._claimer.weights
-        gained = {
-            tenant: (service - self._posted.get(tenant, 0.0)) / weights.get(tenant, 1.0)
-            for tenant, service in served.items()
-            if service > self._posted.get(tenant, 0.0)
-        }
-        self._posted = served  # before the call: a failed call may have counted, and counting twice is worse
-        return gained
 
     def _drain(self) -> None:
         if not self._is_returned:

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from ballast_openai.errors import counted
 from ballast_policy.jobs.deadline import Feasibility, JobWork, Rates, Verdict, feasible
 from ballast_queue.job import Job, JobHead, JobState, Outlook
 from ballast_queue.status import WorkerStatus
@@ -73,13 +74,14 @@ class Forecast:
     def _sentence(self, job: Job, found: Feasibility) -> str:
         if not self._ready:
             return "no ready worker has published its rates to this queue"
-        workers = "1 worker" if self._ready == 1 else f"{self._ready} workers"
+        workers = counted(self._ready, "worker")
         if found.verdict is Verdict.UNKNOWN or found.seconds_needed is None:
             return f"no rate is known yet: {workers} never had more offline work than slots"
         rates = self._rates
-        per_second = f"{rates.items:,.3g} items/s"
+        shown = f"{rates.items:,.3g}"
+        per_second = "1 item/s" if shown == "1" else f"{shown} items/s"
         if job.output_left and rates.output_tokens:
-            per_second = f"{rates.output_tokens:,.0f} output tokens/s"
+            per_second = counted(round(rates.output_tokens), "output token/s", "output tokens/s")
         alone = found.seconds_needed - found.seconds_ahead
         ahead = f" after {duration(found.seconds_ahead)} of work before it" if found.seconds_ahead >= 1 else ""
         left = f"{duration(found.seconds_left)} remain" if found.seconds_left > 0 else "the deadline has passed"

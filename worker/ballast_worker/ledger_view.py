@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from ballast_engine.stats import OTHERS
 from ballast_policy.fairness.tenant_slots import TenantSlots
+from ballast_policy.request import RequestClass
 from ballast_queue.claimable import Demand
 from ballast_queue.ledger import Service
 from ballast_queue.redis_store import Queue
@@ -23,6 +25,8 @@ class LedgerView:
         self._reserved: dict[str, float] = {}
         self._working: set[str] | None = None
         """Tenants with waiting or leased items when there last were any; None before the first read."""
+        self._counted: dict[str, float] = {}
+        """Service of offline tenants on this worker at the last call of `gained`."""
 
     @property
     def reserved(self) -> Collection[str]:
@@ -36,6 +40,27 @@ class LedgerView:
     def slots(self, demand: Demand) -> TenantSlots | None:
         """Return the items in flight by tenant over all workers; None if no tenant has a reservation."""
         return TenantSlots(self._reserved, demand.held) if self._reserved else None
+
+    def gained(
+        self, counted: Mapping[tuple[RequestClass, str], float], weights: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Return the service of offline tenants on this worker since the last call, divided by their weights.
+
+        `counted` is the service by class and tenant that the engine has counted so far.
+        """
+        served = {
+            tenant: service
+            for (request_class, tenant), service in counted.items()
+            if request_class is RequestClass.OFFLINE and tenant != OTHERS
+        }
+        gained: dict[str, float] = {}
+        for tenant, service in served.items():
+            before = self._counted.get(tenant, 0.0)
+            new = service - before if service >= before else service  # less: the engine began to count it again
+            if new > 0:
+                gained[tenant] = new / weights.get(tenant, 1.0)
+        self._counted = served  # before it is posted: a failed call may have counted, and counting twice is worse
+        return gained
 
     def post(self, queue: Queue, gained: Mapping[str, float]) -> None:
         """Add the service of tenants on this worker, divided by their weights, to the ledger."""

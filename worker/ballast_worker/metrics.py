@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ballast_engine.stats import EngineStats, StepKind, StepRecord
+from ballast_engine.stats import OTHERS, EngineStats, StepKind, StepRecord
 from ballast_policy.request import RequestClass
 from ballast_queue.job import ItemState
 from ballast_queue.status import QueueStats
@@ -185,8 +185,9 @@ class WorkerMetrics(Collector):
     def _tenant_service(self, figures: ScrapeData) -> Iterator[Metric]:
         sums: dict[tuple[str, str], float] = {}
         with self._lock:
-            for (request_class, tenant), service in sorted(figures.stats.service.items()):
-                if tenant not in self._tenants and len(self._tenants) < MOST_TENANTS:
+            # In this order, the first tenants are those that the engine counts by name for good.
+            for (request_class, tenant), service in figures.stats.service.items():
+                if tenant not in self._tenants and tenant != OTHERS and len(self._tenants) < MOST_TENANTS:
                     self._tenants.add(tenant)
                 label = tenant if tenant in self._tenants else OTHER_TENANT
                 key = (request_class.value, label)
@@ -196,7 +197,7 @@ class WorkerMetrics(Collector):
             f"Service by tenant: tokens weighted as in the policy (input 1, output 2). Beyond {MOST_TENANTS} tenants, "
             f"further tenants count as {OTHER_TENANT!r}.",
             ("class", "tenant"),
-            sums.items(),
+            sorted(sums.items()),
         )
 
 

@@ -152,4 +152,5 @@ class Recorder:
 
 
 def _p99(values: list[float]) -> float | None:
+    """Return the 99th percentile by nearest rank: the least value that 99 % of the values do not exceed."""
     return sorted(values)[ceil(0.99 * len(values)) - 1] if values else None

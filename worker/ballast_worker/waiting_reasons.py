@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ballast_openai.errors import counted
 from ballast_policy.jobs.choice import job_slack
 from ballast_queue.job import Job, JobState
 from ballast_queue.settings import QueueSettings
@@ -43,11 +44,11 @@ def _scheduling(job: Job, scene: Scene) -> Iterator[str]:
         ended = f" {duration(max(0.0, scene.stats.at - job.finished))} ago" if job.finished is not None else ""
         yield f"It is over: {state.value}{ended}" + (f", {job.reason}" if job.reason else "")
     elif state is JobState.PAUSED:
-        yield f"It is paused with {_items(counts.waiting)} waiting: `ballast resume {job.id}` resumes it"
+        yield f"It is paused with {counted(counts.waiting, 'item')} waiting: `ballast resume {job.id}` resumes it"
     elif state not in _CLAIMED_FROM:
         yield f"It is {state.value}: workers claim no more of its items, {counts.leased:,} are still with workers"
     elif not counts.waiting:
-        yield f"No item of it waits: {_items(counts.leased)} with workers"
+        yield f"No item of it waits: {counted(counts.leased, 'item')} with workers"
         if state is JobState.VALIDATING:
             yield "It has no end mark yet: the submitter must add an inbox entry with `end 1`"
     else:
@@ -57,11 +58,12 @@ def _scheduling(job: Job, scene: Scene) -> Iterator[str]:
 def _waiting(job: Job, scene: Scene) -> Iterator[str]:
     claimable = job.counts.waiting - job.delayed
     if job.delayed:
-        yield f"{_items(job.delayed)} failed and will be retried after a backoff, {claimable:,} can be claimed now"
+        delayed = counted(job.delayed, "item")
+        yield f"{delayed} failed and will be retried after a backoff, {claimable:,} can be claimed now"
     if not claimable:
         return
     reasons = [*_no_worker(scene)] or [*_no_slot(scene), *_own_cap(job, scene), *_before(job, scene)]
-    yield from reasons or [f"Nothing blocks it: a worker can claim {_items(claimable)} at any time"]
+    yield from reasons or [f"Nothing blocks it: a worker can claim {counted(claimable, 'item')} at any time"]
 
 
 def _no_worker(scene: Scene) -> Iterator[str]:
@@ -69,7 +71,7 @@ def _no_worker(scene: Scene) -> Iterator[str]:
         yield "No worker serves this queue: no worker has reported its status recently"
     elif not scene.ready:
         draining = sum(worker.is_draining for worker in scene.workers)
-        yield f"0 of {_workers(scene.workers)} accept work ({draining} draining, the others not ready)"
+        yield f"0 of {counted(len(scene.workers), 'worker')} accept work ({draining} draining, the others not ready)"
 
 
 def _no_slot(scene: Scene) -> Iterator[str]:
@@ -82,13 +84,14 @@ def _no_slot(scene: Scene) -> Iterator[str]:
     running, reserved = sum(load.running for load in offline), sum(load.reserved for load in offline)
     ahead = sum(load.waiting for load in offline)
     yield (
-        f"No slot is free for it: of {slots} slots of {_workers(ready)} online holds {sum(o.running for o in online)} "
-        f"with {sum(o.waiting for o in online)} waiting, offline {running} ({reserved} reserved), and {ahead} items "
-        "are prefetched for the next slots"
+        f"No slot is free for it: of {slots} slots of {counted(len(ready), 'worker')} online holds "
+        f"{sum(o.running for o in online)} with {sum(o.waiting for o in online)} waiting, offline {running} "
+        f"({reserved} reserved), and {counted(ahead, 'item is', 'items are')} prefetched for the next slots"
     )
     parked = sum(load.parked for load in offline)
     if parked:
-        yield f"{parked} items are parked: they keep their KV and wait until the SLO of online requests leaves time"
+        found = counted(parked, "item is parked and keeps its KV", "items are parked and keep their KV")
+        yield f"{found} until the SLO of online requests leaves time"
     capped = [worker for worker in ready if _most(worker) < worker.slots]
     if capped and all(worker.offline.running >= _most(worker) for worker in capped):
         most = sum(_most(worker) for worker in ready)
@@ -116,8 +119,8 @@ def _own_cap(job: Job, scene: Scene) -> Iterator[str]:
     cap = max((worker.tenant_slots.get(job.tenant, 0) for worker in ready), default=0)
     if cap and held >= cap * len(ready):
         yield (
-            f"Tenant {job.tenant} is at its cap: {_items(held)} under lease, at most {cap * len(ready)} slots "
-            f"(maxSlots) on {_workers(ready)}"
+            f"Tenant {job.tenant} is at its cap: {counted(held, 'item')} under lease, at most {cap * len(ready)} slots "
+            f"(maxSlots) on {counted(len(ready), 'worker')}"
         )
 
 
@@ -154,7 +157,7 @@ def _before(job: Job, scene: Scene) -> Iterator[str]:
 def _failures(job: Job) -> Iterator[str]:
     if job.counts.failed:
         yield (
-            f"{_items(job.counts.failed)} failed for good: `ballast results {job.id}` shows why. "
+            f"{counted(job.counts.failed, 'item')} failed for good: `ballast results {job.id}` shows why. "
             f"`ballast redrive {job.id}` retries those that may succeed, which excludes invalid lines"
         )
 
@@ -169,12 +172,4 @@ def _deadline(job: Job, scene: Scene) -> Iterator[str]:
 
 def _of_jobs(jobs: Sequence[Job]) -> str:
     number = sum(job.counts.waiting - job.delayed for job in jobs)
-    return f"{_items(number)} of {len(jobs)} job{'s' if len(jobs) != 1 else ''}"
-
-
-def _items(number: int) -> str:
-    return f"{number:,} item{'s' if number != 1 else ''}"
-
-
-def _workers(workers: Sequence[WorkerStatus]) -> str:
-    return f"{len(workers)} worker{'s' if len(workers) != 1 else ''}"
+    return f"{counted(number, 'item')} of {counted(len(jobs), 'job')}"

@@ -30,6 +30,7 @@ class Server:
         self.recorder = Recorder()
         self.call = self.is_queued = None
         self.ends = []
+        self.admission = self
 
     def check_open(self):
         """Admit the call."""

@@ -60,10 +60,11 @@ class Ledger:
         if level > self.service(tenant):
             self.services[tenant] = level
 
-    def forget_idle(self, active_tenants: Iterable[str]) -> None:
-        """Drop idle tenants that would be lifted when they return. This bounds memory."""
+    def forget_idle(self, active_tenants: Iterable[str], most: int = 1000) -> None:
+        """Drop idle tenants that would be lifted when they return, and all but the `most` most served others."""
         active = set(active_tenants)
-        level = min((self.service(tenant) for tenant in active), default=self._last)
+        idle = sorted((s for tenant, s in self.services.items() if tenant not in active), reverse=True)
+        level = max(0.0, min((self.service(tenant) for tenant in active), default=self._last), *idle[most : most + 1])
         self.services = {tenant: s for tenant, s in self.services.items() if tenant in active or s > level}
 
 

@@ -1,0 +1,117 @@
+"""The HTTP requests of an API server: which of them enter, and how they ended.
+
+Each request that enters is counted once, when it ends. The request of a refused call reaches no route of vLLM.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ballast_engine.request import FinishReason
+from ballast_engine.stats import EngineStats
+from ballast_policy.request import RequestClass
+from ballast_vllm.calls import Call
+from ballast_worker.errors import Refused
+from ballast_worker.queue_limit import QueueLimit
+from ballast_worker.requests import RequestOutcome
+from ballast_worker.responses import stopping
+
+if TYPE_CHECKING:
+    from ballast_vllm.server import VllmServer
+
+DIED = "EngineCore of vLLM ended."
+
+
+class Admission:
+    """The requests of one server. It belongs to the event loop of the server."""
+
+    def __init__(self, server: VllmServer) -> None:
+        self._server, self._tap = server, server.tap
+        self._queue_limit = QueueLimit(server.rates)
+        self.calls: set[Call] = set()
+        """HTTP requests that wait for an answer."""
+        self.num_entered = dict.fromkeys(RequestClass, 0)
+
+    def check_open(self) -> None:
+        """Refuse a request if the server shuts down or EngineCore ended."""
+        if self._server.is_closed:
+            raise stopping()
+        if self._tap.is_dead:
+            raise Refused(500, DIED, code="engine_failed", kind="server_error")
+
+    def check_queue(self, request_class: RequestClass, *, num_more: int = 0) -> None:
+        """Refuse a request if the waiting queue of its class is full: 429 with a time for the next try.
+
+        `num_more`: requests that enter before it, and do not wait yet.
+        """
+        waiting = self._tap.num_waiting(request_class) + num_more
+        if request_class is RequestClass.OFFLINE and self._server.feeder is not None:
+            waiting = max(0, waiting - self._server.feeder.num_held)  # items have a limit of their own
+        self._queue_limit.check(self._server.config.limits, self._server.engine.stats, request_class, waiting)
+
+    def check_requests(self, call: Call, number: int) -> None:
+        """Refuse a call if its next `number` requests exceed the waiting queue: 400 if no other time is better.
+
+        Clients of embeddings put some thousand inputs into a call. An encoder computes many of them in a step, so one
+        call of it counts once.
+        """
+        if self._tap.is_encoder:
+            return
+        try:
+            self.check_queue(call.request_class, num_more=number - 1 - call.is_entering)
+        except Refused as refused:
+            call.refused = refused
+            limit = self._server.config.limits.max_queued_requests
+            num_requests = number + sum(not request.is_over for request in call.requests)
+            if num_requests > limit:
+                call.refused = Refused(
+                    400,
+                    f"The call makes {num_requests} requests or more, the limit is {limit} (limits.maxQueuedRequests), "
+                    "apart from those that find free slots. Divide it into several calls.",
+                    code="too_many_requests",
+                )
+            raise call.refused from None
+
+    def begin(self, call: Call, *, is_queued: bool) -> None:
+        """Note that an HTTP request goes to vLLM. With `is_queued`, EngineCore gets requests of it."""
+        if is_queued:
+            self._tap.enter(call)
+        slo = self._server.config.slo
+        is_online = call.request_class is RequestClass.ONLINE
+        timing, caller = call.timing, call.caller
+        if slo.latency_milliseconds is None:
+            timing.ttft_slo = caller.ttft_seconds or (slo.seconds("ttft") if is_online else None)
+            timing.tpot_slo = caller.tpot_seconds or (slo.seconds("tpot") if is_online else None)
+        else:
+            timing.latency_slo = caller.ttft_seconds or (slo.seconds("latency") if is_online else None)
+        self.calls.add(call)
+        self.num_entered[call.request_class] += 1
+
+    def end(self, call: Call, status: int | None, *, is_complete: bool) -> None:
+        """Count an HTTP request that ended. `status` is that of the response, None without one."""
+        self.calls.discard(call)
+        self._tap.end(call)
+        if status is not None and status >= 400:
+            self._server.recorder.refused(call.request_class, outcome_of(status))
+            return
+        if not call.requests:
+            return  # such as /tokenize
+        reason = call.ending(is_complete=is_complete, is_dead=self._tap.is_dead)
+        num_prompt = sum(request.num_prompt for request in call.requests)
+        ended = call.last_at or time.monotonic()
+        self._server.recorder.ended(call.timing, reason, num_prompt, call.num_output, ended)
+        if reason in {FinishReason.STOP, FinishReason.LENGTH} and call.timing.first_at is not None:
+            self._queue_limit.add_answer(ended - call.timing.first_at)
+
+    def sample(self, stats: EngineStats, now: float) -> None:
+        """Measure how fast the waiting queue moves. Call it about once a second."""
+        waiting = self._tap.num_waiting(RequestClass.ONLINE)
+        self._queue_limit.sample(stats, self._tap.num_answered[RequestClass.ONLINE], waiting, now)
+
+
+def outcome_of(status: int) -> RequestOutcome:
+    """Return the outcome of a request that gets an error."""
+    if status == 429:
+        return RequestOutcome.QUEUE_FULL
+    return RequestOutcome.FAILED if status >= 500 else RequestOutcome.INVALID

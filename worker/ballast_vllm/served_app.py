@@ -1,0 +1,82 @@
+"""The app and the arguments of `vllm serve`, as Ballast needs them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ballast_api.worker_config import WorkerConfig
+from ballast_openai.item_body import ITEM_URLS
+from ballast_vllm import configuration
+from ballast_vllm.engine_client import EngineTap
+from ballast_vllm.settings import stated_in
+from ballast_worker import settings
+from ballast_worker.errors import NotServed
+
+
+def check_start(tap: EngineTap, config: WorkerConfig, vllm_config: Any, arguments: Any) -> None:
+    """Raise `NotServed` if the configuration or vLLM's arguments ask for something that Ballast cannot do."""
+    if tap.num_servers > 1:
+        raise NotServed(
+            f"vLLM runs {tap.num_servers} API server processes, and Ballast supports one: each would have its "
+            "own limits and count only its own requests. Remove --api-server-count"
+        )
+    if stated := stated_in(vllm_config.additional_config):
+        raise NotServed(
+            f'--additional-config sets {", ".join(sorted(stated))} in "ballast", which Ballast\'s middleware '
+            f"overwrites. Remove it, and set the fields in the file that {configuration.FILE_VARIABLE} names"
+        )
+    if problem := slo_problem(config, tap):
+        raise NotServed(problem)
+    if config.runtime.api_keys_file is not None and _api_key(arguments):
+        raise NotServed(
+            "Both vLLM's --api-key (or VLLM_API_KEY) and Ballast's runtime.apiKeysFile are set, and a request has "
+            "one key. Remove --api-key"
+        )
+
+
+def slo_problem(config: WorkerConfig, tap: EngineTap) -> str | None:
+    """Return a sentence if the configuration has the SLO of another kind of model."""
+    if config.slo.latency_milliseconds is None or tap.is_encoder:
+        return None
+    return (
+        "slo.latencyMilliseconds is the SLO of a model that returns vectors or scores, and this model generates "
+        "text. Set slo.ttftMilliseconds and slo.tpotMilliseconds"
+    )
+
+
+def item_scope(app: Any) -> dict[str, Any]:
+    """Return the ASGI scope of the requests that the server makes for items."""
+    headers = [(b"host", b"ballast"), (b"content-type", b"application/json")]
+    if key := _api_key(app.state.args):
+        headers.append((b"authorization", b"Bearer " + key.encode()))
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "query_string": b"",
+        "root_path": "",
+        "client": ("ballast", 0),
+        "server": ("ballast", 0),
+        "app": app,
+        "headers": headers,
+    }
+
+
+def item_urls(app: Any) -> tuple[str, ...]:
+    """Return the URLs of items that have a route: vLLM adds the routes that its model can serve."""
+    known = app.openapi()["paths"]
+    return tuple(url for url in ITEM_URLS if "post" in known.get(url, {}))
+
+
+def address(arguments: Any) -> str:
+    """Return the address of the API, as other pods reach it."""
+    scheme = "https" if arguments.ssl_keyfile else "http"
+    return f"{scheme}://{settings.public_host(arguments.host or '0.0.0.0')}:{arguments.port}"  # noqa: S104 - vLLM's default
+
+
+def _api_key(arguments: Any) -> str | None:
+    keys: list[str] = [key for key in (arguments.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
+    return keys[0] if keys else None
