@@ -69,7 +69,9 @@ def num_online(url: str) -> int:
 
 
 def results_of(queue: Queue, job_id: str) -> list[str]:
-    return [result.custom_id for result in queue.results.read(job_id) if result.status_code == 200]
+    results = list(queue.results.read(job_id))
+    assert [result for result in results if result.status_code != 200] == []
+    return [result.custom_id for result in results]
 
 
 def test_online_requests_and_a_job_run_on_both_replicas_and_hot_fields_change_without_a_restart(

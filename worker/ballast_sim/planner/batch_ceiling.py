@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import exp
+from math import ceil, exp
 from random import Random
 
 import numpy as np
@@ -210,7 +210,7 @@ def drawn(case: CeilingCase, batch: int, requests: int = 1_000_000) -> float:
         now += steps[len(taken)]
         waits += [now - one for one in taken]
     waits.sort()
-    return waits[int(len(waits) * case.share)]
+    return waits[ceil(len(waits) * case.share) - 1]
 
 
 def largest(case: CeilingCase, measure: Callable[[int], float], near: int) -> int:

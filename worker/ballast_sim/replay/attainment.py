@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import isnan, nan
+from math import ceil, isnan, nan
 from typing import NamedTuple
 
 
@@ -33,7 +33,7 @@ class Percentiles:
         ordered = sorted(values)
         if not ordered:
             return cls(nan, nan, nan)
-        return cls(*(ordered[min(len(ordered) - 1, int(len(ordered) * share))] for share in (0.50, 0.95, 0.99)))
+        return cls(*(ordered[ceil(len(ordered) * share) - 1] for share in (0.50, 0.95, 0.99)))
 
 
 @dataclass(frozen=True, slots=True)
