@@ -242,6 +242,8 @@ class Session:
         order = sorted(tests, key=lambda test: self.cost[test] * (ran[test] + 1) / (detected[test] + 0.1))
         sums = accumulate(self.cost[test] for test in order)
         chosen = [test for test, total in zip(order, sums, strict=True) if total <= self.seconds]
+        if not chosen and mutant in self.results.outcome:
+            return
 
         def run(tell: Callable[[str], object]) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
