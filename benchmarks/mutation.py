@@ -18,6 +18,7 @@ the function, run first. `.mutation/PACKAGE/results.jsonl` keeps the outcomes, a
 from __future__ import annotations
 
 import argparse
+import builtins
 import difflib
 import gc
 import importlib
@@ -29,17 +30,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from itertools import accumulate, groupby
 from math import inf
 from pathlib import Path
 from random import Random
-from types import FrameType, FunctionType
+from types import FunctionType
 
 import pytest
 
@@ -90,8 +91,9 @@ class Mutants:
             self.version |= {module_of(name): digest for name in names}
         self.found: list[tuple[FunctionType, dict[str, FunctionType]]] = []
         # mutmut's own decorator looks for a mutant in each call. That makes the tests several times slower.
-        trampoline = vars(importlib.import_module("mutmut.mutation.trampoline"))
-        self.slow, trampoline["wrap_in_trampoline"] = trampoline["wrap_in_trampoline"], self._wrap
+        vars(importlib.import_module("mutmut.mutation.trampoline"))["wrap_in_trampoline"] = self._wrap
+        self.detours: dict[str, Callable[[], FunctionType]] = {}
+        vars(builtins)["_detours"] = self.detours
         for module in self.version:
             importlib.import_module(module)
         self.by_function = {
@@ -99,21 +101,30 @@ class Mutants:
             for function, mutants in self.found
         }
 
-    def _wrap(self, mutants: dict[str, FunctionType], is_classmethod: bool = False) -> Callable[..., object]:  # noqa: FBT001, FBT002
-        def keep(function: FunctionType) -> object:
+    def _wrap(self, mutants: dict[str, FunctionType], **_: object) -> Callable[[FunctionType], FunctionType]:
+        def keep(function: FunctionType) -> FunctionType:
             self.found.append((function, mutants))
-            return self.slow(mutants, is_classmethod)(function) if function.__code__.co_freevars else function
+            return function
 
         return keep
+
+    def detour(self, name: str, target: Callable[[], FunctionType]) -> None:
+        """Replace the code of a function. A call first asks `target` for the function to call."""
+        function, _ = self.by_function[name]
+        call = f"lambda *args, **named: _detours[{name!r}]()(*args, **named)"
+        if function.__code__.co_freevars:  # it calls super(), and code must have as many free variables as its function
+            call = f"(lambda __class__: lambda *args, **named: (_detours[{name!r}]()(*args, **named), __class__)[0])(0)"
+        self.detours[name], function.__code__ = target, eval(call).__code__  # noqa: S307
 
     def put(self, mutant: str) -> None:
         """Put a mutant in the place of its function, in this process and in programs that it starts."""
         os.environ["MUTANT_UNDER_TEST"] = mutant
         function, mutants = self.by_function[function_of(mutant)]
         changed = mutants[mutant.rpartition(".")[2]]
-        if not function.__code__.co_freevars:
-            function.__code__, function.__defaults__ = changed.__code__, changed.__defaults__
-            function.__kwdefaults__ = changed.__kwdefaults__
+        if function.__code__.co_freevars == changed.__code__.co_freevars:
+            function.__code__ = changed.__code__
+        else:
+            self.detour(function_of(mutant), lambda: getattr(changed, "__func__", changed))
 
     def diff(self, mutant: str) -> str:
         """Return what a mutant changes."""
@@ -214,26 +225,22 @@ class Session:
 
     def _record(self, tell: Callable[[str], object]) -> None:
         """Run each test without a mutant, and tell what it costs and calls."""
-        known = {
-            id(function.__code__): name
-            for name, (decorated, mutants) in self.mutants.by_function.items()
-            for function in (decorated, mutants["_mutmut_orig"])
-        }
-        called: set[int] = set()
+        codes = {name: function.__code__ for name, (function, _) in self.mutants.by_function.items()}
+        called: set[str] = set()
 
-        def note(frame: FrameType, event: str, _: object) -> None:
-            if event == "call":
-                called.add(id(frame.f_code))
+        def note(name: str) -> FunctionType:
+            called.add(name)
+            function, _ = self.mutants.by_function[name]
+            function.__code__ = codes[name]  # the first call is enough, and other calls take their usual time
+            return function
 
         for item, following in zip(self.items, [*self.items[1:], None], strict=True):
             called.clear()
+            for name in codes:
+                self.mutants.detour(name, partial(note, name))
             began = time.process_time()
-            threading.setprofile(note)
-            sys.setprofile(note)
             item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
-            sys.setprofile(None)
-            names = {known[code] for code in called & known.keys()}
-            tell(" ".join([str(time.process_time() - began), *sorted(names)]))
+            tell(" ".join([str(time.process_time() - began), *sorted(called)]))
 
     def _try(self, mutant: str) -> None:
         """Run the tests of a mutant until one fails."""
