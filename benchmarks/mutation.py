@@ -121,6 +121,7 @@ class Mutants:
         os.environ["MUTANT_UNDER_TEST"] = mutant
         function, mutants = self.by_function[function_of(mutant)]
         changed = mutants[mutant.rpartition(".")[2]]
+        function.__defaults__, function.__kwdefaults__ = changed.__defaults__, changed.__kwdefaults__
         if function.__code__.co_freevars == changed.__code__.co_freevars:
             function.__code__ = changed.__code__
         else:

@@ -36,7 +36,7 @@ def seqs(requests: list[Request]) -> list[int]:
         pytest.param({"priority": 1}, {"tenant": "poor"}, id="priority before tenant"),
         pytest.param({"tenant": "poor"}, {"tenant": "rich", "slack": -1.0}, id="tenant before slack"),
         pytest.param({"slack": 1.0, "prefix_seq": 9}, {"slack": 2.0}, id="slack before prefix group"),
-        pytest.param({"prefix_seq": 1}, {"prefix_seq": 2}, id="prefix group before submission"),
+        pytest.param({"prefix_seq": 0}, {"prefix_seq": 2}, id="prefix group before submission"),
     ],
 )
 def test_the_order_is_class_priority_tenant_slack_group_submission(first: dict, second: dict):
@@ -157,6 +157,8 @@ class TestOverdue:
     def test_an_overdue_request_waits_behind_those_in_time(self):
         backlog = filled(*(self.make(seq, 0.1 * seq) for seq in range(4)))
 
+        backlog.defer(1.0)
+        assert seqs(backlog.head(10)) == [0, 1, 2, 3], "the first is due now"
         backlog.defer(1.15)
 
         assert seqs(backlog.head(10)) == [2, 3, 0, 1]
