@@ -196,7 +196,7 @@ class Session:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Record what the tests call, and try the mutants."""
         if session.testsfailed:
-            raise SystemExit("Some tests cannot be collected: run them without mutants first.")
+            pytest.exit("Some tests cannot be collected: run them without mutants first.", 1)
         self.items = session.items
         gc.freeze()
         for test, line in enumerate(self._calls()):
@@ -219,7 +219,7 @@ class Session:
         if lines[:1] != [version]:
             status, found = self._fork(self._record)
             if status:
-                raise SystemExit(f"{self.items[len(found)].nodeid} fails without a mutant.")
+                pytest.exit(f"{self.items[len(found)].nodeid} fails without a mutant.", 1)
             lines = [version, *found]
             kept.write_text("\n".join(lines), encoding="utf-8")
         return lines[1:]
