@@ -89,6 +89,8 @@ def test_a_resident_without_a_promise_frees_the_blocks_that_it_holds():
     step = StepDraft(make_state(config, [short], 90, UNKNOWN))
 
     assert step.kv_peak([short]).missing(long, 0, free=0) == 20 - 10
+    step.blocks.promised[short] = 4
+    assert step.kv_peak([short]).missing(long, 0, free=0) == 20 - 14
 
 
 def test_promised_blocks_come_free_with_the_rest():

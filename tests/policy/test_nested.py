@@ -182,6 +182,13 @@ def test_a_step_can_wait_until_the_first_of_its_online_tokens_is_due(step: dict,
     assert waits(**step) == pytest.approx(expected)
 
 
+def test_a_plan_states_how_long_its_step_can_wait():
+    engine = Engine(ttft=1.0)
+    engine.decoding(OFFLINE)
+
+    assert engine.plan().suspendable_seconds == pytest.approx(SUSPENDED_SHARE)
+
+
 EXPERTS = replace(EXACT, k5=0.03, missed=0.9)
 TWO_PROMPTS = EXPERTS.k0 + EXPERTS.prefill(0, 8) + EXPERTS.prefill(0, 8, 8)
 TWO_TOKENS = EXPERTS.k0 + EXPERTS.decode(1) + EXPERTS.decode(1, 1)
@@ -208,7 +215,7 @@ def test_a_nested_plan_admits_newcomers_in_order_until_something_is_used_up(size
     nested = plan_nested(engine.snapshot(), (), seconds)
 
     assert nested.admit == tuple(newcomers[:num_admitted])
-    assert nested.budget_seconds == seconds
+    assert (nested.budget_seconds, nested.suspendable_seconds) == (seconds, 0.0)
 
 
 def test_a_newcomer_takes_the_slot_of_the_last_offline_request_that_borrows_one():
