@@ -113,3 +113,26 @@ def test_a_resumed_decode_takes_the_time_of_a_decode():
     engine.decoding(OFFLINE, tokens=40, phase=PARKED)
 
     assert engine.plan().predicted_seconds == pytest.approx(engine.cost.predict(StepWork(0, 0.0, 1, 40)))
+
+
+def test_tenants_below_their_reservation_come_first_among_requests_of_a_class():
+    engine = Engine()
+    first, second, reserved = (engine.decoding(OFFLINE, tenant=tenant) for tenant in ("a", "a", "b"))
+    engine.ledgers[OFFLINE].reserve({"b": 0.5})
+    offline = StepDraft(engine.snapshot()).offline
+
+    assert offline.ranked([first, second, reserved]) == [reserved, first, second]
+
+
+def test_a_decode_grows_when_its_blocks_are_full():
+    engine = Engine()
+    _, full = engine.decoding(OFFLINE, tokens=12), engine.decoding(OFFLINE, tokens=13)
+
+    assert StepDraft(engine.snapshot()).offline.growing == [full]
+
+
+def test_the_reserved_blocks_cover_what_fits_into_them_in_order():
+    engine = Engine(num_blocks=40)
+    first, second, _ = (engine.decoding(OFFLINE, tokens=tokens) for tokens in (25, 13, 13))
+
+    assert StepDraft(engine.snapshot()).coverage.residents == {first, second}, "6 and 3 of 10 blocks"
