@@ -45,9 +45,27 @@ def test_blocks_for_the_next_tokens_come_from_the_last(fields: tuple, preempted:
 
 
 @pytest.mark.parametrize("share", [0.25, 0.99], ids=["beyond the reservation", "within it"])
-@pytest.mark.parametrize(("beside", "preempted"), [(0, ["offline 2"]), (1, ["offline 2", "offline 1"])])
+@pytest.mark.parametrize(("beside", "preempted"), [((), ["offline 2"]), ((1,), ["offline 2", "offline 1"])])
 def test_offline_gives_up_no_more_than_its_decodes_need_and_never_the_first(share, beside, preempted):
     step, names = draft_of(0, 3, 0, 12, share)
-    reclaim_from_offline(step, step.offline.growing, beside)
+    reclaim_from_offline(step, step.offline.growing, *beside)
 
     assert [names[request] for request in step.draft.preempt] == preempted
+
+
+def test_kv_beyond_the_reservation_goes_before_cheaper_kv_within_it():
+    engine = Engine(num_blocks=20)
+    *_, beyond = (engine.decoding(OFFLINE, tokens=tokens) for tokens in (9, 9, 13))
+    engine.extra["free_blocks"] = 0
+    step = StepDraft(engine.snapshot())
+    reclaim_from_offline(step, step.offline.growing)
+
+    assert step.draft.preempt == [beyond], "4 of the 5 reserved blocks hold the others"
+
+
+def test_a_decode_that_the_reserved_blocks_do_not_cover_is_parked_and_no_online_request_yields():
+    step, names = draft_of(2, 1, 2, 8)
+
+    assert grow(step) == 0
+    assert [names[request] for request in step.draft.park] == ["offline 0"]
+    assert not step.draft.preempt

@@ -200,6 +200,7 @@ TWO_TOKENS = EXPERTS.k0 + EXPERTS.decode(1) + EXPERTS.decode(1, 1)
         pytest.param([8] * 5, {"slots": 4}, 4, id="slots"),
         pytest.param([32, 32, 8], {}, 2, id="prefill tokens"),
         pytest.param([8] * 3, {"seconds": TWO_PROMPTS}, 2, id="time"),
+        pytest.param([8] * 3, {"seconds": TWO_PROMPTS + 0.001}, 2, id="too little time for the third"),
         pytest.param([1] * 3, {"seconds": TWO_TOKENS}, 2, id="time of prompts of one token"),
         pytest.param([8] * 3, {"num_blocks": 5}, 2, id="blocks"),
         pytest.param([40] * 3, {"num_cached": 20}, 3, id="only what the cache does not hold counts"),
@@ -232,3 +233,27 @@ def test_a_newcomer_takes_the_slot_of_the_last_offline_request_that_borrows_one(
     }
     engine.config = replace(engine.config, slots=5)
     assert not plan_nested(engine.snapshot(), offline, 10.0).park
+
+
+def test_a_newcomer_takes_no_blocks_of_a_prompt_that_goes_on_nor_of_a_running_request():
+    engine = Engine(offline_share=0.0)
+    engine.prefilling(ONLINE, tokens=16, done=4)
+    engine.decoding(OFFLINE, tokens=33)
+    engine.add(ONLINE, 8)
+    engine.extra["free_blocks"] = 4
+
+    nested = plan_nested(engine.snapshot(), (), 10.0)
+
+    assert (nested.admit, nested.preempt) == ((), ())
+
+
+def test_the_blocks_that_a_newcomer_shares_are_reclaimed_because_its_victims_may_hold_them():
+    engine = Engine(offline_share=0.0)
+    parked = [engine.decoding(OFFLINE, tokens=13, phase=Phase.PARKED) for _ in range(3)]
+    newcomer = engine.add(ONLINE, 16, num_cached=8)
+    engine.extra["free_blocks"] = 0
+
+    nested = plan_nested(engine.snapshot(), (), 10.0)
+
+    assert nested.admit == (newcomer,)
+    assert len(nested.preempt) == 2 < len(parked), "four blocks are needed, and a victim has three"

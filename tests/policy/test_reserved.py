@@ -8,6 +8,7 @@ import pytest
 from engine_snapshot import OFFLINE, Engine
 from workloads import EXACT
 
+from ballast_policy.plan import Reason
 from ballast_policy.request import PARKED
 from ballast_policy.snapshot import TenantShare
 from ballast_policy.step.draft import StepDraft
@@ -92,3 +93,21 @@ def test_a_tenant_at_its_cap_gets_no_reserved_slot():
     fill_reservation(step)
 
     assert step.draft.admit == [other]
+
+
+def test_parked_requests_have_work_for_reserved_slots_and_one_that_is_parked_now_has_lost_its_own():
+    engine = Engine()
+    offline = [engine.decoding(OFFLINE, phase=PARKED) for _ in range(2)]
+    assert StepDraft(engine.snapshot()).coverage.slots == 2
+
+    offline += [engine.decoding(OFFLINE) for _ in range(3)]
+    step = StepDraft(engine.snapshot())
+    assert step.coverage.running == offline[2:]
+    step.park(offline[3:4], Reason.STEP_BUDGET)
+    assert step.coverage.running == [offline[2], offline[4]]
+
+
+def test_an_encoder_computes_a_prompt_of_a_chunk_in_one_step():
+    step = StepDraft(Engine(is_encoder=True).snapshot())
+
+    assert [step.is_whole(tokens) for tokens in (64, 65)] == [True, False]
