@@ -11,7 +11,7 @@ from fake_engine import FakeEngine
 from workloads import EXACT, Arrival, CountedKv, make_snapshot
 
 from ballast_policy.host import MOST_IDLE, MOST_KEYS, PER_PLACE, REFIT_STEPS, Host, IllegalPlan
-from ballast_policy.learning.cost import StepWork
+from ballast_policy.learning.cost import CostModel, StepWork
 from ballast_policy.plan import StepParts, StepPlan
 from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, WAITING, Request, RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig, TenantShare
@@ -308,10 +308,13 @@ def test_a_tenant_that_returns_is_lifted_and_one_that_stayed_is_not():
     enter(host, stays, away)
     host.leave(away, 1.0, is_complete=False)
     host.ledgers[OFFLINE].charge("stays", 100)
-    enter(host, make_request(2, tenant="away"), make_request(3, tenant="away"), make_request(4, tenant="stays"))
-
     service = host.ledgers[OFFLINE].service
+
+    enter(host, make_request(2, tenant="away"))
     assert (service("stays"), service("away")) == (100, 100)
+    host.ledgers[OFFLINE].charge("stays", 100)
+    enter(host, make_request(3, tenant="away"), make_request(4, tenant="stays"))
+    assert (service("stays"), service("away")) == (200, 100)
 
 
 def observe(host: Host, steps: int) -> None:
@@ -418,12 +421,49 @@ def test_the_clock_of_delay_knows_the_step_of_a_prompt():
     assert seen == [(request, 3.0, EXACT.k0 + EXACT.prefill(4, 4))]
 
 
-def test_a_refit_keeps_whether_the_reservation_is_met():
+def test_a_refit_and_online_requests_that_leave_do_not_change_whether_the_reservation_is_met():
     host = make_host()
+    make_snapshot(host, [make_request(0), online := make_request(1, ONLINE, phase=PARKED)], now=0.0, free_blocks=64)
     host.reservation = replace(host.reservation, in_use=1, is_met=False)
     host.configure(host.config)
+    host.leave(online, 0.0, is_complete=False)
 
     assert (host.reservation.in_use, host.reservation.is_met) == (1, False)
+
+
+def test_an_unknown_model_is_fitted_four_times_as_often_and_only_its_first_trusted_fit_forgets_latencies():
+    host = Host(PolicyConfig(slots=8, num_blocks=64))
+    host.interference.inflation = 0.5
+    observe(host, REFIT_STEPS // 4)
+    assert (host.cost, host.interference.inflation) == (CostModel(), 0.5), "too few steps"
+    observe(host, REFIT_STEPS // 4)
+    assert host.cost != CostModel()
+    observe(host, 2 * REFIT_STEPS)
+    assert (host.cost.is_trusted, host.interference.inflation) == (True, 0)
+    host.interference.inflation = 0.5
+    observe(host, REFIT_STEPS)
+    assert host.interference.inflation == 0.5
+
+
+def test_the_ceiling_keeps_the_ttft_of_the_usual_prompt():
+    host = Host(PolicyConfig(slots=512, num_blocks=64, ttft=0.2), cost=EXACT)
+    host.expectations.typical_prompt = 300.0
+    host.configure(host.config)
+
+    assert host.ceiling == EXACT.batch_ceiling(slots=512, mean_context=0, ttft=0.2, prompt=300) < 512
+
+
+def test_the_fit_knows_an_encoder_and_the_experts_of_the_model():
+    encoder = Host(PolicyConfig(slots=8, num_blocks=64, is_encoder=True))
+    for _ in range(2 * REFIT_STEPS):
+        encoder.observed(StepWork(64, 2080.0), 0.01)
+    experts, cost = Host(PolicyConfig(slots=8, num_blocks=64, expert_share=0.1)), replace(EXACT, k5=0.03, missed=0.9)
+    for index in range(2 * REFIT_STEPS):
+        work = StepWork(1 + index % 9, 200.0) if index % 2 else StepWork(0, 0.0, 1 + index % 7, 400 + index)
+        experts.observed(work, cost.predict(work))
+
+    assert encoder.cost.is_trusted
+    assert experts.cost.k5 == pytest.approx(0.03, rel=0.1)
 
 
 def test_only_complete_answers_count_for_the_lengths_of_answers():
