@@ -50,7 +50,10 @@ KILLED, TIMED_OUT, SURVIVED, UNCOVERED = OUTCOMES = ("killed", "timed out", "sur
 """A mutant that is killed by a signal has used up its time or the memory."""
 MEMORY = 16 << 30
 _SETTINGS = '\n[tool.mutmut]\nsource_paths = ["src/{package}"]\n'
-_GENERATE = "import os; from mutmut import __main__ as m; os.makedirs('mutants', exist_ok=True); m.create_mutants(1)"
+_GENERATE = (
+    "import os; from mutmut import __main__ as m; os.makedirs('mutants', exist_ok=True); "
+    "m.copy_src_dir(); m.create_mutants(1)"
+)
 
 
 def module_of(mutant: str) -> str:
@@ -68,6 +71,7 @@ def stage(package: str, tests: str, place: Path) -> None:
         if path.is_file() and not (copy.exists() and copy.read_bytes() == path.read_bytes()):
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
+            (place / "mutants" / copy.relative_to(place)).unlink(missing_ok=True)
     shutil.rmtree(place / "tests", ignore_errors=True)
     for folder in (tests, "tests/support", "docs"):
         shutil.copytree(ROOT / folder, place / folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -157,14 +161,10 @@ class Results:
     def survivors(self) -> list[str]:
         return [name for name in self.mutants.names if self.outcome.get(name) in {SURVIVED, UNCOVERED}]
 
-    def report(self) -> None:
-        """Print the outcomes by module, and write the diffs of the survivors."""
-        tried = [name for name in self.mutants.names if name in self.outcome]
-        print(f"{'module':34}{'mutants':>9}" + "".join(f"{outcome:>11}" for outcome in OUTCOMES))
-        groups = [(module, list(names)) for module, names in groupby(tried, module_of)]
-        for title, names in [*groups, (f"tried, of {len(self.mutants.names)}", tried)]:
-            counts = Counter(self.outcome[name] for name in names)
-            print(f"{title:34}{len(names):>9}" + "".join(f"{counts[outcome]:>11}" for outcome in OUTCOMES))
+    def report(self, title: str, prefix: str) -> None:
+        """Print how many mutants had each outcome, and write the diffs of all survivors."""
+        found = Counter(outcome for name, outcome in self.outcome.items() if f"{module_of(name)}.".startswith(prefix))
+        print(f"{title:34}{found.total():>9}" + "".join(f"{found[outcome]:>11}" for outcome in OUTCOMES), flush=True)
         survivors = "\n".join(map(self.mutants.diff, self.survivors()))
         self.file.with_name("survivors.diff").write_text(survivors, encoding="utf-8")
 
@@ -204,10 +204,10 @@ class Session:
             self.cost.append(float(seconds))
             for name in functions:
                 self.tests_of[name].append(test)
-        for _, names in groupby(self.names, module_of):
+        for module, names in groupby(self.names, module_of):
             for name in names:
                 self._try(name)
-            self.results.report()
+            self.results.report(module, f"{module}.")
         return True
 
     def _calls(self) -> list[str]:
@@ -322,10 +322,13 @@ def main() -> None:
         names = sorted(Random(options.seed).sample(names, min(options.sample, len(names))))
     again = set(results.survivors())
     names = [name for name in names if (name in again if options.again else name not in results.outcome)]
-    print(f"{len(names)} of {len(mutants.names)} mutants of {options.package}", flush=True)
+    print(f"{len(names)} mutants to try. Diffs of survivors: {place / 'survivors.diff'}")
+    print(f"{'module':34}{'mutants':>9}" + "".join(f"{outcome:>11}" for outcome in OUTCOMES), flush=True)
     flags = ["-qq", "-s", "-p", "no:randomly", "-o", "timeout=0"]
     session = Session(mutants, results, names, options.seconds)
-    sys.exit(pytest.main([*flags, *(options.tests or [TESTS[options.package]])], plugins=[session]))
+    code = pytest.main([*flags, *(options.tests or [TESTS[options.package]])], plugins=[session])
+    results.report(f"tried, of {len(mutants.names)}", f"{options.package}.")
+    sys.exit(code)
 
 
 if __name__ == "__main__":
