@@ -172,3 +172,15 @@ def test_an_online_prompt_goes_on_as_far_as_it_finds_blocks(free: int, granted: 
 
     assert dict(decided.grants).get(prompt, 0) == granted
     assert decided.because == (() if granted else ((prompt, Reason.NO_KV),))
+
+
+def test_too_many_residents_give_up_offline_before_online_and_the_last_first():
+    engine = make_engine(slots=1, most_residents=3)
+    engine.decoding(ONLINE, priority=1)
+    engine.decoding(ONLINE, phase=PARKED)
+    _, last = (engine.decoding(OFFLINE, phase=PARKED) for _ in range(2))
+
+    decided = engine.plan()
+
+    assert decided.preempt == (last,)
+    assert why(decided, last) is Reason.NO_SLOT
