@@ -421,12 +421,14 @@ def test_the_clock_of_delay_knows_the_step_of_a_prompt():
     assert seen == [(request, 3.0, EXACT.k0 + EXACT.prefill(4, 4))]
 
 
-def test_a_refit_and_online_requests_that_leave_do_not_change_whether_the_reservation_is_met():
+def test_a_refit_and_requests_that_leave_do_not_change_whether_the_reservation_is_met():
     host = make_host()
-    make_snapshot(host, [make_request(0), online := make_request(1, ONLINE, phase=PARKED)], now=0.0, free_blocks=64)
+    leaving = [make_request(0), make_request(1, ONLINE, phase=PARKED)]
+    make_snapshot(host, [*leaving, make_request(2)], now=0.0, free_blocks=64)
     host.reservation = replace(host.reservation, in_use=1, is_met=False)
     host.configure(host.config)
-    host.leave(online, 0.0, is_complete=False)
+    for request in leaving:
+        host.leave(request, 0.0, is_complete=False)
 
     assert (host.reservation.in_use, host.reservation.is_met) == (1, False)
 

@@ -184,3 +184,34 @@ def test_too_many_residents_give_up_offline_before_online_and_the_last_first():
 
     assert decided.preempt == (last,)
     assert why(decided, last) is Reason.NO_SLOT
+
+
+@pytest.mark.parametrize(
+    ("free", "has_decode", "yields"),
+    [
+        pytest.param(0, False, True, id="no request computes: the last one yields"),
+        pytest.param(3, False, False, id="the first prompt goes on"),
+        pytest.param(0, True, False, id="a decode goes on"),
+    ],
+)
+def test_the_last_of_two_prompts_without_blocks_yields_only_if_no_request_computes(free, has_decode, yields):
+    engine = make_engine()
+    _, last = (engine.prefilling(ONLINE, tokens=40, done=8) for _ in range(2))
+    if has_decode:
+        engine.decoding(ONLINE)
+    engine.extra["free_blocks"] = free
+
+    decided = engine.plan()
+
+    assert decided.preempt == ((last,) if yields else ())
+    assert {reason for request, reason in decided.because if request is last} == {Reason.NO_KV}
+
+
+@pytest.mark.parametrize(("free", "held", "is_admitted"), [(1, 0, False), (2, 0, True), (2, 1, False), (3, 1, True)])
+def test_a_newcomer_is_admitted_into_the_blocks_that_are_free_and_not_held(free: int, held: int, is_admitted: bool):
+    engine = make_engine()
+    engine.decoding(OFFLINE)
+    engine.add(OFFLINE, 8)
+    engine.extra["free_blocks"] = free
+
+    assert bool(lent(engine, reserved=Reserved(held_blocks=held)).draft.admit) is is_admitted
