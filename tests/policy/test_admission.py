@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
+from math import exp, inf
 
 import pytest
 from fake_engine import FakeEngine
@@ -14,6 +14,7 @@ from workloads import Arrival, make_snapshot
 from ballast_policy.host import Host
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.learning.expectation import (
+    NUM_BURSTS,
     NUM_LENGTHS,
     REFRESH,
     UNKNOWN,
@@ -70,7 +71,9 @@ def test_the_peak_is_what_a_replay_of_the_growth_needs(residents, num_blocks, le
     most = max(0, *(blocks - sum(held for held, _ in everyone) for blocks in used))
     assert found == most
     for free in (most - 1, most, most + 3, 10 * most):
-        assert (peak.missing(newcomer, num_blocks, free) <= free) is (most <= free), "the quick answer is another"
+        quick = peak.missing(newcomer, num_blocks, free)
+        assert (quick <= free) is (most <= free), "the quick answer is another"
+        assert quick >= most, "the quick answer is no upper bound"
 
 
 @pytest.mark.parametrize(("tokens", "output", "expected"), [(8, 3, 1), (8, 4, 1), (8, 5, 2), (7, 1, 0), (6, 3, 1)])
@@ -86,6 +89,8 @@ def test_a_resident_without_a_promise_frees_the_blocks_that_it_holds():
     step = StepDraft(make_state(config, [short], 90, UNKNOWN))
 
     assert step.kv_peak([short]).missing(long, 0, free=0) == 20 - 10
+    step.blocks.promised[short] = 4
+    assert step.kv_peak([short]).missing(long, 0, free=0) == 20 - 14
 
 
 def test_promised_blocks_come_free_with_the_rest():
@@ -141,6 +146,7 @@ def test_98_of_100_online_answers_surely_reach_a_length(generated: int, most: in
     request = make_request(request_class=ONLINE, max_output=most, num_output=generated)
 
     assert Expectation({ONLINE: tuple(range(1, 101))}).surely_reached(request) == expected
+    assert Expectation().surely_reached(request) == generated, "without lengths, only what is there is sure"
 
 
 def test_lengths_are_known_once_some_answers_have_ended():
@@ -152,6 +158,7 @@ def test_lengths_are_known_once_some_answers_have_ended():
 
     assert learner.expectation.remaining(request, 64) == 7
     assert learner.expectation.remaining(make_request(request_class=ONLINE), 64) == 64, "a class learns for itself"
+    assert learner.expectation.online_answer == 0
 
 
 def test_the_lengths_are_updated_with_each_16_answers():
@@ -178,15 +185,35 @@ def test_old_answers_are_forgotten():
         pytest.param([500] * 10 + [8000] * 10, 7500 / (2 * 19) ** 0.5, id="a new phase counts once, as a change"),
         pytest.param([0, 1000] * 10, 500.0, id="bursts count around their mean"),
         pytest.param([500, 500, 1500, 1500] * 5, 500.0, id="of changes that are noise as well"),
+        pytest.param([500] * 4 + ([1500] * 4 + [500] * 4) * 2, 1000 * (4 / 38) ** 0.5, id="phases of four"),
+        pytest.param([0, 1000] * 10 + [500] * NUM_BURSTS, 0.0, id="old bursts are forgotten"),
     ],
 )
 def test_the_spread_of_online_prompts_is_that_of_bursts(tokens: list[int], expected: float):
     learner = ExpectationLearner()
 
     for second, number in enumerate([*tokens, 0]):
-        learner.arrived(make_request(request_class=ONLINE, num_tokens=number), 1.01 * second)
+        for part in (0.0, 0.5):  # two requests are one burst
+            learner.arrived(make_request(request_class=ONLINE, num_tokens=number // 2), 1.01 * second + part)
 
     assert learner.expectation.online_spread == pytest.approx(expected)
+
+
+def test_seconds_without_arrivals_are_bursts_without_tokens():
+    learner = ExpectationLearner()
+    learner.arrived(make_request(request_class=ONLINE, num_tokens=1000), 100.0)
+    learner.arrived(make_request(request_class=ONLINE, num_tokens=1), 104.5)
+
+    assert learner.expectation.online_spread == pytest.approx(400.0), "of 0, 1000, 0, 0, 0"
+
+
+def test_an_arrival_counts_for_the_rate_of_about_five_seconds():
+    learner, rates = ExpectationLearner(), []
+    for now in (100.0, 105.0):
+        learner.arrived(make_request(request_class=ONLINE), now)
+        rates.append(learner.expectation.online_rate)
+
+    assert rates == pytest.approx([1 / 5, (1 + exp(-1)) / 5])
 
 
 def test_offline_does_not_count_as_a_burst():

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,7 +36,7 @@ def seqs(requests: list[Request]) -> list[int]:
         pytest.param({"priority": 1}, {"tenant": "poor"}, id="priority before tenant"),
         pytest.param({"tenant": "poor"}, {"tenant": "rich", "slack": -1.0}, id="tenant before slack"),
         pytest.param({"slack": 1.0, "prefix_seq": 9}, {"slack": 2.0}, id="slack before prefix group"),
-        pytest.param({"prefix_seq": 1}, {"prefix_seq": 2}, id="prefix group before submission"),
+        pytest.param({"prefix_seq": 0}, {"prefix_seq": 2}, id="prefix group before submission"),
     ],
 )
 def test_the_order_is_class_priority_tenant_slack_group_submission(first: dict, second: dict):
@@ -49,12 +51,25 @@ def test_the_order_is_class_priority_tenant_slack_group_submission(first: dict, 
 def test_a_preempted_request_comes_back_to_where_it_stood():
     requests = [make_request(seq) for seq in range(5)]
     backlog = filled(*requests)
-    for request in requests[:3]:
+    for request in requests[:2]:
+        backlog.remove(request)
+    for request in requests[:2]:
+        backlog.add(request)
+    assert seqs(backlog.head(10)) == [0, 1, 2, 3, 4]
+
+    backlog.remove(requests[1])
+
+    assert seqs(backlog.head(10)) == [0, 2, 3, 4]
+
+
+def test_requests_that_left_are_not_kept():
+    requests = [make_request(seq) for seq in range(100)]
+    backlog = filled(*requests)
+    kept = sum(map(sys.getrefcount, requests))
+    for request in requests[:90]:
         backlog.remove(request)
 
-    backlog.add(requests[1])
-
-    assert seqs(backlog.head(10)) == [1, 3, 4]
+    assert kept - sum(map(sys.getrefcount, requests)) >= 80
 
 
 def test_tenants_take_turns_by_what_each_admission_would_cost():
@@ -64,6 +79,7 @@ def test_tenants_take_turns_by_what_each_admission_would_cost():
     )
 
     assert seqs(backlog.head(10)) == [0, 3, 4, 5, 6, 1, 7, 8, 2]
+    assert seqs(backlog.head(10, {OFFLINE: Ledger({"big": 4.0})})) == [0, 3, 1, 4, 2, 5, 6, 7, 8]
 
 
 def test_a_capped_tenant_lists_one_request_more_than_it_may_start_and_leaves_the_slots_to_others():
@@ -74,13 +90,18 @@ def test_a_capped_tenant_lists_one_request_more_than_it_may_start_and_leaves_the
     head = backlog.head(4, free_slots={"capped": 1})
 
     assert seqs(head) == [0, 50, 1, 51, 52]
+    alone = filled(*(make_request(seq, tenant="capped") for seq in range(50)))
+    assert seqs(alone.head(4, free_slots={"capped": 1})) == [0, 1]
 
 
-def test_listing_ends_behind_a_chunk_of_tokens():
-    backlog = filled(*(make_request(seq, tokens=100) for seq in range(200)))
+@pytest.mark.parametrize("tenants", ["a", "ab"])
+def test_listing_ends_behind_a_chunk_of_tokens(tenants: str):
+    fields = {"tokens": 150, "num_cached": 50}
+    backlog = filled(*(make_request(seq, tenant=tenants[seq % len(tenants)], **fields) for seq in range(200)))
 
-    assert len(backlog.head(200, num_tokens=150)) == LEAST
-    assert len(backlog.head(200, num_tokens=5000)) == 50
+    found = [len(backlog.head(200, num_tokens=tokens)) for tokens in (150, 5000, 5001)]
+
+    assert found == [LEAST, 50, 51]
 
 
 def test_removing_what_does_not_wait_is_an_error():
@@ -136,6 +157,8 @@ class TestOverdue:
     def test_an_overdue_request_waits_behind_those_in_time(self):
         backlog = filled(*(self.make(seq, 0.1 * seq) for seq in range(4)))
 
+        backlog.defer(1.0)
+        assert seqs(backlog.head(10)) == [0, 1, 2, 3], "the first is due now"
         backlog.defer(1.15)
 
         assert seqs(backlog.head(10)) == [2, 3, 0, 1]
@@ -153,6 +176,7 @@ class TestOverdue:
         backlog.add(first)
         backlog.defer(1.6)
         assert seqs(backlog.head(10)) == [1, 2]
+        assert first.slack == 0
 
     def test_priorities_and_tenants_keep_their_turns(self):
         backlog = filled(

@@ -10,7 +10,14 @@ from ballast_policy.learning.expectation import Expectation
 from ballast_policy.learning.interference import Allowance
 from ballast_policy.request import Phase, Request, RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
-from ballast_policy.step.budget import OnlineStep, idle_budget, most_prefill, prefill_limits, step_budget
+from ballast_policy.step.budget import (
+    SUSPENDED_SHARE,
+    OnlineStep,
+    idle_budget,
+    most_prefill,
+    prefill_limits,
+    step_budget,
+)
 
 COST = CostModel(k0=0.001, k1=0.0001, k3=0.0005, is_trusted=True)
 CONFIG = PolicyConfig(slots=16, num_blocks=1000, ttft=1.0, tpot=0.05)
@@ -96,6 +103,8 @@ def test_where_the_lending_ratio_backs_off_less_risk_is_taken_and_less_of_the_ti
     assert budget(request, snapshot=none, fixed=0.8 * ONLINE_ALONE) == ONLINE_ALONE
     without_slo = replace(make_snapshot(allowance=Allowance(lending_ratio=0.0)), config=PolicyConfig(8, 64))
     assert step_budget(without_slo, OnlineStep((), (), ONLINE_ALONE, ONLINE_ALONE)) == inf
+    alone = replace(without_slo, allowance=Allowance(is_alone=True))
+    assert step_budget(alone, OnlineStep((), (), ONLINE_ALONE, ONLINE_ALONE)) == inf
 
 
 def test_a_step_of_online_alone_lends_nothing():
@@ -157,6 +166,25 @@ def test_the_slack_of_a_prompt_is_what_all_prompts_before_it_leave(cost: CostMod
     assert found == pytest.approx(ONLINE_ALONE + 0.5 * (1.0 - takes))
 
 
+def test_a_prompt_leaves_the_time_of_its_rest_and_the_first_32_of_a_queue_count():
+    begun = make_newcomer(phase=Phase.RUNNING, num_computed=50)
+    queue = [make_newcomer(seq=seq, num_prompt=20, num_tokens=20) for seq in range(40)]
+    found = [step_budget(make_snapshot(), OnlineStep((), p, ONLINE_ALONE, ONLINE_ALONE)) for p in ([begun], queue)]
+
+    takes = ONLINE_ALONE + 50 * COST.k1, 2 * ONLINE_ALONE + 32 * 20 * COST.k1
+    assert found == pytest.approx([ONLINE_ALONE + 0.5 * (1.0 - seconds) for seconds in takes])
+
+
+def test_a_newcomer_that_suspends_the_step_gets_what_the_decodes_saved():
+    cost, config = replace(COST, k2=1e-7), replace(CONFIG, ttft=0.022, most_risk=1.0)
+    snapshot = make_snapshot(cost=cost, config=config, typical_prompt=100)
+    request = make_decode(num_output=2, first_token=9.93, max_output=100)  # 20 ms more than online alone takes
+
+    takes = (cost.k0 + cost.prefill(0, 100)) / SUSPENDED_SHARE
+    assert budget(request, snapshot=snapshot) == pytest.approx(ONLINE_ALONE + 0.02 - takes)
+    assert step_budget(snapshot, OnlineStep((), (), 0.012, 0.012)) == pytest.approx(0.012 + 0.022), "none is saved"
+
+
 def make_newcomer(**fields) -> Request:
     usual = {"num_prompt": 100, "num_tokens": 100, "num_computed": 0, "num_output": 0, "phase": Phase.WAITING}
     return make_decode(**{**usual, **fields})
@@ -167,7 +195,29 @@ def test_online_prefill_takes_what_the_decodes_beside_it_can_wait():
 
     assert room(early) == pytest.approx(0.3)
     assert room(early, make_decode(num_output=8, first_token=9.6, max_output=100)) == pytest.approx(0.05)
-    assert room(make_decode()) == inf  # its first token is not known, so neither is its pace
+    unknown = OnlineStep((make_decode(),), (), ONLINE_ALONE, ONLINE_ALONE)
+    assert prefill_limits(make_snapshot(), unknown) == (inf, inf), "its pace is not known"
+    hopeless = make_decode(num_output=9, first_token=9.51, max_output=10)  # 50 ms late, and one token makes up for 40
+    assert room(early, hopeless) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rate", "more"),
+    [
+        pytest.param(1, 0.0, 7 * 0.04 + 92 * 0.04, id="92 tokens behind its first eight"),
+        pytest.param(1, 20.0, 7 * 0.04 + 92 * (0.79 * 0.05 - 0.01), id="new prompts take a fifth of the time"),
+        pytest.param(1, 90.0, 7 * 0.04, id="new prompts leave no time"),
+        pytest.param(50, 0.0, 50 * 0.04, id="half of the answer is left"),
+        pytest.param(100, 0.0, 0.0, id="no answer was longer"),
+    ],
+)
+def test_a_patient_decode_catches_up_in_the_whole_of_its_answer(tokens: int, rate: float, more: float):
+    request = make_decode(num_output=tokens, first_token=10.1 - 0.05 * tokens, max_output=200)
+    expectation = Expectation({RequestClass.ONLINE: (100,) * 100}, online_rate=rate)
+    snapshot = make_snapshot(cost=replace(COST, k2=1e-7), expectation=expectation, typical_prompt=100)
+    part = OnlineStep((request,), (), ONLINE_ALONE, ONLINE_ALONE)
+
+    assert prefill_limits(snapshot, part, is_patient=True)[0] == pytest.approx(0.1 + more, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -193,19 +243,28 @@ def test_an_answer_catches_up_in_its_first_tokens(short: int, answer: float, tok
 def test_answers_that_are_alike_catch_up_in_the_time_that_new_requests_leave(busy: float, expected: float):
     """New requests take the time for which `busy` stands, a TPOT is 50 ms, and the decodes alone take 10 ms."""
     young = make_decode(num_output=1, first_token=10.0)
-    rate = busy / (COST.prefill(0, 100) + 100 * COST.decode(100))
+    cost = replace(COST, k2=1e-7)
+    rate = busy / (cost.prefill(0, 100) + 100 * cost.decode(100))
     alike = Expectation(online_short=100, online_answer=100.0, online_rate=rate)
     others = Expectation(online_short=8, online_answer=100.0, online_rate=rate)
 
-    assert room(young, expectation=alike, typical_prompt=100) == pytest.approx(expected)
-    assert room(young, expectation=others, typical_prompt=100) == pytest.approx(0.05 + 7 * 0.04)
+    assert room(young, cost=cost, expectation=alike, typical_prompt=100) == pytest.approx(expected)
+    assert room(young, cost=cost, expectation=others, typical_prompt=100) == pytest.approx(0.05 + 7 * 0.04)
+
+
+def test_an_answer_beyond_its_first_tokens_loses_nothing_if_new_requests_take_the_time():
+    busy = Expectation(online_short=100, online_answer=100.0, online_rate=0.9 / (0.01 + 100 * COST.decode(100)))
+    request = make_decode(num_output=30, first_token=8.6)
+
+    assert room(request, expectation=busy, typical_prompt=100) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(("short", "tokens"), [(8, 7), (4, 3), (2, 1), (1, 1)])
 def test_a_suspended_step_ends_before_the_second_token_of_a_short_answer_is_too_late(short: int, tokens: int):
     snapshot = make_snapshot(config=replace(CONFIG, can_suspend=True), expectation=Expectation(online_short=short))
+    expected = replace(snapshot, expectation=replace(snapshot.expectation, online_until=11.0))
 
-    assert idle_budget(snapshot, IDLE) == pytest.approx(tokens * (0.05 - IDLE.fixed))
+    assert idle_budget(snapshot, IDLE) == idle_budget(expected, IDLE) == pytest.approx(tokens * (0.05 - IDLE.fixed))
 
 
 def test_with_a_cap_online_prefills_as_it_would_alone():
@@ -295,6 +354,7 @@ def expert_budget(saved: float, **config) -> float:
     ("saved", "lent"),
     [
         pytest.param(0.10, 0.0, id="too little for all experts"),
+        pytest.param(-0.1, 0.0, id="nothing saved"),
         pytest.param(0.15, 0.5 * (0.14 + 0.05 * log(CONFIG.most_risk)), id="enough"),
         pytest.param(0.50, 0.05 + 0.03 - ONLINE_ALONE, id="at most one TPOT and the experts"),
     ],
@@ -308,6 +368,7 @@ def test_where_a_newcomer_never_allows_a_full_step_small_steps_are_lent():
 
     assert expert_budget(0.15, **newcomer) == pytest.approx(0.07 - ONLINE_ALONE - EXPERTS.prefill(0, 20, 1))
     assert expert_budget(0.15, ttft=0.07) == pytest.approx(expert_budget(0.15))
+    assert expert_budget(0.10, ttft=0.07) == ONLINE_ALONE, "a newcomer suspends the step"
 
 
 def test_a_newcomer_that_online_itself_makes_late_does_not_stop_lending():
@@ -398,7 +459,8 @@ def test_an_idle_step_has_the_time_for_the_longest_next_token(cost: CostModel):
 
     found = idle_budget(snapshot, OnlineStep((), (), cost.k0, cost.k0))
 
-    assert found >= cost.k0 + max(cost.decode(11), cost.prefill(11, 1))
+    assert found == pytest.approx(max(2 * cost.k0, cost.k0 + max(cost.decode(11), cost.prefill(11, 1))))
+    assert idle_budget(snapshot, OnlineStep((), (), 0.5, cost.k0)) == 0.5
 
 
 def test_less_is_lent_beside_prefill_while_more_requests_miss_their_slo_than_may():

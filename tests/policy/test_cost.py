@@ -41,7 +41,7 @@ def test_the_largest_chunk_is_the_one_a_search_finds(k1: float, k2: float, secon
 
 
 def test_no_time_is_no_chunk():
-    assert MODEL.largest_chunk(-1.0, 0, 512) == 0
+    assert MODEL.largest_chunk(-1.0, 0, 512) == MODEL.largest_chunk(-1.0, 0, 1) == 0
     assert MODEL.largest_chunk(inf, 0, 512) == 512
     assert CostModel().largest_chunk(0.0, 0, 512) == 512
 
@@ -111,6 +111,7 @@ def test_steps_that_took_twice_their_prediction_are_left_out():
     work = StepWork(256, attended(0, 256), 64, 64 * 1000)
 
     assert fed(MODEL, spikes=0.15).model.predict(work) == pytest.approx(MODEL.predict(work), rel=1e-3)
+    assert fed(MODEL, spikes=0.3).model.predict(work) > 1.02 * MODEL.predict(work), "more than a fifth of them count"
 
 
 def test_noise_beyond_prediction_is_not_trusted():
@@ -184,6 +185,7 @@ def test_empty_steps_and_no_steps_teach_nothing():
     fit = Fit()
     for _ in range(32):
         fit.add(StepWork(), 0.01)
+        fit.add(StepWork(num_decode=1, decode_context=10), 0.0)
 
     assert fit.refit() == CostModel()
 
@@ -214,6 +216,18 @@ def test_the_next_float_is_not_a_slot():
     assert model.batch_ceiling(slots=100, mean_context=0, tpot=nextafter(0.8, 0)) == 8
 
 
+def test_the_batch_ceiling_is_one_to_all_slots():
+    model = CostModel(k1=1.0, k3=0.1, is_trusted=True)
+
+    assert [model.batch_ceiling(slots=6, mean_context=1, tpot=tpot) for tpot in (0.01, 0.2, 9.0)] == [1, 2, 6]
+    assert model.batch_ceiling(slots=100, mean_context=1, ttft=1.5) == 8, "7 or 8 decodes in each of two steps"
+
+
+def test_a_batch_of_prompts_waits_for_the_batch_before_it():
+    """A prompt takes three seconds: a batch of five takes 15, that of four before it 12."""
+    assert CostModel(k2=1.0).batch_ceiling(slots=10, mean_context=0, ttft=30.0, prompt=2) == 5
+
+
 EXPERTS = replace(MODEL, k0=0.003, k1=1e-5, k3=3e-5, k5=0.03, missed=1 - 4 / 128)
 
 
@@ -223,6 +237,7 @@ def test_a_step_reads_the_experts_that_its_tokens_touch_once():
     parts = EXPERTS.k0 + EXPERTS.decode(300) + EXPERTS.decode(400, beside=1) + EXPERTS.prefill(50, 100, beside=2)
 
     assert EXPERTS.predict(work) == pytest.approx(parts)
+    assert EXPERTS.predict(StepWork(100, attended(0, 100))) == pytest.approx(EXPERTS.k0 + EXPERTS.prefill(0, 100))
     assert EXPERTS.experts(inf) == pytest.approx(EXPERTS.k5)
     assert EXPERTS.experts(2, beside=3) + EXPERTS.experts(-2, beside=5) == pytest.approx(0.0, abs=1e-15)
     assert EXPERTS.decode(300, num=2, beside=3) == pytest.approx(EXPERTS.decode(300, 3) + EXPERTS.decode(300, 4))
@@ -232,8 +247,9 @@ def test_a_chunk_beside_many_tokens_may_be_larger_because_they_read_the_experts(
     alone, beside = (EXPERTS.largest_chunk(0.005, 0, 512, beside=number) for number in (0, 100))
 
     assert EXPERTS.prefill(0, alone) <= 0.005 < EXPERTS.prefill(0, alone + 1)
-    assert alone < beside
+    assert EXPERTS.largest_chunk(0.005, 0, 512) == alone < beside
     assert EXPERTS.prefill(0, beside, 100) <= 0.005 < EXPERTS.prefill(0, beside + 1, 100)
+    assert EXPERTS.largest_chunk(0.005, 0, beside, 100) == beside
 
 
 def test_the_batch_ceiling_counts_the_experts():
@@ -241,6 +257,8 @@ def test_the_batch_ceiling_counts_the_experts():
 
     step, next_step = (StepWork(num_decode=n, decode_context=500 * n) for n in (ceiling, ceiling + 1))
     assert EXPERTS.predict(step) <= 0.02 < EXPERTS.predict(next_step)
+    halves = CostModel(k3=0.1, k5=1.0, missed=0.5)  # three decodes: 0.3 + 0.2 + 2 - 1/8 - 1/4, and the prompt 1/8
+    assert [halves.batch_ceiling(slots=9, mean_context=1, ttft=t, prompt=1) for t in (1.9, 2.2, 2.3)] == [2, 2, 3]
 
 
 @pytest.mark.parametrize("choice", [1.0, 0.5])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_policy.jobs.deadline import JobWork, Rates, Verdict, feasible
+from ballast_policy.jobs.deadline import JobWork, Rates, Verdict, feasible, seconds_of
 
 TEN_A_SECOND = Rates(items=10.0, output_tokens=1000.0)
 
@@ -36,12 +36,17 @@ def make_work(items: int = 100, **fields) -> JobWork:
         pytest.param(make_work(), [make_work(500, deadline=120.0)], 60, Verdict.YES, id="a later one with less slack"),
         pytest.param(make_work(deadline=None), [make_work(50)], 15, Verdict.YES, id="no deadline"),
         pytest.param(make_work(0, deadline=1.0), [], 0, Verdict.YES, id="nothing left to do"),
+        pytest.param(make_work(0, deadline=1.5), [make_work(priority=1)], 10, Verdict.AT_RISK, id="only others work"),
+        pytest.param(make_work(deadline=11.0), [], 10, Verdict.YES, id="just in time"),
+        pytest.param(make_work(deadline=11.0), [make_work(tenant="b")], 20, Verdict.AT_RISK, id="just in time alone"),
+        pytest.param(make_work(), [make_work(deadline=100.5)], 10, Verdict.YES, id="an equal one due just after it"),
     ],
 )
 def test_a_job_needs_the_time_of_what_goes_before_it_and_beside_it(job, others, needed, verdict):
-    answer = feasible(job, others, TEN_A_SECOND, now=0.0)
+    answer = feasible(job, others, TEN_A_SECOND, now=1.0)
 
     assert (answer.seconds_needed, answer.verdict) == (needed, verdict)
+    assert answer.seconds_left == (inf if job.deadline is None else job.deadline - 1.0)
 
 
 def test_weights_divide_the_time_between_tenants():
@@ -63,7 +68,13 @@ def test_weights_divide_the_time_between_tenants():
 def test_without_a_rate_for_the_work_nothing_is_known(job, others, rates):
     answer = feasible(job, others, rates, now=0.0)
 
-    assert (answer.verdict, answer.seconds_needed) == (Verdict.UNKNOWN, None)
+    assert (answer.verdict, answer.seconds_needed, answer.seconds_left) == (Verdict.UNKNOWN, None, 100.0)
+
+
+def test_work_takes_the_time_of_its_tokens_or_of_its_items_without_a_rate_of_tokens():
+    work = make_work(10, output_tokens=10)
+
+    assert [seconds_of(work, rates) for rates in (Rates(0.5, 0.25), Rates(0.5), Rates())] == [40.0, 20.0, None]
 
 
 def test_a_bound_of_tokens_refuses_no_job_that_is_in_time_by_its_items():

@@ -76,6 +76,8 @@ def test_an_idle_tenant_with_the_least_service_of_those_present_is_dropped():
     ledger.forget_idle(["here"])
 
     assert ledger.services == {"here": 100}
+    ledger.forget_idle([])
+    assert ledger.services == {}, "all would be lifted to the one that was charged last"
 
 
 weights = st.sampled_from([0.5, 1.0, 3.0])

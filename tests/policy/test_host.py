@@ -11,7 +11,7 @@ from fake_engine import FakeEngine
 from workloads import EXACT, Arrival, CountedKv, make_snapshot
 
 from ballast_policy.host import MOST_IDLE, MOST_KEYS, PER_PLACE, REFIT_STEPS, Host, IllegalPlan
-from ballast_policy.learning.cost import StepWork
+from ballast_policy.learning.cost import CostModel, StepWork
 from ballast_policy.plan import StepParts, StepPlan
 from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, WAITING, Request, RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig, TenantShare
@@ -39,10 +39,11 @@ def enter(host: Host, *requests: Request, now: float = 0.0) -> None:
 
 
 def test_offline_requests_with_one_prefix_key_share_the_place_of_the_first_up_to_a_limit():
-    host, keys = make_host(), [7, None, 3, *[7] * PER_PLACE]
+    host, keys = make_host(), [7, None, 3, *[7] * 2 * PER_PLACE]
     enter(host, *(made := [make_request(seq, prefix_key=key) for seq, key in enumerate(keys)]))
 
-    assert [r.prefix_seq for r in made] == [0, 1, 2, *[0] * (PER_PLACE - 1), PER_PLACE + 2]
+    second, third = PER_PLACE + 2, 2 * PER_PLACE + 2
+    assert [r.prefix_seq for r in made] == [0, 1, 2, *[0] * (PER_PLACE - 1), *[second] * PER_PLACE, third]
 
 
 def test_online_requests_with_one_prefix_key_keep_the_order_of_their_arrival():
@@ -93,6 +94,28 @@ def test_requests_of_a_tenant_at_its_cap_do_not_fill_the_list():
     snapshot = make_snapshot(host, [holder, *waiting, other], now=0.0, free_blocks=64)
 
     assert list(snapshot.waiting) == [waiting[0], other]
+
+
+def test_the_waiting_requests_are_listed_in_order_and_one_more_than_there_are_slots():
+    host = make_host(tenants={"reserved": TenantShare(reserved=0.5)})
+    holder = make_request(0, tenant="reserved", phase=RUNNING)
+    names = ["served", "new", "reserved"]
+    served, new, reserved = ([make_request(3 * i + j, tenant=names[i - 1]) for j in range(3)] for i in (1, 2, 3))
+    make_snapshot(host, [holder, *served, *new, *reserved], now=0.0, free_blocks=64)
+    host.ledgers[OFFLINE].services = {"served": 50.0, "new": 0.0, "reserved": 100.0}
+
+    assert list(host.snapshot(CountedKv(64), 0.0).waiting) == [new[0], reserved[0], new[1], reserved[1]]
+    host.leave(holder, 0.0, is_complete=False)
+    assert list(host.snapshot(CountedKv(64), 0.0).waiting) == [reserved[0], new[0], reserved[1], new[1], reserved[2]]
+
+
+def test_a_snapshot_states_what_is_learned():
+    host = make_host()
+    host.expectations.typical_prompt = 33.7
+    snapshot = host.snapshot(CountedKv(64), 0.0)
+
+    assert (snapshot.typical_prompt, snapshot.expectation) == (33, host.expectations.expectation)
+    assert host.expectations.expectation != EngineSnapshot.__dataclass_fields__["expectation"].default
 
 
 # How it carries plans out
@@ -164,13 +187,13 @@ def test_an_admitted_request_that_finds_no_block_waits_again():
 
 
 def test_a_resident_that_finds_no_block_keeps_its_slot():
-    host, resident = make_host(), make_request(0, phase=RUNNING)
-    snapshot = make_snapshot(host, [resident], now=0.0, free_blocks=64)
+    host, residents = make_host(), [make_request(seq, phase=RUNNING) for seq in range(2)]
+    snapshot = make_snapshot(host, residents, now=0.0, free_blocks=64)
 
     dispatch = host.dispatch(snapshot, plan(snapshot), Short(64))
 
-    assert dispatch.num_deferred == 1
-    assert resident.phase is RUNNING
+    assert dispatch.num_deferred == 2
+    assert {resident.phase for resident in residents} == {RUNNING}
 
 
 def test_an_admitted_request_records_its_wait_and_its_cached_tokens():
@@ -236,6 +259,7 @@ def charges(host: Host) -> dict[str, float]:
     ("end", "before", "found", "paid"),
     [
         pytest.param(5, 4, (1, 0), 1.0, id="a chunk of one prompt token"),
+        pytest.param(8, 7, (1, 0), 3.0, id="the last prompt token, and the first of the answer"),
         pytest.param(10, 11, (0, 1), 0.0, id="one token of the answer again"),
         pytest.param(10, 9, (0, 0), 2.0, id="a new token"),
         pytest.param(10, 10, (0, 1), 0.0, id="the last token again"),
@@ -262,16 +286,19 @@ def test_a_tenant_pays_for_its_prompt_once_and_for_each_new_token_twice():
     request.num_computed = 8
     assert host.computed(request, 2, 2.0) == (2, 0)
     assert charges(host) == {"default": 2 + 2}, "the last of its prompt, and its first token"
-    request.num_tokens, request.num_output = 9, 1
+    request.num_tokens, request.num_output, request.steps_waited = 9, 1, 5
     host.preempt(request)
+    assert request.steps_waited == 0
     host.admit(request)
     request.num_computed = 7
     assert host.computed(request, 7, 3.0) == (0, 7), "what is computed again is not charged again"
     request.num_computed = 9
     assert host.computed(request, 2, 3.0) == (0, 1)
-    assert charges(host) == {"default": 2}
+    request.num_computed = request.num_tokens = 10
+    assert host.computed(request, 1, 3.0) == (0, 0)
+    assert charges(host) == {"default": 2 + 2}, "two new tokens in one step"
     assert charges(host) == {}
-    assert host.ledgers[OFFLINE].service("default") == 12
+    assert host.ledgers[OFFLINE].service("default") == 14
     assert request.first_token == 2.0
 
 
@@ -281,10 +308,13 @@ def test_a_tenant_that_returns_is_lifted_and_one_that_stayed_is_not():
     enter(host, stays, away)
     host.leave(away, 1.0, is_complete=False)
     host.ledgers[OFFLINE].charge("stays", 100)
-    enter(host, make_request(2, tenant="away"), make_request(3, tenant="away"), make_request(4, tenant="stays"))
-
     service = host.ledgers[OFFLINE].service
+
+    enter(host, make_request(2, tenant="away"))
     assert (service("stays"), service("away")) == (100, 100)
+    host.ledgers[OFFLINE].charge("stays", 100)
+    enter(host, make_request(3, tenant="away"), make_request(4, tenant="stays"))
+    assert (service("stays"), service("away")) == (200, 100)
 
 
 def observe(host: Host, steps: int) -> None:
@@ -381,6 +411,63 @@ def test_the_clock_of_delay_knows_the_decodes_of_a_request():
     assert seen == [(request, 3.0, 4 * (EXACT.k3 + EXACT.k4 * request.num_tokens))]
 
 
+def test_the_clock_of_delay_knows_the_step_of_a_prompt():
+    host, request = make_host(), make_request(0, ONLINE, num_prompt_cached=4, num_computed=8)
+    seen = []
+    host.interference.answered = lambda *given: seen.append(given)
+
+    host.computed(request, 4, 3.0)
+
+    assert seen == [(request, 3.0, EXACT.k0 + EXACT.prefill(4, 4))]
+
+
+def test_a_refit_and_requests_that_leave_do_not_change_whether_the_reservation_is_met():
+    host = make_host()
+    leaving = [make_request(0), make_request(1, ONLINE, phase=PARKED)]
+    make_snapshot(host, [*leaving, make_request(2)], now=0.0, free_blocks=64)
+    host.reservation = replace(host.reservation, in_use=1, is_met=False)
+    host.configure(host.config)
+    for request in leaving:
+        host.leave(request, 0.0, is_complete=False)
+
+    assert (host.reservation.in_use, host.reservation.is_met) == (1, False)
+
+
+def test_an_unknown_model_is_fitted_four_times_as_often_and_only_its_first_trusted_fit_forgets_latencies():
+    host = Host(PolicyConfig(slots=8, num_blocks=64))
+    host.interference.inflation = 0.5
+    observe(host, REFIT_STEPS // 4)
+    assert (host.cost, host.interference.inflation) == (CostModel(), 0.5), "too few steps"
+    observe(host, REFIT_STEPS // 4)
+    assert host.cost != CostModel()
+    observe(host, 2 * REFIT_STEPS)
+    assert (host.cost.is_trusted, host.interference.inflation) == (True, 0)
+    host.interference.inflation = 0.5
+    observe(host, REFIT_STEPS)
+    assert host.interference.inflation == 0.5
+
+
+def test_the_ceiling_keeps_the_ttft_of_the_usual_prompt():
+    host = Host(PolicyConfig(slots=512, num_blocks=64, ttft=0.2), cost=EXACT)
+    host.expectations.typical_prompt = 300.0
+    host.configure(host.config)
+
+    assert host.ceiling == EXACT.batch_ceiling(slots=512, mean_context=0, ttft=0.2, prompt=300) < 512
+
+
+def test_the_fit_knows_an_encoder_and_the_experts_of_the_model():
+    encoder = Host(PolicyConfig(slots=8, num_blocks=64, is_encoder=True))
+    for _ in range(2 * REFIT_STEPS):
+        encoder.observed(StepWork(64, 2080.0), 0.01)
+    experts, cost = Host(PolicyConfig(slots=8, num_blocks=64, expert_share=0.1)), replace(EXACT, k5=0.03, missed=0.9)
+    for index in range(2 * REFIT_STEPS):
+        work = StepWork(1 + index % 9, 200.0) if index % 2 else StepWork(0, 0.0, 1 + index % 7, 400 + index)
+        experts.observed(work, cost.predict(work))
+
+    assert encoder.cost.is_trusted
+    assert experts.cost.k5 == pytest.approx(0.03, rel=0.1)
+
+
 def test_only_complete_answers_count_for_the_lengths_of_answers():
     host = make_host()
     for seq in range(64):
@@ -432,7 +519,8 @@ def test_another_configuration_holds_from_the_next_step_on():
         return StepPlan()
 
     host.planner = planner
-    host.configure(replace(host.config, slots=4, tenants=tenants, max_interference=0.5, objective=0.9))
+    slo = {"ttft": 1.0, "tpot": 0.05, "objective": 0.9}
+    host.configure(replace(host.config, slots=4, tenants=tenants, max_interference=0.5, **slo))
     host.schedule(CountedKv(64), 0.0)
     host.ledgers[OFFLINE].charge("a", 100)
 
@@ -440,6 +528,7 @@ def test_another_configuration_holds_from_the_next_step_on():
     assert seen[0].reservation.slots == 2
     assert seen[0].allowance.share == pytest.approx(0.46)
     assert (host.interference.cap, host.interference.may_lose) == (0.5, pytest.approx(0.05))
+    assert host.interference.slo == (1.0, 0.05)
     assert host.ledgers[OFFLINE].reserved == {"a": 0.25}
     assert host.ledgers[OFFLINE].service("a") == 25
     assert [r.tenant for r in seen[0].waiting].count("a") <= 2

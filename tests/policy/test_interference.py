@@ -68,19 +68,108 @@ def test_the_clock_of_delay_knows_what_online_alone_would_have_taken():
     assert traffic.state.inflation == pytest.approx(0.5)
 
 
-def test_an_answer_that_ends_sooner_meets_a_smaller_share_of_the_work_of_others():
-    """Five decodes in steps of 15 ms, or ten of them in steps of 30 ms."""
+@pytest.mark.parametrize(
+    ("parts", "own", "alone"),
+    [
+        pytest.param((0.01, 0.005, 0.005), {}, 0.015, id="five tokens in steps of 15 ms, or ten in steps of 30 ms"),
+        pytest.param((0.01, 0.005, 0.005), {"own": 1.0}, 0.02, id="all work is its own"),
+        pytest.param((0.0, 0.03, 0.0), {}, 0.03, id="online fills the step"),
+    ],
+)
+def test_an_answer_that_ends_sooner_meets_a_smaller_share_of_the_work_of_others(parts, own, alone):
     state, request = Interference(), make_request(0, 0.0)
     state.arrived(request, 0.0)
     request.first_token = 0.0
     state.answered(request, 0.0)
-    state.began(StepPlan(predicted_seconds=0.03, parts=StepParts(offline=0.01, decodes=0.01)), 0.0)
+    state.began(StepPlan(predicted_seconds=0.03, parts=StepParts(*parts)), 0.0)
     request.num_output = 101
-    state.finished(request, 3.0)
+    state.finished(request, 3.0, **own)
 
     [(_, tpot)] = state.tpot
     assert tpot.measured == pytest.approx(0.03)
-    assert tpot.alone == pytest.approx(0.015)
+    assert tpot.alone == pytest.approx(alone)
+
+
+@pytest.mark.parametrize(
+    ("others", "own", "alone"),
+    [
+        pytest.param([], {}, 0.7, id="no other answers: only offline delays it"),
+        pytest.param([0.0, 0.5], {}, 1 - 0.3 - 2 / 3 * (0.4 + 0.2), id="others would be done in a third of the time"),
+        pytest.param([0.0, 0.5], {"own": 0.05}, 1 - 0.3 - 2 / 3 * (0.4 + 0.15), id="part of the prefill is its own"),
+    ],
+)
+def test_without_offline_a_first_token_waits_for_a_smaller_share_of_other_answers(others, own, alone):
+    state, request, ended = Interference(), make_request(0, 0.0), make_request(9, 0.0)
+    state.arrived(request, 0.0)
+    for now, parts in ((0.0, (0.3, 0.1, 0.05)), (0.5, (0.0, 0.3, 0.15))):
+        state.began(StepPlan(predicted_seconds=0.5, parts=StepParts(*parts)), now)
+        if now in others:
+            state.arrived(other := make_request(1 + others.index(now), now), now)
+            state.answered(other, now)
+        if not now:
+            state.arrived(ended, now)
+            state.answered(ended, now)
+            state.finished(ended, 0.4)
+    state.answered(request, 1.0, **own)
+
+    _, ttft = state.ttft[-1]
+    assert (ttft.measured, ttft.alone) == (1.0, pytest.approx(alone))
+
+
+def test_the_typical_step_is_known_after_some_steps_and_each_32nd_computes_online_alone():
+    traffic, alone = Traffic(cap=0.1), []
+    for number in range(1, 101):
+        traffic.step(ALONE)
+        assert traffic.allowance.typical == pytest.approx(ALONE, rel=1.01 / (1 + number))
+        alone += [number] if traffic.allowance.is_alone else []
+
+    assert alone == [32, 64, 96]
+
+
+@pytest.mark.parametrize(("before", "inflation"), [(2, 0.0), (3, 0.5)])
+def test_four_requests_tell_the_inflation(before: int, inflation: float):
+    traffic = Traffic(cap=0.1)
+    traffic.serve(before)
+    traffic.now += 4
+    traffic.serve(1)
+
+    assert traffic.state.inflation == pytest.approx(inflation)
+
+
+@pytest.mark.parametrize(("delayed", "inflation"), [(9, 0.0), (11, 0.5)])
+def test_the_inflation_is_that_of_the_median(delayed: int, inflation: float):
+    traffic = Traffic(cap=0.1)
+    traffic.serve(delayed)
+    traffic.serve(19 - delayed, alone=STEP)
+    traffic.now += 4
+    traffic.serve(1, alone=STEP)
+
+    assert traffic.state.inflation == pytest.approx(inflation)
+
+
+def test_latencies_of_no_time_alone_are_inflated_without_bound_unless_they_take_none():
+    traffic, at_once = Traffic(cap=0.1), Traffic(cap=0.1)
+    traffic.serve(20, alone=0.0)
+    for seq in range(20):
+        request = make_request(seq, now := 5.0 + seq)
+        at_once.state.arrived(request, now)
+        request.first_token, request.num_output = now, 1
+        at_once.state.answered(request, now)
+        at_once.state.finished(request, now)
+
+    assert (traffic.state.inflation, at_once.state.inflation) == (inf, 0.0)
+
+
+def test_the_latencies_that_are_kept_are_bounded():
+    state = Interference()
+    for seq in range(3000):
+        request = make_request(seq, 0.0)
+        state.arrived(request, 0.0)
+        state.answered(request, 0.1)
+        request.first_token, request.num_output = 0.1, 2
+        state.finished(request, 0.2)
+
+    assert len(state.ttft) == len(state.tpot) == 2048
 
 
 @pytest.mark.parametrize("can_suspend", [True, False])
@@ -160,7 +249,8 @@ def test_a_request_that_arrived_under_another_slo_is_not_lost():
     assert changed.allowance.lending_ratio == 1
 
 
-def test_a_request_that_arrives_during_an_offline_step_waits_for_its_rest():
+@pytest.mark.parametrize("is_known_at_once", [True, False])
+def test_a_request_that_arrives_during_an_offline_step_waits_for_its_rest(is_known_at_once: bool):
     """Of 45 ms to the first token, online alone would have needed 20."""
     state = Interference()
     state.configure(0.1, 0.0)
@@ -168,8 +258,11 @@ def test_a_request_that_arrives_during_an_offline_step_waits_for_its_rest():
         now = float(seq)
         state.began(StepPlan(predicted_seconds=0.1, parts=StepParts(offline=0.1)), now)
         request = make_request(seq, now + 0.075)
-        state.arrived(request, now + 0.075)
+        if is_known_at_once:
+            state.arrived(request, now + 0.075)
         state.began(StepPlan(predicted_seconds=0.02), now + 0.1)
+        if not is_known_at_once:
+            state.arrived(request, now + 0.1)
         request.num_output, request.first_token = 1, now + 0.12
         state.answered(request, now + 0.12)
         request.num_output = 2
@@ -213,6 +306,19 @@ def test_the_allowance_moves_to_the_target_in_half_a_minute():
     assert begun is not None
     assert grown is not None
     assert begun * (1 + 4 / 30) == pytest.approx(grown, rel=0.02)
+    late = make_request(99, traffic.now)
+    traffic.state.arrived(late, traffic.now)
+    late.first_token, late.num_output = traffic.now, 1
+    traffic.state.answered(late, traffic.now)
+    traffic.state.finished(late, traffic.now + 50)  # all latencies are older than half a minute
+    assert traffic.allowance.share == pytest.approx(begun)
+
+
+def test_an_allowance_that_is_not_used_grows_to_four_caps():
+    traffic = Traffic(cap=0.1)
+    traffic.serve(40, alone=STEP, gap=5.0)
+
+    assert traffic.allowance.share == pytest.approx(0.4)
 
 
 def test_another_cap_starts_again_and_no_cap_has_no_share():
@@ -273,6 +379,7 @@ def test_the_lending_ratio_recovers_at_any_rate(gap: float, objective: float, se
         pytest.param(200, {"tpot": 0.025}, 0.1, id="lending never ends"),
         pytest.param(80, {"tpot": 0.015}, 1, id="an SLO that online alone would miss, too"),
         pytest.param(20, {"num_output": 1, "ttft": 0.025}, exp(-0.05 * 0.995 * 20), id="answers of one token"),
+        pytest.param(20, {"ttft": 0.025}, exp(-0.05 * 0.995 * 20), id="a late first token, the others in time"),
     ],
 )
 def test_the_lending_ratio_follows_the_slo_that_offline_makes_requests_miss(number, served, ratio):

@@ -105,7 +105,7 @@ def test_a_tenant_below_its_reservation_goes_first_until_it_is_not():
     ]
     slots = TenantSlots({"b": 0.5}, {"a": 3, "b": 1})
 
-    assert share_out(candidates, {"b": 1e9}, {}, count=6, cost=1, slots=slots) == {"top": 2, "b1": 4}
+    assert share_out(candidates, {"b": 1e9}, {}, count=9, cost=1, slots=slots) == {"top": 2, "b1": 6, "a1": 1}
 
 
 def test_jobs_without_a_prefix_key_are_no_group():

@@ -7,6 +7,7 @@ from math import inf
 from sys import maxsize
 
 import pytest
+from engine_snapshot import Engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laws import After, left, slots_and_chunk_are_never_exceeded, the_plan_is_well_formed
@@ -15,8 +16,10 @@ from workloads import EXACT, snapshots
 from ballast_policy.plan import Reason
 from ballast_policy.request import Phase, Request, RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
+from ballast_policy.step.budget import SUSPENDED_SHARE
+from ballast_policy.step.draft import StepDraft
 from ballast_policy.step.planner import plan
-from ballast_policy.step.suspension import plan_nested
+from ballast_policy.step.suspension import plan_nested, suspendable_seconds
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 EXAMPLES = settings().max_examples
@@ -124,3 +127,133 @@ def test_newcomers_of_one_token_take_the_time_of_a_decode():
     nested = plan_nested(snapshot, (), 0.006)
 
     assert 0.0 < nested.predicted_seconds <= 0.006
+
+
+def waits(
+    *, decodes: tuple = (), waiting: dict | None = None, prefill: float | None = None, seconds: float = 0.03, **fields
+) -> float:
+    """Return how long a step of `seconds` that begins at 10 s can wait for what it computes."""
+    engine = Engine(**{"ttft": 1.0, **fields})
+    for decode in decodes:
+        engine.decoding(ONLINE, **{"arrival": 9.5, "ttft": 0.4, "tpot": 0.05, "num_output": 5, **decode})
+    if prefill is not None:
+        engine.prefilling(ONLINE, tokens=8).ttft = prefill
+    if waiting is not None:
+        engine.add(ONLINE, 1, **waiting)
+    step = StepDraft(engine.snapshot())
+    for request in step.online.prefills:
+        step.grant(request, 8)
+    for request in step.online.waiting:
+        step.start(request, 1, Reason.ONLINE_FIRST)
+    step.time.seconds = seconds
+    return suspendable_seconds(step) / SUSPENDED_SHARE
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        pytest.param({}, 1.0, id="nothing but a newcomer's TTFT limits an offline step"),
+        pytest.param({"seconds": 0.004}, 1.0, id="nor a short one"),
+        pytest.param({"decodes": ({"first_token": 9.8},)}, 0.02, id="a decode is due at 10.05"),
+        pytest.param({"decodes": ({"first_token": 9.7},)}, 0.12, id="late by its first token, not by its TTFT"),
+        pytest.param({"decodes": ({"first_token": 9.75},)}, 0.0, id="a decode is due now"),
+        pytest.param({"decodes": ({"first_token": 9.0, "ttft": 0.1},)}, 1.0, id="a decode is late in any case"),
+        pytest.param(
+            {
+                "decodes": (
+                    {"first_token": 9.9},
+                    {"first_token": 9.8},
+                )
+            },
+            0.02,
+            id="the first of two decodes",
+        ),
+        pytest.param({"decodes": ({"first_token": 9.8},), "seconds": 0.01}, 0.0, id="as short as two fixed costs"),
+        pytest.param({"decodes": ({"first_token": 9.8},), "seconds": 0.012}, 0.038, id="longer than two fixed costs"),
+        pytest.param({"waiting": {"arrival": 9.9, "ttft": 0.5}}, 0.37, id="a prompt of one token"),
+        pytest.param({"prefill": 0.2}, 0.17, id="a prompt"),
+        pytest.param({"prefill": 0.03}, 0.0, id="a prompt that is due at the end"),
+        pytest.param({"prefill": 0.02}, 1.0, id="a prompt that is late in any case"),
+        pytest.param({"can_suspend": False}, 0.0, id="an engine that cannot"),
+        pytest.param({"ttft": inf}, 0.0, id="no newcomer is in a hurry"),
+    ],
+)
+def test_a_step_can_wait_until_the_first_of_its_online_tokens_is_due(step: dict, expected: float):
+    assert waits(**step) == pytest.approx(expected)
+
+
+def test_a_plan_states_how_long_its_step_can_wait():
+    engine = Engine(ttft=1.0)
+    engine.decoding(OFFLINE)
+
+    assert engine.plan().suspendable_seconds == pytest.approx(SUSPENDED_SHARE)
+
+
+EXPERTS = replace(EXACT, k5=0.03, missed=0.9)
+TWO_PROMPTS = EXPERTS.k0 + EXPERTS.prefill(0, 8) + EXPERTS.prefill(0, 8, 8)
+TWO_TOKENS = EXPERTS.k0 + EXPERTS.decode(1) + EXPERTS.decode(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fields", "num_admitted"),
+    [
+        pytest.param([8] * 5, {"slots": 4}, 4, id="slots"),
+        pytest.param([32, 32, 8], {}, 2, id="prefill tokens"),
+        pytest.param([8] * 3, {"seconds": TWO_PROMPTS}, 2, id="time"),
+        pytest.param([8] * 3, {"seconds": TWO_PROMPTS + 0.001}, 2, id="too little time for the third"),
+        pytest.param([1] * 3, {"seconds": TWO_TOKENS}, 2, id="time of prompts of one token"),
+        pytest.param([8] * 3, {"num_blocks": 5}, 2, id="blocks"),
+        pytest.param([40] * 3, {"num_cached": 20}, 3, id="only what the cache does not hold counts"),
+    ],
+)
+def test_a_nested_plan_admits_newcomers_in_order_until_something_is_used_up(sizes, fields, num_admitted):
+    fields = {"offline_share": 0.0, **fields}
+    seconds, num_cached = fields.pop("seconds", 10.0), fields.pop("num_cached", 0)
+    engine = Engine(**fields)
+    engine.cost = EXPERTS
+    newcomers = [engine.add(ONLINE, size, num_cached=num_cached) for size in sizes]
+
+    nested = plan_nested(engine.snapshot(), (), seconds)
+
+    assert nested.admit == tuple(newcomers[:num_admitted])
+    assert (nested.budget_seconds, nested.suspendable_seconds) == (seconds, 0.0)
+
+
+def test_a_newcomer_takes_the_slot_of_the_last_offline_request_that_borrows_one():
+    engine = Engine(slots=4)
+    offline = [engine.decoding(OFFLINE) for _ in range(4)]
+    newcomer = engine.add(ONLINE, 8)
+
+    nested = plan_nested(engine.snapshot(), offline, 10.0)
+
+    assert nested.park == (offline[3],)
+    assert {because.request: because.reason for because in nested.because} == {
+        newcomer: Reason.ONLINE_FIRST,
+        offline[3]: Reason.SLOT_RECLAIMED,
+    }
+    engine.config = replace(engine.config, slots=5)
+    assert not plan_nested(engine.snapshot(), offline, 10.0).park
+
+
+def test_a_newcomer_takes_no_blocks_of_a_prompt_that_goes_on_nor_of_a_running_request():
+    engine = Engine(offline_share=0.0)
+    engine.prefilling(ONLINE, tokens=16, done=4)
+    engine.decoding(OFFLINE, tokens=33)
+    engine.add(ONLINE, 8)
+    engine.extra["free_blocks"] = 4
+
+    nested = plan_nested(engine.snapshot(), (), 10.0)
+
+    assert (nested.admit, nested.preempt) == ((), ())
+
+
+def test_the_blocks_that_a_newcomer_shares_are_reclaimed_because_its_victims_may_hold_them():
+    engine = Engine(offline_share=0.0)
+    parked = [engine.decoding(OFFLINE, tokens=13, phase=Phase.PARKED) for _ in range(3)]
+    newcomer = engine.add(ONLINE, 16, num_cached=8)
+    engine.extra["free_blocks"] = 0
+
+    nested = plan_nested(engine.snapshot(), (), 10.0)
+
+    assert nested.admit == (newcomer,)
+    assert len(nested.preempt) == 2 < len(parked), "four blocks are needed, and a victim has three"

@@ -71,7 +71,18 @@ def test_a_tenant_that_loses_its_reservation_starts_level():
     ledger.charge("c", 200)
     ledger.reserve({"b": 0.1})
 
-    assert ledger.service("a") == 300
+    assert ledger.services == {"a": 300, "b": 300, "c": 200}
+    ledger.charge("b", 100)
+    ledger.reserve({"b": 0.1})
+    assert ledger.services == {"a": 300, "b": 400, "c": 200}, "b keeps its reservation"
+
+
+def test_the_service_of_the_only_tenant_is_no_debt_without_its_reservation():
+    ledger = Ledger(reserved={"a": 0.5, "idle": 0.1})
+    ledger.charge("a", 1000)
+    ledger.reserve({})
+
+    assert ledger.services == {"a": 0}
 
 
 def test_a_tenant_below_its_reservation_goes_first_and_then_the_order_goes_on():

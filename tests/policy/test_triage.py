@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_policy.learning.cost import CostModel
-from ballast_policy.request import Request, RequestClass
+from ballast_policy.request import Phase, Request, RequestClass
 from ballast_policy.step.triage import all_in_time, find_late, in_time_first
 
 ONLINE = RequestClass.ONLINE
@@ -67,6 +67,19 @@ def test_prompts_pay_once_for_experts_and_not_for_those_that_decodes_touch():
     assert len(find_late(order[5.5], cost, 0.0, speed=1.0, start=0.0)) == 1
     assert not find_late(order[4.5], cost, 0.0, speed=1.0, start=0.0, beside=10)
     assert len(find_late([make(3, 8, 0.1), make(4, 8, 2.5)], cost, 0.0, speed=1.0, start=0.0)) == 2, "none reads them"
+    assert all_in_time([make(1, 8, 6.75), make(2, 2, 6.75), make(3, 8, 6.75)], cost, 0.0, speed=1.0, start=0.0)
+    assert not find_late([make(1, 8, 6.5, num_output=2), make(2, 8, 6.5)], cost, 0.0, speed=1.0, start=0.0)
+
+
+def test_only_the_rest_of_a_prompt_takes_time():
+    begun = make(1, 8, 2.0, phase=Phase.RUNNING, num_computed=6)
+
+    assert all_in_time([begun], COST, 0.0, speed=1.0, start=0.0)
+    assert late(begun) == set()
+
+
+def test_a_deferred_prompt_leaves_its_time_to_later_ones():
+    assert late(make(1, 8, 10.0), make(2, 3, 3.0), make(3, 6, 9.0)) == {1}
 
 
 def test_the_time_that_decodes_can_wait_is_for_prefill():

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import pytest
 from workloads import make_snapshot
 
 from ballast_policy.host import Host
-from ballast_policy.learning.cost import CostModel
+from ballast_policy.learning.cost import CostModel, attended
 from ballast_policy.plan import Reason
 from ballast_policy.request import Phase, Request, RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 from ballast_policy.step.planner import plan
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
-COST = CostModel(0.001, 1e-5, 0, 1e-4, 0, is_trusted=True)
+COST = CostModel(0.001, 1e-5, 1e-6, 1e-4, 0, is_trusted=True)
 
 
 def make_request(seq: int, arrival: float, request_class: RequestClass = ONLINE, **fields) -> Request:
@@ -28,10 +29,11 @@ def look(now: float, *waiting: Request, residents: tuple[Request, ...] = (), cos
 
 
 def test_the_window_opens_with_the_first_arrival():
-    decided = plan(look(1.010, make_request(0, 1.0, OFFLINE), make_request(1, 1.009)))
+    offline, online = make_request(0, 1.0, OFFLINE), make_request(1, 1.009)
+    decided = plan(look(1.010, offline, online))
 
     assert (decided.grants, decided.wait_until) == ((), pytest.approx(1.015))
-    assert {because.reason for because in decided.because} == {Reason.BATCH_WINDOW}
+    assert decided.because == ((online, Reason.BATCH_WINDOW), (offline, Reason.BATCH_WINDOW))
 
 
 def test_when_it_closes_all_requests_start_online_first():
@@ -58,9 +60,15 @@ def test_it_does_not_wait_for_what_it_cannot_use_or_afford(waiting):
 
 
 def test_it_waits_as_long_as_the_first_token_allows():
-    decided = plan(look(1.001, make_request(0, 1.0, ttft=0.010)))
+    request = make_request(0, 1.0, ttft=0.010)
+    waits = [plan(look(1.001, request, cost=cost)).wait_until for cost in (COST, replace(COST, is_trusted=False))]
 
-    assert decided.wait_until == pytest.approx(1.005 - 0.001 - 10e-5), "half of it"
+    takes = 0.001 + 10 * 1e-5 + 1e-6 * attended(0, 10)
+    assert waits == pytest.approx([1.005 - takes, 1.005]), "half of it, without the time of the step if it is known"
+
+
+def test_cached_tokens_do_not_fill_a_chunk():
+    assert plan(look(1.0, make_request(0, 1.0, num_tokens=80, num_cached=70))).wait_until == pytest.approx(1.015)
 
 
 def test_a_busy_engine_does_not_wait():
@@ -69,3 +77,4 @@ def test_a_busy_engine_does_not_wait():
     )
 
     assert plan(look(1.0, make_request(1, 1.0), residents=(resident,))).admit
+    assert plan(replace(look(1.0, make_request(1, 1.0)), num_leaving=1)).admit

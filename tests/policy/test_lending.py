@@ -1,0 +1,217 @@
+"""The phases that serve online and lend to offline, by themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from engine_snapshot import OFFLINE, ONLINE, Engine, why
+from workloads import EXACT
+
+from ballast_policy.learning.cost import attended
+from ballast_policy.plan import Reason
+from ballast_policy.request import PARKED, Request
+from ballast_policy.snapshot import TenantShare
+from ballast_policy.step.draft import StepDraft
+from ballast_policy.step.lending import lend
+from ballast_policy.step.online import online_parts, online_step
+from ballast_policy.step.reserved import Reserved
+
+EXPERTS = replace(EXACT, k5=0.03, missed=0.9)
+
+
+def make_engine(**config) -> Engine:
+    engine = Engine(**{"offline_share": 0.0, **config})
+    engine.cost = EXPERTS
+    return engine
+
+
+def lent(engine: Engine, seconds: float = inf, reserved: Reserved | None = None, beside: int = 0) -> StepDraft:
+    """Lend some seconds of a step with `beside` tokens of others."""
+    step = StepDraft(engine.snapshot())
+    step.time.num_tokens = beside
+    budget = step.time.seconds + seconds + 1e-9
+    lend(step, reserved or Reserved(), growth_blocks=0, budget=budget, expects_online=False)
+    return step
+
+
+def reasons(step: StepDraft) -> list[tuple[Request, Reason]]:
+    return [tuple(because) for because in step.draft.because]
+
+
+def test_decodes_that_do_not_fit_the_budget_are_parked_and_the_experts_of_a_step_are_paid_once():
+    engine = make_engine()
+    decodes = [engine.decoding(OFFLINE) for _ in range(4)]
+
+    assert lent(engine, sum(EXPERTS.decode(10, beside) for beside in (5, 6)), beside=5).draft.park == decodes[2:]
+    prompt = engine.prefilling(OFFLINE, tokens=20, done=4)
+    reserved = Reserved(16, [prompt])
+    seconds = EXPERTS.prefill(4, 16) + EXPERTS.decode(10)
+    assert [request for request in lent(engine, seconds, reserved).draft.park if request is not prompt] == decodes[1:]
+
+
+@pytest.mark.parametrize(("more", "is_resumed"), [(0.0, True), (-1e-6, False)])
+def test_a_parked_decode_is_resumed_if_its_time_beside_the_others_is_left(more: float, is_resumed: bool):
+    engine = make_engine()
+    engine.decoding(OFFLINE, phase=PARKED)
+
+    assert bool(lent(engine, EXPERTS.decode(10, 5) + more, beside=5).draft.resume) is is_resumed
+
+
+def test_prefill_that_gets_no_tokens_is_parked_for_what_is_missing():
+    engine = make_engine()
+    first, second = (engine.prefilling(OFFLINE, tokens=100, done=4) for _ in range(2))
+
+    assert reasons(lent(engine, 0.0)) == [(first, Reason.STEP_BUDGET), (second, Reason.STEP_BUDGET)]
+    assert reasons(lent(engine)) == [(second, Reason.CHUNK_SPENT)]
+    engine.extra["free_blocks"] = 0
+    assert reasons(lent(engine)) == [(first, Reason.NO_KV), (second, Reason.NO_KV)]
+    engine.extra["free_blocks"] = 0
+    covered = lent(engine, reserved=Reserved(16, [first]))
+    assert (reasons(covered), covered.draft.park) == ([(first, Reason.NO_KV), (second, Reason.NO_KV)], [second])
+
+
+def test_reserved_tokens_are_not_lent():
+    engine = make_engine()
+    first, second = engine.prefilling(OFFLINE, tokens=20, done=4), engine.prefilling(OFFLINE, tokens=100)
+
+    assert lent(engine, reserved=Reserved(16, [first])).draft.prefill_grants == {first: 16, second: 48}
+
+
+@pytest.mark.parametrize(("size", "left"), [(1, 64), (2, 62)])
+def test_only_prompts_take_lent_prefill_tokens(size: int, left: int):
+    engine = make_engine()
+    first, second = engine.add(OFFLINE, size), engine.add(OFFLINE, 100)
+
+    assert dict(engine.plan().grants) == {first: size, second: left}
+
+
+@pytest.mark.parametrize(("free", "is_resumed"), [(2, True), (1, False)])
+def test_a_parked_prompt_is_resumed_with_all_its_blocks(free: int, is_resumed: bool):
+    engine = make_engine()
+    engine.prefilling(OFFLINE, tokens=12, done=4, phase=PARKED)
+    engine.extra["free_blocks"] = free
+
+    assert bool(lent(engine).draft.resume) is is_resumed
+
+
+@pytest.mark.parametrize(("num_leaving", "is_admitted"), [(0, True), (1, False)])
+def test_only_a_request_alone_is_admitted_without_the_blocks_of_its_answer(num_leaving: int, is_admitted: bool):
+    engine = make_engine(tail_tokens=1000)
+    engine.add(OFFLINE, 8)
+    engine.extra |= {"free_blocks": 5, "num_leaving": num_leaving}
+
+    assert bool(engine.plan().admit) is is_admitted
+
+
+def test_a_lowered_cap_parks_all_above_it_and_no_other_tenant():
+    engine = make_engine(tenants={"capped": TenantShare(max_slots=1)})
+    capped = [engine.decoding(OFFLINE, tenant="capped") for _ in range(3)]
+    engine.decoding(OFFLINE)
+
+    decided = engine.plan()
+
+    assert set(decided.park) == set(capped[1:])
+    assert {why(decided, request) for request in decided.park} == {Reason.TENANT_CAP}
+
+
+def online_and_offline() -> tuple[Engine, StepDraft, Request]:
+    """Two online decodes and twelve tokens of a prompt, beside three offline decodes, two of them in reserved slots."""
+    engine = make_engine(offline_share=0.25)
+    for _ in range(2):
+        engine.decoding(ONLINE)
+    for tokens in (10, 10, 11):
+        engine.decoding(OFFLINE, tokens=tokens)
+    prompt, other = engine.prefilling(ONLINE, tokens=30, done=8), engine.prefilling(OFFLINE, tokens=20)
+    step = StepDraft(engine.snapshot())
+    step.count_decodes(step.online)
+    step.grant(prompt, 12)
+    step.grant(other, 0)
+    return engine, step, prompt
+
+
+def test_the_parts_of_online_are_those_of_a_step_without_offline():
+    _, step, _ = online_and_offline()
+    alone, parts = online_parts(step)
+
+    linear = EXPERTS.k1 * 12 + EXPERTS.k2 * attended(8, 12)
+    assert parts.decodes == pytest.approx(2 * EXPERTS.k3 + 20 * EXPERTS.k4 + EXPERTS.experts(2))
+    assert parts.prefill == pytest.approx(linear + EXPERTS.experts(12, 2))
+    assert alone == pytest.approx(EXPERTS.k0 + parts.decodes + parts.prefill)
+
+
+def test_the_part_that_no_budget_limits_has_the_decodes_in_reserved_slots():
+    _, step, _ = online_and_offline()
+    part = online_step(step, Reserved())
+
+    assert part.fixed == pytest.approx(step.time.fixed_seconds + EXPERTS.decode(10, 2, 2), rel=1e-9)
+    assert part.seconds == pytest.approx(step.time.seconds + EXPERTS.decode(10, 14, 2), rel=1e-9)
+    assert part.experts == pytest.approx(EXPERTS.k5 * 0.9**14)
+
+
+def test_the_prompts_that_bound_a_step_are_those_that_go_on_are_resumed_or_wait():
+    engine = make_engine()
+    begun, parked = engine.prefilling(ONLINE, tokens=30), engine.prefilling(ONLINE, tokens=30, phase=PARKED)
+    admitted, waiting = engine.add(ONLINE, 9), engine.add(ONLINE, 9)
+    step = StepDraft(engine.snapshot())
+    for request in (parked, admitted):
+        step.start(request, 4, Reason.ONLINE_FIRST)
+
+    assert list(online_step(step, Reserved()).pending) == [begun, parked, admitted, waiting]
+    assert list(online_step(step, Reserved(), {waiting}).pending) == [begun, parked, admitted]
+
+
+@pytest.mark.parametrize(("free", "granted"), [(9, 32), (8, 32), (3, 12), (0, 0)])
+def test_an_online_prompt_goes_on_as_far_as_it_finds_blocks(free: int, granted: int):
+    engine = make_engine()
+    prompt = engine.prefilling(ONLINE, tokens=40, done=8)
+    engine.extra["free_blocks"] = free
+
+    decided = engine.plan()
+
+    assert dict(decided.grants).get(prompt, 0) == granted
+    assert decided.because == (() if granted else ((prompt, Reason.NO_KV),))
+
+
+def test_too_many_residents_give_up_offline_before_online_and_the_last_first():
+    engine = make_engine(slots=1, most_residents=3)
+    engine.decoding(ONLINE, priority=1)
+    engine.decoding(ONLINE, phase=PARKED)
+    _, last = (engine.decoding(OFFLINE, phase=PARKED) for _ in range(2))
+
+    decided = engine.plan()
+
+    assert decided.preempt == (last,)
+    assert why(decided, last) is Reason.NO_SLOT
+
+
+@pytest.mark.parametrize(
+    ("free", "has_decode", "yields"),
+    [
+        pytest.param(0, False, True, id="no request computes: the last one yields"),
+        pytest.param(3, False, False, id="the first prompt goes on"),
+        pytest.param(0, True, False, id="a decode goes on"),
+    ],
+)
+def test_the_last_of_two_prompts_without_blocks_yields_only_if_no_request_computes(free, has_decode, yields):
+    engine = make_engine()
+    _, last = (engine.prefilling(ONLINE, tokens=40, done=8) for _ in range(2))
+    if has_decode:
+        engine.decoding(ONLINE)
+    engine.extra["free_blocks"] = free
+
+    decided = engine.plan()
+
+    assert decided.preempt == ((last,) if yields else ())
+    assert {reason for request, reason in decided.because if request is last} == {Reason.NO_KV}
+
+
+@pytest.mark.parametrize(("free", "held", "is_admitted"), [(1, 0, False), (2, 0, True), (2, 1, False), (3, 1, True)])
+def test_a_newcomer_is_admitted_into_the_blocks_that_are_free_and_not_held(free: int, held: int, is_admitted: bool):
+    engine = make_engine()
+    engine.decoding(OFFLINE)
+    engine.add(OFFLINE, 8)
+    engine.extra["free_blocks"] = free
+
+    assert bool(lent(engine, reserved=Reserved(held_blocks=held)).draft.admit) is is_admitted
