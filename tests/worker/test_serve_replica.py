@@ -209,6 +209,20 @@ def test_a_replica_that_starts_while_its_pod_is_to_end_is_asked_too(make_text, t
     run(test)
 
 
+def test_the_end_of_a_replica_does_not_answer_for_the_one_that_replaces_it(tmp_path, monkeypatch):
+    """Serve starts a replica while the one that it replaces still drains, maybe in the same pod."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    leave.watch_for()
+    leave.drained()
+    alone = (leave.directory() / leave.DONE).exists()
+    (leave.directory() / leave.DONE).unlink()
+    (leave.directory() / leave.REPLICA).write_text("1", encoding="utf-8")
+    leave.drained()
+
+    assert alone
+    assert not (leave.directory() / leave.DONE).exists()
+
+
 class BrokenFeeder:
     """A feeder that cannot return its items."""
 

@@ -89,7 +89,7 @@ class ServeReplica:
         except Exception:  # the process ends, and its leases expire
             log.exception("the replica did not drain, leases of offline items expire")
         if self._leaving is not None:
-            (leave.directory() / leave.DONE).touch()
+            leave.drained()
 
     async def _leave_when_asked(self) -> None:
         """Drain before Kubernetes ends the pod; see `leave`. The replica stays until then, and refuses requests."""
