@@ -575,6 +575,17 @@ def test_prefixes_that_cannot_be_read_keep_no_cancelled_item_in_the_engine(fed, 
     assert outcomes[RequestClass.OFFLINE, RequestOutcome.LENGTH] == 0
 
 
+def test_a_list_of_declared_tenants_that_cannot_be_read_stops_no_work(fed, queue, valkey, eventually) -> None:
+    with redis.Redis.from_url(valkey.url) as raw:
+        raw.set(queue.store.keys.declared, "no sorted set")
+        job_id = queue.submissions.submit([make_line(0)], tenant="acme").job_id
+        with fed(offline={"tenants": [{"name": "acme"}]}) as serving:
+            eventually(lambda: queue.jobs.get(job_id).state is JobState.COMPLETED, "the job to complete")
+            failures = serving.worker.feeder.failures
+
+    assert failures["unread inboxes"]
+
+
 def test_items_that_name_another_model_wait_for_a_worker_of_it(fed, queue, eventually) -> None:
     old = queue.submissions.submit([make_line(index, model="tiny") for index in range(6)]).job_id
     with fed(model={"servedName": "renamed"}) as serving:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
-from ballast_queue.errors import UnreadableValue
+from ballast_queue.errors import RefusedCall, UnreadableValue
 from ballast_queue.records import parse
 from ballast_queue.settings import QueueSettings
 from ballast_queue.store import Store
@@ -53,7 +54,8 @@ class SettingsStore:
         )
         is_in_force = bool(self._store.call(call))
         if is_in_force and settings.tenants:
-            self._store.call(self._store.functions.declare([tenant.name for tenant in settings.tenants]))
+            with contextlib.suppress(RefusedCall):  # the names serve a message only, which then says what is wrong
+                self._store.call(self._store.functions.declare([tenant.name for tenant in settings.tenants]))
         return is_in_force
 
     def renew(self, owner: str) -> str:

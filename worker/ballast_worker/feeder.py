@@ -279,14 +279,17 @@ class Feeder:
         if self._is_followed and not is_followed:
             log.info("queue follows the settings of another resource, or newer ones than this worker's configuration")
         self._is_followed = is_followed
-        unread = queue.inbox.unread()
-        for tenant in unread.keys() - self._unread:
-            log.warning("no worker reads an inbox: the queue no longer declares its tenant", tenant=tenant)
-        self._unread = set(unread)
+        self._try("unread inboxes", partial(self._name_unread, queue))
         self._lease_seconds = queue.settings.read().lease_seconds
         self._claimer.weights = {tenant.name: tenant.weight for tenant in settings.tenants}
         self._configured = settings  # last: after a failure, the next round writes them again
         self._configure_at = time.monotonic() + SETTINGS_SECONDS
+
+    def _name_unread(self, queue: Queue) -> None:
+        unread = queue.inbox.unread()
+        for tenant in unread.keys() - self._unread:
+            log.warning("no worker reads an inbox: the queue no longer declares its tenant", tenant=tenant)
+        self._unread = set(unread)
 
     def _renew(self, old: Queue) -> None:
         """Replace the connection. Keep the old one while the new address or password does not work yet."""
