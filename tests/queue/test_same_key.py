@@ -145,6 +145,32 @@ def test_two_submitters_of_two_files_with_one_key_make_a_job_of_one_file(queue: 
     assert set(drain(queue, job_id)) == {"other"}
 
 
+@pytest.mark.parametrize("ahead", [1, 7, CHUNK_LINES - 1, CHUNK_LINES, CHUNK_LINES + 1])
+def test_a_submitter_that_is_overtaken_at_each_chunk_reads_each_line_once(queue: Queue, ahead: int):
+    lines = make_lines(MANY)
+
+    class Overtaken:
+        """The store of a submitter, before each of whose calls another one adds lines."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(queue.store, name)
+
+        def call(self, call: Any) -> Any:
+            if call[0] == "append" and (found := queue.jobs.ids()):
+                before = queue.jobs.get(found[0]).counts.total
+                older_submission(queue, found[0], before, lines[before : MANY - 1][:ahead], closes=False)
+            return queue.store.call(call)
+
+    submissions = type(queue.submissions)(Overtaken(), queue.settings)  # type: ignore[arg-type]
+    done = submissions.submit(lines, key="k")
+    claimed = []
+    while found := queue.leases.claim(done.job_id, 500, "w1"):
+        claimed += found
+
+    assert (done.accepted, done.rejected) == (MANY, 0)
+    assert [item.custom_id for item in claimed] == [f"r{number}" for number in range(MANY)]
+
+
 def test_the_key_of_a_cancelled_job_names_it_for_the_lines_that_it_had(queue: Queue):
     job_id = interrupt(queue, make_lines(1100))
     queue.jobs.cancel(job_id)

@@ -46,7 +46,7 @@ class Sending:
     ) -> None:
         self._store = store
         self._job_id = job_id
-        self._lines = lines
+        self._source = self._lines = lines
         self._key = key
         self._settings = settings
         self._on_progress = on_progress
@@ -71,10 +71,10 @@ class Sending:
                     raise JobStateConflict(
                         f"job {self._job_id} became {state} while its lines arrived: submit another job"
                     )
-                self._lines = chain(raws, self._lines)
+                self._give_back(raws)
                 return self.compare(now)
             if status == b"elsewhere":  # another submitter with the same key added lines
-                self._lines = chain(raws, self._lines)
+                self._give_back(raws)
             elif raws:
                 self._passed = ahead
             else:
@@ -95,6 +95,10 @@ class Sending:
         self._report()
         self._require_same(stored, stored.accepted + stored.rejected, self._passed.num_requests)
         return stored
+
+    def _give_back(self, raws: list[bytes]) -> None:
+        # A chunk holds at least what is left of the one that was given back before, so that chains do not nest.
+        self._lines = chain(raws, self._source)
 
     def _pass(self, stored: Stored) -> None:
         """Read the lines that the job has, and compare them."""
