@@ -73,8 +73,8 @@ class Functions:
     def open(
         self, job_id: str, *, tenant: str, priority: int, deadline: float | None, key: str, source: Source
     ) -> Call:
-        is_submit = 1 if source == "submit" else 0  # it refuses a passed deadline, and wants the digest
-        return self._of_job("open", job_id, tenant, priority, deadline or 0, key, source, is_submit, 1)
+        refuses_passed = 1 if source == "submit" else 0
+        return self._of_job("open", job_id, tenant, priority, deadline or 0, key, source, refuses_passed, 1)
 
     def store(
         self, job_id: str, lines: Sequence[Line], *, prefix_key: int, closes: bool, tenant: str | None = None

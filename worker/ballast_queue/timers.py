@@ -27,10 +27,9 @@ class Timers:
     _clock: Callable[[], float] = time.monotonic
 
     def run_due(self, seconds: float = 0.0) -> int:
-        """Run due work, at least for up to about `BATCH` items, and return how many items and jobs moved.
+        """Run due work until `seconds` have passed, and return how many items and jobs moved.
 
-        If more is due, further calls move as many items each, until `seconds` have passed. The server serves its other
-        clients between two calls.
+        Work on about `BATCH` items runs in any case. The server serves its other clients between two calls.
 
         Call it every second. An expired lease returns its item, which spends the attempt, or makes it a dead letter.
         An item whose backoff has ended becomes claimable. A job past its deadline ends and keeps its results. So does a
