@@ -14,12 +14,7 @@ from ballast_queue.redis_store import Queue
 pytestmark = pytest.mark.timeout(900)
 
 DOCS = Path(__file__).parents[3] / "docs"
-MISSING = {
-    "ballast_model_flops_utilization",
-    "ballast_model_bandwidth_utilization",
-    "ballast_http_connections",
-    "ballast_http_closed_total",
-}
+MISSING = {"ballast_model_flops_utilization", "ballast_model_bandwidth_utilization"}
 """Series of a worker with the native engine that a worker with vLLM does not have."""
 
 WEATHER = {
