@@ -60,7 +60,8 @@ WRONG = {
     "gpus of the native engine": ("native", ("--gpus", "1"), "the native engine runs on CPUs"),
     "too few gpus": ("two nodes", ("--gpus", "4"), "a replica uses 8 on each node: runtime.tensorParallel is 16"),
     "negative gpus": ("vllm", ("--gpus", "-1"), "--gpus is -1, and a replica uses 1 on each node"),
-    "no replica": ("native", ("--replicas", "0"), "a deployment has at least one replica"),
+    "no replica": ("native", ("--replicas", "0"), "found 0, expected a whole number: a deployment has at least one"),
+    "a word for replicas": ("native", ("--replicas", "two"), "found two, expected a whole number"),
 }
 
 

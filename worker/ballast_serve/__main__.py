@@ -116,10 +116,11 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError("a deployment has at least one replica")
-    return count
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(
+            f"found {text}, expected a whole number: a deployment has at least one replica"
+        )
+    return int(text)
 
 
 def _gpus(config: WorkerConfig, stated: int | None) -> int:

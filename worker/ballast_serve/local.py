@@ -15,6 +15,7 @@ from ray.serve.schema import ApplicationStatus
 from ballast_api.serve_config import APPLICATION, serve_config
 from ballast_api.worker_config import WorkerConfig
 from ballast_log import Log
+from ballast_openai.errors import counted
 from ballast_worker.errors import WorkerError
 
 log = Log(__name__)
@@ -87,7 +88,9 @@ def _gpus(config: WorkerConfig) -> int:
     if config.backend != "vllm" or not found:
         return 0
     if found < needed:
-        raise WorkerError(f"runtime.tensorParallel is {needed}, and Ray found {found} GPUs. Set at most {found}")
+        raise WorkerError(
+            f"runtime.tensorParallel is {needed}, and Ray found {counted(found, 'GPU')}. Set at most {found}"
+        )
     return needed
 
 

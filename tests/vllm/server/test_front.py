@@ -103,7 +103,7 @@ def test_a_client_that_offers_http_2_is_answered_in_http_1_1(serving):
     assert answers[0].json()["choices"] == answers[1].json()["choices"]
 
 
-def test_connections_have_the_limits_of_a_worker(serving, eventually):
+def test_connections_have_the_limits_of_a_worker(serving):
     """`tests/worker/test_hostile_clients.py` tests each limit."""
     address = httpx.URL(serving.url)
 
