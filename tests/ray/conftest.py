@@ -26,6 +26,7 @@ PATIENCE = 240.0
 if HAS_RAY:
     os.environ |= {
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # as in pods: without its head, the dashboard of Ray takes all CPUs
         "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
