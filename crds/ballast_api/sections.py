@@ -314,6 +314,10 @@ class Limits(ApiModel):
     max_body_kibibytes: Hot[int] = Field(default=4096, ge=1)
     """Maximum size of an HTTP body and of a line of a job."""
 
+    def most_requests(self, slots: int) -> int:
+        """Return the most requests that a worker holds: those in its slots, and a waiting queue for each class."""
+        return slots + 2 * self.max_queued_requests
+
 
 class Cost(ApiModel):
     """The price of the hardware, for the cost metrics."""

@@ -24,7 +24,7 @@ STOP_SECONDS = 15.0
 def most_requests(config: WorkerConfig) -> int:
     """Return `max_ongoing_requests`: the worker itself answers 429 before Serve holds a request back."""
     slots = config.slots or MOST_SLOTS
-    return slots + 2 * config.limits.max_queued_requests + OTHER_REQUESTS
+    return config.limits.most_requests(slots) + OTHER_REQUESTS
 
 
 def serve_config(config: WorkerConfig, text: str, *, replicas: int, gpus: int, proxies: bool = False) -> dict[str, Any]:

@@ -152,7 +152,7 @@ def waits(
 @pytest.mark.parametrize(
     ("step", "expected"),
     [
-        pytest.param({}, 1.0, id="nothing but a newcomer's TTFT limits an offline step"),
+        pytest.param({}, 1.0, id="only the TTFT of a newcomer limits an offline step"),
         pytest.param({"seconds": 0.004}, 1.0, id="nor a short one"),
         pytest.param({"decodes": ({"first_token": 9.8},)}, 0.02, id="a decode is due at 10.05"),
         pytest.param({"decodes": ({"first_token": 9.7},)}, 0.12, id="late by its first token, not by its TTFT"),

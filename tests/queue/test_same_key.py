@@ -19,6 +19,7 @@ from ballast_queue.batch_lines import CHUNK_LINES
 from ballast_queue.errors import JobStateConflict, OtherLines, QueueUnavailable
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
+from ballast_queue.submissions import Submissions
 
 MANY = 3 * CHUNK_LINES - 100
 
@@ -161,7 +162,7 @@ def test_a_submitter_that_is_overtaken_at_each_chunk_reads_each_line_once(queue:
                 older_submission(queue, found[0], before, lines[before : MANY - 1][:ahead], closes=False)
             return queue.store.call(call)
 
-    submissions = type(queue.submissions)(Overtaken(), queue.settings)  # type: ignore[arg-type]
+    submissions = Submissions(Overtaken(), queue.settings)  # type: ignore[arg-type]
     done = submissions.submit(lines, key="k")
     claimed = []
     while found := queue.leases.claim(done.job_id, 500, "w1"):
@@ -212,7 +213,7 @@ def test_a_job_of_an_older_version_is_compared_by_its_number_of_lines(queue: Que
     with pytest.raises(OtherLines):
         queue.submissions.submit(make_lines(5), key="k")
 
-    assert len(opened) == 7, "an older version reads exactly so many values"
+    assert len(opened) == 7, "an older version reads seven values"
     assert (resumed.job_id, resumed.accepted, again.job_id, again.accepted) == ("j", 4, "j", 4)
 
 
@@ -263,7 +264,7 @@ def test_whatever_call_a_submitter_dies_at_its_key_continues_the_job(
     lines, key = make_lines(num), uuid4().hex
     for lives, runs_last in deaths:
         store = Dying(queue, lives, runs_last=runs_last)
-        submissions = type(queue.submissions)(store, queue.settings)  # type: ignore[arg-type]
+        submissions = Submissions(store, queue.settings)  # type: ignore[arg-type]
         try:
             submissions.submit(lines, key=key)
         except QueueUnavailable:

@@ -12,7 +12,7 @@ from ballast_queue.store import Store
 from ballast_queue.unreadable import text_of
 
 BATCH = 200
-"""Items of one job that one call moves. It blocks the server for about 4 ms."""
+"""Items of one job that one call moves. It blocks the server for some milliseconds."""
 MOST_TIMERS = 100
 
 

@@ -21,7 +21,7 @@ log = Log(__name__)
 
 REGISTRY = b"ballast:queues"
 ROUNDS, ROUND_SECONDS = 5, 0.1
-"""Most rounds of due timers of one queue, so that one queue does not hold up the others."""
+"""Most rounds of due timers of one queue, and the time of each. They keep one queue from holding up the others."""
 
 
 @dataclass(frozen=True, slots=True)

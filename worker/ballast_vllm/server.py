@@ -193,8 +193,8 @@ class VllmServer:
     def _limit_connections(self) -> None:
         """Give vLLM's HTTP server, if it serves the app, connections with the limits of a worker."""
         if (http_server := getattr(self._app.state, "server", None)) is not None:
-            num_requests = self.engine.policy.slots + 2 * self.config.limits.max_queued_requests
-            self._connections = Connections(HttpLimits.beside(num_requests))
+            most = self.config.limits.most_requests(self.engine.policy.slots)
+            self._connections = Connections(HttpLimits.beside(most))
             http_server.config.http_protocol_class = self._connections.protocol()
             self._keep(asyncio.create_task(_every(SWEEP_SECONDS, self._sweep)))
 

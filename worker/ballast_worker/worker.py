@@ -92,8 +92,8 @@ class Worker:
         self.engine, self.served = _load(config, build)
         self._steps = StepMetrics()
         self.loop = EngineLoop(self.engine, self._steps.add)
-        num_requests = self.engine.policy.slots + 2 * config.limits.max_queued_requests
-        self.connections = Connections(http_limits or HttpLimits.beside(num_requests))
+        most = config.limits.most_requests(self.engine.policy.slots)
+        self.connections = Connections(http_limits or HttpLimits.beside(most))
         self.bodies = BodyMemory()
         self.bodies.fit(config.limits.max_body_kibibytes)
         self.readers = BodyReaders()
