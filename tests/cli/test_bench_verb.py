@@ -180,6 +180,14 @@ def test_an_api_server_that_is_faster_than_the_gpu_is_not_mentioned(ballast, tmp
     assert found == [10_000, None]
 
 
+@pytest.mark.parametrize("load", ["nan", "-5", "0"])
+def test_a_load_of_an_encoder_that_no_run_can_have_is_refused(ballast, load):
+    ran = ballast("bench", "encoder", "--load", load)
+
+    assert ran.code == 2
+    assert f"a load of {load} % was given; expected 0.1 to 2000 %" in ran.err
+
+
 def test_a_model_that_generates_is_for_the_other_comparison(ballast):
     ran = ballast("bench", "encoder", "--model", "llama-3-8b")
 

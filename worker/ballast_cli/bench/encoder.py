@@ -11,6 +11,7 @@ from ballast_cli.bench.table import milliseconds, percent
 from ballast_cli.console import print_table
 from ballast_cli.sim_options import progress, write_json
 from ballast_sim.comparison.json_rows import known
+from ballast_sim.comparison.table import check_shares
 from ballast_sim.planner.encoder import ApiServer
 from ballast_sim.planner.encoder_runs import POLICIES, EncoderBench, EncoderRow
 
@@ -31,6 +32,7 @@ _COLUMNS = (
 
 def compare_encoder(runs: EncoderBench, loads: Sequence[float], api: ApiServer, json_file: Path | None) -> None:
     """Run every policy at every load, print the rows, and write them."""
+    check_shares(loads)
     num_rows = len(loads) * len(POLICIES)
     progress(0, num_rows, "highest rate within the SLO")
     highest = runs.highest()

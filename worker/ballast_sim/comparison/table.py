@@ -111,11 +111,16 @@ def _check(policies: Sequence[str], loads: Sequence[float], reservations: Sequen
             raise BadInput(f"no {name} given: give at least one")
         if len(set(values)) < len(values):
             raise BadInput(f"a {name} is given twice: give each once")
-    for name, shares, least, most in (("load", loads, 1e-3, 20.0), ("reservation", reservations, 0.0, 1.0)):
-        for share in shares:
-            if not least <= share <= most:
-                allowed = f"{100 * least:g} to {100 * most:g} %"
-                raise BadInput(f"a {name} of {100 * share:g} % was given; expected {allowed}")
+    check_shares(loads)
+    check_shares(reservations, "reservation", 0.0, 1.0)
+
+
+def check_shares(shares: Sequence[float], name: str = "load", least: float = 1e-3, most: float = 20.0) -> None:
+    """Refuse shares outside of a range, with BadInput."""
+    for share in shares:
+        if not least <= share <= most:
+            allowed = f"{100 * least:g} to {100 * most:g} %"
+            raise BadInput(f"a {name} of {100 * share:g} % was given; expected {allowed}")
 
 
 def _run(bench: Bench, tasks: Sequence[Task], run: Callable[..., Iterator[list[Row]]], progress: Progress) -> _Rows:
