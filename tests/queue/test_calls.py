@@ -6,6 +6,7 @@ import re
 import socket
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,6 +60,7 @@ UNAVAILABLE: dict[str, tuple[Exception, str]] = {
     "a replica": (redis.exceptions.ReadOnlyError("now a replica"), "it accepts no writes"),
     "another protocol": (redis.InvalidResponse("Protocol Error: b'HTTP/1.0 400'"), "the answer is not one of Redis"),
     "a parser that fails": (ValueError("invalid literal: b'SSH-2.0'"), "the answer is not one of Redis"),
+    "words like those of a reply": (OSError("READONLY file system"), "the connection broke"),
     "a cluster without a node": (redis.exceptions.RedisClusterException("10.0.0.1"), "the cluster is not complete"),
 }
 
@@ -70,6 +72,12 @@ def test_a_server_that_cannot_serve_is_described_by_a_fixed_reason(name: str):
         Connection(Recorder(error), socket_timeout=5).wait_for_entry(b"k", b"0", 1)
 
     assert str(caught.value).startswith(f"Redis is unavailable ({reason}): check")
+
+
+def after(context: Exception, error: Exception) -> Exception:
+    """Return an error that was raised while another one was handled."""
+    error.__context__ = context
+    return error
 
 
 REFUSALS = {
@@ -88,6 +96,11 @@ REFUSALS = {
         CommandForbidden,
         "refused a command to this user: check the ACL rules of the user",
     ),
+    "a command that is not allowed in a function": (
+        redis.ResponseError("user_script:7: NOPERM hunter2"),
+        CommandForbidden,
+        "refused a command to this user: check the ACL rules of the user",
+    ),
     "no memory": (
         redis.exceptions.OutOfMemoryError("not now"),
         QueueFull,
@@ -102,6 +115,11 @@ REFUSALS = {
         redis.ResponseError("WRONGTYPE hunter2"),
         RefusedCall,
         "refused a call (a key has another type): check that only Ballast writes to the keys of the queue",
+    ),
+    "an answer after a broken connection": (
+        after(ConnectionRefusedError(), redis.ResponseError("hunter2")),
+        RefusedCall,
+        "refused a call (another error): check that only Ballast writes to the keys of the queue",
     ),
     "anything else": (
         redis.ResponseError("hunter2"),
@@ -135,31 +153,62 @@ def test_one_call_that_fails_does_not_undo_the_others(queue: Queue, line):
 
 
 class Flushed:
-    """A client whose server lost the functions after the first call of a pipeline, and has them again."""
+    """A client whose server lost the functions during a pipeline, after some calls, and has them again."""
 
-    def __init__(self) -> None:
-        self.repeated: list[tuple[Any, ...]] = []
+    def __init__(self, num_known: int) -> None:
+        self.num_known, self.num_queued = num_known, 0
+        self.trips: list[Any] = []
 
-    def pipeline(self, *, transaction: bool) -> Flushed:
-        return self
+    def pipeline(self, *, transaction: bool) -> Any:
+        self.num_queued = 0
+        return SimpleNamespace(execute_command=self._queue, execute=self._execute)
 
-    def execute(self, *, raise_on_error: bool) -> list[Any]:
-        self.repeated.clear()
-        return [b"first", redis.ResponseError("Function not found"), redis.ResponseError("Function not found")]
+    def _queue(self, *words: Any) -> None:
+        self.num_queued += 1
+
+    def _execute(self, *, raise_on_error: bool) -> list[Any]:
+        assert not raise_on_error, "one failure would hide the replies of the other calls"
+        self.trips.append("pipeline")
+        replies = [
+            number if number < self.num_known else redis.ResponseError("Function not found")
+            for number in range(self.num_queued)
+        ]
+        self.num_known = self.num_queued
+        return replies
 
     def execute_command(self, *words: Any) -> Any:
-        if words[1] == "ballast1_revision":
-            return REVISION
-        self.repeated.append(words)
-        return words[-1]
+        self.trips.append(words[-1] if words[-1] != 0 else words[1])
+        return REVISION if words[1] == "ballast1_revision" else words[-1]
 
 
-def test_a_pipeline_repeats_only_the_calls_that_the_server_did_not_know():
-    client = Flushed()
+@pytest.mark.parametrize(
+    ("num_known", "trips"),
+    [
+        (3, ["pipeline"]),
+        (1, ["pipeline", "ballast1_revision", 1, 2]),
+        (0, ["pipeline", "ballast1_revision", "pipeline"]),
+    ],
+    ids=["none", "two", "all"],
+)
+def test_a_pipeline_repeats_only_the_calls_that_the_server_did_not_know(num_known: int, trips: list[Any]):
+    client = Flushed(num_known)
     calls = [("claim", (b"k",), (number,)) for number in range(3)]
 
-    assert Connection(client, socket_timeout=5).call_many(calls) == [b"first", 1, 2]
-    assert [words[-1] for words in client.repeated] == [1, 2]
+    assert Connection(client, socket_timeout=5).call_many(calls) == [0, 1, 2]
+    assert client.trips == trips
+
+
+class Resized:
+    """A client whose server repeats a field of a hash, as it does while it resizes the table."""
+
+    def hscan(self, key: bytes, cursor: int, *, count: int) -> tuple[int, dict[bytes, bytes]]:
+        return {0: (7, {b"a": b"1", b"b": b"2"}), 7: (0, {b"b": b"2", b"c": b"3"})}[cursor]
+
+
+def test_each_field_of_a_hash_comes_once():
+    pairs = Connection(Resized(), socket_timeout=5).hash_pairs(b"k")
+
+    assert list(pairs) == [(b"a", b"1"), (b"b", b"2"), (b"c", b"3")]
 
 
 def test_no_calls_are_no_round_trip():

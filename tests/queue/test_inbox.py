@@ -296,6 +296,16 @@ def test_a_line_for_a_job_that_has_expired_is_refused_with_the_reason(queue, des
     ]
 
 
+def test_a_job_whose_deadline_has_passed_when_it_is_read_expires(queue, add, line):
+    add(line("a"), job="late", deadline="1")
+    queue.inbox.take_in()
+    while queue.timers.run_due():
+        pass
+
+    assert queue.jobs.get("late").state is JobState.EXPIRED
+    assert codes(queue, "late") == {"a": "expired"}
+
+
 def test_nobody_adds_to_a_job_that_was_submitted_another_way(queue, add, line):
     job_id = queue.submissions.submit([line("a")]).job_id
     entry = add(line("b"), job=job_id, tenant="mallory").decode()

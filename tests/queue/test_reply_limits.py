@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from ballast_queue.connection import Connection
 from ballast_queue.errors import QueueError, QueueUnavailable, RefusedCall
 from ballast_queue.failures import STRICT
 from ballast_queue.redis_store import Queue
+from ballast_queue.reply_limits import ELEMENT_BYTES, ReplyLimits, ReplyTooLarge, limited
 from ballast_queue.status import WorkerStatus
 
 LIMIT = 1024 * 1024
@@ -67,6 +70,54 @@ def test_many_small_elements_count_as_the_memory_that_they_take() -> None:
     answer = b"*%d\r\n" % elements + b"*0\r\n" * elements
     with replying(lambda: iter([answer])) as (port, _), pytest.raises(QueueError, match="above the limit"):
         opened(f"redis://127.0.0.1:{port}")
+
+
+@contextmanager
+def wired(most_bytes: int, *, seconds: float = 60, **options: Any) -> Iterator[tuple[Any, socket.socket]]:
+    """Yield a connection with limits, and the end of its wire."""
+    ours, theirs = socket.socketpair()
+
+    class Wired(redis.Connection):
+        def _connect(self) -> socket.socket:
+            ours.settimeout(self.socket_timeout)
+            return ours
+
+    def begin(connection: Any) -> None:
+        connection._parser.on_connect(connection)  # noqa: SLF001  the client does not introduce itself
+
+    kind = limited(Wired, ReplyLimits(most_bytes, 60))
+    connection = kind(protocol=2, socket_timeout=seconds, redis_connect_func=begin, **options)
+    with theirs:
+        connection.connect()
+        yield connection, theirs
+        connection.disconnect()
+
+
+@pytest.mark.parametrize("read_size", [1, 10, 65536])
+def test_each_reply_may_take_exactly_the_limit(read_size: int) -> None:
+    reply = b"*3\r\n$4\r\nabcd\r\n$20\r\n01234567890123456789\r\n:7\r\n"
+    size = len(reply) + 4 * ELEMENT_BYTES
+    with wired(size, socket_read_size=read_size) as (connection, server):
+        for _ in range(2):
+            server.sendall(reply)
+
+            assert connection.read_response() == [b"abcd", b"01234567890123456789", 7]
+    with wired(size - 1, socket_read_size=read_size) as (connection, server):
+        server.sendall(reply)
+        with pytest.raises(ReplyTooLarge):
+            connection.read_response()
+
+
+def test_a_connection_that_was_looked_at_tells_of_an_answer_and_keeps_its_timeout() -> None:
+    """The pool looks at each connection before its use, and replaces one with an answer that nobody asked for."""
+    with wired(LIMIT, seconds=0.2) as (connection, server):
+        seen = [connection.can_read()]
+        with pytest.raises(redis.TimeoutError):
+            connection.read_response(disconnect_on_error=False)
+        server.sendall(b"+stray\r\n")
+        seen.append(connection.can_read())
+
+    assert seen == [False, True]
 
 
 def test_a_reply_that_trickles_is_refused_after_the_timeout() -> None:

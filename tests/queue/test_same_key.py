@@ -59,19 +59,20 @@ def drain(queue: Queue, job_id: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("other", "num_found"),
+    ("other", "num_found", "found"),
     [
-        (make_lines(3, r1="other"), 3),
-        (list(reversed(make_lines(3))), 3),
-        (make_lines(2), 2),
-        (make_lines(4), 4),
-        ([*make_lines(2), b"{"], 3),
+        (make_lines(3, r1="other"), 3, "other lines"),
+        (list(reversed(make_lines(3))), 3, "other lines"),
+        (make_lines(2), 2, "2 lines"),
+        (make_lines(4), 4, "4 lines"),
+        ([*make_lines(2), b"{"], 3, "other lines"),
     ],
     ids=["one prompt", "another order", "a line less", "a line more", "a wrong line"],
 )
-def test_the_key_of_a_job_with_other_lines_is_refused(queue: Queue, other: list[bytes], num_found: int):
+def test_the_key_of_a_job_with_other_lines_is_refused(queue: Queue, other: list[bytes], num_found: int, found: str):
     job_id = queue.submissions.submit(make_lines(3), key="k").job_id
-    with pytest.raises(OtherLines, match=f"of {job_id}, which has this key: use another key for other lines") as caught:
+    expected = f"found {found}, expected the 3 of {job_id}, which has this key: use another key for other lines"
+    with pytest.raises(OtherLines, match=expected) as caught:
         queue.submissions.submit(other, key="k")
 
     assert (caught.value.job_id, caught.value.num_kept, caught.value.num_found) == (job_id, 3, num_found)

@@ -70,28 +70,77 @@ def test_an_error_quotes_nothing_of_a_url(name: str):
     assert str(error).startswith("Redis ")
 
 
+PROBLEMS = {
+    f"{CANARY}://host": "the scheme is not {}",
+    "redis://[::1": "the host is malformed",
+    f"redis://:{CANARY}/x@host": "the password contains / ? or # (write %2F, %3F or %23), "
+    "or an option contains @ (write %40)",
+    f"redis://host#{CANARY}": "the URL contains # (write %23)",
+    f"redis://host:{CANARY}": "the port is not a number from 0 to 65535",
+    f"redis://host/{CANARY}": "the database is not a number",
+    "rediss://host?path=": "an option after ? is not admitted",
+}
+FORMS = {
+    False: (
+        "redis, rediss or unix",
+        "redis://user:password@host:port/database, rediss://host:port (TLS) or unix:///path",
+    ),
+    True: ("redis or rediss", "redis://user:password@host:port/database, rediss://host:port (TLS)"),
+}
+
+
+def sentence(problem: str, *, is_strict: bool = False) -> str:
+    schemes, forms = FORMS[is_strict]
+    return f"Redis URL: {problem.format(schemes)}: use {forms}"
+
+
+@pytest.mark.parametrize(
+    ("url", "problem", "is_strict"),
+    [
+        *((url, problem, is_strict) for url, problem in PROBLEMS.items() for is_strict in (False, True)),
+        ("unix:///run/valkey.sock", PROBLEMS[f"{CANARY}://host"], True),
+        ("redis://", "the host is missing", True),
+        ("redis://host?ssl_keyfile=", "an option after ? is not admitted", True),
+    ],
+)
+def test_each_problem_of_a_url_has_one_sentence(url: str, problem: str, is_strict: bool):
+    with pytest.raises(InvalidAddress) as caught:
+        parse_address(url, is_strict=is_strict)
+
+    assert str(caught.value) == sentence(problem, is_strict=is_strict)
+
+
+@pytest.mark.parametrize(
+    ("url", "scheme", "host"),
+    [
+        ("redis://", "redis", "localhost"),
+        ("redis://HOST/0?db=1", "redis", "host"),
+        ("rediss://user:a%2Fb@db%2Dexample:1", "rediss", "db-example"),
+        ("unix:///run/valkey.sock", "unix", ""),
+    ],
+)
+def test_an_address_tells_where_a_url_leads(url: str, scheme: str, host: str):
+    address = parse_address(url)
+
+    assert (address.url, address.scheme, address.host) == (url, scheme, host)
+    assert (address.is_local, address.is_tls) == (scheme == "unix", scheme == "rediss")
+
+
 @given(st.sampled_from(["redis://", "rediss://", "unix://", ""]), st.text(max_size=60))
 def test_any_text_is_an_address_or_a_fixed_sentence(scheme: str, text: str):
     try:
         address = parse_address(f"{scheme}{text}")
     except InvalidAddress as error:
-        assert str(error) in SENTENCES  # noqa: PT017  both outcomes are good
+        assert str(error) in {sentence(problem) for problem in PROBLEMS.values()}  # noqa: PT017  both outcomes are good
     else:
         assert address.scheme in {"redis", "rediss", "unix"}
 
 
-SENTENCES = {
-    f"Redis URL: {problem}: use redis://user:password@host:port/database, rediss://host:port (TLS) or unix:///path"
-    for problem in (
-        "the scheme is not redis, rediss or unix",
-        "the host is malformed",
-        "the password contains / ? or # (write %2F, %3F or %23), or an option contains @ (write %40)",
-        "the URL contains # (write %23)",
-        "the port is not a number from 0 to 65535",
-        "the database is not a number",
-        "an option after ? is not admitted",
-    )
-}
+def test_certificates_that_are_none_are_not_quoted():
+    error = fails(lambda: open_("rediss://localhost:1", ca=f"{CANARY}\n-----BEGIN CERTIFICATE-----\n{CANARY}"))
+
+    assert CANARY not in " ".join(texts_of(error))
+    assert str(error).startswith("The certificates of authorities for Redis are not PEM. Write -----BEGIN")
 
 
 ANSWERS = {
@@ -199,7 +248,8 @@ def test_a_strict_connection_asks_for_the_host_before_it_connects():
         asked.append(host)
         return False
 
-    with replying(lambda: [b"+OK\r\n"]) as (port, _), pytest.raises(HostNotAdmitted):
+    refused = pytest.raises(HostNotAdmitted, match="Redis URL: the host is not admitted: use a host")
+    with replying(lambda: [b"+OK\r\n"]) as (port, _), refused:
         open_(f"redis://user:{CANARY}@LOCALHOST:{port}", admits=nothing)
 
     assert asked == ["localhost"]

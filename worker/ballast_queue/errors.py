@@ -56,7 +56,6 @@ class ServerUnfit(QueueError):
     """The server may lose or refuse work. `problems` are sentences."""
 
     def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
         super().__init__("; ".join(problems))
 
 
@@ -89,7 +88,6 @@ class JobNotFound(QueueError):
     """The queue has no such job, or the job was deleted with its results."""
 
     def __init__(self, job_id: str, queue: str) -> None:
-        self.job_id = job_id
         super().__init__(
             f"found no job {job_id!r} in queue {queue!r}: `ballast jobs` lists the jobs; Ballast deletes a job and its "
             "results some days after its end"
