@@ -15,12 +15,14 @@ import redis
 from ballast_queue.connection import REVISION, SOURCE, Connection
 from ballast_queue.errors import (
     CommandForbidden,
+    HostNotAdmitted,
     JobNotFound,
     QueueError,
     QueueForbidden,
     QueueFull,
     QueueUnavailable,
     RefusedCall,
+    ServerUnfit,
 )
 from ballast_queue.fitness import inspect
 from ballast_queue.keys import Keys
@@ -139,6 +141,30 @@ def test_a_refusal_states_what_to_do(name: str):
     assert str(caught.value) == f"Redis {sentence}"
 
 
+@pytest.mark.parametrize(
+    ("failure", "before", "after"),
+    [
+        (redis.ResponseError("WRONGTYPE"), "Redis cannot be used", "Redis refused a call (a key has another type)"),
+        (ServerUnfit(["Redis: found a server"]), "Redis cannot be used", "Redis: found a server"),
+        (redis.ConnectionError("reset by peer"), "Redis cannot be used", "Redis cannot be used"),
+        (redis.exceptions.NoPermissionError("no"), "Redis refused a command", "Redis refused a command"),
+        (HostNotAdmitted(), "Redis URL: the host is not admitted", "Redis URL: the host is not admitted"),
+    ],
+    ids=["a reply", "another server", "a broken connection", "a missing right", "another host"],
+)
+def test_a_strict_connection_names_the_reason_only_after_a_user_was_known(failure: Exception, before: str, after: str):
+    client = Recorder()
+    connection = Connection(client, socket_timeout=5, is_strict=True)
+    said = []
+    for client.failure in (failure, None, failure):
+        try:
+            connection.wait_for_entry(b"k", b"0", 1)
+        except QueueError as error:
+            said.append(str(error))
+
+    assert [text.startswith(begin) for text, begin in zip(said, (before, after), strict=True)] == [True, True]
+
+
 def test_a_call_that_the_server_refuses_is_named(queue: Queue):
     with pytest.raises(QueueError, match="Redis refused a call"):
         queue.store.connection.call("claim", (), ("job", 1, "w1"))
@@ -153,48 +179,52 @@ def test_one_call_that_fails_does_not_undo_the_others(queue: Queue, line):
 
 
 class Flushed:
-    """A client whose server lost the functions during a pipeline, after some calls, and has them again."""
+    """A client whose server lost the functions after some calls, and has them again when it is asked for them."""
 
     def __init__(self, num_known: int) -> None:
-        self.num_known, self.num_queued = num_known, 0
+        self.num_known = num_known
+        self.queued: list[int] = []
         self.trips: list[Any] = []
 
     def pipeline(self, *, transaction: bool) -> Any:
-        self.num_queued = 0
-        return SimpleNamespace(execute_command=self._queue, execute=self._execute)
-
-    def _queue(self, *words: Any) -> None:
-        self.num_queued += 1
+        self.queued.clear()
+        return SimpleNamespace(execute_command=lambda *words: self.queued.append(words[-1]), execute=self._execute)
 
     def _execute(self, *, raise_on_error: bool) -> list[Any]:
         assert not raise_on_error, "one failure would hide the replies of the other calls"
-        self.trips.append("pipeline")
-        replies = [
-            number if number < self.num_known else redis.ResponseError("Function not found")
-            for number in range(self.num_queued)
-        ]
-        self.num_known = self.num_queued
-        return replies
+        self.trips.append([*self.queued])
+        return [self._reply(number) for number in self.queued]
+
+    def _reply(self, number: int) -> Any:
+        return number if number < self.num_known else redis.ResponseError("Function not found")
 
     def execute_command(self, *words: Any) -> Any:
-        self.trips.append(words[-1] if words[-1] != 0 else words[1])
-        return REVISION if words[1] == "ballast1_revision" else words[-1]
+        if words[1] == "ballast1_revision":
+            self.trips.append("revision")
+            self.num_known = 3
+            return REVISION
+        self.trips.append(words[-1])
+        reply = self._reply(words[-1])
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
 
 @pytest.mark.parametrize(
-    ("num_known", "trips"),
+    ("num_calls", "num_known", "trips"),
     [
-        (3, ["pipeline"]),
-        (1, ["pipeline", "ballast1_revision", 1, 2]),
-        (0, ["pipeline", "ballast1_revision", "pipeline"]),
+        (3, 3, [[0, 1, 2]]),
+        (3, 1, [[0, 1, 2], "revision", 1, 2]),
+        (3, 0, [[0, 1, 2], "revision", [0, 1, 2]]),
+        (1, 0, [0, "revision", 0]),
     ],
-    ids=["none", "two", "all"],
+    ids=["known", "the last ones", "all", "a single one"],
 )
-def test_a_pipeline_repeats_only_the_calls_that_the_server_did_not_know(num_known: int, trips: list[Any]):
+def test_only_the_calls_that_the_server_did_not_know_are_repeated(num_calls: int, num_known: int, trips: list[Any]):
     client = Flushed(num_known)
-    calls = [("claim", (b"k",), (number,)) for number in range(3)]
+    calls = [("claim", (b"k",), (number,)) for number in range(num_calls)]
 
-    assert Connection(client, socket_timeout=5).call_many(calls) == [0, 1, 2]
+    assert Connection(client, socket_timeout=5).call_many(calls) == list(range(num_calls))
     assert client.trips == trips
 
 

@@ -23,6 +23,7 @@ from ballast_queue.keys import key_pattern
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
 from ballast_queue.unused import remove
+from ballast_queue.users import RedisUsers
 
 SAFE = {"maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "always"}
 
@@ -216,10 +217,12 @@ def test_a_cluster_takes_every_call(queue_name, line, result):
         gone = Queue.connect(server.connection_url, f"{queue_name}-gone", loads_functions=True)
         gone.submissions.submit([line("a")])
         before = len(raw.keys(key_pattern(gone.name)))
+        users = RedisUsers(gone.store.connection).names("")
         remove(gone)
         gone.close()
 
         assert {one["user"] for one in raw.client_list()} == {"default", "worker"}
+        assert users == ["default", "worker"]
         assert redriven == Redriven(returned=1, left=0)
         assert before > 0
         assert raw.keys(key_pattern(gone.name)) == []
