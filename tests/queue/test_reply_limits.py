@@ -95,13 +95,13 @@ def wired(most_bytes: int, *, seconds: float = 60, **options: Any) -> Iterator[t
 
 @pytest.mark.parametrize("read_size", [1, 10, 65536])
 def test_each_reply_may_take_exactly_the_limit(read_size: int) -> None:
-    reply = b"*3\r\n$4\r\nabcd\r\n$20\r\n01234567890123456789\r\n:7\r\n"
+    reply = b"*3\r\n$4\r\nabcd\r\n:7\r\n$200\r\n%b\r\n" % (b"x" * 200)
     size = len(reply) + 4 * ELEMENT_BYTES
     with wired(size, socket_read_size=read_size) as (connection, server):
-        for _ in range(2):
-            server.sendall(reply)
+        for sent, read in ((reply, [b"abcd", 7, b"x" * 200]),) * 2 + ((b":10\r\n", 10),):
+            server.sendall(sent)
 
-            assert connection.read_response() == [b"abcd", b"01234567890123456789", 7]
+            assert connection.read_response() == read
     with wired(size - 1, socket_read_size=read_size) as (connection, server):
         server.sendall(reply)
         with pytest.raises(ReplyTooLarge):
