@@ -8,6 +8,7 @@ from queue_objects import ids, make_status, submit
 from ballast_queue.errors import JobNotFound, JobStateConflict
 from ballast_queue.job import JobState, Outlook, Prefix, Result
 from ballast_queue.outcome import Outcome
+from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import ClassLoad
 
@@ -464,7 +465,9 @@ def test_newer_settings_of_a_resource_win(queue):
     assert queue.settings.read().max_attempts == 2
 
 
-def test_the_settings_of_a_queue_are_those_of_its_own_resource_then_of_the_oldest(queue):
+@pytest.mark.parametrize("part", ["", "/part"], ids=["namespace and name", "a part of a name"])
+def test_the_settings_of_a_queue_are_those_of_its_own_resource_then_of_the_oldest(valkey, queue_name, part):
+    queue = Queue.connect(valkey.url, f"{queue_name}{part}")
     namespace = queue.name.partition("/")[0]
     put = [
         queue.settings.apply(QueueSettings(owner=owner, created=created))
@@ -482,6 +485,7 @@ def test_the_settings_of_a_queue_are_those_of_its_own_resource_then_of_the_oldes
 
     assert put == [True, True, False, True, False, True, False, False]
     assert queue.settings.read().owner == queue.name
+    queue.close()
 
 
 def test_settings_give_way_if_nobody_renews_them(queue, desk):

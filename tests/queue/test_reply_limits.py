@@ -33,7 +33,6 @@ def opened(url: str, seconds: float = 60, **options: Any) -> Connection:
         username=None,
         password=None,
         socket_timeout=seconds,
-        loads_functions=True,
         most_reply_bytes=LIMIT,
         **options,
     )
