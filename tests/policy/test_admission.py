@@ -27,7 +27,9 @@ from ballast_policy.request import Phase, Request, RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 from ballast_policy.step.draft import StepDraft
 from ballast_policy.step.kv_peak import KvPeak
+from ballast_policy.step.online import serve_online
 from ballast_policy.step.planner import plan
+from ballast_policy.step.reserved import Reserved
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 COST = CostModel(0.001, 1e-5, 0, 1e-5, 0, is_trusted=True)
@@ -292,6 +294,34 @@ FIVE_EACH = 10 + 10 + 11 * 5
 )
 def test_an_online_newcomer_gets_in_if_online_fits_at_its_peak(free, fields, is_in):
     assert is_admitted(online_of(free, Expectation({ONLINE: (5,)}), **fields)) is is_in
+
+
+@pytest.mark.parametrize(("free", "is_in"), [(10 + 11 * 5 + 3, True), (10 + 11 * 5 + 2, False)])
+def test_the_peak_of_online_leaves_the_blocks_held_for_the_reservation(free: int, is_in: bool):
+    step = StepDraft(online_of(free, Expectation({ONLINE: (5,)})))
+    serve_online(step, Reserved(held_blocks=3))
+
+    assert bool(step.draft.admit) is is_in
+
+
+@pytest.mark.parametrize(("free", "is_in"), [(100 + 1 + 2 * 5, True), (100 + 1 + 2 * 5 - 1, False)])
+def test_the_peak_of_online_leaves_the_blocks_of_prompts_that_are_not_computed_yet(free: int, is_in: bool):
+    prompt = make_request(0, ONLINE, num_tokens=100, phase=Phase.RUNNING)
+    config = PolicyConfig(slots=20, num_blocks=1000, block_tokens=1, chunk_tokens=64, offline_share=0.0)
+    newcomer = make_request(1, ONLINE, num_tokens=1)
+
+    assert is_admitted(make_state(config, [prompt, newcomer], free, Expectation({ONLINE: (5,)}))) is is_in
+
+
+def test_a_newcomer_that_ends_soon_leaves_its_blocks_to_the_next_one():
+    """After one token the first newcomer frees its 20 blocks. The two others grow by ten tokens each."""
+    resident = make_resident(0, 10, 100)
+    resident.request_class, resident.num_tokens = ONLINE, 11
+    newcomers = [make_request(1, ONLINE, num_tokens=20, max_output=1), make_request(2, ONLINE, num_tokens=5)]
+    config = PolicyConfig(slots=20, num_blocks=1000, block_tokens=1, chunk_tokens=512, offline_share=0.0)
+    state = make_state(config, [resident, *newcomers], 1 + 20 + 5 + 3, Expectation({ONLINE: (10,)}))
+
+    assert plan(state).admit == tuple(newcomers)
 
 
 def test_while_lengths_are_unknown_online_gets_in_where_its_prompt_fits():

@@ -19,7 +19,7 @@ from ballast_policy.host import Host
 from ballast_policy.learning.cost import CostModel, Fit, StepWork, attended
 from ballast_policy.learning.expectation import Expectation
 from ballast_policy.learning.interference import Allowance, Interference
-from ballast_policy.plan import Reason, StepParts, StepPlan
+from ballast_policy.plan import Because, Reason, StepParts, StepPlan
 from ballast_policy.request import Phase, Request, RequestClass
 from ballast_policy.reservation import Reservation
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
@@ -337,6 +337,40 @@ def test_an_online_prompt_is_not_stopped_by_offline_and_smaller_online_prompts_t
         engine.step()
 
     assert sum(arrival.prompt == large for arrival, _ in engine.ended.values()) == 40
+
+
+@pytest.mark.parametrize(
+    ("config", "steps", "chunks"),
+    [
+        pytest.param({}, [(0, 64, False), (0, 0, False), (0, 0, False)], [0, 0, 0], id="at most a whole step ahead"),
+        pytest.param({}, [(20, 30, True)] * 2 + [(44, 0, False)] * 2, [2, 0, 0, 6], id="as much as online leaves"),
+        pytest.param({}, [(60, 4, False)], [16], id="less than is reserved"),
+        pytest.param({}, [(60, 16, False)], [16], id="as much as is reserved"),
+        pytest.param({"is_encoder": False}, [(0, 64, False)], [16], id="a model that generates"),
+    ],
+)
+def test_offline_tokens_of_an_encoder_beyond_the_reservation_are_left_out_of_later_steps(config, steps, chunks):
+    """A step has 64 tokens, 16 of them reserved. `steps`: tokens of online and offline, and if a prompt is stopped."""
+    host = Host(replace(CONFIG, **{"slots": 4, "chunk_tokens": 64, "offline_share": 0.25} | config), cost=COST)
+    waiting = requests([100, 64], [100])
+    for request in waiting:
+        host.enter(request, 10.0)
+    found = []
+    for online, offline, is_stopped in steps:
+        because = (Because(waiting[1], Reason.CHUNK_SPENT),) if is_stopped else ()
+        host.dispatched(StepPlan(((waiting[0], online), (waiting[2], offline)), because=because), waiting, 10.0)
+        found.append(make_snapshot(host, [], now=10.0, free_blocks=100).reservation.chunk)
+
+    assert found == chunks
+
+
+def test_without_online_no_offline_tokens_of_an_encoder_count():
+    host = Host(replace(CONFIG, chunk_tokens=64, offline_share=0.25), cost=COST)
+    (item,) = requests([], [100])
+    host.enter(item, 10.0)
+    host.dispatched(StepPlan(((item, 64),)), [item], 10.0)
+
+    assert make_snapshot(host, [], now=10.0, free_blocks=100).reservation.chunk == 16
 
 
 def test_offline_takes_no_whole_step_if_its_prompts_leave_room_for_online():

@@ -11,11 +11,11 @@ from workloads import EXACT
 
 from ballast_policy.learning.cost import attended
 from ballast_policy.plan import Reason
-from ballast_policy.request import PARKED, Request
+from ballast_policy.request import PARKED, Request, RequestClass
 from ballast_policy.snapshot import TenantShare
 from ballast_policy.step.draft import StepDraft
 from ballast_policy.step.lending import lend
-from ballast_policy.step.online import online_parts, online_step
+from ballast_policy.step.online import online_parts, online_step, serve_online
 from ballast_policy.step.reserved import Reserved
 
 EXPERTS = replace(EXACT, k5=0.03, missed=0.9)
@@ -44,11 +44,43 @@ def test_decodes_that_do_not_fit_the_budget_are_parked_and_the_experts_of_a_step
     engine = make_engine()
     decodes = [engine.decoding(OFFLINE) for _ in range(4)]
 
-    assert lent(engine, sum(EXPERTS.decode(10, beside) for beside in (5, 6)), beside=5).draft.park == decodes[2:]
+    two = sum(EXPERTS.decode(10, beside) for beside in (5, 6))
+    assert lent(engine, two, beside=5).draft.park == decodes[2:]
+    assert lent(engine, two - 1e-6, beside=5).draft.park == decodes[1:]
     prompt = engine.prefilling(OFFLINE, tokens=20, done=4)
     reserved = Reserved(16, [prompt])
     seconds = EXPERTS.prefill(4, 16) + EXPERTS.decode(10)
     assert [request for request in lent(engine, seconds, reserved).draft.park if request is not prompt] == decodes[1:]
+
+
+def test_a_prompt_with_two_tokens_left_takes_no_time_of_the_decodes():
+    engine = make_engine()
+    engine.cost = EXACT
+    prompt = engine.prefilling(OFFLINE, tokens=10, done=8)
+    decodes = [engine.decoding(OFFLINE) for _ in range(2)]
+
+    assert lent(engine, EXACT.decode(10)).draft.park == [decodes[1], prompt]
+
+
+def test_a_longer_parked_decode_that_does_not_fit_is_not_overtaken():
+    engine = make_engine()
+    for tokens in (100, 10):
+        engine.decoding(OFFLINE, tokens=tokens, phase=PARKED)
+
+    assert not lent(engine, EXPERTS.decode(10)).draft.resume
+
+
+@pytest.mark.parametrize(
+    ("sizes", "chunk"), [pytest.param([8], 1, id="a token of the chunk is left"), pytest.param([8, 1], 8, id="none")]
+)
+def test_without_time_the_budget_stops_a_newcomer_not_the_chunk(sizes: list[int], chunk: int):
+    engine = make_engine(chunk_tokens=chunk)
+    engine.cost = EXACT
+    newcomers = [engine.add(OFFLINE, size) for size in sizes]
+
+    step = lent(engine, EXACT.prefill(0, 8) if sizes[1:] else 0.0)
+
+    assert (step.draft.admit, reasons(step)[-1]) == (newcomers[:-1], (newcomers[-1], Reason.STEP_BUDGET))
 
 
 @pytest.mark.parametrize(("more", "is_resumed"), [(0.0, True), (-1e-6, False)])
@@ -70,6 +102,38 @@ def test_prefill_that_gets_no_tokens_is_parked_for_what_is_missing():
     engine.extra["free_blocks"] = 0
     covered = lent(engine, reserved=Reserved(16, [first]))
     assert (reasons(covered), covered.draft.park) == ([(first, Reason.NO_KV), (second, Reason.NO_KV)], [second])
+    first.num_tokens = 36  # as many tokens are lent as are reserved
+    engine.extra["free_blocks"] = 0
+    assert reasons(lent(engine, reserved=Reserved(16, [first])))[0] == (first, Reason.NO_KV)
+
+
+def test_lent_tokens_pay_for_the_context_of_the_reserved_ones():
+    engine = make_engine()
+    engine.cost = replace(EXACT, k2=1e-5)
+    prompt = engine.prefilling(OFFLINE, tokens=100)
+
+    assert lent(engine, engine.cost.prefill(0, 24), Reserved(16, [prompt])).draft.prefill_grants == {prompt: 24}
+
+
+def test_reserved_tokens_keep_their_time_until_they_are_granted():
+    engine = make_engine()
+    engine.cost = replace(EXACT, k2=1e-6)
+    first, last = engine.prefilling(OFFLINE, tokens=10), engine.prefilling(OFFLINE, tokens=1016, done=1000)
+    first.priority, newcomer = 1, engine.add(OFFLINE, 100, priority=1)
+    seconds = sum(engine.cost.prefill(*chunk) for chunk in ((0, 10), (0, 8), (1000, 16)))
+
+    step = lent(engine, seconds, Reserved(26, [first, last]))
+
+    assert step.draft.prefill_grants == {first: 10, newcomer: 8, last: 16}
+
+
+def test_reserved_tokens_without_blocks_keep_no_time():
+    engine = make_engine()
+    first, last = engine.prefilling(OFFLINE, tokens=8, done=5), engine.prefilling(OFFLINE, tokens=20, done=4)
+    first.priority = 1
+    engine.extra["free_blocks"] = 0
+
+    assert lent(engine, engine.cost.prefill(5, 3), Reserved(16, [last])).draft.prefill_grants == {first: 3}
 
 
 def test_reserved_tokens_are_not_lent():
@@ -87,13 +151,19 @@ def test_only_prompts_take_lent_prefill_tokens(size: int, left: int):
     assert dict(engine.plan().grants) == {first: size, second: left}
 
 
+@pytest.mark.parametrize("request_class", [ONLINE, OFFLINE])
 @pytest.mark.parametrize(("free", "is_resumed"), [(2, True), (1, False)])
-def test_a_parked_prompt_is_resumed_with_all_its_blocks(free: int, is_resumed: bool):
+def test_a_parked_prompt_is_resumed_with_all_its_blocks(free: int, is_resumed: bool, request_class: RequestClass):
     engine = make_engine()
-    engine.prefilling(OFFLINE, tokens=12, done=4, phase=PARKED)
+    engine.prefilling(request_class, tokens=12, done=4, phase=PARKED)
     engine.extra["free_blocks"] = free
 
-    assert bool(lent(engine).draft.resume) is is_resumed
+    step = StepDraft(engine.snapshot())
+    reserved = Reserved(held_blocks=1)  # only newcomers leave them
+    serve_online(step, reserved)
+    lend(step, reserved, growth_blocks=0, budget=inf, expects_online=False)
+
+    assert bool(step.draft.resume) is is_resumed
 
 
 @pytest.mark.parametrize(("num_leaving", "is_admitted"), [(0, True), (1, False)])
@@ -162,9 +232,11 @@ def test_the_prompts_that_bound_a_step_are_those_that_go_on_are_resumed_or_wait(
     assert list(online_step(step, Reserved(), {waiting}).pending) == [begun, parked, admitted]
 
 
-@pytest.mark.parametrize(("free", "granted"), [(9, 32), (8, 32), (3, 12), (0, 0)])
-def test_an_online_prompt_goes_on_as_far_as_it_finds_blocks(free: int, granted: int):
-    engine = make_engine()
+@pytest.mark.parametrize(
+    ("free", "granted", "chunk"), [(9, 32, 64), (8, 32, 64), (3, 12, 64), (0, 0, 64), (1, 1, 1), (0, 0, 1)]
+)
+def test_an_online_prompt_goes_on_as_far_as_it_finds_blocks(free: int, granted: int, chunk: int):
+    engine = make_engine(chunk_tokens=chunk)
     prompt = engine.prefilling(ONLINE, tokens=40, done=8)
     engine.extra["free_blocks"] = free
 
@@ -172,6 +244,18 @@ def test_an_online_prompt_goes_on_as_far_as_it_finds_blocks(free: int, granted: 
 
     assert dict(decided.grants).get(prompt, 0) == granted
     assert decided.because == (() if granted else ((prompt, Reason.NO_KV),))
+
+
+def test_a_decode_that_is_resumed_takes_one_token_and_no_block_beyond_it():
+    engine = make_engine()
+    parked = engine.decoding(ONLINE, tokens=12, phase=PARKED, priority=1)
+    long, last = engine.prefilling(ONLINE, tokens=16, done=8), engine.prefilling(ONLINE, tokens=500)
+    engine.extra["free_blocks"] = 2 + 14
+
+    assert dict(engine.plan().grants) == {parked: 1, long: 8, last: 56}
+
+    parked.priority = 0
+    assert dict(engine.plan().grants) == {long: 8, last: 56, parked: 1}, "it needs nothing of the chunk"
 
 
 def test_too_many_residents_give_up_offline_before_online_and_the_last_first():

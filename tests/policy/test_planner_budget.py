@@ -173,6 +173,14 @@ class TestBudget:
 
         assert dict(engine.plan().grants)[item] == 64, "without online, all of it"
 
+        engine.extra["expectation"] = Expectation(online_until=engine.now + 1)
+
+        assert dict(engine.plan().grants)[item] == 16, "an online request is expected"
+
+        engine.config = replace(engine.config, ttft=inf, tpot=inf)
+
+        assert dict(engine.plan().grants)[item] == 64, "without an SLO, all of it"
+
     def test_the_ceiling_shrinks_the_reservation_not_online(self):
         engine = Engine(slots=16, offline_share=0.25)
         engine.extra["ceiling"] = 4
@@ -218,14 +226,18 @@ class TestTriage:
         long = self.waits(engine, 30_000)
         others = [self.waits(engine, 600) for _ in range(8)]
 
-        granted = dict(engine.plan().grants)
+        decided = engine.plan()
+        granted = dict(decided.grants)
 
         assert granted[long] == 204, "a tenth of the step"
+        assert why(decided, long) is Reason.ONLINE_FIRST
         assert sum(granted.get(other, 0) for other in others) == 2048 - 204
 
-    def test_a_step_ends_when_a_prompt_that_it_finishes_is_due(self):
+    @pytest.mark.parametrize("cached", [0, 100])
+    def test_a_step_ends_when_a_prompt_that_it_finishes_is_due(self, cached: int):
         engine = self.make()
-        urgent, other = self.waits(engine, 200, waited=0.97), self.waits(engine, 2_000)
+        urgent, other = self.waits(engine, 200 + cached, waited=0.97), self.waits(engine, 2_000)
+        urgent.num_cached = cached
 
         decided = engine.plan()
 
@@ -235,12 +247,24 @@ class TestTriage:
 
     def test_a_step_ends_when_a_prompt_that_only_draws_its_token_is_due(self):
         engine = self.make()
+        self.waits(engine, 1)
         cached, _ = self.waits(engine, 1, waited=0.97), self.waits(engine, 2_000)
 
         decided = engine.plan()
 
         assert cached in decided.admit
         assert decided.predicted_seconds <= 0.03
+
+    def test_a_single_token_that_finds_no_block_does_not_end_a_step(self):
+        engine = self.make()
+        prompt = engine.prefilling(ONLINE, tokens=100, done=8)
+        single = engine.add(ONLINE, 1, priority=1, ttft=0.006)
+        engine.extra["free_blocks"] = 20
+
+        decided = engine.plan()
+
+        assert why(decided, single) is Reason.NO_KV
+        assert dict(decided.grants) == {prompt: 80}, "it takes 4 ms"
 
     def test_a_prompt_that_is_late_in_any_case_does_not_end_a_step(self):
         engine = self.make()
@@ -257,6 +281,35 @@ class TestTriage:
         again.num_output = 2
 
         assert dict(engine.plan().grants) == {again: 200, other: 1_800}
+
+    @pytest.mark.parametrize(
+        ("first", "granted"), [pytest.param(63, [63, 100], id="one is left"), pytest.param(64, [64], id="none is left")]
+    )
+    def test_without_time_an_encoder_starts_prompts_within_an_eighth_of_the_chunk(self, first: int, granted: list[int]):
+        engine = Engine(ttft=0.001, offline_share=0.0, chunk_tokens=512, is_encoder=True)
+        for tokens in (first, 100):
+            engine.add(ONLINE, tokens)
+
+        assert [tokens for _, tokens in engine.plan().grants] == granted
+
+    def test_online_may_prefill_an_eighth_of_the_chunk_beside_decodes_that_cannot_wait(self):
+        engine = Engine(ttft=1.0, tpot=0.006, offline_share=0.0, chunk_tokens=4096)
+        decode = engine.decoding(ONLINE, tpot=0.006, num_output=50, first_token=engine.now - 50 * 0.006)
+        prompt, _ = (engine.add(ONLINE, 1_000) for _ in range(2))
+
+        assert dict(engine.plan().grants) == {decode: 1, prompt: 512}
+
+    def test_a_request_whose_kv_a_higher_priority_takes_does_not_end_the_service_of_the_others(self):
+        engine = self.make()
+        first, late = engine.prefilling(ONLINE, tokens=20, done=8), engine.prefilling(ONLINE, tokens=410, done=400)
+        late.arrival, late.ttft = engine.now - 2.0, 1.0
+        urgent = engine.add(ONLINE, 40, priority=1)
+        engine.extra["free_blocks"] = 10 + 3 + 3 + 2 - 1  # for the prompts, and the next tokens of the residents
+
+        decided = engine.plan()
+
+        assert decided.preempt == (first,)
+        assert dict(decided.grants) == {urgent: 40, late: 10}
 
     def test_a_step_of_an_encoder_does_not_end_for_a_prompt(self):
         engine = self.make(is_encoder=True)
@@ -326,6 +379,54 @@ class TestTriage:
 
         assert dict(decided.grants)[prompt] == 200
         assert 0.053 < decided.predicted_seconds <= 0.055
+
+    def make_experts(self, *, late: float = 0.0) -> Engine:
+        """Let ten decodes read two thirds of the experts in 27 ms. They can wait for `late` seconds."""
+        engine = self.make(slots=64)
+        engine.cost = replace(EXACT, k5=0.03, missed=0.9)
+        for _ in range(10):
+            self.decodes(engine, num_output=60, taken=3.0 - late)
+        return engine
+
+    def test_prefill_takes_all_the_time_that_decodes_can_wait_beside_the_experts_that_they_read(self):
+        engine = self.make_experts(late=0.08)
+        self.waits(engine, 2_000)
+
+        assert 0.08 - EXACT.k1 * 1.5 < engine.plan().predicted_seconds <= 0.08 + 1e-9
+
+    def test_a_prompt_is_deferred_only_if_it_is_late_without_the_experts_that_decodes_read(self):
+        """The long prompt takes 31 ms of the 51 ms until it is due, and would take 50 ms with all experts."""
+        engine = self.make_experts(late=0.4)
+        engine.config = replace(engine.config, chunk_tokens=100)
+        long, _ = (self.waits(engine, tokens, waited=1 - 0.078) for tokens in (400, 100))
+        engine.add(ONLINE, 100, priority=-1, ttft=0.001)
+
+        assert {r: n for r, n in engine.plan().grants if n > 1} == {long: 400}
+
+    def test_answers_fall_behind_for_a_prompt_that_is_late_without_the_experts_that_they_read(self):
+        """The prompt takes 66 ms beside the decodes, and would take 85 ms with all experts."""
+        engine = self.make_experts()
+        engine.extra["expectation"] = Expectation({ONLINE: (200,) * 100})
+        late = self.waits(engine, 1_000, waited=1 - 0.1)
+
+        assert dict(engine.plan().grants)[late] == 1_000
+
+    def test_prompts_are_not_late_if_the_time_that_decodes_saved_is_enough(self):
+        """Of 50 ms, the decodes take 17. The long prompt takes 0.2 of the 0.25 s until it is due."""
+        engine = self.make(slots=64)
+        for _ in range(60):
+            self.decodes(engine, num_output=50, taken=2.2)
+        long, _ = (self.waits(engine, tokens, waited=0.75) for tokens in (3_000, 100))
+
+        assert {r: n for r, n in engine.plan().grants if n > 1} == {long: 2_048}
+
+    def test_answers_do_not_fall_behind_if_the_prompt_would_be_late_even_then(self):
+        """Of 50 ms, the decodes take 17. In two more tokens they catch up 66 ms, which is too little for the prompt."""
+        engine = self.make(slots=64)
+        self.answers(engine, lengths=(10,) * 100, num_decodes=60)
+        self.waits(engine, 3_000, waited=0.75)
+
+        assert engine.plan().predicted_seconds <= 0.05 + 1e-9
 
     def test_a_prompt_that_this_step_does_not_finish_does_not_end_it(self):
         engine = self.make()

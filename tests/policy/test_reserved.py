@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from engine_snapshot import OFFLINE, Engine
+from engine_snapshot import OFFLINE, ONLINE, Engine
 from workloads import EXACT
 
 from ballast_policy.plan import Reason
@@ -83,6 +83,46 @@ def test_what_starts_fits_into_the_reserved_blocks_beside_what_is_there():
     fill_reservation(step)
 
     assert step.draft.admit == [first], "4 of 10 blocks are in use, and 8 with the first"
+
+
+def test_a_parked_request_that_needs_no_block_starts_behind_one_that_finds_too_few():
+    engine = Engine()
+    parked = engine.decoding(OFFLINE, phase=PARKED)
+    engine.add(OFFLINE, 8, priority=1)
+    engine.extra["free_blocks"] = 1
+    step = StepDraft(engine.snapshot())
+
+    assert fill_reservation(step).held_blocks == 2
+    assert step.draft.resume == [parked]
+
+
+def test_a_request_that_computes_its_answer_again_needs_the_blocks_of_the_rest():
+    engine = Engine(slots=16, num_blocks=40, tail_tokens=1000)
+    engine.decoding(OFFLINE, tokens=17)
+    again = engine.add(OFFLINE, 16, max_output=10, num_output=4)
+    step = StepDraft(engine.snapshot())
+    fill_reservation(step)
+
+    assert step.draft.admit == [again], "4 of 10 blocks are in use, it takes 4, and its last 6 tokens take 2"
+
+
+@pytest.mark.parametrize(
+    ("left", "sizes"),
+    [
+        pytest.param(2, (50, 12), id="a waiting prompt without a slot counts once"),
+        pytest.param(1, (64, 100), id="single tokens take none of the chunk"),
+    ],
+)
+def test_offline_keeps_to_its_reserved_slots_if_the_next_online_prompt_fits_beside_it(left: int, sizes):
+    engine = Engine(is_encoder=True, offline_share=0.5)
+    for _ in range(4):
+        engine.prefilling(OFFLINE, tokens=100, done=100 - left)
+    for request_class, size in zip((ONLINE, OFFLINE), sizes, strict=True):
+        engine.add(request_class, size)
+    step = StepDraft(engine.snapshot())
+    fill_reservation(step)
+
+    assert (step.coverage.slots, step.draft.admit) == (4, [])
 
 
 def test_a_tenant_at_its_cap_gets_no_reserved_slot():

@@ -158,7 +158,7 @@ def _newcomer_bound(snapshot: EngineSnapshot, part: OnlineStep, saved: float = 0
 def _longest(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     """Return the bound of a step that no newcomer can suspend. A fit may put `k0` at 0, so it has a least value."""
     config, cost = snapshot.config, snapshot.cost
-    if config.can_suspend or config.is_encoder or min(config.ttft, config.tpot) == inf:
+    if config.can_suspend or config.is_encoder:
         return inf
     return max(_LEAST_LONGEST * config.tpot, part.fixed + _LONGEST * (cost.k0 + cost.k5))
 

@@ -30,7 +30,7 @@ def lend(step: StepDraft, reserved: Reserved, *, growth_blocks: int, budget: flo
         most = min(most, coverage.slots_in_use + most_slots(STATIC_SHARE, config.slots))
         if step.time.num_tokens or not config.is_encoder:  # a longer whole prompt starts in a step of its own
             chunk = ceil(STATIC_SHARE * chunk)
-    num_covered = coverage.slots_in_use - len(offline.started)
+    num_covered = coverage.slots_in_use
     seconds = budget - step.time.seconds - reserved.seconds(step)
     if (excess := offline.num_held - most) > 0:
         step.park(coverage.running[-excess:], Reason.SLOT_RECLAIMED)
