@@ -111,15 +111,14 @@ def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep, *, is_patient: bo
     which prefill has a third. Without decodes both are infinite; encoders: half of a TTFT.
     """
     now, cost, usual, prompt = snapshot.now, snapshot.cost, snapshot.expectation, snapshot.typical_prompt or 1
-    fixed, short, free = part.fixed, _beginning(snapshot), 1.0
+    fixed, short = part.fixed, _beginning(snapshot)
     least_tpot = until = inf
     if snapshot.config.is_encoder:
         return snapshot.config.ttft / 2, inf
     early = min(short, _EARLY * (usual.online_answer or inf))
-    if short >= _EARLY * usual.online_answer > 0:  # answers that are alike fall behind together
-        takes = cost.prefill(0, prompt) + usual.online_answer * cost.decode(prompt)
-        free -= min(1.0, usual.online_rate * takes)
-    rest = 1.0 - min(1.0, usual.online_rate * cost.prefill(0, prompt))
+    takes = cost.prefill(0, prompt) + usual.online_answer * cost.decode(prompt)
+    free = 1.0 - usual.online_rate * takes  # answers that are alike fall behind together
+    rest = 1.0 - usual.online_rate * cost.prefill(0, prompt)
     for request in part.decodes:
         tpot, num_output = request.tpot, request.num_output
         left = request.first_token + num_output * tpot - now

@@ -108,9 +108,7 @@ class _Service:
         self.deferred = find_late(self.order, cost, soon, speed=speed, start=start, beside=beside)
         if self.deferred:
             patient, _ = prefill_limits(snapshot, part, is_patient=True)
-            if patient > until and all_in_time(
-                everyone, cost, soon, speed=speed, start=start + until - patient, beside=beside
-            ):
+            if all_in_time(everyone, cost, soon, speed=speed, start=start + until - patient, beside=beside):
                 self.until, self.deferred = patient - self.reserved_seconds, ()
 
     def run(self) -> None:
@@ -162,12 +160,11 @@ class _Service:
         done = computed(request) + draft.prefill_grants.get(request, 0)
         chunk = max(0, time.chunk - self.reserved.tokens_without(draft.gone))
         wanted = request.num_tokens - done
-        granted = limit = min(wanted, int(share * chunk))
+        limit = min(wanted, int(share * chunk))
         least = ceil(LEAST_SHARE * step.config.chunk_tokens) - (time.num_tokens - time.num_decodes)
-        if self.until < inf:
-            granted = step.cost.largest_chunk(share * (self.until - time.seconds), done, limit, time.num_tokens)
-            if share == 1:
-                granted = max(granted, min(least, limit))
+        granted = step.cost.largest_chunk(share * (self.until - time.seconds), done, limit, time.num_tokens)
+        if share == 1:
+            granted = max(granted, min(least, limit))
         if granted < wanted and step.is_whole(request.num_tokens):
             return wanted if limit == wanted and least > 0 else 0
         return granted

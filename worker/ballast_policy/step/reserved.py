@@ -60,7 +60,7 @@ def fill_reservation(step: StepDraft) -> Reserved:
             coverage.slots = max(coverage.slots, min(step.most_offline_slots, step.num_slots - 1))
     inside = set(coverage.running[: coverage.slots]) if offline.prefills and coverage.slots else set()
     prefills = [request for request in offline.prefills if request in inside]
-    coverage.beside = set(offline.prefills) - inside if inside else ()
+    coverage.beside = set(offline.prefills) - inside
     kept = min(tokens, sum(request.remaining for request in prefills))
     num_free = min(coverage.slots, step.num_slots - len(step.online.running)) - len(offline.running)
     held_blocks = _start(step, num_free, tokens - kept, kept) if num_free > 0 else 0
