@@ -125,11 +125,15 @@ def test_a_job_without_anything_to_redrive_stays_over(queue, line):
 
 
 def test_a_long_message_of_an_error_is_cut(queue, line):
-    job_id = submit(queue, line, 1)
-    (claimed,) = queue.leases.claim(job_id, 1, "w1")
-    queue.leases.retry(claimed, "c" * 1000, "é" * 1_000_000, is_retryable=False)
-    (letter,) = queue.results.dead_letters(job_id)
-    (found,) = queue.results.read(job_id)
+    jobs = [submit(queue, line, 1) for _ in range(2)]
+    for job_id, times in zip(jobs, (1, 5), strict=True):
+        (claimed,) = queue.leases.claim(job_id, 1, "w1")
+        queue.leases.retry(claimed, "c" * 200 * times, "é" * 2000 * times, is_retryable=False)
+    letters = [letter for job_id in jobs for letter in queue.results.dead_letters(job_id)]
+    errors = [found.error for job_id in jobs for found in queue.results.read(job_id)]
 
-    assert letter.message == found.error["message"] == "é" * 2000 + "..."
-    assert letter.code == found.error["code"] == "c" * 200 + "..."
+    assert [(letter.code, letter.message) for letter in letters] == [
+        ("c" * 200, "é" * 2000),
+        ("c" * 200 + "...", "é" * 2000 + "..."),
+    ]
+    assert errors == [{"code": letter.code, "message": letter.message} for letter in letters]

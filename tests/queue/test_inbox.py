@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import pytest
@@ -7,6 +8,7 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ballast_queue.batch_lines import CHUNK_LINES, read_line
 from ballast_queue.errors import RefusedCall
 from ballast_queue.inbox import InboxReader
 from ballast_queue.job import JobState
@@ -72,6 +74,14 @@ def test_an_inbox_whose_last_id_was_used_begins_again_when_it_is_empty(queue, ad
     assert [queue.jobs.get(name).counts.waiting for name in "jk"] == [2, 1]
 
 
+@pytest.mark.parametrize(("entry", "is_left"), [(f"{2**64 - 1}-7", False), (f"7-{2**64 - 1}", True)])
+def test_an_inbox_begins_again_behind_the_last_time_only(queue, desk, line, entry, is_left):
+    desk.raw.xadd(queue.store.keys.inbox, {"item": line("a")}, id=entry)
+    queue.inbox.take_in()
+
+    assert desk.raw.exists(queue.store.keys.inbox) == is_left
+
+
 def test_the_last_item_may_carry_the_end_mark(queue, add, line):
     add(line("a"), job="j")
     add(line("b"), job="j", end="1")
@@ -86,6 +96,15 @@ def test_an_entry_without_a_job_is_a_job_of_its_own(queue, add, line):
 
     assert queue.jobs.get(f"inbox-{entry}").state is JobState.IN_PROGRESS
     assert [c.custom_id for c in queue.leases.claim(f"inbox-{entry}", 5, "w1")] == ["a"]
+
+
+def test_an_item_with_ends_of_lines_in_it_is_claimed_with_the_same_seed_by_every_version(queue, add, line):
+    add(json.dumps(json.loads(line("the first")), indent=1), job="j", end="1")
+    queue.inbox.take_in()
+    (claimed,) = queue.leases.claim("j", 1, "w1")
+
+    assert (claimed.custom_id, claimed.body["prompt"]) == ("the first", "Say the first")
+    assert claimed.seed == 8709044997843909330
 
 
 def test_what_is_wrong_with_an_entry_is_its_error_result(queue, add, line):
@@ -148,7 +167,7 @@ def test_what_is_wrong_with_an_entry_names_the_field(queue, add, line):
     assert fields["b"][1] == "tenant: found the string 'blue', expected the tenant of the job's first entry"
     assert "tenant: found 'green', expected a tenant that this queue declares: acme, blue" in fields["c"][1]
     assert fields["d"][1] == "end: found the string 'maybe', expected 1 in the last entry of a job"
-    assert "the string 'colour'), expected deadline, end, item, job, priority, tenant" in fields["f"][1]
+    assert fields["f"][1].startswith("entry: found an unknown field (the string 'colour'), expected deadline, end, ")
     assert param == "job"
     assert message.startswith("job: found the string 'a b', expected an id of at most 128 letters, digits and . _ / -")
     assert message.endswith("no job with unreadable values has, and no id of an inbox entry")
@@ -172,6 +191,7 @@ def test_a_job_whose_first_entry_has_wrong_terms_gets_the_usual_ones(queue, add,
 
     assert (first.tenant, first.priority, first.deadline, first.counts.waiting) == ("acme", 0, None, 1)
     assert (second.tenant, second.priority) == ("default", 3)
+    assert codes(queue, "k") == {"a": "invalid_entry"}
 
 
 def test_a_tenants_priority_is_taken_down_to_its_limit_in_the_inbox_too(queue, add, line):
@@ -183,10 +203,13 @@ def test_a_tenants_priority_is_taken_down_to_its_limit_in_the_inbox_too(queue, a
     assert (queue.jobs.get("high").priority, queue.jobs.get("low").priority) == (5, -7)
 
 
-def test_what_comes_by_the_inbox_shares_a_prefix_key_with_what_is_submitted(queue, add, line):
+@pytest.mark.parametrize("num_bad", [0, 1, CHUNK_LINES])
+def test_what_comes_by_the_inbox_shares_a_prefix_key_with_what_is_submitted(queue, add, line, num_bad):
     queue.submissions.submit([line("r", prompt="Be brief.")])
+    for _ in range(num_bad):
+        add(b"{", job="j")
     add(line("a", prompt="Be brief."), job="j", end="1")
-    queue.inbox.take_in()
+    queue.inbox.take_in(CHUNK_LINES + 1)
     first, second = (head.prefix_key for head in queue.claimable.heads())
 
     assert first == second != 0
@@ -209,7 +232,9 @@ def test_a_queue_with_tenants_refuses_the_inbox_for_all_whatever_an_entry_claims
 
     assert queue.jobs.get("j").state is JobState.VALIDATING, "a stranger does not close it"
     assert queue.jobs.get("j").counts.waiting == 1
-    assert codes(queue, f"inbox-{entry}") == {"b": "unknown_tenant"}
+    (refused,) = queue.results.read(f"inbox-{entry}")
+    assert (refused.custom_id, refused.error["code"], refused.error["param"]) == ("b", "unknown_tenant", "tenant")
+    assert "found the inbox for all, expected the inbox of a tenant" in refused.error["message"]
 
 
 def test_the_inbox_of_a_tenant_decides_the_tenant_of_its_entries(queue, add, line):
@@ -514,15 +539,21 @@ class DefectiveStore:
 
 
 def test_an_entry_on_which_the_worker_fails_is_refused_and_holds_up_nothing(queue, add, line, caplog):
-    add(line("a"), job="j")
-    add(line("b"), job="j", tenant="unlucky")
+    add(b"{", job="j")
+    entry = add(line("b"), job="j", tenant="unlucky").decode()
     add(line("c"), job="j", end="1")
     InboxReader(queue.store, DefectiveStore()).take_in()
+    (head,) = queue.claimable.heads()
+    _, refused = queue.results.read("j")
 
     assert queue.stats().inbox == 0
-    assert codes(queue, "j") == {"line:2": "unreadable_entry"}
-    assert [c.custom_id for c in queue.leases.claim("j", 5, "w1")] == ["a", "c"]
-    assert caplog.messages == ["inbox entry cannot be read, it is rejected"]
+    assert codes(queue, "j") == {"line:1": "invalid_json", "line:2": "unreadable_entry"}
+    assert refused.error["message"].startswith("entry: found values on which the worker failed, expected a line")
+    assert head.prefix_key == read_line(line("c"), QueueSettings())[1].prefix_key
+    assert [c.custom_id for c in queue.leases.claim("j", 5, "w1")] == ["c"]
+    assert [(record.message, record.fields) for record in caplog.records] == [
+        ("inbox entry cannot be read, it is rejected", {"entry": entry})
+    ]
 
 
 @pytest.mark.parametrize(
@@ -550,7 +581,9 @@ def test_the_entries_of_a_job_that_cannot_be_read_are_refused_and_hold_up_nothin
     assert left == 0
     assert [codes(queue, f"inbox-{entry}") for entry in entries] == [{name: "invalid_job"} for name in "bc"]
     assert [c.custom_id for c in queue.leases.claim("good", 5, "w1")] == ["d"]
-    assert caplog.messages == ["value in redis cannot be read, it is skipped"]
+    assert [(record.message, record.fields) for record in caplog.records] == [
+        ("value in redis cannot be read, it is skipped", {"value": "job bad"})
+    ]
 
 
 def test_an_entry_that_can_be_neither_taken_nor_refused_holds_up_no_other(queue, desk, add, line):

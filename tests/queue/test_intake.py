@@ -3,13 +3,22 @@ from __future__ import annotations
 import inspect
 import io
 import json
+import math
 import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_queue.batch_lines import CHUNK_LINES, MOST_NESTING, bounded_lines, read_line, read_lines, take
+from ballast_queue.batch_lines import (
+    CHUNK_BYTES,
+    CHUNK_LINES,
+    MOST_NESTING,
+    bounded_lines,
+    read_line,
+    read_lines,
+    take,
+)
 from ballast_queue.errors import (
     DeadlinePassed,
     EmptyJob,
@@ -20,8 +29,10 @@ from ballast_queue.errors import (
     QueueUnavailable,
     UnknownTenant,
 )
-from ballast_queue.job import JobState
+from ballast_queue.functions import Line
+from ballast_queue.job import JobState, Submission
 from ballast_queue.settings import QueueSettings, TenantSettings
+from ballast_queue.submissions import check_deadline
 
 VALID = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "p"}}
 
@@ -41,6 +52,7 @@ BAD_LINES = {
     "brackets without end": (b"[" * 100_000, "", "invalid_json", "unreadable JSON"),
     "too long": (b"x" * 5000, "", "line_too_long", "more than 4096 bytes"),
     "a good line before blanks without end": (as_line() + b" " * 5000, "", "line_too_long", "more than 4096 bytes"),
+    "letters behind the object": (as_line() + b" X\r\n", "", "invalid_json", "found no JSON"),
     "lists in lists": (as_line(extra=json.loads("[" * 200 + "]" * 200)), "", "invalid_json", "more than 200 lists and"),
     "no custom_id": (as_line(custom_id=...), "", "missing_required_parameter", "custom_id: found nothing"),
     "an empty custom_id": (as_line(custom_id=""), "", "invalid_custom_id", "expected a string of 1 to 256"),
@@ -66,7 +78,13 @@ BAD_LINES = {
         as_line(body=VALID["body"] | {"model": "x"}),
         "a",
         "model_not_found",
-        "found 'x', expected a model",
+        "found 'x', expected a model that this queue serves: m, n",
+    ),
+    "another model with a long name": (
+        as_line(body=VALID["body"] | {"model": "x" * 101}),
+        "a",
+        "model_not_found",
+        f"found '{'x' * 100}', expected a model",
     ),
 }
 
@@ -85,6 +103,7 @@ PARAMS = {
     "a stream": "stream",
     "its own priority": "priority",
     "another model": "model",
+    "another model with a long name": "model",
 }
 """The field that is wrong, where it is one."""
 
@@ -92,12 +111,14 @@ PARAMS = {
 @pytest.mark.parametrize("name", BAD_LINES)
 def test_a_bad_line_becomes_an_error_with_its_reason(name):
     raw, custom_id, code, sentence = BAD_LINES[name]
-    line, body = read_line(raw, QueueSettings(models=("m",), max_line_bytes=4096 if code == "line_too_long" else 10**6))
+    most = 4096 if code == "line_too_long" else 10**6
+    line, body = read_line(raw, QueueSettings(models=("m", "n"), max_line_bytes=most))
     error = json.loads(line.text)
 
     assert (line.kind, line.custom_id, body) == ("r", custom_id, None)
     assert (error["code"], error["param"]) == (code, PARAMS.get(name))
     assert sentence in error["message"]
+    assert "None" not in error["message"], "it names what was found and what is expected"
 
 
 EMBEDDINGS = QueueSettings(urls=("/v1/embeddings",))
@@ -125,10 +146,11 @@ def test_a_line_is_refused_where_the_stack_of_the_reader_ends():
 
     depth = sys.getrecursionlimit() - len(inspect.stack(0))
     found = [with_frames_left(depth - left) for left in range(100, 300)]
-    codes = {json.loads(line.text)["code"] for line in found if line.kind == "r"}
+    refusals = [(line.custom_id, json.loads(line.text)) for line in found if line.kind == "r"]
 
     assert {line.kind for line in found} == {"a", "r"}
-    assert codes == {"invalid_json"}
+    assert {(name, error["code"]) for name, error in refusals} <= {("", "invalid_json"), ("a", "invalid_json")}
+    assert not any("None" in error["message"] for _, error in refusals)
 
 
 def test_good_lines_are_taken_as_they_stand():
@@ -140,8 +162,41 @@ def test_good_lines_are_taken_as_they_stand():
         assert json.loads(line.text)["body"] == VALID["body"]
 
 
+@pytest.mark.parametrize(
+    "given_fields",
+    [{"custom_id": "x" * 256}, {"body": VALID["body"] | {"prompt": "{" * MOST_NESTING}}],
+    ids=["the longest custom_id", "brackets that are text"],
+)
+def test_a_line_at_its_limits_is_good(given_fields):
+    line, _ = read_line(as_line(**given_fields), QueueSettings())
+
+    assert (line.kind, line.custom_id) == ("a", given_fields.get("custom_id", "a"))
+
+
+@pytest.mark.parametrize("raw", [b"", b" \t\r\n", b"\xef\xbb\xbf\r\n"])
+def test_a_line_without_content_is_blank(raw):
+    assert read_line(raw, QueueSettings()) == (Line("b", "", b""), None)
+
+
+@pytest.mark.parametrize(
+    ("behind", "kind"), [(b"", "a"), (b"\n", "a"), (b"\r\n", "a"), (b"\n\n\n", "r"), (b" ", "r"), (b" \n", "r")]
+)
+def test_the_end_of_a_line_does_not_count_against_its_limit(behind, kind):
+    line, _ = read_line(as_line() + behind, QueueSettings(max_line_bytes=len(as_line())))
+
+    assert line.kind == kind
+
+
+class Bounded(io.BytesIO):
+    """A file that returns no more than some bytes at once."""
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        assert size in range(104)
+        return super().readline(size)
+
+
 def test_a_huge_line_is_read_only_to_its_limit():
-    lines = list(bounded_lines(io.BytesIO(b"a\n" + b"x" * 1000 + b"\n" + b"b\n" + b"y" * 500), 100))
+    lines = list(bounded_lines(Bounded(b"a\n" + b"x" * 1000 + b"\n" + b"b\n" + b"y" * 500), 100))
 
     assert [len(line) for line in lines] == [2, 103, 2, 103]
     assert lines[2] == b"b\n"
@@ -153,12 +208,13 @@ def test_a_huge_line_is_read_only_to_its_limit():
         ([1] * CHUNK_LINES, [CHUNK_LINES]),
         ([1] * (CHUNK_LINES + 1), [CHUNK_LINES, 1]),
         ([1_500_000] * 4, [3, 1]),
-        ([4_194_304, 1, 1], [1, 2]),
+        ([CHUNK_BYTES, 1, 1], [1, 2]),
+        ([CHUNK_BYTES - 1, 1, 1], [2, 1]),
     ],
-    ids=["as many as fit", "one more", "long lines", "a line that fills a chunk"],
+    ids=["as many as fit", "one more", "long lines", "a line that fills a chunk", "a line that almost does"],
 )
 def test_a_chunk_ends_with_the_line_that_fills_it(sizes: list[int], expected: list[int]):
-    lines = [as_line(custom_id=str(i), body=VALID["body"] | {"prompt": "x" * size}) for i, size in enumerate(sizes)]
+    lines = [bytes([i % 256]) * size for i, size in enumerate(sizes)]
     rest = iter(lines)
     found = list(iter(lambda: take(rest), []))
 
@@ -232,6 +288,12 @@ def test_an_empty_file_is_refused_and_leaves_nothing(queue, lines):
     assert queue.jobs.all() == []
 
 
+def test_the_blank_lines_before_the_first_one_count_in_the_names_of_lines(queue):
+    job_id = queue.submissions.submit([b"\n"] * (CHUNK_LINES + 100) + [b"{"]).job_id
+
+    assert [found.custom_id for found in queue.results.read(job_id)] == [f"line:{CHUNK_LINES + 101}"]
+
+
 def test_the_queue_decides_tenants_models_and_priorities(queue, line):
     tenants = (TenantSettings(name="acme", max_priority=5), TenantSettings(name="blue"))
     queue.settings.apply(QueueSettings(tenants=tenants, models=("small",)))
@@ -254,6 +316,7 @@ def test_the_queue_decides_tenants_models_and_priorities(queue, line):
         ({"deadline": float("nan")}, "deadline: found nan"),
         ({"deadline": 1e12}, "deadline: found 1000000000000.0, expected Unix seconds between 0 and 1e11"),
         ({"key": ""}, "key: found 0 characters"),
+        ({"key": "k" * 257}, "key: found 257 characters, expected 1 to 256"),
     ],
 )
 def test_the_terms_of_a_job_are_checked(queue, line, given_terms, sentence):
@@ -280,6 +343,18 @@ def test_a_priority_has_its_bounds(priority: int, is_taken: bool):
         found = None
 
     assert found == (priority if is_taken else None)
+
+
+@pytest.mark.parametrize(
+    ("deadline", "is_taken"), [(0, False), (0.5, True), (99_999_999_999.5, True), (1e11, False), (math.nan, False)]
+)
+def test_a_deadline_has_its_bounds(deadline: float, is_taken: bool):
+    try:
+        found = check_deadline(deadline)
+    except InvalidJob:
+        found = None
+
+    assert found == (deadline if is_taken else None)
 
 
 def test_settings_of_another_version_are_named_with_what_to_do(queue, desk, line):
@@ -310,11 +385,11 @@ def test_the_same_key_is_the_same_job_for_its_tenant(queue, line):
 
 def test_a_job_that_was_closed_before_answers_with_what_it_took(queue, line):
     lines = [line("a"), b"{", line("b", n=2)]
-    first = queue.submissions.submit(lines, key="k")
-    again = queue.submissions.submit(lines, key="k")
+    first = queue.submissions.submit(lines, key="k" * 256)
+    again = queue.submissions.submit(lines, key="k" * 256)
 
-    assert (first.accepted, first.rejected, first.is_new) == (1, 2, True)
-    assert (again.job_id, again.accepted, again.rejected, again.is_new) == (first.job_id, 1, 2, False)
+    assert (first.accepted, first.rejected, first.is_new, first.was_closed) == (1, 2, True, False)
+    assert again == Submission(first.job_id, 1, 2, is_new=False, was_closed=True)
 
 
 def test_a_job_that_is_deleted_while_it_is_submitted_is_named(queue, desk, line):

@@ -6,7 +6,7 @@ import pytest
 from queue_objects import ids, make_status, submit
 
 from ballast_queue.errors import JobNotFound, JobStateConflict
-from ballast_queue.job import JobState, Outlook, Prefix, Result
+from ballast_queue.job import JobState, Outlook, Prefix, Result, output_left
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
@@ -552,6 +552,18 @@ def test_results_follow_a_job_while_it_runs(queue, line, result):
     assert list(following) == []
 
 
+def test_a_reader_waits_while_a_job_runs_without_new_results(queue, line, result, monkeypatch):
+    job_id = submit(queue, line, 2)
+
+    def wait(*_):
+        (claimed,) = queue.leases.claim(job_id, 1, "w1")
+        queue.leases.finish("w1", claimed, result(claimed))
+
+    monkeypatch.setattr(queue.store.connection, "wait_for_entry", wait)
+
+    assert [found.custom_id for found in queue.results.read(job_id, follow=True)] == ["r0", "r1"]
+
+
 def test_in_an_empty_queue_nothing_waits(queue):
     stats = queue.stats()
 
@@ -585,11 +597,22 @@ def test_what_is_left_of_a_job_is_guessed_from_limits_and_then_from_results(queu
     at_first = queue.jobs.get(job_id).output_left
     head = next(head for head in queue.claimable.heads() if head.job_id == job_id)
     for claimed in queue.leases.claim(job_id, 8, "w1"):
+        while_leased = queue.jobs.get(job_id).output_left
         queue.leases.finish("w1", claimed, result(claimed, tokens_out=10))
 
+    assert while_leased == 3 * 100, "until eight results are known"
     assert (at_first, head.output_left) == (1000, 1000)
     assert [queue.jobs.get(name).output_left for name in (unbounded, mixed)] == [0, 0]
     assert queue.jobs.get(job_id).output_left == 2 * 10
+
+
+@pytest.mark.parametrize(
+    ("asked", "succeeded", "expected"),
+    [(None, 0, 0), (None, 7, 30), (800, 0, 240), (800, 7, 240), (800, 8, 26)],
+    ids=["nothing known", "few results", "limits", "limits and few results", "limits and enough results"],
+)
+def test_few_results_predict_only_where_no_limit_does(asked: int | None, succeeded: int, expected: int):
+    assert output_left(3, stored=10, asked=asked, succeeded=succeeded, generated=70) == expected
 
 
 def test_an_outlook_stands_in_the_job_until_it_ends(queue, line):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from typing import Any
 from uuid import uuid4
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from ballast_queue.batch_lines import CHUNK_LINES
 from ballast_queue.errors import JobStateConflict, OtherLines, QueueUnavailable
 from ballast_queue.job import JobState
+from ballast_queue.line_digest import LineDigest
 from ballast_queue.redis_store import Queue
 from ballast_queue.submissions import Submissions
 
@@ -61,21 +63,21 @@ def drain(queue: Queue, job_id: str) -> list[str]:
 @pytest.mark.parametrize(
     ("other", "num_found", "found"),
     [
-        (make_lines(3, r1="other"), 3, "other lines"),
-        (list(reversed(make_lines(3))), 3, "other lines"),
+        ([*make_lines(3, r1="other"), b"{"], 4, "other lines"),
+        ([*reversed(make_lines(3)), b"{"], 4, "other lines"),
         (make_lines(2), 2, "2 lines"),
-        (make_lines(4), 4, "4 lines"),
-        ([*make_lines(2), b"{"], 3, "other lines"),
+        (make_lines(5), 5, "5 lines"),
+        ([*make_lines(3), b"["], 4, "other lines"),
     ],
-    ids=["one prompt", "another order", "a line less", "a line more", "a wrong line"],
+    ids=["one prompt", "another order", "lines less", "a line more", "another wrong line"],
 )
 def test_the_key_of_a_job_with_other_lines_is_refused(queue: Queue, other: list[bytes], num_found: int, found: str):
-    job_id = queue.submissions.submit(make_lines(3), key="k").job_id
-    expected = f"found {found}, expected the 3 of {job_id}, which has this key: use another key for other lines"
+    job_id = queue.submissions.submit([*make_lines(3), b"{"], key="k").job_id
+    expected = f"^key 'k': found {found}, expected the 4 of {job_id}, which has this key: use another key for other"
     with pytest.raises(OtherLines, match=expected) as caught:
         queue.submissions.submit(other, key="k")
 
-    assert (caught.value.job_id, caught.value.num_kept, caught.value.num_found) == (job_id, 3, num_found)
+    assert (caught.value.job_id, caught.value.num_kept, caught.value.num_found) == (job_id, 4, num_found)
     assert drain(queue, job_id) == ["p"] * 3
 
 
@@ -234,6 +236,13 @@ def test_a_digest_that_is_none_counts_as_unknown(queue: Queue, desk: Any, text: 
     again = queue.submissions.submit(make_lines(3, r0="other"), key="k")
 
     assert again.job_id == job_id
+
+
+def test_versions_agree_on_the_digest_of_the_same_lines():
+    digest = LineDigest()
+    digest.add([b"a", b"", b" b\r\n"])
+
+    assert digest.text() == sha256(b"a\nb\n").hexdigest()
 
 
 class Dying:

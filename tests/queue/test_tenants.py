@@ -84,12 +84,13 @@ def test_a_tenant_shows_as_many_jobs_as_its_share_of_the_most(queue, line):
 
 
 def test_the_ledger_adds_up_and_lifts(queue):
-    queue.ledger.charge({"acme": 1.5, "blue": 2})
+    first = queue.ledger.charge({"acme": 1.5, "blue": 2})
     queue.ledger.charge({"acme": 1})
     lifted = queue.ledger.lift(2.25, ["acme", "blue", "green"])
     lower = queue.ledger.lift(1, ["blue"])
     charged = queue.ledger.charge({"green": 1})
 
+    assert (first.level, first.tenants) == (0, {"acme": 1.5, "blue": 2})
     assert (lifted.level, lifted.tenants) == (2.25, {"acme": 2.5, "blue": 2.25})
     assert lower == lifted
     assert (charged.of("green"), charged.of("newcomer")) == (3.25, 2.25)

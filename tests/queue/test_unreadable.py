@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from queue_objects import submit
+from pydantic import ValidationError
+from queue_objects import make_status, submit
 
 from ballast_queue.address import with_user
 from ballast_queue.errors import InvalidAddress, InvalidJob, UnreadableValue
+from ballast_queue.ledger import Service
 from ballast_queue.settings import QueueSettings, TenantSettings
-from ballast_queue.unreadable import MOST_PLACES, Unreadable
+from ballast_queue.unreadable import MOST_PLACES, Unreadable, text_of
 
 
 def test_a_value_that_cannot_be_read_is_logged_once_with_its_place(caplog: pytest.LogCaptureFixture):
@@ -17,7 +19,38 @@ def test_a_value_that_cannot_be_read_is_logged_once_with_its_place(caplog: pytes
         assert found.try_read(place, lambda: int("x")) is None
 
     assert caplog.messages == ["value in redis cannot be read, it is skipped"] * 2
+    assert [record.fields for record in caplog.records] == [{"value": "job a"}, {"value": "job b"}]
     assert found.places == {"job a", "job b"}
+
+
+def test_bytes_that_are_no_text_are_shown_as_escapes():
+    assert text_of(b"\xffa\xc3\xa9") == "\\xffa\u00e9"
+
+
+def test_a_service_that_is_no_number_is_left_out_of_the_ledger():
+    service = Service.read([b"a", b"x", b"b", b"2.5", b"c", b"inf", b"d", b""])
+
+    assert (service.level, service.tenants, service.texts) == (0, {"b": 2.5}, {"b": "2.5"})
+
+
+@pytest.mark.parametrize(
+    ("address", "is_taken"),
+    [
+        ("http://10.0.0.1:8000", True),
+        ("https://[::1]:1", True),
+        ("ftp://w:8000", False),
+        ("http://:8000", False),
+        ("http://w", False),
+        ("w:8000", False),
+    ],
+)
+def test_the_address_of_a_worker_has_a_scheme_a_host_and_a_port(address: str, is_taken: bool):
+    try:
+        found = make_status(address=address).address
+    except ValidationError:
+        found = None
+
+    assert found == (address if is_taken else None)
 
 
 def test_any_number_of_unreadable_values_takes_a_bounded_memory():
@@ -91,16 +124,34 @@ def test_a_job_that_cannot_be_read_is_left_out_of_the_list_and_can_be_cancelled(
     assert desk.raw.hget(queue.store.keys.job(bad), "state") == b"cancelled"
 
 
+def test_a_job_that_is_deleted_while_jobs_are_listed_counts_as_read(queue, desk, line):
+    job_id = submit(queue, line, 1)
+    desk.raw.zadd(queue.store.keys.jobs, {"deleted": 9})
+    listed = [job.id for job in queue.jobs.all()]
+    desk.raw.zrem(queue.store.keys.jobs, "deleted")
+
+    assert (listed, queue.store.unreadable.places) == ([job_id], set())
+
+
+def test_a_result_that_cannot_be_read_names_its_job(queue, desk, line):
+    job_id = submit(queue, line, 1)
+    results = queue.store.keys.part(job_id, "results")
+    entry = desk.raw.xadd(results, {"i": "0", "r": '{"custom_id":"r0"}'})
+    with pytest.raises(UnreadableValue, match=f"result of job {job_id}.*status_code"):
+        list(queue.results.read(job_id))
+    desk.raw.xdel(results, entry)
+
+
 @pytest.mark.parametrize("body", ['{"a":' * 5000 + "0" + "}" * 5000, "[]"], ids=["nested too deep", "no object"])
 def test_an_item_that_cannot_be_read_is_failed_and_holds_up_no_other(queue, desk, line, body):
     job_id = submit(queue, line, 2)
     stored = f'"r0"\n{{"custom_id":"r0","url":"/v1/completions","body":{body}}}'
     desk.raw.hset(queue.store.keys.part(job_id, "items"), "0", stored)
     claimed = queue.leases.claim(job_id, 2, "w1")
-    (letter,) = queue.results.dead_letters(job_id)
+    (letter,), (found,) = queue.results.dead_letters(job_id), queue.results.read(job_id)
 
     assert [c.custom_id for c in claimed] == ["r1"]
-    assert (letter.custom_id, letter.code) == ("r0", "unreadable_item")
+    assert (letter.custom_id, letter.code, found.status_code) == ("r0", "unreadable_item", 500)
 
 
 @pytest.mark.parametrize(

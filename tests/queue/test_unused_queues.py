@@ -8,11 +8,12 @@ from uuid import uuid4
 import pytest
 
 from ballast_queue.connection import Connection
-from ballast_queue.errors import QueueForbidden
+from ballast_queue.errors import QueueForbidden, RefusedCall
 from ballast_queue.redis_store import Queue
 from ballast_queue.rights import administrator_rules, worker_rules
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import ClassLoad, WorkerStatus
+from ballast_queue.timers import BATCH
 from ballast_queue.unused import UnusedQueues, remove, run_timers
 
 
@@ -170,6 +171,39 @@ def test_a_job_that_goes_on_does_not_expire(queue, line) -> None:
     run_timers(queue)
 
     assert queue.jobs.get(job_id).state == "in_progress"
+
+
+def test_an_unused_queue_that_cannot_be_removed_is_named_and_does_not_keep_the_others(
+    queue, line, release, monkeypatch, caplog
+) -> None:
+    names = [f"{queue.name}-{place}" for place in ("a", "b")]
+
+    def refusing(other: Queue) -> None:
+        if other.name == names[0]:
+            raise RefusedCall("no")
+        remove(other)
+
+    for name in names:
+        fill(Queue(queue.store.connection, name), line)
+    unused(queue, release).update(set(names))
+    unused(queue, release).update(set())
+    monkeypatch.setattr("ballast_queue.unused.remove", refusing)
+    removed = unused(queue, release).update(set())
+    monkeypatch.undo()
+
+    assert (removed, unused(queue, release).update(set())) == (names[1:], names[:1])
+    assert [(record.message, record.fields) for record in caplog.records] == [
+        ("an unused queue was skipped", {"queue": names[0], "error": "RefusedCall"})
+    ]
+
+
+def test_the_timers_of_an_unused_queue_run_in_several_rounds(queue, line, monkeypatch) -> None:
+    monkeypatch.setattr("ballast_queue.unused.ROUND_SECONDS", 0)
+    job_id = queue.submissions.submit([line(f"r{i}") for i in range(2 * BATCH)]).job_id
+    queue.store.call(queue.store.functions.begin_end(job_id, "cancelled"))
+    run_timers(queue)
+
+    assert queue.jobs.get(job_id).state == "cancelled"
 
 
 def test_an_unused_queue_that_cannot_be_read_does_not_keep_the_others(queue, line, release) -> None:

@@ -46,7 +46,7 @@ def as_bytes(raw: bytes | str) -> bytes:
 
 def content_of(raw: bytes) -> bytes:
     """Return a line without its end, its byte order mark, and the blanks around it."""
-    return raw.rstrip(b"\r\n").removeprefix(_BOM).strip()
+    return raw.removeprefix(_BOM).strip()
 
 
 def read_line(raw: bytes | str, settings: QueueSettings) -> tuple[Line, Body | ItemBody | None]:
