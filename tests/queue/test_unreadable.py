@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from pydantic import ValidationError
-from queue_objects import make_status, submit
+from queue_objects import ids, make_status, submit
 
 from ballast_queue.address import with_user
 from ballast_queue.errors import InvalidAddress, InvalidJob, UnreadableValue
 from ballast_queue.ledger import Service
+from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings, TenantSettings
 from ballast_queue.unreadable import MOST_PLACES, Unreadable, text_of
 
@@ -152,6 +153,37 @@ def test_an_item_that_cannot_be_read_is_failed_and_holds_up_no_other(queue, desk
 
     assert [c.custom_id for c in claimed] == ["r1"]
     assert (letter.custom_id, letter.code, found.status_code) == ("r0", "unreadable_item", 500)
+
+
+@pytest.mark.parametrize("stored", [None, "r0", "r0\n{}"], ids=["no line", "no end of a name", "no JSON"])
+@pytest.mark.parametrize("how", ["claimed", "cancelled"])
+def test_an_item_whose_line_is_lost_ends_by_another_name_and_holds_up_no_other(queue, desk, line, how, stored):
+    job_id = submit(queue, line, 2)
+    items = queue.store.keys.part(job_id, "items")
+    sound = desk.raw.hget(items, "0")
+    desk.raw.hdel(items, "0")
+    if stored is not None:
+        desk.raw.hset(items, "0", stored)
+    if how == "cancelled":
+        assert queue.jobs.cancel(job_id).state == "cancelled"
+    else:
+        assert [c.custom_id for c in queue.leases.claim(job_id, 2, "w1")] == ["r1"]
+        desk.raw.hset(items, "0", sound)
+
+    assert ids(queue, job_id)[0] == "line:lost-0"
+    assert queue.jobs.get(job_id).counts.waiting == 0
+
+
+def test_an_item_that_cannot_end_holds_up_no_other(valkey, queue_name, desk, line):
+    queue = Queue.connect(valkey.url, queue_name)
+    job_id = submit(queue, line, 2)
+    desk.raw.hset(queue.store.keys.part(job_id, "items"), "0", "x")
+    desk.raw.set(queue.store.keys.part(job_id, "dead"), "text")
+    claimed = queue.leases.claim(job_id, 2, "w1")
+    desk.raw.delete(*desk.raw.scan_iter(f"ballast:{{{queue_name}}}:*", count=1000))
+    queue.close()
+
+    assert [c.custom_id for c in claimed] == ["r1"]
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@
 --   :ids                        set      custom ids, until the job is closed
 -- The items from `next` to `stored` - 1 wait and have an entry only in :items.
 
-local REVISION = 12
+local REVISION = 13
 
 local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
@@ -219,10 +219,11 @@ local function error_of(code, message)
   return '{"code":' .. cjson.encode(code) .. ',"message":' .. cjson.encode(message) .. '}'
 end
 
--- Returns the custom id as JSON, and the bytes that the server had to read for it.
+-- Returns the custom id as JSON, and the bytes that the server had to read for it. An item whose line is lost gets another
+-- name: without one it could never end, and neither could its job.
 local function custom_id_of(k, index)
-  local item = call('HGET', k.items, index)
-  return string.match(item, '^[^\n]*'), #item
+  local item = call('HGET', k.items, index) or ''
+  return string.match(item, '^("[^\n]*")\n') or '"line:lost-' .. index .. '"', #item
 end
 
 -- Returns token, attempts and worker of an entry in :live. The token is '0' if the item waits.

@@ -71,7 +71,7 @@ class Leases:
             status=500,
             jitter=0.0,
         )
-        with contextlib.suppress(RefusedCall):  # if even the id of the item cannot be read, its lease expires
+        with contextlib.suppress(RefusedCall):  # another value of the job cannot be read either: others still run
             self._store.call(call)
 
     def heartbeat(self, leases: Sequence[Lease]) -> list[Lease]:
