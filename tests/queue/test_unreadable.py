@@ -155,7 +155,15 @@ def test_an_item_that_cannot_be_read_is_failed_and_holds_up_no_other(queue, desk
     assert (letter.custom_id, letter.code, found.status_code) == ("r0", "unreadable_item", 500)
 
 
-@pytest.mark.parametrize("stored", [None, "r0", "r0\n{}"], ids=["no line", "no end of a name", "no JSON"])
+@pytest.mark.parametrize(
+    "stored",
+    [
+        None,
+        "r0",
+        *(f"{name}\n{{}}" for name in ("r0", '"a"b"', '"a\\q"', '"a\\"', '"a\tb"', '"a","status_code":200,"z":"b"')),
+    ],
+    ids=["no line", "no end", "no text", "a quote", "no escape", "an escaped end", "a tab", "fields"],
+)
 @pytest.mark.parametrize("how", ["claimed", "cancelled"])
 def test_an_item_whose_line_is_lost_ends_by_another_name_and_holds_up_no_other(queue, desk, line, how, stored):
     job_id = submit(queue, line, 2)

@@ -223,7 +223,10 @@ end
 -- name: without one it could never end, and neither could its job.
 local function custom_id_of(k, index)
   local item = call('HGET', k.items, index) or ''
-  return string.match(item, '^("[^\n]*")\n') or '"line:lost-' .. index .. '"', #item
+  local name = string.match(item, '^("[^%z\1-\31]*")\n')
+  local is_json, found = pcall(cjson.decode, '[' .. (name or '') .. ']')
+  local is_name = is_json and #found == 1 and type(found[1]) == 'string'
+  return is_name and name or '"line:lost-' .. index .. '"', #item
 end
 
 -- Returns token, attempts and worker of an entry in :live. The token is '0' if the item waits.

@@ -22,7 +22,7 @@ CHUNK_BYTES = 4 * 1024 * 1024
 MOST_LINE_END = 2
 """Bytes of the longest end of a line. A reader that cuts a line leaves one byte more than the limit and these."""
 MAX_CUSTOM_ID = 256
-_RESERVED = re.compile(r"line:\d+")
+_RESERVED = re.compile(r"line:(lost-)?\d+")
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
 _PARTS = "custom_id, method, url and body"
 _BOM = b"\xef\xbb\xbf"
@@ -130,7 +130,7 @@ def _check_custom_id(found: object) -> str:
     elif len(found) > MAX_CUSTOM_ID:
         shown, problem = f"{len(found)} characters", f"at most {MAX_CUSTOM_ID}"
     elif _RESERVED.fullmatch(found):
-        shown, problem = repr(found), "another name: Ballast uses line:<number> for lines without a name"
+        shown, problem = repr(found), "another name: Ballast names lines line:<number> or line:lost-<number>"
     elif not is_unicode(found):
         shown, problem = "a lone surrogate", "text that can be written as UTF-8"
     if not isinstance(found, str) or problem:

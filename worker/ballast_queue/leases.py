@@ -71,7 +71,7 @@ class Leases:
             status=500,
             jitter=0.0,
         )
-        with contextlib.suppress(RefusedCall):  # another value of the job cannot be read either: others still run
+        with contextlib.suppress(RefusedCall):  # another value of the job is broken, too; other jobs still run
             self._store.call(call)
 
     def heartbeat(self, leases: Sequence[Lease]) -> list[Lease]:

@@ -108,7 +108,9 @@ class _Service:
         self.deferred = find_late(self.order, cost, soon, speed=speed, start=start, beside=beside)
         if self.deferred:
             patient, _ = prefill_limits(snapshot, part, is_patient=True)
-            if all_in_time(everyone, cost, soon, speed=speed, start=start + until - patient, beside=beside):
+            if patient > until and all_in_time(
+                everyone, cost, soon, speed=speed, start=start + until - patient, beside=beside
+            ):
                 self.until, self.deferred = patient - self.reserved_seconds, ()
 
     def run(self) -> None:
