@@ -35,7 +35,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 def _free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that nothing listens on, below the ports of outgoing connections, as that of a cluster's bus is."""
+    """Return a free port. It and the port of a cluster's bus, 10,000 above, are below those of outgoing connections."""
     ports = (12_000 + secrets.randbelow(10_000) for _ in range(100))
     return next(port for port in ports if port_finder.is_port_bindable(host, port))
 

@@ -186,6 +186,7 @@ def test_a_load_of_an_encoder_that_no_run_can_have_is_refused(ballast, load):
 
     assert ran.code == 2
     assert f"a load of {load} % was given; expected 0.1 to 2000 %" in ran.err
+    assert "a load is given twice" in ballast("bench", "encoder", "--load", "20,20").err
 
 
 def test_a_model_that_generates_is_for_the_other_comparison(ballast):

@@ -220,7 +220,7 @@ local function error_of(code, message)
 end
 
 -- Returns the custom id as JSON, and the bytes that the server had to read for it. An item whose line is lost gets another
--- name: without one it could never end, and neither could its job.
+-- name: without one it could never end, and neither could its job. Results contain the name as it is, so it must be JSON.
 local function custom_id_of(k, index)
   local item = call('HGET', k.items, index) or ''
   local name = string.match(item, '^("[^%z\1-\31]*")\n')

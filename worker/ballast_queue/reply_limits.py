@@ -87,7 +87,7 @@ class _Buffer(SocketBuffer):
             raise ReplyTooLarge
 
     def read(self, length: int, *arguments: Any, **options: Any) -> bytes:
-        if length - self.unread_bytes() > self._left:  # before more is received
+        if length > self._left and length - self.unread_bytes() > self._left:  # before more is received
             raise ReplyTooLarge
         data: bytes = super().read(length, *arguments, **options)
         return data

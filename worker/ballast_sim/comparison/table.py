@@ -106,21 +106,22 @@ def _tasks(policies: Sequence[str], loads: Sequence[float], reservations: tuple[
 def _check(policies: Sequence[str], loads: Sequence[float], reservations: Sequence[float]) -> None:
     for policy in policies:
         knob(policy)
-    for name, values in (("policy", policies), ("load", loads), ("reservation", reservations)):
-        if not values:
-            raise BadInput(f"no {name} given: give at least one")
-        if len(set(values)) < len(values):
-            raise BadInput(f"a {name} is given twice: give each once")
+    _check_each("policy", policies)
     check_shares(loads)
     check_shares(reservations, "reservation", 0.0, 1.0)
 
 
 def check_shares(shares: Sequence[float], name: str = "load", least: float = 1e-3, most: float = 20.0) -> None:
-    """Refuse shares outside of a range, with BadInput."""
-    for share in shares:
-        if not least <= share <= most:
-            allowed = f"{100 * least:g} to {100 * most:g} %"
-            raise BadInput(f"a {name} of {100 * share:g} % was given; expected {allowed}")
+    """Refuse shares outside of a range or given twice, with BadInput."""
+    _check_each(name, shares)
+    for share in (share for share in shares if not least <= share <= most):
+        allowed = f"{100 * least:g} to {100 * most:g} %"
+        raise BadInput(f"a {name} of {100 * share:g} % was given; expected {allowed}")
+
+
+def _check_each(name: str, values: Sequence[object]) -> None:
+    if len(set(values)) < len(values) or not values:
+        raise BadInput(f"a {name} is given twice: give each once" if values else f"no {name} given: give at least one")
 
 
 def _run(bench: Bench, tasks: Sequence[Task], run: Callable[..., Iterator[list[Row]]], progress: Progress) -> _Rows:
