@@ -27,6 +27,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from replay import percentile
+
 import ballast_cli
 
 MODEL = Path(ballast_cli.__file__).parent / "demo" / "model"
@@ -188,7 +190,7 @@ def measure(port: int, seconds: float) -> tuple[list[float], list[float], int]:
 
 def p99(values: list[float]) -> float:
     """Return the 99th percentile in milliseconds."""
-    return 1000 * sorted(values)[int(0.99 * len(values))] if values else float("nan")
+    return 1000 * percentile(values, 99) if values else float("nan")
 
 
 def main() -> None:

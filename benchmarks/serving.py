@@ -14,7 +14,6 @@ import asyncio
 import json
 import random
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from replay import median, percentile
 
 import ballast_cli
 from ballast_engine.build import build_engine
@@ -49,7 +50,7 @@ class Side:
         return self.requests / self.seconds
 
     def row(self, name: str) -> str:
-        p50, p99 = statistics.median(self.ttft), sorted(self.ttft)[int(0.99 * len(self.ttft))]
+        p50, p99 = median(self.ttft), percentile(self.ttft, 99)
         return f"{name:>8}  {self.rate:10.1f}  {1000 * p50:11.2f}  {1000 * p99:11.2f}"
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from random import Random
 
+from replay import percentile
+
 from ballast_sim.replay.hardware import GPUS
 from ballast_sim.replay.model_shape import SHAPES
 from ballast_sim.replay.step_model import (
@@ -31,7 +33,7 @@ SLOWED = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 def errors(model: StepModel, reference: StepModel, steps: list[BatchWork]) -> str:
     """Return the mean, the 95th percentile and the largest relative error."""
     found = relative_errors(model, reference, steps)
-    p95 = found[int(0.95 * len(found))]
+    p95 = percentile(found, 95)
     return f"mean {sum(found) / len(found):6.1%}   p95 {p95:6.1%}   max {found[-1]:6.1%}"
 
 
