@@ -128,8 +128,10 @@ def resource() -> str:
     intro = (
         "`apiVersion: ballast.dev/v1alpha1`, `kind: InferenceDeployment`, short name `infd`. The API server checks the "
         "rules, and refuses a resource with the message of a rule. Running workers apply a change of a hot field. A "
-        "change of another field of `model`, `engine`, `gpu`, `slots`, `offline`, `redis`, `apiKeys` or `template`, of "
-        "`rollout.drainSeconds` or of `rollout.startupSeconds` rolls the pods. All other changes leave the pods alone."
+        "change of another field of `model`, `engine`, `gpu`, `slots`, `offline`, `redis`, `apiKeys` or `template` rolls the "
+        "pods. So does a change of `rollout.drainSeconds`, `rollout.startupSeconds`, `network.tlsSecret` or `runtime`, and of "
+        "`network.metricsFrom` between no peer and some. All other changes leave the pods alone. If a list is hot, so are the "
+        "fields of its entries."
         "\n\n"
     )
     lines = [*section("spec", spec, spec["$defs"]), *section("status", status, status["$defs"])]
@@ -200,7 +202,8 @@ def nothing_yet() -> ScrapeData:
     return ScrapeData(
         model="model", stats=stats, steps=StepMetrics(), recorders=(Recorder(),), spending=Spending(),
         utilization=Utilization(Footprint(*[1.0] * 7)), connections=Connections(HttpLimits()),
-        queue=QueueView("queue", is_up=True, stats=items, jobs_at_risk=0, held=0), block_tokens=16, generation=0,
+        queue=QueueView("queue", is_up=True, stats=items, jobs_at_risk=0, held=0, failures={"": 0}),
+        block_tokens=16, generation=0,
         restart_required=0, config_invalid=False, is_draining=False, is_healthy=True,
     )  # fmt: skip
 

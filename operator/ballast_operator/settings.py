@@ -81,7 +81,7 @@ class OperatorSettings(BaseModel):
     namespace."""
     allowed_images: str = "*"
     """Images that a resource may name in `template.image`: patterns separated by commas, in which `*` stands for any
-    characters. The operator's default image is always allowed."""
+    characters. A resource without `template.image` always gets the operator's default image."""
     allowed_service_accounts: str = ""
     """ServiceAccounts that a resource may name: patterns of `NAMESPACE/NAME` separated by commas."""
     allowed_volumes: str = ",".join(VOLUME_KINDS)

@@ -42,6 +42,14 @@ Load = Annotated[
         show_default="20,40,60",
     ),
 ]
+EncoderLoad = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PERCENT,...",
+        help="Online load: requests per second, in percent of the rate of offline work alone.",
+        show_default="20,40,60",
+    ),
+]
 Reservation = Annotated[
     str | None,
     typer.Option(

@@ -141,7 +141,7 @@ def encoder(
     latency: given.Latency = 30.0,
     percentile: given.Percentile = 95.0,
     prompt: given.Prompt = 128,
-    load: given.Load = None,
+    load: given.EncoderLoad = None,
     reservation: given.Reserved = 0.0,
     window: given.Window = 0.0,
     api_server: given.TextMilliseconds = 1.6,
