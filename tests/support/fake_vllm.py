@@ -48,6 +48,8 @@ class FakeEngine:
         self.errored = False
         self.sent: dict[str, Any] = {}
         """Requests as EngineCore got them, by id."""
+        self.error: Exception | None = None
+        """What the next requests raise on their way to EngineCore."""
         self.aborted: list[str] = []
         """Requests whose client left before their end."""
         self.configured: list[Any] = []
@@ -82,7 +84,13 @@ class FakeEngine:
 
     async def _add(self, request: Any) -> None:
         assert request.request_id not in self.sent, "an id is used twice"
+        if self.error is not None:
+            raise self.error
         self.sent[request.request_id] = request
+
+    async def abort(self, request_id: str, *, internal: bool) -> None:
+        assert internal
+        del self.answers[request_id]
 
     async def _call(self, method: str, argument: Any) -> Any:
         if method == "ballast_configure":
@@ -126,9 +134,9 @@ class FakeEngine:
             priority=body.get("priority", 0), cache_salt=body.get("cache_salt"),
         )  # fmt: skip
         answer = self.answers[request.request_id] = Answer()
+        self.check_admission(1, request.request_id)
+        await self.engine_core.add_request_async(request)
         try:
-            self.check_admission(1, request.request_id)
-            await self.engine_core.add_request_async(request)
             yield answer
         finally:
             if self.answers.pop(request.request_id, None) is not None:

@@ -16,6 +16,7 @@ import httpx
 import pytest
 from fake_vllm import FakeEngine, FakeVllm
 
+from ballast_policy.request import RequestClass
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
 from ballast_vllm.engine_client import DECIDING
@@ -251,9 +252,23 @@ def test_requests_that_outlive_the_drain_are_aborted(variables):
             await found.sent("r1")
             await found.server.drain.run()
             await _until(lambda: not found.server.tap.live)
-            return (await post).status_code, found.engine.answers
+            return await post, found.engine.answers
 
-    assert asyncio.run(main()) == (200, {})
+    response, answers = asyncio.run(main())
+
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert answers == {}
+
+
+def test_a_request_that_does_not_reach_enginecore_is_forgotten(variables):
+    async def main():
+        async with running() as found:
+            found.engine.error = ValueError("not to be sent")
+            with pytest.raises(ValueError, match="not to be sent"):
+                await found.client.post("/v1/completions", json=BODY)
+            return found.engine.answers, found.server.tap.live, found.server.tap.num_waiting(RequestClass.ONLINE)
+
+    assert asyncio.run(main()) == ({}, {}, 0)
 
 
 def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_its_request(variables):

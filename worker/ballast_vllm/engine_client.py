@@ -28,6 +28,7 @@ PROMPT_LOGPROBS = (
     "This server returns no logprobs of a prompt, because vLLM 0.32 cannot compute them on a CPU with LoRA adapters. "
     "Leave out prompt_logprobs, and echo with logprobs."
 )
+OVERFLOW = "A number of the request is too large: the parameters of a request hold integers below 2^64."
 OUTSIDE = "--scheduler-cls ballast_vllm.scheduler.BallastScheduler"
 
 
@@ -157,7 +158,7 @@ class EngineTap:
         call = CALL.get()
         if call is not None:
             tenant = call.caller.tenant
-            names = {kind: [name and f"{tenant}\n{name}" for name in of] for kind, of in names.items()}
+            names = {kind: [None if name is None else f"{tenant}\n{name}" for name in of] for kind, of in names.items()}
         return self._name_media(data, items, names, request_id)
 
     async def _add_request(self, request: Any) -> None:
@@ -165,7 +166,13 @@ class EngineTap:
         call = CALL.get()
         if call is not None:
             request = self._placed(request, call)
-        await self._add(request)
+        try:
+            await self._add(request)
+        except BaseException as error:
+            await self._forget(request)
+            if isinstance(error, OverflowError):
+                raise _invalid(OVERFLOW) from error
+            raise
 
     async def _refuse_prompt_logprobs(self, request: Any) -> None:
         """Refuse logprobs of a prompt where they end EngineCore: the adapters of a CPU expect sampled tokens only."""
@@ -173,10 +180,12 @@ class EngineTap:
         is_asked = params is not None and params.prompt_logprobs is not None
         if not (is_asked and self.device == "cpu" and engine.vllm_config.lora_config):
             return
-        from ballast_vllm.internals import invalid_request  # noqa: PLC0415 - tests of this module need no vLLM
+        await self._forget(request)
+        raise _invalid(PROMPT_LOGPROBS, "prompt_logprobs")
 
-        await engine.abort(request.request_id, internal=True)  # vLLM forgets a request only after its end
-        raise invalid_request(PROMPT_LOGPROBS, "prompt_logprobs")
+    async def _forget(self, request: Any) -> None:
+        """Let vLLM forget a request that EngineCore did not get. It forgets others after their last output."""
+        await self._engine.abort(request.request_id, internal=True)
 
     def _placed(self, request: Any, call: Call) -> Any:
         """Return the request with its place in the policy, and after the tokens of an earlier attempt."""
@@ -256,6 +265,12 @@ class EngineTap:
         if record is not None:
             self.num_live[record.call.request_class] -= 1
             self.num_begun[record.call.request_class] -= record.is_begun
+
+
+def _invalid(message: str, parameter: str | None = None) -> Exception:
+    from ballast_vllm.internals import invalid_request  # noqa: PLC0415 - tests of this module need no vLLM
+
+    return invalid_request(message, parameter)
 
 
 def _with_context(submit: Callable[..., Any]) -> Callable[..., Any]:

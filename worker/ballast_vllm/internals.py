@@ -246,9 +246,10 @@ def adapter(request: Any) -> int:
     return int(request.lora_request.lora_int_id) if request.lora_request else 0
 
 
-def invalid_request(message: str, parameter: str) -> Any:
+def invalid_request(message: str, parameter: str | None) -> Exception:
     """Return the exception that vLLM answers with 400."""
-    return VLLMValidationError(message, parameter=parameter)
+    error: Exception = VLLMValidationError(message, parameter=parameter)
+    return error
 
 
 def image_places(request: Any) -> list[range]:

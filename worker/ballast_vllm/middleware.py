@@ -111,7 +111,7 @@ class BallastMiddleware:
 
     async def _answer(self, server: VllmServer, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = HttpExchange(scope, receive, send, is_last=server.is_draining)
-        path, method = scope["path"], scope["method"]
+        path, method = _path(scope), scope["method"]
         try:
             if method == "GET" and await _own(server, path, exchange):
                 return
@@ -132,19 +132,19 @@ class BallastMiddleware:
     ) -> None:
         """Pass on a request with its class and its tenant, if its key is known and its limits allow it."""
         scope, receive, send = asgi
-        headers = exchange.headers
+        path, headers = _path(scope), exchange.headers
         timing = RequestTiming(RequestClass.ONLINE, time.monotonic())
         try:
-            if scope["path"] not in OPEN_PATHS:
+            if path not in OPEN_PATHS:
                 server.tenancy.check_key(headers)
             timing.request_class = server.tenancy.caller(headers).request_class
             server.admission.check_open()
             body = bytes(await exchange.body(server.config.limits.max_body_kibibytes * 1024, share))
-            if scope["path"] == "/v1/responses":
+            if path == "/v1/responses":
                 _refuse_background(body)
             caller = server.tenancy.caller(headers, is_flex=_is_flex(body))
             timing.request_class = caller.request_class
-            is_queued = UNQUEUED.fullmatch(scope["path"]) is None
+            is_queued = UNQUEUED.fullmatch(path) is None
             if is_queued:
                 server.admission.check_queue(caller.request_class)
             server.admission.check_open()  # again, because a long body takes time
@@ -209,8 +209,8 @@ class _Passed:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Pass on a part of the response. If Ballast refuses the call, vLLM's answer is left out."""
-        if self._call.refused is not None and self.status is None:
+        """Pass on a part of the response. If Ballast refuses or aborts the call, vLLM's answer is left out."""
+        if self.status is None and (self._call.refused is not None or self.gone.is_set()):
             return
         if message["type"] == "http.response.start":
             self.status = message["status"]
@@ -219,6 +219,12 @@ class _Passed:
         elif not message.get("more_body", False):
             self.is_complete = True
         await self._send(message)
+
+
+def _path(scope: Scope) -> str:
+    """Return the path of a request as vLLM's routes see it: without `--root-path`."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 async def _own(server: VllmServer, path: str, exchange: HttpExchange) -> bool:

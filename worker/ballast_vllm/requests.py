@@ -62,7 +62,7 @@ def place_of(params: Any) -> RequestPlace:
     if isinstance(found, str):  # `vllm_xargs` holds no objects
         try:
             found = json.loads(found)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = _NOTHING
     if not isinstance(found, Mapping):
         return RequestPlace()
@@ -80,8 +80,13 @@ def place_of(params: Any) -> RequestPlace:
 
 
 def _number(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-    return float(value) if is_number else None  # type: ignore[arg-type]
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if isfinite(found) else None
 
 
 def _integer(value: object) -> int | None:

@@ -31,7 +31,7 @@ def test_a_place_may_be_json_text_because_the_openai_api_passes_no_objects():
     "found",
     [None, 3, [], "", "{", "[]", {"class": 4}, {"class": "batch", "priority": "high", "tenant": 3}, {"ttft": -1},
      {"ttft": float("nan")}, {"slack": "soon"}, {"priority": True}, {"priority": 2**70}, {"tenant": ""},
-     {"num_computed": -5}, {"prefix_key": 1.5}],
+     {"num_computed": -5}, {"prefix_key": 1.5}, {"slack": 10**400}, "[" * 100_000],
 )  # fmt: skip
 def test_malformed_values_count_as_absent(found):
     assert place_of(SimpleNamespace(extra_args={"ballast": found})) == RequestPlace()

@@ -201,4 +201,4 @@ def test_the_name_of_an_image_is_of_one_tenant(engine, begin, threads):
 
     assert outside == {"image": ["logo"]}
     assert named({}) == {}
-    assert named({"image": ["logo", None], "audio": ["song"]}) == {"image": ["lab\nlogo", None], "audio": ["lab\nsong"]}
+    assert named({"image": ["logo", None], "audio": [""]}) == {"image": ["lab\nlogo", None], "audio": ["lab\n"]}

@@ -15,6 +15,7 @@ import yaml
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from ballast_vllm.engine_client import OVERFLOW
 from ballast_vllm.middleware import BACKGROUND, STREAMED_INPUT
 
 pytestmark = pytest.mark.timeout(900)
@@ -142,6 +143,14 @@ def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_its_request(servin
 
     eventually(lambda: serving.series().get(aborted, 0.0) == before + 1, "the request to be aborted")
     eventually(lambda: serving.series()['ballast_slots{class="online",state="running"}'] == 0, "its slot to be free")
+
+
+def test_a_request_that_enginecore_cannot_get_is_refused_and_does_not_wait(serving):
+    with serving.client(headers=LAB) as client:
+        response = client.post("/v1/completions", json={**BODY, "temperature": 1, "top_k": 2**64})
+
+    assert (response.status_code, response.json()["error"]["message"]) == (400, OVERFLOW)
+    assert serving.series()['ballast_requests_waiting{class="online"}'] == 0
 
 
 @pytest.mark.parametrize("more", [{}, {"prompt": ["a", "b"], "n": 2, "temperature": 1}], ids=["one", "four answers"])

@@ -46,7 +46,7 @@ class Server:
         self.ends.append((status, is_complete))
 
 
-def ask(server, app, path="/v1/completions", body=b"{}"):
+def ask(server, app, path="/v1/completions", body=b"{}", **scope):
     """Send a request to `app` behind the middleware; return the status of the response."""
     middleware, sent = BallastMiddleware(app), []
     middleware.server = server
@@ -57,7 +57,7 @@ def ask(server, app, path="/v1/completions", body=b"{}"):
     async def send(message):
         sent.append(message)
 
-    asyncio.run(middleware(SCOPE | {"path": path}, receive, send))
+    asyncio.run(middleware(SCOPE | {"path": path} | scope, receive, send))
     return sent[0]["status"]
 
 
@@ -95,6 +95,7 @@ def test_a_refusal_after_vllm_read_the_body_replaces_the_answer_of_vllm(is_answe
 def test_a_response_in_the_background_is_refused_in_any_encoding(body):
     assert json.loads(body)["background"]
     assert ask(Server(), None, "/v1/responses", body) == 400
+    assert ask(Server(), None, "/api/v1/responses", body, root_path="/api") == 400
 
 
 def route_paths():
