@@ -135,6 +135,12 @@ def test_a_mean_that_cannot_be_kept_any_more_does_not_freeze_the_batch():
     assert budget(request) == pytest.approx(CONFIG.tpot_share * 0.05)
 
 
+def test_a_client_whose_own_tpot_no_step_can_keep_bounds_the_step_by_that_of_the_configuration():
+    request = make_decode(num_output=7, first_token=9.9, tpot=1e-6)
+
+    assert budget(request) == pytest.approx(CONFIG.tpot_share * 0.05)
+
+
 def room(*decodes: Request, **snapshot) -> float:
     return prefill_limits(make_snapshot(**snapshot), OnlineStep(decodes, (), ONLINE_ALONE, ONLINE_ALONE))[0]
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from math import inf, nextafter
+from random import Random
 
 import numpy as np
 import pytest
@@ -207,6 +208,21 @@ def test_least_squares_are_not_negative_and_no_nudge_improves_them(rows: list[tu
             nudged = best.copy()
             nudged[index] = max(0.0, nudged[index] + nudge)
             assert error(best) <= error(nudged) + 1e-6
+
+
+@pytest.mark.parametrize("factor", [5, 30, 300])
+@pytest.mark.parametrize("num", [1, 10])
+def test_steps_that_were_measured_too_short_do_not_count(num: int, factor: float):
+    random, fit = Random(1), Fit()
+    for i in range(512):
+        prefill = i % 2 * random.randint(10, 512)
+        work = StepWork(prefill, attended(0, prefill), random.randint(1, 64), random.randint(100, 60_000))
+        fit.add(work, MODEL.predict(work) * random.uniform(0.95, 1.05) / (factor if i < num else 1))
+
+    found = fit.refit()
+
+    assert found.is_trusted
+    assert found.k0 == pytest.approx(MODEL.k0, rel=0.05)
 
 
 def test_the_next_float_is_not_a_slot():

@@ -116,6 +116,12 @@ def test_offline_fills_what_online_leaves_until_the_next_request_would_be_late()
         assert step + crowd <= CONFIG.ttft + 1e-9, "a request that arrives as the step starts, and all after it"
 
 
+def test_a_prompt_that_no_step_has_time_for_does_not_stop_shorter_ones():
+    decided = plan(snapshot(requests([100], [3000, 100, 100]), prompt=100, rate=100.0))
+
+    assert [request.num_tokens for request, _ in decided.grants] == [100, 100, 100]
+
+
 def test_a_request_that_waited_leaves_offline_less():
     young, old = (plan(snapshot(requests([100], [100] * 64, age=age), prompt=100)) for age in (0.0, 0.020))
 

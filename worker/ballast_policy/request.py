@@ -33,8 +33,7 @@ WAITING, RUNNING, PARKED = Phase.WAITING, Phase.RUNNING, Phase.PARKED
 class Request:
     """One request. Times are seconds on the engine's monotonic clock, sizes are tokens or blocks.
 
-    A step may compute `num_tokens - num_computed` tokens: 1 is a decode, more is prefill. A preempted request prefills
-    its prompt and its generated tokens.
+    A step may compute `num_tokens - num_computed` tokens: 1 is a decode, more is prefill, also of generated tokens.
     """
 
     seq: int

@@ -125,12 +125,13 @@ class Fit:
     def refit(self) -> CostModel:
         """Fit the model and return it. This takes some hundred microseconds for each choice of experts.
 
-        The second fit leaves out steps that took twice their prediction (another process had the core), if these are
-        at most a fifth. With 15 % of such steps, the error is 0.3 %, and 2.9 % without it (`benchmarks/step_model.py`).
+        The second fit leaves out steps that took twice or half of their prediction (another process had the core), if
+        these are at most a fifth. With 15 % of such steps, the error is 0.3 %, and 2.9 % without (`step_model.py`).
         """
         if sum(map(len, self._recent)) < self._least:
             return self.model
         rows = np.array([*self._recent[0], *self._recent[1]], np.float64)
+        rows = rows[rows[:, 5] > np.quantile(rows[:, 5], 0.05) / 4]  # one that is much too short outweighs all others
         features, seconds = rows[:, :5], rows[:, 5]
         tokens, least_error = features[:, 1] + features[:, 3], inf
         seen = self._is_encoder or self._is_varied(features / seconds[:, None])
@@ -139,7 +140,7 @@ class Fit:
         for missed in self._missed:
             weighted = np.column_stack((features, 1.0 - missed**tokens)) / seconds[:, None]
             coefficients = non_negative_least_squares(weighted)
-            usual = weighted @ coefficients > 0.5
+            usual = np.abs(np.log2(np.maximum(weighted @ coefficients, 1e-9))) < 1
             if 0.8 * len(usual) <= np.count_nonzero(usual) < len(usual):
                 coefficients = non_negative_least_squares(weighted[usual])
             errors = np.abs(weighted @ coefficients - 1.0)

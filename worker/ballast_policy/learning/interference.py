@@ -1,8 +1,7 @@
 """The interference of offline work: how much later online tokens come than they would without it.
 
 Offline work lengthens each step. A clock adds up this time, and the delay of a request is how far the clock moves while
-the request is in the engine. Two more clocks add up the work of online requests: a request that ends sooner overlaps
-with less of it.
+the request is in the engine. Two more clocks add up the work of online requests, of which a shorter request sees less.
 """
 
 from __future__ import annotations
@@ -178,8 +177,7 @@ def _passed(begun: _Clocks, clocks: _Clocks, num: int = 1) -> _Clocks:
 def _share_alone(passed: _Clocks, own: float = 0.0) -> float:
     """Return the time of answers without offline as a share of their time, from the advance of the clocks.
 
-    Answers that take a share of the time overlap with the same share of the work of others (Little's law). So
-    `share * taken = taken - delay - work + share * work`.
+    Answers overlap with the same share of the work of others: `share * taken = taken - delay - work + share * work`.
     """
     taken, delay, decodes, prefill = passed
     work = max(0.0, decodes + prefill - own)

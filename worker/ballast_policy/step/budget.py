@@ -85,8 +85,7 @@ def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     """Return the budget of a step without online requests: always long enough for the next token of a request.
 
     The newcomer bounds it, and the cap while one is expected. If the engine can suspend the step, a newcomer gets its
-    first token at once, and the rest of the step delays its second token. Otherwise the newcomer waits for the end of
-    the step, and the lending ratio shortens the step.
+    first token at once, and the rest of the step delays its second. Else it waits, and the ratio shortens the step.
     """
     config, cost = snapshot.config, snapshot.cost
     is_waited_for = config.is_encoder or not config.can_suspend
@@ -186,8 +185,6 @@ def _decode_slack(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, fl
     saved = []
     for request in part.decodes:  # the longest loop of most steps: `next_deadline` written out
         tpot = request.tpot
-        if tpot < least_tpot:
-            least_tpot = tpot
         budgeted = request.num_output * tpot
         left = request.arrival + request.ttft + budgeted - next_token
         if 0 <= left < slack:
@@ -197,6 +194,10 @@ def _decode_slack(snapshot: EngineSnapshot, part: OnlineStep) -> tuple[float, fl
             saved.append(left)
         elif _catches_up(request, -left, part.fixed):
             saved.append(0.0)
+        elif tpot < snapshot.config.tpot:  # no step is short enough for its own SLO
+            tpot = snapshot.config.tpot
+        if tpot < least_tpot:
+            least_tpot = tpot
     if not saved or least_tpot == inf:
         return least_tpot, slack, 0.0
     most_risk = snapshot.config.most_risk * snapshot.allowance.lending_ratio
@@ -216,8 +217,7 @@ def _burst(snapshot: EngineSnapshot, tpot: float, num_decodes: int) -> float:
 def _shared_slack(saved: Collection[float], burst: float, most_risk: float) -> float:
     """Return the time that all decodes can lose until `mean(exp(-slack / burst))` is `most_risk`; negative beyond.
 
-    The exponential is the risk that a burst makes a decode late. The mean counts all decodes that are close to being
-    late, as one decode always has just begun.
+    The exponential is the risk that a burst makes a decode late. The mean counts all decodes that are close to that.
     """
     far = 20 * burst  # the risk of a decode that saved more is nothing
     risk = sum([exp(-left / burst) for left in saved if left < far])

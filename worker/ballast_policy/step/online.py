@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from math import ceil, inf
 
@@ -102,15 +103,14 @@ class _Service:
         speed, soon = 1 - part.fixed / pace, snapshot.now + part.fixed
         start, beside = snapshot.now - (until - pace if pace < inf else 0.0), self.step.time.num_tokens
         everyone = [*online.prefills, *online.parked, *online.waiting]
-        if all_in_time(everyone, cost, soon, speed=speed, start=start, beside=beside):
+        in_time = partial(all_in_time, everyone, cost, soon, speed=speed, beside=beside)
+        if in_time(start=start):
             return
         self.order = list(self.gate.in_order(online.prefills))
         self.deferred = find_late(self.order, cost, soon, speed=speed, start=start, beside=beside)
         if self.deferred:
             patient, _ = prefill_limits(snapshot, part, is_patient=True)
-            if patient > until and all_in_time(
-                everyone, cost, soon, speed=speed, start=start + until - patient, beside=beside
-            ):
+            if patient > until and in_time(start=start + until - patient):
                 self.until, self.deferred = patient - self.reserved_seconds, ()
 
     def run(self) -> None:

@@ -1,8 +1,7 @@
 """The order of online prefill when not all requests can have their first token in time.
 
 In order of arrival, every request behind a burst would be a little late. Moore and Hodgson (Management Science 15,
-1968) make the fewest requests late: go through the requests in order, and whenever a request would be late, defer the
-longest request so far.
+1968) make the fewest late: go through the requests in order; whenever one would be late, defer the longest so far.
 
 A deferred request goes behind the others of its tenant and priority, which keep their places. Answers that have begun
 are never deferred. The first deferred request gets a part of each step (`online`), so that long prompts are finished.
