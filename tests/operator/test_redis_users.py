@@ -390,10 +390,10 @@ def test_a_new_authority_in_its_secret_reaches_operator_and_workers_without_a_re
 def test_a_submitter_gets_a_secret_for_the_inbox_of_its_tenant(
     controllers: ControlPlane, cluster: Cluster, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    access = {"submitters": [{"secretName": "acme-queue", "tenant": "acme"}]}
+    access = {"submitters": [{"secretName": "acme-ballast-submitter", "tenant": "acme"}]}
     with running(controllers.kubeconfig, tmp_path, **environment):
         cluster.make(offline={"tenants": [{"name": "acme"}, {"name": "blue"}]}, queueAccess=access)
-        found = texts(cluster, "acme-queue")
+        found = texts(cluster, "acme-ballast-submitter")
         inbox = f"ballast:{{{cluster.namespace}/llm}}:inbox"
 
         def add(to: str) -> Any:
