@@ -15,7 +15,7 @@ from cluster import INFD, Cluster, until
 from release import Release
 
 ITEMS = 300
-SUBMITTER = "research-queue"
+SUBMITTER = "research-ballast-submitter"
 RESOURCE: dict[str, Any] = {
     "apiVersion": "ballast.dev/v1alpha1",
     "kind": "InferenceDeployment",

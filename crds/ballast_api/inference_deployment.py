@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 
 from ballast_api.base import ApiModel, keyed_by
 from ballast_api.errors import InvalidConfig
-from ballast_api.names import API_VERSION, KIND, MOST_NAME_CHARACTERS, MOST_RAY_CHARACTERS, redis_secret
+from ballast_api.names import API_VERSION, KIND, MOST_NAME_CHARACTERS, MOST_RAY_CHARACTERS, SUBMITTER_SUFFIX
 from ballast_api.pods import Json, PodTemplate, SecretKey, SecretName
 from ballast_api.ray import ServingRuntime
 from ballast_api.rules import Rule
@@ -233,14 +233,15 @@ class Submitter(ApiModel):
 
     rules = (
         Rule(
-            f"!self.secretName.endsWith('{redis_secret('')}')",
-            lambda submitter: not submitter.secret_name.endswith(redis_secret("")),
-            f"secretName ends with {redis_secret('')}, as the Secrets of workers do. Choose another name",
+            f"self.secretName.endsWith('{SUBMITTER_SUFFIX}')",
+            lambda submitter: submitter.secret_name.endswith(SUBMITTER_SUFFIX),
+            f"secretName must end with {SUBMITTER_SUFFIX}, so that a resource takes no name of another Secret",
         ),
     )
 
     secret_name: SecretName
-    """The Secret that the operator creates in the resource's namespace, with `url` and `password` of the user."""
+    """The Secret that the operator creates in the resource's namespace, with `url` and `password` of the user. Its name
+    ends with `-ballast-submitter`, so that no condition shows whether another Secret exists."""
     tenant: Name | None = None
     """The tenant for which the user submits. It must be set if, and only if, `offline.tenants` declares tenants."""
 

@@ -43,6 +43,9 @@ COPY_OF = f"{GROUP}/copy-of"
 
 ALLOW_LABEL = f"{GROUP}/allow"
 """Label of a Secret: with the value `true`, resources of its namespace may name it."""
+SUBMITTER_SUFFIX = "-ballast-submitter"
+"""End of the names of Secrets with users that may only submit. The operator reports a name that is taken, and this must
+not show whether a Secret of somebody else exists."""
 
 NAME_LABEL = "app.kubernetes.io/name"
 INSTANCE_LABEL = "app.kubernetes.io/instance"

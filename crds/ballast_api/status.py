@@ -99,7 +99,8 @@ class Status(ResourceStatus):
     queue: str = Field(default="", max_length=507)
     """Name of the queue that the workers serve."""
     former_queues: tuple[str, ...] = Field(default=(), max_length=MOST_FORMER_QUEUES)
-    """Queues that the workers served before a change of `spec.offline.queue`, and that still have unfinished items."""
+    """Queues that the workers served before a change of `spec.offline.queue`, and that still have unfinished items, or
+    pods of the earlier spec. Such pods keep their rights on these queues."""
     config_hash: str = Field(default="", max_length=64)
     """Hash of the configuration that workers should have in force."""
     slots: ClassSlots | None = None

@@ -41,7 +41,7 @@ from ballast_operator.children.ray import (
     resize,
     services_of_kuberay,
 )
-from ballast_operator.children.redis_users import redis_secrets, redis_users, secrets_hash
+from ballast_operator.children.redis_users import kept_users, redis_secrets, redis_users, secrets_hash
 from ballast_operator.children.service import budget, network_policy, service
 from ballast_operator.conditions import Given, conditions, knows_versions
 from ballast_operator.context import OperatorContext
@@ -289,7 +289,7 @@ def status(given: Given, reported: tuple[Condition, ...], scaling: ScalingStatus
         served_name=resource.spec.served_name,
         endpoint=_endpoint(resource),
         queue=resource.queue_name,
-        former_queues=_former_queues(resource, given.poll),
+        former_queues=_former_queues(resource, None if given.has_older_pods else given.poll),
         config_hash=given.plan.files.get(given.plan.version, ""),
         slots=_slots(given.poll) or resource.status.slots,
         scaling=_scaling(scaling, resource.status.scaling),
@@ -383,6 +383,7 @@ RESOURCE_TYPE = ResourceType(
     named_secrets=named_secrets,
     secrets=_secrets,
     redis_users=redis_users,
+    kept_users=kept_users,
     read_counted=_read_counted,
     counts=_counts,
     queue_of=queue_of,

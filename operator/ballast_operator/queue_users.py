@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Generic
 
+from ballast_api.sections import is_name
 from ballast_operator.cache import Cache
 from ballast_operator.context import OperatorContext
 from ballast_operator.kinds import Body, Key
@@ -19,7 +20,8 @@ GRANT_AGAIN_SECONDS = 10.0
 class QueueUsers(Generic[R]):
     """The users of each resource of one type.
 
-    A resource that cannot be reconciled keeps its users, unless it may not use its queue.
+    A resource that cannot be reconciled keeps its users, unless it may not use its queue. Pods of an earlier spec keep
+    their rights until they are gone.
     """
 
     def __init__(self, resource_type: ResourceType[R], cache: Cache, *, changed: Callable[[], None]) -> None:
@@ -35,6 +37,27 @@ class QueueUsers(Generic[R]):
             self.users[key] = users
             self._changed()
 
+    def widen(self, key: Key, users: tuple[RedisUser, ...], wider: tuple[RedisUser, ...]) -> None:
+        """Set the users of a resource whose pods may be of an earlier spec.
+
+        Args:
+            key: the resource.
+            users: the users that the present spec needs.
+            wider: the same with the rights of the earlier pods.
+        """
+        known = self.users.get(key)
+        # After a start it is not known whether pods of a resource with another Redis use this one. Redis then keeps the
+        # users that it has.
+        if known != users and (users or known is not None or not wider):
+            self.use(key, wider)
+
+    def served(self, key: Key, body: Body, context: OperatorContext) -> tuple[str, ...]:
+        """Return the queues that pods of a resource may serve by its status, without those that it may not use."""
+        status = body.get("status") or {}
+        names = dict.fromkeys((status.get("queue") or "", *(status.get("formerQueues") or ())))
+        # One rule that is no pattern would keep Redis from creating any user.
+        return tuple(name for name in names if is_name(name) and not self.is_refused(key, name, context))
+
     def keep(self, key: Key, body: Body, context: OperatorContext) -> float | None:
         """Keep the users of a resource whose children stay as they are, unless its reported queue is refused.
 
@@ -43,9 +66,19 @@ class QueueUsers(Generic[R]):
         reported = (body.get("status") or {}).get("queue")
         if self.is_refused(key, reported, context):
             self.use(key, ())
+        elif not self.users.get(key) and (users := self._lost(key, body, context)):
+            self.use(key, users)
         queues = (self._type.own_queue(body), reported)
         is_foreign = any(queue and queue.partition("/")[0] != key.namespace for queue in queues)
         return GRANT_AGAIN_SECONDS if is_foreign else None
+
+    def _lost(self, key: Key, body: Body, context: OperatorContext) -> tuple[RedisUser, ...]:
+        """Return the users of before the operator started, or before a grant ended that holds again."""
+        own = self._type.own_queue(body)
+        is_deleted = body["metadata"].get("deletionTimestamp")  # another release may have reconciled it
+        if own is None or is_deleted or self.is_refused(key, own, context):
+            return ()
+        return self._type.kept_users(body, self.served(key, body, context), context)
 
     def forget(self, key: Key) -> None:
         """Forget a resource that is gone, or that another release reconciles."""

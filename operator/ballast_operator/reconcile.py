@@ -40,6 +40,7 @@ from ballast_operator.resource_type import ConditionInput, ConditionValue, R, Re
 from ballast_operator.scaling import History, scale
 from ballast_operator.secret_grants import SecretGrants
 from ballast_operator.status_writer import Figures, StatusWriter, replicas_of
+from ballast_queue.rights import RedisUser
 
 log = Log(__name__)
 
@@ -137,22 +138,29 @@ class Reconciler(Generic[R]):
             return _first(wait, self.users.keep(key, body, self.context))
         try:
             blocked = await self._blocked(key, body, resource)
-            users = _computed(self._type.redis_users, resource, self.context)
+            users = _computed(self._type.redis_users, resource, self.context, ())
+            served = self.users.served(key, body, self.context)
+            wider = _computed(self._type.redis_users, resource, self.context, served)
         except Exception:
             self.users.keep(key, body, self.context)
             raise
         again = self.users.keep(key, body, self.context) if blocked is not None else None
         if blocked is None or blocked.reason is ConditionReason.NO_REDIS_USER:
-            self.users.use(key, users)
+            self.users.widen(key, users, wider)
         if blocked is not None:
             wait = await self._status.degraded(key, body, blocked, memory)
             if blocked.reason is ConditionReason.SECRET_NOT_ALLOWED:
                 again = self._grants.least_seconds
             return _first(wait, NAME_AGAIN_SECONDS if blocked.reason in PASSING else again)
-        return await self._converge(key, body, resource, memory)
+        return await self._converge(key, body, resource, memory, users)
 
-    async def _converge(self, key: Key, body: Body, resource: R, memory: ResourceMemory[R]) -> float | None:
-        """Read, plan, apply, and report. Return the seconds after which to do so again."""
+    async def _converge(
+        self, key: Key, body: Body, resource: R, memory: ResourceMemory[R], users: tuple[RedisUser, ...]
+    ) -> float | None:
+        """Read, plan, apply, and report. Return the seconds after which to do so again.
+
+        Only the users in `users` stay when no pod of an earlier spec works any more.
+        """
         source = _computed(self._type.source, resource, self.context)
         poll = None
         if source is not None:
@@ -165,6 +173,8 @@ class Reconciler(Generic[R]):
         if failed is not None and refused is None:
             raise failed
         given = ConditionInput(resource, self._snapshot(key, memory), wanted, poll, time.monotonic(), refused)
+        if failed is None and not given.has_older_pods:
+            self.users.use(key, users)
         again = await self._status.report(key, body, given, scaling, memory)
         if failed is not None:
             memory.is_reported = True

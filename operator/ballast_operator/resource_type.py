@@ -5,7 +5,7 @@ To add a kind, define its `ResourceType`, and add it to the types of `process.ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
@@ -94,6 +94,15 @@ class ConditionInput(Generic[R]):
         found = self.deployment
         return found is not None and self.count("observedGeneration") >= found["metadata"].get("generation", 0)
 
+    @property
+    def has_older_pods(self) -> bool:
+        """Return whether pods of an earlier spec may still work. A pod that is being deleted returns its items."""
+        if self.refused is not None or any(pod["metadata"].get("deletionTimestamp") for pod in self.snapshot.pods):
+            return True
+        if self.deployment is None:
+            return bool(self.live)
+        return not self.is_current or self.count("updatedReplicas") != self.count("replicas")
+
 
 Check = Callable[[ConditionInput[R]], ConditionValue | None]
 
@@ -127,8 +136,11 @@ class ResourceType(Generic[R]):
     blocked: Callable[[R, OperatorContext, Iterable[Body]], ConditionValue | None] = lambda *_: None
     """Return why the resource must stay unchanged for now, as the value of `Degraded`. The third argument are the
     resources of this type whose queue has the same name."""
-    redis_users: Callable[[R, OperatorContext], tuple[RedisUser, ...]] = lambda _resource, _context: ()
-    """Return the users in the operator's own Redis that the resource needs."""
+    redis_users: Callable[[R, OperatorContext, Sequence[str]], tuple[RedisUser, ...]] = lambda *_: ()
+    """Return the users in the operator's own Redis that the resource needs. The third argument are the queues that pods
+    of an earlier spec may serve."""
+    kept_users: Callable[[Body, Sequence[str], OperatorContext], tuple[RedisUser, ...]] = lambda *_: ()
+    """Return the users of a resource that is not reconciled and may be invalid, for the queues that its pods serve."""
     named_secrets: Callable[[R], tuple[str, ...]] = lambda _resource: ()
     """Return the names of the Secrets that the resource names, which need the label `ballast.dev/allow`."""
     secrets: Callable[[R, OperatorContext], tuple[Key, ...]] = lambda _resource, _context: ()

@@ -129,7 +129,7 @@ def with_value(leaf: str, value: Any) -> dict[str, Any]:
     if leaf.startswith("queueAccess.submitters"):  # they exclude a Redis of the resource's own
         del manifest["spec"]["redis"]
         tenant = manifest["spec"]["offline"]["tenants"][0]["name"]
-        manifest["spec"]["queueAccess"]["submitters"] = [{"secretName": "submitter", "tenant": tenant}]
+        manifest["spec"]["queueAccess"]["submitters"] = [{"secretName": "a-ballast-submitter", "tenant": tenant}]
     place: Any = manifest["spec"]
     *path, last = leaf.split(".")
     for part in path:

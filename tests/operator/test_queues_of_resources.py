@@ -49,6 +49,9 @@ def test_a_queue_that_a_change_leaves_with_work_is_reported_until_it_is_finished
     queue.jobs.cancel(job.id)
     queue.timers.run_due()
     cluster.says("Degraded", "False")
+    assert cluster.resource()["status"]["formerQueues"] == [old], "a pod may still serve it"
+    for pod in until(lambda: [pods for pods in [cluster.pods()] if len(pods) == 2])[0]:
+        cluster.make_ready(pod["metadata"]["name"])
     until(lambda: not cluster.resource()["status"]["formerQueues"])
     queue.close()
 

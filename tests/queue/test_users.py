@@ -55,6 +55,21 @@ def test_both_passwords_work_until_the_older_one_is_left_out():
         admin.close()
 
 
+def test_a_user_that_keeps_its_passwords_gets_exactly_its_new_rights():
+    with ValkeyServer(config=SAFE) as server:
+        admin = Queue.connect(server.connection_url, "team/one", loads_functions=True)
+        users = RedisUsers(admin.store.connection)
+        users.put([RedisUser("one", ("old",), (*worker_rules("team/one"), "+flushall"))])
+        users.put([RedisUser("one", ("new",), worker_rules("team/two"), keeps_passwords=True)])
+        for password in ("new", "old"):
+            Queue.connect(server.connection_url, "team/two", username="one", password=password).close()
+            with redis.Redis.from_url(server.connection_url, username="one", password=password, protocol=2) as raw:
+                for command in (("GET", "ballast:{team/one}:x"), ("FLUSHALL",)):
+                    with pytest.raises(NoPermissionError):
+                        raw.execute_command(*command)
+        admin.close()
+
+
 def test_users_of_a_cluster_exist_on_each_node():
     config = SAFE | {"cluster-enabled": "yes"}
     with ValkeyServer(config=config) as first, ValkeyServer(config=config) as second:

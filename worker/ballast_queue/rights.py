@@ -34,6 +34,8 @@ class RedisUser:
     passwords: tuple[str, ...] = field(repr=False)
     """The valid passwords, the newest first."""
     rules: tuple[str, ...]
+    keeps_passwords: bool = False
+    """Passwords that Redis knows already stay valid too."""
 
 
 def worker_rules(queue: str, *more: str) -> tuple[str, ...]:

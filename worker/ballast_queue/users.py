@@ -56,4 +56,6 @@ class RedisUsers:
 def _command(user: RedisUser, extra: Sequence[str]) -> tuple[str, ...]:
     # A hash instead of the password, so that no log of commands has it.
     hashes = (f"#{hashlib.sha256(password.encode()).hexdigest()}" for password in user.passwords)
-    return ("ACL", "SETUSER", user.name, "reset", "on", *hashes, *user.rules, *extra)
+    # The rules begin with the withdrawal of all rights, so a reset only removes the former passwords.
+    reset = () if user.keeps_passwords else ("reset",)
+    return ("ACL", "SETUSER", user.name, *reset, "on", *hashes, *user.rules, *extra)

@@ -9,9 +9,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
-from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.errors import InvalidConfig
+from ballast_api.inference_deployment import InferenceDeployment, Metadata, Submitter
 from ballast_api.names import COPY_OF, redis_secret
 from ballast_operator.children.config import CA
 from ballast_operator.children.manifest import hash_of, manifest
@@ -19,6 +22,7 @@ from ballast_operator.context import OperatorContext, UserKeys
 from ballast_operator.kinds import SECRET, Body
 from ballast_queue.address import with_user
 from ballast_queue.errors import InvalidAddress
+from ballast_queue.keys import key_pattern
 from ballast_queue.rights import RedisUser, submitter_rules, worker_rules
 
 PREFIX = "ballast"
@@ -29,9 +33,33 @@ def user_prefix(release: str) -> str:
     return f"{PREFIX}:{release}:"
 
 
-def redis_users(resource: InferenceDeployment, context: OperatorContext) -> tuple[RedisUser, ...]:
-    """Return the users of a resource; none if it does not use the operator's own Redis."""
-    return tuple(user for _, user in _by_secret(resource, context))
+def redis_users(
+    resource: InferenceDeployment, context: OperatorContext, served: Sequence[str] = ()
+) -> tuple[RedisUser, ...]:
+    """Return the users of a resource; none if it does not use the operator's own Redis.
+
+    Args:
+        resource: the wanted state.
+        context: the key of the passwords.
+        served: queues in the operator's own Redis that pods of an earlier spec may serve. The user of the workers may
+            use them too. It exists for them even if the resource names another Redis now.
+    """
+    queues = (resource.queue_name,) if resource.spec.redis is None else ()
+    submitters = resource.spec.queue_access.submitters
+    return tuple(user for _, user in _users(resource.metadata, (*queues, *served), submitters, context))
+
+
+def kept_users(body: Body, served: Sequence[str], context: OperatorContext) -> tuple[RedisUser, ...]:
+    """Return the users of a resource that is not reconciled and may be invalid, for the queues that it served.
+
+    Its Secrets stay as they are, and may have older passwords. So the passwords that Redis knows stay valid too. An
+    invalid resource has no users for submitters.
+    """
+    submitters: tuple[Submitter, ...] = ()
+    with suppress(InvalidConfig):
+        submitters = InferenceDeployment.read(body, "").spec.queue_access.submitters
+    users = _users(Metadata.model_validate(body["metadata"]), served, submitters, context)
+    return tuple(replace(user, keeps_passwords=True) for _, user in users)
 
 
 def redis_secrets(resource: InferenceDeployment, context: OperatorContext) -> tuple[Body, ...]:
@@ -69,12 +97,21 @@ def has_malformed_url(context: OperatorContext) -> bool:
 
 
 def _by_secret(resource: InferenceDeployment, context: OperatorContext) -> Iterator[tuple[str, RedisUser]]:
-    if context.redis is None or resource.spec.redis is not None:
+    if resource.spec.redis is None:
+        submitters = resource.spec.queue_access.submitters
+        yield from _users(resource.metadata, (resource.queue_name,), submitters, context)
+
+
+def _users(
+    about: Metadata, queues: Sequence[str], submitters: Iterable[Submitter], context: OperatorContext
+) -> Iterator[tuple[str, RedisUser]]:
+    """Yield the name of the Secret and the user of the workers, and of each submitter of the first queue."""
+    if context.redis is None or not queues:
         return
-    about, queue = resource.metadata, resource.queue_name
+    queue, *more = dict.fromkeys(queues)
     name = f"{user_prefix(context.release)}{about.namespace}/{about.name}"
-    rules = {name: (redis_secret(about.name), worker_rules(queue))}
-    for submitter in resource.spec.queue_access.submitters:
+    rules = {name: (redis_secret(about.name), (*worker_rules(queue), *(f"~{key_pattern(each)}" for each in more)))}
+    for submitter in submitters:
         rules[f"{name}:{submitter.secret_name}"] = submitter.secret_name, submitter_rules(queue, submitter.tenant)
     for user, (secret, allowed) in rules.items():
         yield secret, RedisUser(user, _passwords(context.user_keys, user, about.uid), allowed)

@@ -1,0 +1,199 @@
+"""Pods that run keep their user in Redis: while a change replaces them, and while nothing may change them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from reconciled import GUEST, MODEL, VERSIONS, Bench
+
+from ballast_api.names import selector
+from ballast_operator.kinds import POD
+
+FIRST, SECOND, HOST = "~ballast:{guest/one}:*", "~ballast:{guest/two}:*", "~ballast:{host/h}:*"
+UIDS = itertools.count()
+
+
+def make_bench(queue: str = "guest/one", **spec: Any) -> Bench:
+    """Return a bench whose guest serves a queue with one pod of the newest template."""
+    bench = Bench()
+    bench.put("host", "h", queueAccess={"namespaces": ["guest"]})
+    change(bench, queue, **spec)
+    bench.roll(1)
+    bench.reconcile()
+    return bench
+
+
+def change(bench: Bench, queue: str, /, **spec: Any) -> None:
+    bench.put("guest", "g", model=MODEL | {"servedName": "m"}, offline={"queue": queue}, **spec)
+    bench.reconcile()
+
+
+def drain(bench: Bench) -> dict[str, Any]:
+    """Add a pod of the guest that is being deleted."""
+    metadata = {
+        "namespace": "guest",
+        "name": "g-1",
+        "uid": f"pod-{next(UIDS)}",
+        "resourceVersion": str(next(VERSIONS)),
+        "labels": selector("g"),
+        "deletionTimestamp": "2026-01-01T00:00:00Z",
+    }
+    pod = {"metadata": metadata, "status": {"phase": "Running"}, "spec": {}}
+    bench.cache.put(POD, pod)
+    return pod
+
+
+def test_pods_keep_the_right_on_their_queue_until_the_last_of_them_has_returned_its_items() -> None:
+    bench = make_bench()
+    assert bench.patterns() == [FIRST]
+
+    change(bench, "guest/two")
+    assert bench.patterns() == [SECOND, FIRST]
+    bench.reconcile()
+    bench.roll(0)
+    bench.reconcile()
+    assert bench.patterns() == [SECOND, FIRST], "no pod was replaced yet"
+    pod = drain(bench)
+    bench.roll(1)
+    bench.reconcile()
+    assert bench.patterns() == [SECOND, FIRST], "the last one drains"
+    bench.cache.drop(POD, pod)
+    bench.reconcile()
+    assert bench.patterns() == [SECOND]
+    status = bench.cache.resources[GUEST]["status"]
+    assert (status["queue"], status["formerQueues"]) == ("guest/two", [])
+
+
+def test_an_operator_that_starts_during_a_rollout_knows_the_queue_of_the_old_pods() -> None:
+    bench = make_bench()
+    change(bench, "guest/two")
+    bench.roll(0)
+    bench.start()
+    bench.reconcile()
+    assert bench.patterns() == [SECOND, FIRST]
+
+    bench.roll(1)
+    bench.reconcile()
+    assert bench.patterns() == [SECOND]
+
+
+def test_pods_keep_their_user_until_pods_with_another_redis_replace_them() -> None:
+    bench = make_bench()
+    change(bench, "guest/one", redis={"secretName": "labeled"})
+    assert bench.patterns() == [FIRST]
+    bench.roll(0)
+    bench.reconcile()
+    assert bench.patterns() == [FIRST]
+
+    bench.roll(1)
+    bench.reconcile()
+    assert bench.reconciler.users.users[GUEST] == ()
+
+
+def test_an_operator_that_starts_during_a_change_of_redis_leaves_the_users_as_redis_has_them() -> None:
+    bench = make_bench()
+    change(bench, "guest/one", redis={"secretName": "labeled"})
+    bench.roll(0)
+    bench.start()
+    bench.reconcile()
+    assert GUEST not in bench.reconciler.users.users, "it is not known whether the pods use this Redis"
+
+    bench.roll(1)
+    bench.reconcile()
+    assert bench.reconciler.users.users[GUEST] == ()
+
+
+def test_old_pods_lose_a_queue_of_another_namespace_with_its_grant() -> None:
+    bench = make_bench("host/h")
+    change(bench, "guest/two")
+    assert bench.patterns() == [SECOND, HOST]
+
+    bench.put("host", "h")
+    bench.reconcile()
+    assert bench.patterns() == [SECOND]
+
+
+def test_a_change_gives_no_right_on_a_queue_that_the_resource_never_served() -> None:
+    bench = Bench()
+    change(bench, "victim/q")
+    assert bench.cluster.degraded == "QueueNotAllowed"
+    change(bench, "guest/two")
+    assert bench.patterns() == [SECOND]
+
+
+HELD: dict[str, dict[str, Any]] = {
+    "an account that is not permitted": {"template": {"serviceAccountName": "x"}},
+    "a Secret without the label": {"apiKeys": {"secretName": "x"}},
+    "no image": {"engine": {"backend": "vllm"}},
+    "another model in its queue": {"offline": {"queue": "guest/taken"}},
+    "an invalid spec": {"slots": "many"},
+}
+
+
+@pytest.mark.parametrize("held", HELD.values(), ids=list(HELD))
+def test_pods_of_a_resource_on_hold_keep_their_user_after_operator_and_redis_restarted(held: dict[str, Any]) -> None:
+    bench = make_bench()
+    older = {"creationTimestamp": "2025-01-01T00:00:00Z"}
+    bench.put("guest", "older", older, model=MODEL | {"servedName": "other"}, offline={"queue": "guest/taken"})
+    spec = {"model": MODEL | {"servedName": "m"}, "offline": {"queue": "guest/one"}} | held
+    bench.put("guest", "g", **spec)
+    bench.start()
+    bench.reconcile()
+    assert bench.cluster.degraded not in {"", "Healthy"}
+    assert bench.patterns() == [FIRST]
+    assert all(user.keeps_passwords for user in bench.reconciler.users.users[GUEST])
+
+    change(bench, "guest/one")
+    assert not any(user.keeps_passwords for user in bench.reconciler.users.users[GUEST])
+
+
+def test_submitters_of_a_resource_on_hold_keep_their_users() -> None:
+    access = {"submitters": [{"secretName": "nightly-ballast-submitter"}]}
+    bench = make_bench(queueAccess=access)
+    assert bench.patterns() == [FIRST, "~ballast:{guest/one}:inbox"]
+    bench.start()
+
+    change(bench, "guest/one", queueAccess=access, apiKeys={"secretName": "x"})
+    assert bench.patterns() == [FIRST, "~ballast:{guest/one}:inbox"]
+
+
+def test_a_resource_on_hold_gets_no_user_for_a_queue_that_it_may_not_use() -> None:
+    bench = make_bench("host/h")
+    bench.put("host", "h")
+    bench.put("guest", "g", slots="many", offline={"queue": "host/h"})
+    bench.start()
+    bench.reconcile()
+    assert bench.patterns() == []
+
+    bench.put("host", "h", queueAccess={"namespaces": ["guest"]})
+    bench.reconcile()
+    assert bench.patterns() == [HOST], "just after a start, the cache may lack the resource with the grant"
+
+
+def test_a_resource_that_names_a_queue_of_others_gets_no_user_back() -> None:
+    bench = make_bench()
+    bench.start()
+    change(bench, "victim/q")
+    assert bench.cluster.degraded == "QueueNotAllowed"
+    assert bench.patterns() == []
+
+
+@pytest.mark.parametrize("queue", ["guest/a b", "guest/*", ""])
+def test_a_status_that_somebody_edited_gives_no_rights(queue: str) -> None:
+    bench = make_bench()
+    bench.put("guest", "g", slots="many")
+    bench.cache.resources[GUEST]["status"] |= {"queue": queue, "formerQueues": [queue]}
+    bench.start()
+    bench.reconcile()
+    assert bench.patterns() == []
+
+
+def test_a_deleted_resource_gets_no_user_again() -> None:
+    """The operator that reconciled it may be another release."""
+    bench = make_bench()
+    bench.put("guest", "g", {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["x/y"]})
+    bench.start()
+    bench.reconcile()
+    assert bench.patterns() == []
