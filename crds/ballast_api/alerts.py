@@ -20,6 +20,9 @@ from ballast_api.sections import Slo
 FEWEST_REQUESTS = 20
 """Minimum of counted requests in an hour for a critical alert. With fewer, one slow request is a large share."""
 
+MISSING_FOR = "6h"
+"""Time after which a missing worker is an alert even if enough others serve. Most rollouts end before."""
+
 Severity = Literal["critical", "warning"]
 """`critical` pages a person at once, `warning` can wait until the morning."""
 RuleJson = dict[str, Any]
@@ -256,7 +259,7 @@ def _other_alerts(own: Labels, resource: InferenceDeployment) -> Iterator[Alert]
         "Other tasks go on. If the task is `inbox`, Redis may be full: entries of inboxes wait until it has memory.",
         "feeder-failing",
     )
-    yield _worker_not_ready(own, resource)
+    yield from _workers_not_ready(own, resource)
     if resource.spec.runtime.ray is not None:
         yield from _ray_alerts(own, resource)
 
@@ -314,20 +317,40 @@ def _reservation_not_met(own: Labels, percent: float) -> Alert:
     )
 
 
-def _worker_not_ready(own: Labels, resource: InferenceDeployment) -> Alert:
-    startup = resource.spec.startup_seconds
-    ready, wanted = (f'max without (pod, instance) ({metrics.OPERATOR_REPLICAS}{{{own.operator},state="{state}"}})'
+def _workers_not_ready(own: Labels, resource: InferenceDeployment) -> Iterator[Alert]:
+    """Yield an alert for too few workers, as in the condition `Ready`, and one for any that is missing for hours.
+
+    In a rollout, up to `maxUnavailable` workers are always missing, and one pod after another does not answer yet. So
+    the first alert allows for these workers, and counts the time of each pod alone. No metric distinguishes a rollout
+    from a worker that does not come back, so the second alert waits for longer than most rollouts take.
+    """
+    startup, missing = resource.spec.startup_seconds, resource.spec.rollout.max_unavailable
+    ready, wanted = (f'max without (pod, instance, state) '
+                     f'({metrics.OPERATOR_REPLICAS}{{{own.operator},state="{state}"}})'
                      for state in ("ready", "desired"))  # fmt: skip
-    return Alert(
+    labels = f'{own.operator},type="{ConditionType.READY}",reason="{ConditionReason.SCHEDULING_GATED}"'
+    gated = f"unless on (namespace, name) {metrics.OPERATOR_CONDITION}{{{labels}}} == 1"
+    summary = f"{own}: {{{{ $value }}}} workers are not ready"
+    shown = f"`kubectl get infd {own.name} -n {own.namespace} -o wide` shows the reason."
+    yield Alert(
         "BallastWorkerNotReady",
         "critical",
         f"{startup + 120}s",
-        f"({wanted} - ignoring (state) {ready} > 0)"
-        f" or (count by (namespace) ({own.of('up')} == 0) > 0)"
-        f" or (count by (namespace) ({own.of(metrics.ENGINE_HEALTHY)} == 0) > 0)",
-        f"{own}: {{{{ $value }}}} workers are not ready",
-        f"The workers are not ready for longer than spec.rollout.startupSeconds ({startup} s) and 2 minutes. "
-        f"`kubectl get infd {own.name} -n {own.namespace} -o wide` shows the reason.",
+        f"({wanted} - {ready} > {missing} {gated})"
+        f" or ({wanted} > 0 and {ready} == 0)"
+        f" or (count by (namespace, pod) ({own.of('up')} == 0) > 0)"
+        f" or (count by (namespace, pod) ({own.of(metrics.ENGINE_HEALTHY)} == 0) > 0)",
+        summary,
+        f"The workers are not ready for longer than spec.rollout.startupSeconds ({startup} s) and 2 minutes. {shown}",
+        "worker-not-ready",
+    )
+    yield Alert(
+        "BallastWorkerNotReady",
+        "warning",
+        MISSING_FOR,
+        f"{wanted} - {ready} > 0",
+        summary,
+        f"Fewer workers than spec.replicas are ready for {MISSING_FOR}. {shown}",
         "worker-not-ready",
     )
 

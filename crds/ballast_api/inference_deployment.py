@@ -274,8 +274,8 @@ class Monitoring(ApiModel):
     """Make a ServiceMonitor."""
     prometheus_rule: bool = True
     """Make a PrometheusRule with the alerts of this resource."""
-    scrape_seconds: int = Field(default=15, ge=1, le=3600)
-    """Scrape interval of the ServiceMonitor."""
+    scrape_seconds: int = Field(default=15, ge=1, le=60)
+    """Scrape interval of the ServiceMonitor. With more than 60 s, alerts over 2 and 5 minutes would lack samples."""
     labels: dict[str, str] = Field(default={})
     """Labels to add to both objects, for a Prometheus that selects by label (e.g. `release: kube-prometheus-stack`)."""
 

@@ -14,6 +14,7 @@ from ballast_api.names import (
     KIND,
     WORKER,
     config_map,
+    gcs_redis,
     selector,
 )
 from ballast_api.status import MOST_FORMER_QUEUES, ClassSlots, Condition, ResourceStatus, ScalingStatus, Status
@@ -108,7 +109,7 @@ def plan(
     if resource.spec.runtime.ray is not None:
         files[ON_RAY] = files[version_of(config)]
     copied = _copied(resource, snapshot, context)
-    wanted = list(_wanted(resource, context, texts, copied))
+    wanted = list(_wanted(resource, snapshot, context, texts, copied))
     changed = changes(wanted, snapshot)
     return ChildrenPlan(
         costs=tuple(_costs(resource, snapshot, poll)),
@@ -129,6 +130,7 @@ def plan(
 
 def _wanted(
     resource: InferenceDeployment,
+    snapshot: ClusterSnapshot,
     context: OperatorContext,
     texts: Mapping[str, str],
     copied: str,
@@ -149,7 +151,8 @@ def _wanted(
         if between is not None:
             yield NETWORK_POLICY, between
         if is_needed(resource, context):
-            yield from gcs_children(resource, context, placement(resource, resource.spec.runtime.ray))
+            found = snapshot.child(STATEFUL_SET, resource.metadata, gcs_redis(resource.metadata.name))
+            yield from gcs_children(resource, context, placement(resource, resource.spec.runtime.ray), found)
         if resource.spec.replicas:  # Serve has no application without a replica
             yield RAY_SERVICE, ray_service(resource, texts[version], context)
     rule = prometheus_rule(resource, runbooks=context.runbooks)

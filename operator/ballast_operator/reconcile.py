@@ -179,9 +179,7 @@ class Reconciler(Generic[R]):
         if failed is not None:
             memory.is_reported = True
             raise failed
-        if refused and again is None:
-            return AGAIN_SECONDS.get(refused.reason, REFUSED_AGAIN_SECONDS)
-        return again
+        return _first(again, AGAIN_SECONDS.get(refused.reason, REFUSED_AGAIN_SECONDS)) if refused else again
 
     async def _claim(self, key: Key, body: Body) -> Body | None:
         """Return the resource with this release in its status; None if it could not be claimed."""

@@ -1,9 +1,10 @@
 """From computed conditions to the status that is reported, which changes as rarely as possible. PURE.
 
-The messages of `Ready` and `Progressing` count pods, as other fields of the status do, and follow them. Another message
-changes only with the status or reason of its condition, or with the generation. A condition that depends on figures of
-workers changes only after `SETTLE_SECONDS`, except from Unknown to good. Pods that become ready one after
-another are reported every `STEP_SECONDS`. So an idle cluster causes no calls, and a busy one causes few.
+The messages of `Ready` and `Progressing` count pods, as other fields of the status do, and follow them. The message of
+`Degraded` follows the present problem. Another message changes only with the status or reason of its condition, or with
+the generation. A condition that depends on figures of workers changes only after `SETTLE_SECONDS`, except from Unknown
+to good. Pods that become ready one after another are reported every `STEP_SECONDS`, and another message of `Degraded`
+every `SETTLE_SECONDS`. So an idle cluster causes no calls, and a busy one causes few.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ MEASURED = frozenset(
 """Conditions that depend on figures, which fluctuate."""
 COUNTING = frozenset({ConditionType.READY, ConditionType.PROGRESSING})
 """Conditions whose messages count pods."""
+FOLLOWING = COUNTING | {ConditionType.DEGRADED}
+"""Conditions whose messages change under the same reason. A message of `Degraded` names the next object when the first
+is corrected. Names have digits, so a change of figures alone looks the same, and `delay` limits the writes instead."""
 COUNTS = ("replicas", "ready_replicas", "updated_replicas", "workers", "conditions")
 """Fields of a status that change while a rollout proceeds."""
 S = TypeVar("S", bound=ResourceStatus)
@@ -102,7 +106,9 @@ def delay(
     if not before.conditions:
         is_polling = poll is not None and poll.problem is not None and poll.problem.reason is ConditionReason.PENDING
         return max(0.0, FIRST_SECONDS - seen) if is_polling else 0.0
-    return max(0.0, STEP_SECONDS - written) if _is_step(before, after) else 0.0
+    if not _is_step(before, after):
+        return 0.0
+    return max(0.0, (SETTLE_SECONDS if _is_reworded(before, after) else STEP_SECONDS) - written)
 
 
 def _is_step(before: ResourceStatus, after: ResourceStatus) -> bool:
@@ -114,6 +120,13 @@ def _is_step(before: ResourceStatus, after: ResourceStatus) -> bool:
         and (old.reason == new.reason or new.type in COUNTING)
         for new in after.conditions
     )
+
+
+def _is_reworded(before: ResourceStatus, after: ResourceStatus) -> bool:
+    """Return whether only the message of `Degraded` differs."""
+    old = before.condition(ConditionType.DEGRADED)
+    kept = tuple(old if old is not None and new.type == old.type else new for new in after.conditions)
+    return after.model_copy(update={"conditions": kept}) == before
 
 
 def with_conditions(reported: S, values: Mapping[ConditionType, ConditionValue], *, generation: int, now: float) -> S:
@@ -168,7 +181,7 @@ def _condition(
     if value is None:
         return before
     if before is not None and (before.status, before.reason) == (value.status, value.reason):
-        is_old = kind in COUNTING and before.message != value.message
+        is_old = kind in FOLLOWING and before.message != value.message
         if before.observed_generation == generation and not is_old:
             return before
         return before.model_copy(update={"message": value.message, "observed_generation": generation})

@@ -43,7 +43,25 @@ def condition(kind: str, reason: str, values: str) -> dict[str, str]:
     return gauge("ballast_operator_condition", values, f'{labels},pod="operator-0"')
 
 
+def replicas(desired: str, ready: str) -> dict[str, str]:
+    """Return the series that the operator exports about the number of workers."""
+    labels = 'namespace="default",name="chat",pod="operator-0"'
+    return gauge("ballast_operator_replicas", desired, f'{labels},state="desired"') | gauge(
+        "ballast_operator_replicas", ready, f'{labels},state="ready"'
+    )
+
+
+def one_after_another(pods: int) -> dict[str, str]:
+    """Return the series of pods that are created one after another, each of which loads its model for five minutes."""
+    return {
+        f"up{{{TARGET.replace('chat-0', f'chat-{i}')}}}": f"_x{5 * i} 0x5 1x{5 * (pods - i)}" for i in range(1, pods)
+    }
+
+
 ON_RAY: dict[str, Any] = {"runtime": {"ray": {}}}
+IN_PLACE: dict[str, Any] = {"rollout": {"startupSeconds": 600, "maxSurge": 0, "maxUnavailable": 1}}
+"""A rollout stops a worker before it starts the next, because there is no free GPU."""
+GATED = condition("Ready", "SchedulingGated", "1x60")
 CRITICAL, WARNING = "critical", "warning"
 SCENARIOS = (
     Scenario("nothing is scraped", {}, "1d"),
@@ -177,18 +195,45 @@ SCENARIOS = (
         "20m",
         {("BallastWorkerNotReady", CRITICAL)},
     ),
+    Scenario("the operator misses a worker", replicas("3x60", "2x60"), "20m", {("BallastWorkerNotReady", CRITICAL)}),
+    Scenario("all replicas are ready", replicas("3x60", "3x60"), "20m"),
+    Scenario("the resource is scaled to zero", replicas("0x60", "0x60"), "20m", spec=IN_PLACE),
+    Scenario("a rollout replaces 20 workers on their own GPUs", replicas("20x120", "19x120"), "1h40m", spec=IN_PLACE),
+    Scenario("a rollout loads 20 models in turn", replicas("20x120", "20x120") | one_after_another(20), "1h30m"),
     Scenario(
-        "the operator misses a worker",
-        gauge("ballast_operator_replicas", "3x60", 'namespace="default",name="chat",state="desired",pod="operator-0"')
-        | gauge("ballast_operator_replicas", "2x60", 'namespace="default",name="chat",state="ready",pod="operator-0"'),
+        "two workers are missing and one may be",
+        replicas("4x60", "2x60"),
         "20m",
         {("BallastWorkerNotReady", CRITICAL)},
+        IN_PLACE,
     ),
     Scenario(
-        "all replicas are ready",
-        gauge("ballast_operator_replicas", "3x60", 'namespace="default",name="chat",state="desired",pod="operator-0"')
-        | gauge("ballast_operator_replicas", "3x60", 'namespace="default",name="chat",state="ready",pod="operator-0"'),
+        "the only worker is missing, and may be in a rollout",
+        replicas("1x60", "0x60"),
         "20m",
+        {("BallastWorkerNotReady", CRITICAL)},
+        IN_PLACE,
+    ),
+    Scenario(
+        "all workers are missing and one may be",
+        replicas("4x60", "0x60"),
+        "20m",
+        {("BallastWorkerNotReady", CRITICAL)},
+        IN_PLACE,
+    ),
+    Scenario(
+        "a worker that may be missing in a rollout does not come back",
+        replicas("4x500", "3x500"),
+        "6h30m",
+        {("BallastWorkerNotReady", WARNING)},
+        IN_PLACE,
+    ),
+    Scenario("Kueue holds back two of four workers", replicas("4x60", "2x60") | GATED, "50m"),
+    Scenario(
+        "Kueue holds back all workers",
+        replicas("4x60", "0x60") | GATED,
+        "20m",
+        {("BallastWorkerNotReady", CRITICAL)},
     ),
     Scenario(
         "Ray's head is replaced in two minutes", condition("Degraded", "RayHeadDown", "1x2 _x30"), "10m", set(), ON_RAY

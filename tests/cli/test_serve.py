@@ -60,3 +60,11 @@ def test_two_workers_that_take_free_ports_share_no_file(became):
     assert len(files) > 1
     for file in files:
         assert f"serve-{yaml.safe_load(Path(file).read_text())['runtime']['port']}.yaml" == Path(file).name
+
+
+@pytest.mark.parametrize("verb", ["serve", "up"])
+def test_the_help_states_where_a_worker_takes_its_queue_and_its_password_from(ballast, verb: str):
+    shown = " ".join(ballast(verb, "--help").out.replace("│", " ").split())
+
+    assert "By default, offline.queue of the file" in shown
+    assert "BALLAST_REDIS_PASSWORD has no effect here" in shown

@@ -395,6 +395,10 @@ def test_alerts_of_the_chart_name_the_service_of_their_release_and_its_runbooks(
         pytest.param({"operator": {"settings": {"port": 9000}}}, "'port' not allowed", id="a setting of the chart"),
         pytest.param({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy", id="no such policy"),
         pytest.param({"valkey": {"persistence": {"size": "large"}}}, "size", id="no size"),
+        *(
+            pytest.param({"serviceMonitor": {"interval": value}}, "interval", id=f"no scrape for {value}")
+            for value in ("61s", "2m", "0s")
+        ),
         pytest.param({"valkey": {"maxMemory": "0"}}, "maxMemory", id="unlimited memory"),
         pytest.param({"valkey": {"maxMemory": "0gb"}}, "maxMemory", id="unlimited memory with a unit"),
         *(

@@ -463,6 +463,28 @@ def test_ready_counts_the_workers_that_are_ready_now() -> None:
     assert report.news(before, later) == []
 
 
+SECRETS = tuple(Problem(Reason.SECRET_NOT_ALLOWED, f"Secret key-{i} lacks the label") for i in (1, 2))
+PULLS = tuple(make_pod(f"llm-{i}", containerStatuses=[waiting("ErrImagePull")]) for i in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "named"),
+    [
+        pytest.param({"refused": SECRETS[0]}, {"refused": SECRETS[1]}, "Secret key-2", id="another Secret"),
+        pytest.param({"pods": PULLS}, {"pods": PULLS[1:]}, "pod llm-2", id="another pod"),
+    ],
+)
+def test_degraded_names_the_next_object_when_the_first_is_corrected(
+    first: dict[str, Any], second: dict[str, Any], named: str
+) -> None:
+    before = reported(make_input(**first), now=0.0)
+    later = reported(with_status(make_input(**second), before), now=60.0)
+
+    assert named in later.condition(Type.DEGRADED).message
+    assert later.condition(Type.DEGRADED).last_transition_time == before.condition(Type.DEGRADED).last_transition_time
+    assert report.news(before, later) == []
+
+
 def test_the_time_of_a_condition_is_that_of_its_status() -> None:
     status = reported(make_input(deployment=make_deployment(2, 2, 0)), now=0.0)
     later = reported(with_status(make_input(deployment=make_deployment(2, 2, 1)), status), now=60.0)
@@ -520,6 +542,12 @@ PATIENCE: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {
         0.0,
     ),
     "workers report": ({"poll": make_poll()}, {}, 0.0),
+    "another pod is broken": ({"pods": PULLS}, {"pods": PULLS[1:]}, 29.0),
+    "another pod is broken, and one is ready": (
+        {"pods": PULLS, "deployment": make_deployment(2, 2, 0)},
+        {"pods": PULLS[1:], "deployment": make_deployment(2, 2, 1)},
+        4.0,
+    ),
 }
 
 

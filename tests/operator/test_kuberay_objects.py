@@ -108,6 +108,28 @@ def test_the_redis_of_the_head_has_a_password_that_stays(
     assert "the cluster changes applied fields" not in operator.text()
 
 
+def test_another_size_of_the_volume_of_the_heads_redis_is_for_new_resources(
+    operator: Operator, cluster: Cluster
+) -> None:
+    """The API server refuses a change of a claim."""
+
+    def sizes(name: str) -> list[str]:
+        claims = cluster.get("statefulsets", f"{name}-ballast-gcs")["spec"].get("volumeClaimTemplates", ())
+        return [claim["spec"]["resources"]["requests"]["storage"] for claim in claims]
+
+    make(cluster)
+    until(lambda: cluster.get("rayservices", "llm"))
+    operator.kill()
+    operator.environment |= {"BALLAST_GCS_REDIS_IMAGE": "valkey:2", "BALLAST_GCS_REDIS_STORAGE": "1536Mi"}
+    operator.start()
+    until(lambda: "valkey:2" in str(cluster.get("statefulsets", "llm-ballast-gcs")), said="the new image")
+    cluster.make("later", runtime={"ray": {}}, template={"image": "ray:1"})
+    until(lambda: cluster.get("rayservices", "later"))
+
+    assert (sizes("llm"), sizes("later")) == (["1Gi"], ["1536Mi"])
+    cluster.says("Degraded", "False", "Healthy")
+
+
 @pytest.mark.usefixtures("operator")
 def test_a_password_of_another_owner_is_not_used(cluster: Cluster) -> None:
     cluster.create("secrets", {"metadata": {"name": "llm-ballast-gcs"}, "stringData": {"password": "theirs"}})

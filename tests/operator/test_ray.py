@@ -324,6 +324,21 @@ def test_the_state_of_the_head_is_on_a_volume_if_the_operator_has_storage_for_it
     assert [claim["storageClassName"] for claim in claims] == (["fast"] if storage else [])
 
 
+@pytest.mark.parametrize(("before", "after"), [("1Gi", "2Gi"), ("1Gi", ""), ("", "1Gi")])
+def test_the_redis_of_a_head_keeps_its_volume_and_gets_every_other_change(before: str, after: str):
+    """Kubernetes refuses an apply with another claim, and with it every later change."""
+    old = replace(CONTEXT, gcs=GcsValkey("valkey:1", before, "fast" if before else ""))
+    there = applied(plan(make_resource(), EMPTY, old), EMPTY, make_pod("1"), make_pod("2"))
+    new = replace(CONTEXT, gcs=GcsValkey("valkey:2", after, "slow"))
+    kept = there.child(STATEFUL_SET, make_resource().metadata, "llm-ballast-gcs")["spec"]
+
+    spec = made(plan(make_resource(), there, new), STATEFUL_SET, "llm-ballast-gcs")["spec"]
+
+    assert spec["template"]["spec"]["containers"][0]["image"] == "valkey:2"
+    assert spec.get("volumeClaimTemplates") == kept.get("volumeClaimTemplates")
+    assert spec["template"]["spec"]["volumes"] == kept["template"]["spec"]["volumes"]
+
+
 def test_each_ray_cluster_has_its_own_part_of_the_redis():
     """A second Ray cluster that took over the state of the first would take its nodes and actors for its own."""
     named = make_resource(ray={"gcsRedis": {"address": "r:6379"}})

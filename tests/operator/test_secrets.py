@@ -120,6 +120,16 @@ def test_a_secret_without_the_label_reaches_no_pod(operator: Operator, cluster: 
         )
 
 
+def test_the_next_secret_without_the_label_is_named_when_the_first_has_it(operator: Operator, cluster: Cluster) -> None:
+    for name in ("a", "b"):
+        cluster.create("secrets", {"metadata": {"name": name}, "stringData": {"url": "redis://127.0.0.1:1"}})
+    cluster.make(redis={"secretName": "a"}, apiKeys={"secretName": "b"})
+    assert "Secret a " in cluster.says("Degraded", "True", "SecretNotAllowed")["message"]
+
+    cluster.patch("secrets", "a", {"metadata": {"labels": {"ballast.dev/allow": "true"}}})
+    until(lambda: "Secret b " in cluster.condition("Degraded")["message"], seconds=60, said="the other Secret")
+
+
 def test_a_missing_secret_reads_like_one_without_the_label(operator: Operator, cluster: Cluster) -> None:
     """Otherwise, a resource could be used to find out which Secrets exist."""
     cluster.create("secrets", {"metadata": {"name": "theirs"}})

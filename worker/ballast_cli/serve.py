@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from ballast_cli.connection import DATA_DIR, PasswordFile, QueueName
+from ballast_cli.connection import DATA_DIR
 from ballast_cli.console import examples, say
 from ballast_cli.data_directory import make_directory
 from ballast_cli.processes import require_worker_parts, take_port, worker_command
-from ballast_cli.up import ConfigFile, Host, ModelDir, Port, Slots
+from ballast_cli.up import ConfigFile, Host, ModelDir, OwnPasswordFile, OwnQueue, Port, Slots
 from ballast_cli.worker_file import Flags, compose, serves, write
 
 EXAMPLES = examples(
@@ -39,8 +39,8 @@ def serve(
             show_default=False,
         ),
     ] = None,
-    queue: QueueName = None,
-    password_file: PasswordFile = None,
+    queue: OwnQueue = None,
+    password_file: OwnPasswordFile = None,
 ) -> None:
     """Run a worker in the foreground.
 

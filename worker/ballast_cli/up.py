@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from ballast_api.worker_config import WorkerConfig
-from ballast_cli.connection import DATA_DIR, PasswordFile, Place, QueueName, Running
+from ballast_cli.connection import DATA_DIR, DEFAULT_QUEUE, Place, Running
 from ballast_cli.console import examples, say
 from ballast_cli.data_directory import make_directory
 from ballast_cli.errors import CliError, NotNow, Usage
@@ -62,6 +62,26 @@ OwnRedis = Annotated[
         "--redis-url", envvar="BALLAST_REDIS_URL", help="Use this Redis instead of an embedded one.", show_default=False
     ),
 ]
+OwnQueue = Annotated[
+    str | None,
+    typer.Option(
+        "--queue",
+        envvar="BALLAST_QUEUE",
+        help="Queue (namespace/name). By default, offline.queue of the file, otherwise its runtime.namespace and "
+        f"runtime.name ({DEFAULT_QUEUE}).",
+        show_default=False,
+    ),
+]
+OwnPasswordFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--redis-password-file",
+        envvar="BALLAST_REDIS_PASSWORD_FILE",
+        help="File with the Redis password. By default, runtime.redisPasswordFile of the file. BALLAST_REDIS_PASSWORD "
+        "has no effect here.",
+        show_default=False,
+    ),
+]
 OnRay = Annotated[
     bool, typer.Option("--ray", help="Run the worker as a replica of Ray Serve, on a Ray of this command.")
 ]
@@ -95,8 +115,8 @@ def up(
     port: Port = None,
     slots: Slots = None,
     redis_url: OwnRedis = None,
-    queue: QueueName = None,
-    password_file: PasswordFile = None,
+    queue: OwnQueue = None,
+    password_file: OwnPasswordFile = None,
     ray: OnRay = False,
     data_dir: DataDir = DATA_DIR,
 ) -> None:

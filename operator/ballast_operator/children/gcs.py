@@ -7,11 +7,12 @@ whoever can write the state of a head can run code in its Ray cluster.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import RAY_LABEL, gcs_redis
 from ballast_operator.children.manifest import manifest
-from ballast_operator.context import OperatorContext
+from ballast_operator.context import GcsValkey, OperatorContext
 from ballast_operator.kinds import SECRET, SERVICE, STATEFUL_SET, Body, Kind
 
 PORT = 6379
@@ -62,7 +63,7 @@ def gcs_secret(resource: InferenceDeployment) -> Body:
 
 
 def gcs_children(
-    resource: InferenceDeployment, context: OperatorContext, placement: Body
+    resource: InferenceDeployment, context: OperatorContext, placement: Body, found: Body | None
 ) -> Iterator[tuple[Kind, Body]]:
     """Yield the Service and the StatefulSet of this Valkey.
 
@@ -70,7 +71,9 @@ def gcs_children(
         resource: The desired state.
         context: The image, and the volume.
         placement: Fields of the pod that choose its node.
+        found: The StatefulSet of the resource if it exists, which keeps its volume.
     """
+    gcs = context.gcs if found is None else _with_volume_of(found, context.gcs)
     name, labels = gcs_redis(resource.metadata.name), {RAY_LABEL: resource.metadata.name, COMPONENT: "gcs-redis"}
     ports = [{"name": "redis", "port": PORT, "targetPort": "redis", "protocol": "TCP"}]
     spec: Body = {"type": "ClusterIP", "ports": ports, "selector": labels}
@@ -84,27 +87,37 @@ def gcs_children(
         # The volume of a deleted resource goes with its StatefulSet.
         "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},
         "selector": {"matchLabels": labels},
-        "template": {"metadata": {"labels": labels}, "spec": placement | _pod(name, context)},
+        "template": {"metadata": {"labels": labels}, "spec": placement | _pod(name, gcs)},
     }
-    if context.gcs.storage:
-        claim: Body = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": context.gcs.storage}}}
-        if context.gcs.storage_class:
-            claim["storageClassName"] = context.gcs.storage_class
+    if gcs.storage:
+        claim: Body = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": gcs.storage}}}
+        if gcs.storage_class:
+            claim["storageClassName"] = gcs.storage_class
         spec["volumeClaimTemplates"] = [VOLUME_CLAIM | {"metadata": {"name": "data"}, "spec": claim}]
     yield STATEFUL_SET, manifest(STATEFUL_SET, resource, {"spec": spec}, name=name)
 
 
-def _pod(secret: str, context: OperatorContext) -> Body:
+def _with_volume_of(found: Body, gcs: GcsValkey) -> GcsValkey:
+    """Return the settings with the volume of a StatefulSet: Kubernetes refuses every apply that changes its claim."""
+    templates = found["spec"].get("volumeClaimTemplates")
+    if not templates:
+        return replace(gcs, storage="")
+    claim = templates[0]["spec"]
+    storage_class = claim.get("storageClassName", "")
+    return replace(gcs, storage=claim["resources"]["requests"]["storage"], storage_class=storage_class)
+
+
+def _pod(secret: str, gcs: GcsValkey) -> Body:
     probe: Body = {"exec": {"command": ["sh", "-c", PING]}, "timeoutSeconds": 5, "failureThreshold": 3}
     volumes: list[Body] = [
         {"name": "password", "secret": {"secretName": secret}},
         {"name": "run", "emptyDir": {"medium": "Memory"}},
     ]
-    if not context.gcs.storage:
+    if not gcs.storage:
         volumes.append({"name": "data", "emptyDir": {}})
     container = {
         "name": "valkey",
-        "image": context.gcs.image,
+        "image": gcs.image,
         "command": ["sh", "-c", START],
         "ports": [{"name": "redis", "containerPort": PORT, "protocol": "TCP"}],
         "readinessProbe": probe | {"periodSeconds": 5},
