@@ -53,6 +53,19 @@ def test_a_queue_that_a_change_leaves_with_work_is_reported_until_it_is_finished
     queue.close()
 
 
+def test_a_paused_job_starts_no_replica_before_it_is_resumed(operator: Operator, cluster: Cluster, redis: str) -> None:
+    queue = submit(redis, f"{cluster.namespace}/llm")
+    (job,) = queue.jobs.all()
+    queue.jobs.pause(job.id)
+    cluster.make(redis={"secretName": "redis"}, replicas=0, scaling={"minReplicas": 0, "maxReplicas": 2})
+    cluster.says("DeadlineAtRisk", "False")
+
+    assert cluster.resource()["spec"]["replicas"] == 0
+    queue.jobs.resume(job.id)
+    until(lambda: cluster.resource()["spec"]["replicas"] == 1)
+    queue.close()
+
+
 def test_the_queue_of_a_deleted_resource_is_kept_for_its_days_and_then_removed(
     controllers: ControlPlane, cluster: Cluster, valkey: Any, tmp_path: Path
 ) -> None:
