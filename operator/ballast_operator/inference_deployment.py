@@ -330,7 +330,7 @@ def _endpoint(resource: InferenceDeployment) -> str:
 def _former_queues(resource: InferenceDeployment, poll: PollResult | None) -> tuple[str, ...]:
     """Return the queues that the resource left, without those that the poll found to be finished."""
     before = (*resource.status.former_queues, resource.status.queue)
-    done = {queue.name for queue in poll.former if not queue.num_unfinished} if poll is not None else set()
+    done = {queue.name for queue in poll.former if queue.is_over} if poll is not None else set()
     left = (name for name in dict.fromkeys(before) if name and name != resource.queue_name and name not in done)
     return tuple(left)[-MOST_FORMER_QUEUES:]
 
