@@ -104,6 +104,6 @@ class Status(ResourceStatus):
     config_hash: str = Field(default="", max_length=64)
     """Hash of the configuration that workers should have in force."""
     slots: ClassSlots | None = None
-    """Slots of all workers; absent until a worker reports."""
+    """Slots of all workers; absent while no worker exists, and until one reports."""
     scaling: ScalingStatus | None = None
     """Set if `spec.scaling` is set."""
