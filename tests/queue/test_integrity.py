@@ -125,7 +125,7 @@ TAMPERED = {
         lambda b: b.raw.hdel(b.queue.store.keys.totals, "at_risk"),
         "totals.at_risk is 0, its jobs sum up to 1",
     ),
-    "the queue counts an item too much that nobody may claim": (
+    "the queue counts an item too much that no worker may claim": (
         lambda b: b.raw.hincrby(b.queue.store.keys.totals, "unclaimable", 1),
         "totals.unclaimable is 1, its jobs sum up to 0",
     ),
