@@ -488,7 +488,9 @@ def _deadlines(given: Given) -> ConditionValue:
     late = queue.jobs_at_risk if queue else 0
     if late:
         found = counted(late, "job will miss its deadline", "jobs will miss their deadline")
-        return ConditionValue("True", ConditionReason.LATE, f"{found} at the present rate")
+        paused = queue.unclaimable_at_risk if queue else 0
+        including = f", including {counted(paused, 'paused job')}" if paused else ""
+        return ConditionValue("True", ConditionReason.LATE, f"{found} at the present rate{including}")
     return ConditionValue("False", ConditionReason.ON_TIME, "no job is at risk")
 
 

@@ -75,7 +75,7 @@ from ballast_operator.plan import (
     is_live,
     is_owned,
 )
-from ballast_operator.poll_result import PollResult, QueueSource
+from ballast_operator.poll_result import FRESH_SECONDS, PollResult, QueueSource
 from ballast_operator.queue_rules import own_queue, queue_of
 from ballast_operator.resource_type import ResourceType
 from ballast_operator.retention import is_kept
@@ -294,7 +294,7 @@ def status(given: Given, reported: tuple[Condition, ...], scaling: ScalingStatus
         queue=resource.queue_name,
         former_queues=_former_queues(resource, None if given.has_older_pods else given.poll),
         config_hash=given.plan.files.get(given.plan.version, ""),
-        slots=_slots(given.poll) or resource.status.slots,
+        slots=_slots(given),
         scaling=_scaling(scaling, resource.status.scaling),
         conditions=reported,
     ).model_copy(update=_counts(given))
@@ -333,14 +333,18 @@ def _endpoint(resource: InferenceDeployment) -> str:
 def _former_queues(resource: InferenceDeployment, poll: PollResult | None) -> tuple[str, ...]:
     """Return the queues that the resource left, without those that the poll found to be finished."""
     before = (*resource.status.former_queues, resource.status.queue)
-    done = {queue.name for queue in poll.former if not queue.num_unfinished} if poll is not None else set()
+    done = {queue.name for queue in poll.former if queue.is_over} if poll is not None else set()
     left = (name for name in dict.fromkeys(before) if name and name != resource.queue_name and name not in done)
     return tuple(left)[-MOST_FORMER_QUEUES:]
 
 
-def _slots(poll: PollResult | None) -> ClassSlots | None:
+def _slots(given: Given) -> ClassSlots | None:
+    """Return the slots that the workers report. If none reports, the slots stay while workers may exist."""
+    poll, spec, status = given.poll, given.resource.spec, given.resource.status
     if poll is None or not poll.workers:
-        return None
+        has_polled = poll is not None and poll.problem is None and given.now - poll.at <= FRESH_SECONDS
+        is_gone = given.count("readyReplicas") == 0 and (spec.replicas == 0 or has_polled)
+        return None if is_gone else status.slots
     offline = sum(worker.offline.reserved for worker in poll.workers)
     return ClassSlots(online=max(0, sum(worker.slots for worker in poll.workers) - offline), offline=offline)
 

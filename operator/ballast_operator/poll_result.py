@@ -47,9 +47,22 @@ class FormerQueue:
     """A queue that the resource served before."""
 
     name: str
-    num_unfinished: int
-    is_served: bool
+    num_unfinished: int | None = None
+    """None: unknown, because the queue could not be read."""
+    is_served: bool = False
     """A worker serves it: one that is being replaced, or one of another resource."""
+    is_forbidden: bool = False
+    """The user of Redis has no right on it."""
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the resource has nothing more to do with the queue.
+
+        The poll of a former queue reports work that is left in it, and removes the settings of the resource. A user
+        without a right on the queue can do neither. Such a queue counts as over, because an entry in the status that
+        no poll can end would stay for as long as the resource.
+        """
+        return self.is_forbidden or self.num_unfinished == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,14 @@ from ballast_operator.kinds import Key
 from ballast_operator.poll_result import FormerQueue, PollResult, Problem, QueueSource
 from ballast_operator.redis_hosts import RedisHosts
 from ballast_queue.connection import Connection
-from ballast_queue.errors import HostNotAdmitted, LibraryUnfit, QueueError, QueueForbidden, QueueUnavailable
+from ballast_queue.errors import (
+    CommandForbidden,
+    HostNotAdmitted,
+    LibraryUnfit,
+    QueueError,
+    QueueForbidden,
+    QueueUnavailable,
+)
 from ballast_queue.redis_store import Queue
 from ballast_queue.unused import UnusedQueues, run_timers
 
@@ -323,10 +330,17 @@ def _unusable(source: QueueSource, known: str = "") -> PollResult:
 
 
 def _former(queue: Queue, owner: str) -> FormerQueue:
-    """Poll a queue that a resource left. Remove the settings of the resource from it after the last worker left."""
-    stats, is_served = queue.stats(), bool(queue.workers.statuses())
-    if not is_served:
-        queue.settings.drop(owner)
+    """Poll a queue that a resource left. Remove the settings of the resource from it after the last worker left.
+
+    A failure leaves this queue unknown. It is not raised, because the poll has read the present queue already.
+    """
+    try:
+        stats, is_served = queue.stats(), bool(queue.workers.statuses())
+        if not is_served:
+            queue.settings.drop(owner)
+    except QueueError as error:
+        log.info("poll of a former queue failed", queue=queue.name, resource=owner, error=type(error).__name__)
+        return FormerQueue(queue.name, is_forbidden=isinstance(error, CommandForbidden))
     return FormerQueue(queue.name, stats.depth + stats.items.leased, is_served=is_served)
 
 

@@ -384,7 +384,8 @@ class Operator:
                 log.info("unused queues removed", queues=removed, days=self._settings.unused_queue_days)
 
     async def _read_kinds(self) -> None:
-        self.use(replace(self._context, kinds=await self._optional_kinds()))
+        kinds = await self._optional_kinds()  # first: the context may change meanwhile
+        self.use(replace(self._context, kinds=kinds))
 
     async def _follow_kinds(self) -> None:
         """Read the optional kinds again when a CRD of theirs changes."""
@@ -402,7 +403,8 @@ class Operator:
         """Read the context before the first reconciliation."""
         while not self._stop.is_set():
             try:
-                self.use(replace(await self._with_secret(), kinds=await self._optional_kinds()))
+                kinds = await self._optional_kinds()
+                self.use(replace(await self._with_secret(), kinds=kinds))
             except (ClusterUnavailable, ClusterRefused) as error:
                 log.warning("cannot read the cluster and will retry", error=str(error))
                 await asyncio.sleep(RETRY_SECONDS)

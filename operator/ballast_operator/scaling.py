@@ -10,7 +10,8 @@ A new replica loads its model for minutes. A deadline at risk adds no other unti
 never becomes ready blocks this for `startupSeconds` after the last rise of `replicas`, and then no longer.
 Replicas rise to the smallest need of the last `scaleUpSeconds`, and fall to the largest need of the last
 `scaleDownSeconds` (`idleSeconds` for the last replica). Nothing changes if a window is not covered yet or contains a
-poll that failed. At zero replicas, waiting offline work adds one replica at once.
+poll that failed. At zero replicas, waiting offline work adds one replica at once. Jobs that are paused or ending are no
+work: a worker could claim nothing of them.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def _online(scaling: Scaling, replicas: int, ready: int, poll: PollResult) -> tu
     silent = max(0, ready - len(workers))
     if not workers:
         if replicas == 0:
-            return 0, "no work waits"
+            return 0, "only paused work waits" if poll.queue is not None and poll.queue.depth else "no work waits"
         # Starting pods have not reported yet, and silent ones may be busy.
         return replicas, f"no worker has reported, so replicas stay at {replicas}"
     ceiling = sum(max(1, min(w.slots, w.batch_ceiling)) for w in workers) / len(workers)
@@ -166,19 +167,20 @@ def _online(scaling: Scaling, replicas: int, ready: int, poll: PollResult) -> tu
 def _offline(scaling: Scaling, replicas: int, ready: int, poll: PollResult, *, is_starting: bool) -> tuple[int, str]:
     queue = poll.queue
     assert queue is not None, "only fresh polls have a need"
-    if replicas == 0 and queue.depth > 0:
-        return 1, f"{counted(queue.depth, 'item waits', 'items wait')} and there is no replica"
+    depth, at_risk = queue.claimable_depth, queue.claimable_at_risk
+    if replicas == 0 and depth > 0:
+        return 1, f"{counted(depth, 'item waits', 'items wait')} and there is no replica"
     needs = []
-    if queue.jobs_at_risk > 0:
-        late = counted(queue.jobs_at_risk, "job would miss its deadline", "jobs would miss their deadline")
+    if at_risk > 0:
+        late = counted(at_risk, "job would miss its deadline", "jobs would miss their deadline")
         because = f"{late} at the present rate"
         if is_starting:
             because += f"; no replica is added before all are ready, and {ready} of {replicas} are"
         needs.append((replicas if is_starting else replicas + 1, because))
-    if scaling.offline_max_replicas and queue.depth > 0:
+    if scaling.offline_max_replicas and depth > 0:
         slots = max([1, *(worker.slots for worker in poll.workers)])
-        wanted = min(scaling.offline_max_replicas, math.ceil(queue.depth / slots))
-        because = f"{counted(queue.depth, 'item waits', 'items wait')}; a replica has {counted(slots, 'slot')}"
+        wanted = min(scaling.offline_max_replicas, math.ceil(depth / slots))
+        because = f"{counted(depth, 'item waits', 'items wait')}; a replica has {counted(slots, 'slot')}"
         needs.append((wanted, f"{because}, offlineMaxReplicas is {scaling.offline_max_replicas}"))
     needs.append((1, "offline work is left") if _has_offline(poll) else (0, "no work"))
     return max(needs, key=lambda pair: pair[0])
@@ -186,4 +188,4 @@ def _offline(scaling: Scaling, replicas: int, ready: int, poll: PollResult, *, i
 
 def _has_offline(poll: PollResult) -> bool:
     queue = poll.queue
-    return queue is not None and queue.depth + queue.items.leased > 0
+    return queue is not None and queue.claimable_depth + queue.items.leased > 0

@@ -74,6 +74,8 @@ class StatusWriter(Generic[R]):
             if given.now - memory.awaited < POLL_WITHIN_SECONDS:
                 self.poller.hurry(key)
                 return HURRY_SECONDS
+        else:
+            memory.awaited = 0.0
         return await self._write_soon(key, metadata, before, status, memory, poll=given.poll)
 
     async def _write_soon(

@@ -107,10 +107,10 @@ OLDER = make_worker(reservation=None)
 READY_POD = {"conditions": [{"type": "Ready", "status": "True"}]}
 
 
-def make_poll(*workers: WorkerStatus, depth: int = 0, at_risk: int = 0) -> PollResult:
+def make_poll(*workers: WorkerStatus, depth: int = 0, at_risk: int = 0, **paused: int) -> PollResult:
     items = RequestCounts(total=depth, waiting=depth)
     queue = QueueStats(
-        at=0, items=items, inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs_at_risk=at_risk, jobs={}
+        at=0, items=items, inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs_at_risk=at_risk, jobs={}, **paused
     )
     return PollResult(100.0, workers=workers, queue=queue)
 
@@ -264,6 +264,10 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
     ),
     "on time": ({}, Type.DEADLINE_AT_RISK, "False", Reason.ON_TIME, "no job"),
     "late": ({"poll": make_poll(make_worker(), at_risk=2)}, Type.DEADLINE_AT_RISK, "True", Reason.LATE, "2 jobs"),
+    "late, because of a pause": (
+        {"poll": make_poll(make_worker(), at_risk=2, unclaimable_at_risk=1)},
+        Type.DEADLINE_AT_RISK, "True", Reason.LATE, "at the present rate, including 1 paused job",
+    ),
 }  # fmt: skip
 
 

@@ -75,7 +75,7 @@ PLAIN: dict[str, Any] = {
     "online": {},
     "offline": {},
 }
-FIGURES = b"waiting", b"leased", b"dead", b"at_risk", b"jobs:in_progress"
+FIGURES = b"waiting", b"leased", b"dead", b"at_risk", b"unclaimable", b"unclaimable_at_risk", b"jobs:in_progress"
 
 
 @given(statuses, st.lists(numbers, min_size=len(FIGURES), max_size=len(FIGURES)))

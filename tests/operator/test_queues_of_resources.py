@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis as redis_client
 from control_plane import ControlPlane
 from operated import Cluster, Operator, report, running, until
 
 from ballast_queue.redis_store import Queue
+from ballast_queue.rights import worker_rules
 from ballast_queue.settings import QueueSettings
 from ballast_queue.unused import REGISTRY
 
@@ -53,6 +55,43 @@ def test_a_queue_that_a_change_leaves_with_work_is_reported_until_it_is_finished
     for pod in until(lambda: [pods for pods in [cluster.pods()] if len(pods) == 2])[0]:
         cluster.make_ready(pod["metadata"]["name"])
     until(lambda: not cluster.resource()["status"]["formerQueues"])
+    queue.close()
+
+
+def test_a_former_queue_that_the_new_user_may_not_read_does_not_stop_the_polls(
+    operator: Operator, cluster: Cluster, valkey: Any
+) -> None:
+    names = [f"{cluster.namespace}/{name}" for name in ("old", "new")]
+    for name in names:
+        submit(valkey.url, name).close()
+    with redis_client.Redis.from_url(valkey.url) as admin:
+        for i, name in enumerate(names):
+            user = f"{cluster.namespace}-{i}"
+            admin.execute_command("ACL", "SETUSER", user, "reset", "on", ">secret", *worker_rules(name))
+            cluster.secret(f"redis-{i}", url=valkey.url.replace("://", f"://{user}:secret@"))
+        cluster.make(redis={"secretName": "redis-0"}, offline={"queue": names[0]})
+        cluster.says("DeadlineAtRisk", "False")
+        change = {"redis": {"secretName": "redis-1"}, "offline": {"queue": names[1]}}
+        cluster.patch("inferencedeployments", "llm", {"spec": change})
+        until(lambda: cluster.resource()["status"]["queue"] == names[1])
+        until(lambda: not cluster.resource()["status"]["formerQueues"])
+
+        assert cluster.says("DeadlineAtRisk", "False")
+        assert cluster.condition("Degraded")["status"] == "False"
+        for i in range(len(names)):
+            admin.execute_command("ACL", "DELUSER", f"{cluster.namespace}-{i}")
+
+
+def test_a_paused_job_starts_no_replica_before_it_is_resumed(operator: Operator, cluster: Cluster, redis: str) -> None:
+    queue = submit(redis, f"{cluster.namespace}/llm")
+    (job,) = queue.jobs.all()
+    queue.jobs.pause(job.id)
+    cluster.make(redis={"secretName": "redis"}, replicas=0, scaling={"minReplicas": 0, "maxReplicas": 2})
+    cluster.says("DeadlineAtRisk", "False")
+
+    assert cluster.resource()["spec"]["replicas"] == 0
+    queue.jobs.resume(job.id)
+    until(lambda: cluster.resource()["spec"]["replicas"] == 1)
     queue.close()
 
 

@@ -32,10 +32,12 @@ def make_worker(number: int = 0, *, running: int = 0, waiting: int = 0, **more: 
     return WorkerStatus(**values | more)
 
 
-def make_poll(at: float, *workers: WorkerStatus, depth: int = 0, leased: int = 0, at_risk: int = 0) -> PollResult:
+def make_poll(
+    at: float, *workers: WorkerStatus, depth: int = 0, leased: int = 0, at_risk: int = 0, **paused: int
+) -> PollResult:
     items = RequestCounts(total=depth + leased, waiting=depth, leased=leased)
     queue = QueueStats(
-        at=at, items=items, inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs_at_risk=at_risk, jobs={}
+        at=at, items=items, inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs_at_risk=at_risk, jobs={}, **paused
     )
     return PollResult(at, workers=workers, queue=queue)
 
@@ -103,6 +105,28 @@ def test_replicas_leave_only_when_none_was_needed_for_the_whole_window() -> None
 def test_offline_work_waits_for_idle_slots_unless_a_deadline_is_at_risk() -> None:
     assert [Run(scale_up_seconds=0).poll(0, depth=10_000).replicas for _ in range(3)] == [1, 1, 1]
     assert Run(scale_up_seconds=0).poll(0, depth=10_000, at_risk=1).replicas == 2
+
+
+def test_a_paused_job_adds_no_replica() -> None:
+    run = Run(scale_up_seconds=0, offline_max_replicas=8)
+    paused = [run.poll(0, depth=10_000, at_risk=1, unclaimable=10_000, unclaimable_at_risk=1) for _ in range(3)]
+
+    assert [decision.replicas for decision in paused] == [1, 1, 1]
+    assert run.poll(0, depth=10_000, at_risk=2, unclaimable=9_990, unclaimable_at_risk=1).replicas == 2
+
+
+def test_a_paused_job_does_not_keep_the_last_replica_and_starts_none() -> None:
+    run = Run(min_replicas=0, scale_down_seconds=0, idle_seconds=30)
+    leased = [run.poll(0, depth=5, leased=1, unclaimable=5).replicas for _ in range(5)]
+    idle = [run.poll(0, depth=5, unclaimable=5).replicas for _ in range(5)]
+
+    def at_zero(**queue: int) -> Decision:
+        return run.take(make_poll(run.now + 10, **queue))
+
+    assert (leased, idle) == ([1] * 5, [1, 1, 1, 0, 0])
+    assert at_zero(depth=5, at_risk=1, unclaimable=5, unclaimable_at_risk=1).because == "only paused work waits"
+    assert run.replicas == 0
+    assert at_zero(depth=5).replicas == 1, "it was resumed"
 
 
 def test_a_deadline_at_risk_adds_no_replica_while_the_last_one_loads_its_model() -> None:

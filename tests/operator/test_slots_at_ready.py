@@ -1,4 +1,4 @@
-"""A resource becomes ready with the figures that its workers report."""
+"""A resource becomes ready with the figures that its workers report, and they go with the workers."""
 
 from __future__ import annotations
 
@@ -29,3 +29,5 @@ def test_the_slots_are_known_when_the_resource_becomes_ready(
 
         assert cluster.resource()["status"]["slots"] == {"online": 7, "offline": 1}
         assert cluster.resource()["status"]["workers"] == "1/1"
+        cluster.patch("inferencedeployments", "llm", {"spec": {"replicas": 0}})
+        until(lambda: "slots" not in cluster.resource()["status"], said="no worker has slots any more")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
+from queue_objects import make_status
 
 from ballast_api.conditions import ConditionReason
 from ballast_api.names import INSTANCE_LABEL, NAME_LABEL, RAY_LABEL, WORKER
-from ballast_api.status import Status
+from ballast_api.status import ClassSlots, Status
 from ballast_operator import report
 from ballast_operator.cache import Cache
 from ballast_operator.context import OperatorContext
@@ -24,7 +26,7 @@ from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.resource_type import ConditionValue
 from ballast_queue.job import RequestCounts
-from ballast_queue.status import QueueStats
+from ballast_queue.status import ClassLoad, QueueStats, WorkerStatus
 
 LLM = Key(INFERENCE_DEPLOYMENT, "ns", "llm")
 CONTEXT = OperatorContext(image="worker:1", kinds=frozenset({"RayService"}))
@@ -32,6 +34,7 @@ QUEUE = QueueStats(
     at=0, items=RequestCounts(), inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs_at_risk=0, jobs={}
 )
 VERSIONS = itertools.count(1)
+SLOTS = ClassSlots(online=7, offline=1)
 GONE = {"namespace": "ns", "name": "llm", "uid": "u"}
 
 
@@ -92,13 +95,19 @@ class FakeGrants:
 
 
 class FakePoller:
-    """No worker reports."""
+    """No worker reports, unless a test sets a result."""
+
+    result = PollResult(0.0, problem=Problem(ConditionReason.NO_REDIS, "no Redis is configured"))
+    num_hurried = 0
 
     def last(self, *_: object) -> PollResult:
-        return PollResult(0.0, problem=Problem(ConditionReason.NO_REDIS, "no Redis is configured"))
+        return self.result
 
     def forget(self, _: Key) -> None:
         pass
+
+    def hurry(self, _: Key) -> None:
+        self.num_hurried += 1
 
 
 class FakeReleases:
@@ -110,12 +119,12 @@ class Bench:
 
     def __init__(self, **spec: Any) -> None:
         self.cache = Cache(INFERENCE_DEPLOYMENT, WORKER)
-        self.cluster, self.grants = FakeCluster(self.cache), FakeGrants()
+        self.cluster, self.grants, self.poller = FakeCluster(self.cache), FakeGrants(), FakePoller()
         self.reconciler: Reconciler[Any] = Reconciler(
             RESOURCE_TYPE,
             cast(Any, self.cluster),
             self.cache,
-            poller=cast(Any, FakePoller()),
+            poller=cast(Any, self.poller),
             grants=cast(Any, self.grants),
             releases=cast(Any, FakeReleases()),
             context=CONTEXT,
@@ -141,6 +150,11 @@ class Bench:
         metadata = found["metadata"] | {"resourceVersion": str(next(VERSIONS)), "generation": 1}
         self.cache.put(DEPLOYMENT, found | {"metadata": metadata, "status": status})
 
+    def poll(self, *workers: WorkerStatus, problem: Problem | None = None, age: float = 0.0) -> None:
+        """Let the last poll have this result."""
+        queue = QUEUE if problem is None else None
+        self.poller.result = PollResult(time.monotonic() - age, workers=workers, queue=queue, problem=problem)
+
     def reconcile(self) -> Status:
         """Reconcile twice. Return the reported status, which the second time does not write again."""
         asyncio.run(self.reconciler.reconcile(LLM))
@@ -149,12 +163,79 @@ class Bench:
         assert len(self.cluster.statuses) == before, "nothing changed, so nothing is written"
         return Status.model_validate(self.cache.resources[LLM]["status"])
 
+    def serve_with_slots(self) -> None:
+        """Let one worker be ready and report its slots, after a poll without it."""
+        self.poll()
+        self.reconcile()
+        self.count(1, total=1)
+        self.reconcile()
+        ready = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
+        self.cache.put(POD, make_object(POD, "p", spec={}, status=ready))
+        self.poll(make_status(address="http://10.0.0.1:8000", offline=ClassLoad(reserved=1)))
+
     def serve(self) -> Status:
         """Create the resource, and let two workers serve."""
         self.put()
         self.reconcile()
         self.count(2)
         return self.reconcile()
+
+
+UNREACHABLE = Problem(ConditionReason.REDIS_UNREACHABLE, "Redis does not answer")
+NO_WORKER: dict[str, tuple[dict[str, Any], int, dict[str, Any], bool]] = {
+    "scaled to zero": ({"replicas": 0}, 0, {}, False),
+    "scaled to zero, Redis is down": ({"replicas": 0}, 0, {"problem": UNREACHABLE}, False),
+    "all crashed": ({}, 0, {}, False),
+    "all crashed, Redis is down": ({}, 0, {"problem": UNREACHABLE}, True),
+    "all crashed, the poll is old": ({}, 0, {"age": 1000.0}, True),
+    "a ready pod is silent": ({}, 1, {}, True),
+}
+
+
+@pytest.mark.parametrize("case", NO_WORKER)
+def test_the_slots_of_workers_that_are_gone_are_not_reported(case: str) -> None:
+    spec, ready, poll, is_kept = NO_WORKER[case]
+    bench = Bench(replicas=1)
+    bench.put()
+    bench.serve_with_slots()
+    assert bench.reconcile().slots == SLOTS
+
+    bench.put(**spec)
+    bench.cache.drop(POD, bench.cache.pods(LLM)[0])
+    bench.poll(**poll)
+    bench.count(ready)
+    found = bench.reconcile()
+
+    assert found.slots == (SLOTS if is_kept else None)
+    assert ("slots" in bench.cache.resources[LLM]["status"]) == is_kept
+
+
+def test_a_resource_that_returns_from_zero_waits_again_for_the_figures_of_its_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(replicas=1)
+    bench.put()
+    bench.serve_with_slots()
+    assert said(bench.reconcile())["Ready"] == ("True", "Serving")
+    bench.put(replicas=0)
+    bench.cache.drop(POD, bench.cache.pods(LLM)[0])
+    bench.poll()
+    bench.count(0, total=0)
+    assert said(bench.reconcile())["Ready"] == ("True", "ScaledToZero")
+    bench.put(replicas=1)
+    bench.count(0, total=1)
+    assert said(bench.reconcile())["Ready"] == ("False", "Starting")
+    before, hurried = time.monotonic, bench.poller.num_hurried
+    monkeypatch.setattr(time, "monotonic", lambda: before() + 60)  # a minute passes
+
+    bench.poll()
+    bench.count(1, total=1)
+    waits = bench.reconcile()
+    bench.serve_with_slots()
+    found = bench.reconcile()
+
+    assert (said(waits)["Ready"], bench.poller.num_hurried > hurried) == (("False", "Starting"), True)
+    assert (said(found)["Ready"], found.slots) == (("True", "Serving"), SLOTS)
 
 
 def said(status: Status) -> dict[str, tuple[str, str]]:

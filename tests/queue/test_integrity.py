@@ -125,6 +125,10 @@ TAMPERED = {
         lambda b: b.raw.hdel(b.queue.store.keys.totals, "at_risk"),
         "totals.at_risk is 0, its jobs sum up to 1",
     ),
+    "the queue counts an item too much that no worker may claim": (
+        lambda b: b.raw.hincrby(b.queue.store.keys.totals, "unclaimable", 1),
+        "totals.unclaimable is 1, its jobs sum up to 0",
+    ),
     "the queue counts a job too much": (
         lambda b: b.raw.hincrby(b.queue.store.keys.totals, "jobs:in_progress", 1),
         "totals.jobs:in_progress is 2, its jobs sum up to 1",

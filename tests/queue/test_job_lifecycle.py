@@ -634,6 +634,59 @@ def test_an_outlook_stands_in_the_job_until_it_ends(queue, line):
     assert queue.stats().jobs_at_risk == 0
 
 
+def needs(queue) -> tuple[int, int]:
+    """Return the numbers of items and of jobs at risk for which another worker would help."""
+    stats = queue.stats()
+    return stats.claimable_depth, stats.claimable_at_risk
+
+
+def test_a_paused_job_is_no_need_of_workers_until_it_is_resumed(queue, line):
+    open_id = submit(queue, line, 1)
+    job_id = submit(queue, line, 5, deadline=queue.now() + 60)
+    queue.jobs.record_outlooks([(job_id, Outlook.NO, "it needs 2m of the 1m left")])
+    (held,) = queue.leases.claim(job_id, 1, "w1")
+    before = needs(queue)
+    queue.jobs.pause(job_id)
+    paused = needs(queue)
+    queue.leases.give_back(held)
+    queue.jobs.record_outlooks([(job_id, Outlook.AT_RISK, "after other work")])
+    told = queue.stats()
+    queue.jobs.resume(job_id)
+    resumed = needs(queue)
+    queue.jobs.pause(open_id)
+
+    assert (before, paused, resumed, needs(queue)) == ((5, 1), (1, 0), (6, 1), (5, 1))
+    assert (told.depth, told.jobs_at_risk) == (6, 1), "its owner still sees them"
+
+
+def test_items_that_a_cancel_has_not_ended_yet_are_no_need_of_workers(queue, line):
+    paused, running = submit(queue, line, 2), submit(queue, line, 3)
+    queue.jobs.pause(paused)
+    for job_id in (paused, running):
+        queue.store.call(queue.store.functions.begin_end(job_id, "cancelled"))
+    stats = queue.stats()
+    queue.timers.run_due()
+
+    assert (stats.depth, stats.claimable_depth) == (5, 0)
+    assert (queue.stats().depth, queue.stats().unclaimable) == (0, 0)
+
+
+def test_a_job_that_an_older_version_paused_counts_as_others_after_its_next_change(queue, desk, line):
+    """The totals of an older version know nothing of it, and a sum below zero would hide what is paused later."""
+    keys = queue.store.keys
+    resumed, changed = (submit(queue, line, 3, deadline=queue.now() + 60) for _ in range(2))
+    for job_id in (resumed, changed):
+        queue.jobs.record_outlooks([(job_id, Outlook.NO, "it needs 2m of the 1m left")])
+        queue.jobs.pause(job_id)
+        desk.raw.hdel(keys.job(job_id), "unclaimable", "unclaimable_at_risk")
+    desk.raw.hdel(keys.totals, "unclaimable", "unclaimable_at_risk")
+    at_first = needs(queue)
+    queue.jobs.resume(resumed)
+    queue.jobs.record_outlooks([(changed, Outlook.NO, "it needs 3m of the 1m left")])
+
+    assert (at_first, needs(queue)) == ((6, 2), (3, 1))
+
+
 def test_active_jobs_are_those_not_over_with_the_nearest_deadlines_first(queue, line, result):
     plain = submit(queue, line, 1)
     far, near = (submit(queue, line, 1, deadline=queue.now() + seconds) for seconds in (2000, 1000))

@@ -388,7 +388,12 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
             active = [job for job in self.model.values() if not job.state.is_over]
 
             assert {job.id for job in self.queue.jobs.active()} == {job.id for job in active}
-            assert self.queue.stats().jobs_at_risk == sum(job.is_at_risk for job in active)
+            runs = [job for job in active if job.state in RUNS]
+            waiting = sum(item.state == "waiting" for job in runs for item in job.items)
+            stats = self.queue.stats()
+            assert stats.jobs_at_risk == sum(job.is_at_risk for job in active)
+            assert stats.claimable_at_risk == sum(job.is_at_risk for job in runs)
+            assert stats.claimable_depth == waiting + stats.inbox
 
         @precondition(lambda self: self.model)
         @invariant()

@@ -44,6 +44,8 @@ def differences(client: Any, queue: str) -> list[str]:
     sums = {name: sum(job.count[name] for job in jobs) for name in (*SUMMED, "dead")}
     sums |= {f"jobs:{state}": sum(job.state is state for job in jobs) for state in JobState}
     sums["at_risk"] = sum(job.is_at_risk for job in jobs)
+    sums["unclaimable"] = sum(job.count["waiting"] for job in jobs if job.state not in _RUNS)
+    sums["unclaimable_at_risk"] = sum(job.is_at_risk for job in jobs if job.state not in _RUNS)
     counted = _numbers(totals)
     problems += [
         f"totals.{name} is {counted.get(name, 0)}, its jobs sum up to {total}"

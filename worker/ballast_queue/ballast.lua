@@ -14,7 +14,9 @@
 --                                        numbers that these functions read
 --   ballast:{<queue>}:declared  zset     tenant -> when settings in force last declared it, for the last MAX_DECLARED tenants
 --   ballast:{<queue>}:totals    hash     sums over the jobs below (waiting, leased, ..., dead), jobs:<state>, `at_risk`,
---                                        `sequence` (of jobs) and `token` (the last fencing token)
+--                                        `sequence` (of jobs) and `token` (the last fencing token). `unclaimable` counts
+--                                        the waiting items, and `unclaimable_at_risk` the jobs at risk, of jobs that are
+--                                        paused or ending
 --   ballast:{<queue>}:jobs      zset     job id -> sequence
 --   ballast:{<queue>}:ready     zset     rank -> 0, for jobs with claimable items; a rank sorts as
 --                                        <1000 - priority>|<tenant>|<deadline>|<sequence>|<job id>
@@ -44,19 +46,24 @@
 --   :ids                        set      custom ids, until the job is closed
 -- The items from `next` to `stored` - 1 wait and have an entry only in :items.
 
-local REVISION = 13
+local REVISION = 14
 
 local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
   'priority', 'created', 'deadline', 'finished', 'closed', 'lines', 'stored', 'next', 'delayed', 'prefix_key',
   'asked_out', 'unbounded', 'appraised', 'tokens_in', 'tokens_out', 'total', 'waiting', 'leased', 'succeeded', 'failed', 'cancelled', 'expired', 'dead',
+  'unclaimable', 'unclaimable_at_risk',
 }
 local NUM_TEXTS = 10 -- the first fields are text, the rest numbers
+local NUM_READ = 33 -- the first fields are in the replies of `read`: older workers expect no others
 local HEAD = {
   'tenant', 'priority', 'created', 'deadline', 'waiting', 'delayed', 'leased', 'prefix_key',
   'stored', 'asked_out', 'unbounded', 'succeeded', 'tokens_out',
 }
-local SUMMED = {'total', 'waiting', 'leased', 'succeeded', 'failed', 'cancelled', 'expired', 'dead'}
+local SUMMED = {
+  'total', 'waiting', 'leased', 'succeeded', 'failed', 'cancelled', 'expired', 'dead',
+  'unclaimable', 'unclaimable_at_risk',
+}
 local OF_ENTRY = {item = true, job = true, tenant = true, priority = true, deadline = true, ['end'] = true}
 local RUNS = {validating = true, in_progress = true}
 local OVER = {completed = true, failed = true, expired = true, cancelled = true}
@@ -152,6 +159,9 @@ end
 
 local function save_job(k, job)
   local was, changed = job.was, {}
+  -- Fields, so that the totals change by what they count of this job: of a job that an older version paused, nothing yet.
+  job.unclaimable = RUNS[job.state] and 0 or job.waiting
+  job.unclaimable_at_risk = RUNS[job.state] and 0 or num_at_risk(job)
   for _, field in ipairs(FIELDS) do
     if job[field] ~= was[field] then
       changed[#changed + 1] = field
@@ -523,12 +533,12 @@ local function look(keys, argv)
   return ranks
 end
 
--- KEYS: jobs' records. Reply: their FIELDS, joined by the unit separator; '' for a deleted job.
+-- KEYS: jobs' records. Reply: their first NUM_READ of FIELDS, joined by the unit separator; '' for a deleted job.
 local function read(keys, _)
   local records = {}
   for i, key in ipairs(keys) do
-    local values = call('HMGET', key, unpack(FIELDS))
-    for j = 1, #FIELDS do values[j] = values[j] or (j <= NUM_TEXTS and '' or '0') end
+    local values = call('HMGET', key, unpack(FIELDS, 1, NUM_READ))
+    for j = 1, NUM_READ do values[j] = values[j] or (j <= NUM_TEXTS and '' or '0') end
     records[i] = values[1] == '' and '' or table.concat(values, '\31')
   end
   return records

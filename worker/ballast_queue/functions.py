@@ -18,7 +18,7 @@ FIELDS = (
     *("asked_out", "unbounded", "appraised", "tokens_in", "tokens_out"),
     *("total", "waiting", "leased", "succeeded", "failed", "cancelled", "expired", "dead"),
 )
-"""A job's record, in the order of FIELDS in ballast.lua."""
+"""A job's record as `read` returns it, in the order of FIELDS in ballast.lua."""
 HEAD = (
     *("tenant", "priority", "created", "deadline", "waiting", "delayed", "leased", "prefix_key"),
     *("stored", "asked_out", "unbounded", "succeeded", "tokens_out"),

@@ -134,5 +134,7 @@ def stats_of(reply: Sequence[Any]) -> QueueStats:
         oldest_waiting_seconds=max(0.0, float(at) - min(since)) if since else 0.0,
         dead_letters=whole(totals.get("dead", "0")),
         jobs_at_risk=whole(totals.get("at_risk", "0")),
+        unclaimable=whole(totals.get("unclaimable", "0")),
+        unclaimable_at_risk=whole(totals.get("unclaimable_at_risk", "0")),
         jobs={state: whole(totals.get(f"jobs:{state}", "0")) for state in JobState},
     )

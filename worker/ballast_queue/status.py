@@ -131,9 +131,23 @@ class QueueStats(_Published):
     dead_letters: Count
     jobs_at_risk: Count = 0
     """Jobs that will miss their deadline at the current rates."""
+    unclaimable: Count = 0
+    """Waiting items of jobs that are paused or ending. Workers claim none of them."""
+    unclaimable_at_risk: Count = 0
+    """Jobs among `jobs_at_risk` that are paused."""
     jobs: dict[JobState, Count]
 
     @property
     def depth(self) -> int:
         """Items that wait for a worker, and inbox entries."""
         return self.items.waiting + self.inbox
+
+    @property
+    def claimable_depth(self) -> int:
+        """Return the part of `depth` that more workers would serve: a pause or an end takes items out of it."""
+        return max(0, self.depth - self.unclaimable)
+
+    @property
+    def claimable_at_risk(self) -> int:
+        """Return the part of `jobs_at_risk` that more workers would help: a pause takes a job out of it."""
+        return max(0, self.jobs_at_risk - self.unclaimable_at_risk)
