@@ -99,9 +99,9 @@ class Status(ResourceStatus):
     queue: str = Field(default="", max_length=507)
     """Name of the queue that the workers serve."""
     former_queues: tuple[str, ...] = Field(default=(), max_length=MOST_FORMER_QUEUES)
-    """Queues that the workers served before a change of `spec.offline.queue`, and that may have unfinished items, or pods
-    of the earlier spec. Such pods keep their rights on them. Queues on which the user of Redis has no right are left out.
-    """
+    """Queues that the workers served before a change of `spec.offline.queue`, and that may have unfinished items, or
+    pods of the earlier spec. Such pods keep their rights on them. Queues on which the user of Redis has no right are
+    left out."""
     config_hash: str = Field(default="", max_length=64)
     """Hash of the configuration that workers should have in force."""
     slots: ClassSlots | None = None
