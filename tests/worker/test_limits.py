@@ -272,6 +272,22 @@ def test_a_changed_file_takes_effect_without_a_restart(serve, make_config, tmp_p
     assert large.status_code == 413
 
 
+def test_a_raised_limit_of_waiting_requests_raises_that_of_connections(
+    serve, make_config, tmp_path, eventually
+) -> None:
+    path = tmp_path / "config.yaml"
+    config = make_config(limits={"maxQueuedRequests": 1})
+    path.write_text(config.dump())
+    with serve(config, path) as serving:
+        before = serving.worker.connections.limits.connections
+        (tmp_path / "new").write_text(make_config(limits={"maxQueuedRequests": 101}).dump())
+        (tmp_path / "new").replace(path)
+        eventually(lambda: serving.worker.config.limits.max_queued_requests == 101, "the changed limit")
+        after = serving.worker.connections.limits.connections
+
+    assert after == before + 200
+
+
 def test_a_raised_limit_of_bodies_raises_their_memory(serve, make_config, tmp_path, eventually) -> None:
     path = tmp_path / "config.yaml"
     config = make_config()

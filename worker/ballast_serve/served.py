@@ -146,4 +146,6 @@ async def _vllm(config: WorkerConfig, path: Path) -> AsyncIterator[Opened]:
             found: str | None = app.state.ballast.failure
             return (None if ranks is None else ranks.failure) or found
 
-        yield Opened(app, Connections(HttpLimits.beside(most_requests(config))), failure, drain)
+        # The app changes their number with the limit of waiting requests.
+        connections = app.state.connections = Connections(HttpLimits.beside(most_requests(config)))
+        yield Opened(app, connections, failure, drain)

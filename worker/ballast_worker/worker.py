@@ -258,6 +258,8 @@ class Worker:
         if self.feeder is not None:
             self.feeder.configure(settings.queue_settings(config, self.served.name))
         self.bodies.fit(config.limits.max_body_kibibytes)
+        if config.limits.max_queued_requests != self.config.limits.max_queued_requests:
+            self.connections.fit(config.limits.most_requests(self.engine.policy.slots))
         self.loaded = loaded  # last: the status states that its generation is in force
 
     def _watch(self, path: Path, loaded: Loaded) -> ConfigWatcher:
