@@ -558,6 +558,26 @@ def test_a_feeder_that_ended_makes_the_worker_unhealthy(fed, eventually) -> None
     assert "offline" in health.json()["reason"]
 
 
+def test_a_feeder_waits_between_its_rounds_while_the_engine_is_unhealthy(fed, eventually) -> None:
+    waits: list[float] = []
+
+    with fed() as serving:
+        feeder, loop = serving.worker.feeder, serving.worker.loop
+        wait = loop.wait_as_feeder
+
+        def record(seconds: float) -> bool:
+            if loop.failure is not None:
+                waits.append(seconds)
+            return wait(seconds)
+
+        eventually(lambda: feeder.stats, "the first look")
+        loop.failure = "The engine failed."
+        loop.wait_as_feeder = record
+        eventually(lambda: len(waits) > 12, "some rounds")
+
+    assert sum(waits[2:12]) > 0.5
+
+
 def test_prefixes_that_cannot_be_read_keep_no_cancelled_item_in_the_engine(fed, queue, valkey, eventually) -> None:
     with fed(slots=2) as serving, redis.Redis.from_url(valkey.url) as raw:
         kept, cancelled = (

@@ -228,7 +228,7 @@ class Feeder:
         if not self.is_up:
             return max(0.001, self._retry_at - now)
         due = min(self._tick_at, self._heartbeat_at, self._intake_at)
-        if not self._is_draining:
+        if not self._is_draining and self._loop.is_healthy:
             due = min(due, self._claimer.read_at)
         return max(0.001, due - now)
 
