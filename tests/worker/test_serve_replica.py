@@ -24,7 +24,7 @@ from ballast_api.worker_config import WorkerConfig
 from ballast_queue.redis_store import Queue
 from ballast_serve import leave
 from ballast_serve.replica import IN_POD, ServeReplica
-from ballast_serve.served import Opened, serve_app
+from ballast_serve.served import ReadyApp, serve_app
 from ballast_worker.errors import NotServed
 from ballast_worker.http_connection import Connections, HttpLimits
 
@@ -297,7 +297,7 @@ def test_an_app_that_does_not_start_is_a_sentence_for_serve():
         raise AssertionError
 
     async def test() -> None:
-        opened = Opened(UnfitApp(), Connections(HttpLimits()), lambda: None, drain)
+        opened = ReadyApp(UnfitApp(), Connections(HttpLimits()), lambda: None, drain)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             async with serve_app(opened, listener):
                 pass

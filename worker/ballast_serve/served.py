@@ -38,7 +38,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class ReadyApp:
     """An app that has its engine and does not serve yet. It starts and stops with the lifespan of the app."""
 
     app: Starlette
@@ -67,7 +67,7 @@ async def serving(path: Path) -> AsyncIterator[Served]:
 
 
 @contextlib.asynccontextmanager
-async def serve_app(opened: Opened, listener: socket) -> AsyncIterator[Served]:
+async def serve_app(opened: ReadyApp, listener: socket) -> AsyncIterator[Served]:
     """Serve an app on a socket. At the end, drain the worker and stop the server.
 
     Raises:
@@ -96,7 +96,7 @@ async def _run(server: HttpServer, listener: socket) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _native(config: WorkerConfig, path: Path, listener: socket) -> AsyncIterator[Opened]:
+async def _native(config: WorkerConfig, path: Path, listener: socket) -> AsyncIterator[ReadyApp]:
     # These imports take seconds.
     from ballast_engine.errors import EngineError  # noqa: PLC0415
     from ballast_worker.app import create_app, load  # noqa: PLC0415
@@ -111,7 +111,7 @@ async def _native(config: WorkerConfig, path: Path, listener: socket) -> AsyncIt
     tls = worker.certificate.context if worker.certificate is not None else None
     worker.address = address_of(listener, tls)
     app = create_app(worker)
-    opened = Opened(
+    opened = ReadyApp(
         app, worker.connections, lambda: worker.failure, lambda hang_up: drain(worker, hang_up=hang_up), tls
     )
     if metrics_listener is None:
@@ -127,7 +127,7 @@ async def _native(config: WorkerConfig, path: Path, listener: socket) -> AsyncIt
 
 
 @contextlib.asynccontextmanager
-async def _vllm(config: WorkerConfig, path: Path) -> AsyncIterator[Opened]:
+async def _vllm(config: WorkerConfig, path: Path) -> AsyncIterator[ReadyApp]:
     from ballast_api.serve_config import most_requests  # noqa: PLC0415
     from ballast_serve.ranks import other_nodes  # noqa: PLC0415
     from ballast_vllm.hosted import open_app  # noqa: PLC0415 - it imports vLLM
@@ -148,4 +148,4 @@ async def _vllm(config: WorkerConfig, path: Path) -> AsyncIterator[Opened]:
 
         # The app changes their number with the limit of waiting requests.
         connections = app.state.connections = Connections(HttpLimits.beside(most_requests(config)))
-        yield Opened(app, connections, failure, drain)
+        yield ReadyApp(app, connections, failure, drain)
