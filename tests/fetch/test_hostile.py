@@ -438,3 +438,17 @@ def test_a_source_that_breaks_off_without_a_size_starts_again(tmp_path: Path) ->
 
     assert download(Broken(announced=None), tmp_path)
     assert (tmp_path / "config.json").read_bytes() == b"half and half"
+
+
+def test_a_source_that_always_breaks_off_without_a_size_is_given_up(tmp_path: Path) -> None:
+    class Broken(Endless):
+        def _pieces(self, _: int) -> Iterator[bytes]:
+            self.num_sent += 1
+            assert self.num_sent < 10
+            yield b"half"
+            raise Unavailable("gone away")
+
+    with pytest.raises(Unavailable, match="gone away"):
+        download(Broken(announced=None), tmp_path)
+
+    assert stored(tmp_path) == 0

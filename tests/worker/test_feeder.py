@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 
 import pytest
 import redis
-from queue_objects import make_line
+from queue_objects import WrappedRunner, make_line
 
 from ballast_cli.explain import scene
 from ballast_engine.build import build_engine
@@ -557,6 +558,26 @@ def test_a_feeder_that_ended_makes_the_worker_unhealthy(fed, eventually) -> None
     assert "offline" in health.json()["reason"]
 
 
+def test_a_feeder_waits_between_its_rounds_while_the_engine_is_unhealthy(fed, eventually) -> None:
+    waits: list[float] = []
+
+    with fed() as serving:
+        feeder, loop = serving.worker.feeder, serving.worker.loop
+        wait = loop.wait_as_feeder
+
+        def record(seconds: float) -> bool:
+            if loop.failure is not None:
+                waits.append(seconds)
+            return wait(seconds)
+
+        eventually(lambda: feeder.stats, "the first look")
+        loop.failure = "The engine failed."
+        loop.wait_as_feeder = record
+        eventually(lambda: len(waits) > 12, "some rounds")
+
+    assert sum(waits[2:12]) > 0.5
+
+
 def test_prefixes_that_cannot_be_read_keep_no_cancelled_item_in_the_engine(fed, queue, valkey, eventually) -> None:
     with fed(slots=2) as serving, redis.Redis.from_url(valkey.url) as raw:
         kept, cancelled = (
@@ -625,6 +646,36 @@ def test_items_that_cannot_run_hold_up_no_item_behind_them(fed, queue, eventuall
 
     assert done.counts.succeeded == 1
     assert seconds < 15, "two claims of six items each second take 20 seconds"
+
+
+class SlowRunner(WrappedRunner):
+    """An executor whose steps take long, so that no item ends by itself."""
+
+    def run(self, batch, interrupt):
+        time.sleep(0.05)
+        return self.inner.run(batch, interrupt)
+
+
+@pytest.mark.parametrize("changer", ["this worker", "another worker"])
+def test_a_shorter_lease_is_in_force_at_once_and_returns_no_item(fed, queue, desk, eventually, changer) -> None:
+    runner = SlowRunner()
+    job_id = queue.submissions.submit([make_line(index, max_tokens=1900, ignore_eos=True) for index in range(3)]).job_id
+    leases = queue.store.keys.part(job_id, "leases")
+
+    def is_short() -> bool:
+        return all(expires < queue.now() + 100 for _, expires in desk.zrange(leases, 0, -1, withscores=True))
+
+    with fed(build=partial(build_engine, wrap=runner.around), offline={"leaseSeconds": 300}) as serving:
+        feeder, stats = serving.worker.feeder, serving.worker.engine.stats
+        eventually(lambda: stats().offline.decode_tokens > 150, "the items to be older than the shorter lease")
+        shorter = queue.settings.read().model_copy(update={"lease_seconds": 2.0, "generation": 1})
+        feeder.configure(shorter) if changer == "this worker" else queue.settings.apply(shorter)
+        eventually(is_short, "the leases to have the shorter time")
+        returned = feeder.outcomes.total()
+        queue.jobs.cancel(job_id)
+        eventually(serving.is_idle, "the items to end")
+
+    assert returned == 0
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

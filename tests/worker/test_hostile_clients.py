@@ -94,6 +94,15 @@ def test_headers_without_end_close_the_connection(serving, eventually, begin, pa
     eventually(lambda: serving.worker.connections.closed[Closed.HEAD_SIZE] == before + 1, "the count")
 
 
+def test_a_length_with_thousands_of_zeros_is_a_number(serving) -> None:
+    length = f"content-length: {len(RAW_BODY)}".encode()
+    with connect(serving) as raw:
+        raw.sendall(post(RAW_BODY, "connection: close").replace(length, length.replace(b": ", b": " + b"0" * 5000)))
+        answer = read_all(raw)
+
+    assert status_of(answer) == 200
+
+
 OFFER = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAARAAAAAAAIAAAAA")
 RAW_BODY = json.dumps(BODY).encode()
 

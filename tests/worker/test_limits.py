@@ -10,8 +10,11 @@ import pytest
 from queue_objects import WrappedRunner
 
 from ballast_engine.build import build_engine
+from ballast_engine.options import EngineOptions
+from ballast_engine.tokenizer import Tokenizer
 from ballast_policy.request import RequestClass
 from ballast_policy.step.planner import plan
+from ballast_worker.engine import Engine
 from ballast_worker.requests import RequestOutcome
 from ballast_worker.slot_wait import SlotWait
 
@@ -257,6 +260,21 @@ def test_the_engine_loop_that_dies_tells_everybody_who_waits(serve, make_config,
     assert whole.status_code == 500
 
 
+def test_a_key_that_is_added_while_the_model_loads_takes_effect(serve, make_config, tmp_path, eventually) -> None:
+    keys, path = tmp_path / "keys.yaml", tmp_path / "config.yaml"
+    keys.write_text("sk-first: team-a\n")
+    config = make_config(runtime={"apiKeysFile": str(keys)})
+    path.write_text(config.dump())
+
+    def build(options: EngineOptions, *, tokenizer: Tokenizer) -> Engine:
+        keys.write_text("sk-first: team-a\nsk-second: team-a\n")
+        return build_engine(options, tokenizer=tokenizer)
+
+    with serve(config, path, build=build) as serving, serving.client() as client:
+        headers = {"authorization": "Bearer sk-second"}
+        eventually(lambda: client.get("/v1/models", headers=headers).status_code == 200, "the second key")
+
+
 def test_a_changed_file_takes_effect_without_a_restart(serve, make_config, tmp_path, eventually) -> None:
     path = tmp_path / "config.yaml"
     config = make_config()
@@ -270,6 +288,22 @@ def test_a_changed_file_takes_effect_without_a_restart(serve, make_config, tmp_p
         large = client.post("/v1/completions", json=BODY | {"prompt": "a" * 2000})
 
     assert large.status_code == 413
+
+
+def test_a_raised_limit_of_waiting_requests_raises_that_of_connections(
+    serve, make_config, tmp_path, eventually
+) -> None:
+    path = tmp_path / "config.yaml"
+    config = make_config(limits={"maxQueuedRequests": 1})
+    path.write_text(config.dump())
+    with serve(config, path) as serving:
+        before = serving.worker.connections.limits.connections
+        (tmp_path / "new").write_text(make_config(limits={"maxQueuedRequests": 101}).dump())
+        (tmp_path / "new").replace(path)
+        eventually(lambda: serving.worker.config.limits.max_queued_requests == 101, "the changed limit")
+        after = serving.worker.connections.limits.connections
+
+    assert after == before + 200
 
 
 def test_a_raised_limit_of_bodies_raises_their_memory(serve, make_config, tmp_path, eventually) -> None:

@@ -1,14 +1,55 @@
-"""`python -m ballast_serve --show`: the configuration of Serve for a cluster. It needs no Ray."""
+"""`python -m ballast_serve` without Ray: the configuration of Serve for a cluster, and a file that changes."""
 
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 
 import pytest
 import yaml
 
 from ballast_serve.__main__ import main
 from ballast_worker.errors import NotServed
+
+RAY = {
+    "__init__.py": """
+import os, pathlib
+from types import SimpleNamespace
+path = pathlib.Path(os.environ["CHANGED"])
+path.write_text(path.read_text() + "slo: {ttftMilliseconds: 7}")
+def init(*_, **__): return SimpleNamespace(dashboard_url="")
+def shutdown(): pass
+def cluster_resources(): return {}
+""",
+    "serve/__init__.py": """
+from types import SimpleNamespace
+applications = {}
+def status(): return SimpleNamespace(applications=applications)
+def delete(name, **_): applications.pop(name)
+def shutdown(): pass
+""",
+    "serve/schema.py": """
+from enum import Enum
+ApplicationStatus = Enum("ApplicationStatus", ["RUNNING", "DEPLOY_FAILED"])
+""",
+    "dashboard/modules/serve/sdk.py": """
+import os, signal
+from types import SimpleNamespace
+from ray import serve
+from ray.serve.schema import ApplicationStatus
+class ServeSubmissionClient:
+    def __init__(self, _): pass
+    def deploy_applications(self, document):
+        (application,) = document["applications"]
+        serve.applications[application["name"]] = SimpleNamespace(status=ApplicationStatus.RUNNING)
+        is_changed = "ttftMilliseconds: 7" in str(application)
+        print("changed" if is_changed else "first", flush=True)
+        if is_changed: os.kill(os.getpid(), signal.SIGTERM)
+""",
+}
+"""A Ray that runs nothing. Its import, which takes seconds in the real one, changes the configuration file."""
 
 SECTIONS = {
     "native": {},
@@ -87,3 +128,17 @@ def test_a_model_over_several_nodes_is_refused_on_one_machine(show):
 
     assert code == NotServed.exit_code
     assert "runtime.nodes is 2, and the Ray of this program has one node" in said
+
+
+def test_a_file_that_changes_while_ray_is_imported_is_applied(tmp_path):
+    path = tmp_path / "worker.yaml"
+    path.write_text("model: {uri: /models/m}\n")
+    for name, text in RAY.items():
+        module = tmp_path / "ray" / name
+        module.parent.mkdir(parents=True, exist_ok=True)
+        module.write_text(text)
+    environment = os.environ | {"CHANGED": str(path), "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-m", "ballast_serve", "--config", str(path)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (ended.returncode, ended.stdout.split()) == (0, ["first", "changed"]), ended.stderr

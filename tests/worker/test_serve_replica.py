@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,13 +16,17 @@ from typing import Any
 import httpx
 import pytest
 from queue_objects import make_line
+from starlette.applications import Starlette
+from starlette.types import Receive, Scope, Send
 
 from ballast_api.errors import InvalidConfig
 from ballast_api.worker_config import WorkerConfig
 from ballast_queue.redis_store import Queue
 from ballast_serve import leave
 from ballast_serve.replica import IN_POD, ServeReplica
+from ballast_serve.served import ReadyApp, serve_app
 from ballast_worker.errors import NotServed
+from ballast_worker.http_connection import Connections, HttpLimits
 
 PATIENCE = 120.0
 ASK = {"model": "tiny", "prompt": "The method returns", "max_tokens": 8, "temperature": 0}
@@ -275,6 +280,30 @@ def test_what_a_replica_cannot_serve_is_a_sentence_for_serve(make_text, tmp_path
         run(lambda: start(make_text() + "\nslots: none\n"))
     with pytest.raises(NotServed, match="does not exist"):
         run(lambda: start(make_text(model={"uri": str(tmp_path / "missing")})))
+
+
+class UnfitApp(Starlette):
+    """An app that does not start, as that of vLLM if Ballast refuses its arguments."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "lifespan"
+        await receive()
+        self.state.ballast_error = "The model serves none of the URLs of items."
+        await send({"type": "lifespan.startup.failed", "message": self.state.ballast_error})
+
+
+def test_an_app_that_does_not_start_is_a_sentence_for_serve():
+    async def drain(_hang_up: Callable[[], None]) -> None:
+        raise AssertionError
+
+    async def test() -> None:
+        opened = ReadyApp(UnfitApp(), Connections(HttpLimits()), lambda: None, drain)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            async with serve_app(opened, listener):
+                pass
+
+    with pytest.raises(NotServed, match=r"^The model serves none of the URLs of items\.$"):
+        run(test)
 
 
 def test_a_broken_engine_is_a_reason_for_another_replica(make_text):

@@ -22,6 +22,7 @@ from ballast_queue.redis_store import Queue
 from ballast_vllm.engine_client import DECIDING
 from ballast_vllm.middleware import BallastMiddleware
 from ballast_vllm.server import VllmServer
+from ballast_worker.http_connection import Connections, HttpLimits
 
 BODY = {"model": "m", "prompt": "Once"}
 
@@ -141,6 +142,22 @@ def test_a_raised_limit_of_bodies_raises_their_memory(variables, tmp_path):
             return before, found.server.bodies.limit
 
     assert asyncio.run(main()) == (64 * 1024 * 1024, 800 * 1024 * 1024)
+
+
+def test_a_raised_limit_of_waiting_requests_raises_that_of_connections(variables, tmp_path):
+    file = tmp_path / "worker.yaml"
+    file.write_text("limits: {maxQueuedRequests: 1}")
+    variables("BALLAST_CONFIG", str(file))
+
+    async def main():
+        async with running() as found:
+            connections = found.app.state.connections = Connections(HttpLimits())
+            slots = found.server.policy.slots
+            file.write_text("limits: {maxQueuedRequests: 101}")
+            await _until(lambda: found.server.config.limits.max_queued_requests == 101)
+            return connections.limits.connections - HttpLimits.beside(slots).connections
+
+    assert asyncio.run(main()) == 202
 
 
 def test_a_model_that_generates_keeps_its_slo_when_a_latency_is_set(variables, tmp_path):

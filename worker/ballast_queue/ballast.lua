@@ -879,7 +879,8 @@ local function forget(keys, argv)
   if not at or tonumber(at) > clock() then return 0 end
   call('ZREM', k.timers, timer)
   if not job or not OVER[job.state] then return 0 end
-  for _, field in ipairs(SUMMED) do call('HINCRBY', k.totals, field, -job[field]) end
+  -- Not `-job[field]`: that of 0 is -0.0, which Redis before 7.2.5 writes as `-0`, and HINCRBY refuses that.
+  for _, field in ipairs(SUMMED) do call('HINCRBY', k.totals, field, 0 - job[field]) end
   call('HINCRBY', k.totals, 'jobs:' .. job.state, -1)
   if job.key ~= '' then call('HDEL', k.keys, job.tenant .. '\n' .. job.key) end
   call('ZREM', k.jobs, job.id)

@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass
 
 from ballast_queue.errors import RefusedCall, UnreadableValue
-from ballast_queue.records import parse
+from ballast_queue.records import parse, readable
 from ballast_queue.settings import QueueSettings
 from ballast_queue.store import Store
 from ballast_queue.unreadable import text_of
@@ -30,6 +30,12 @@ class SettingsStore:
         return (
             QueueSettings() if text is None else parse(QueueSettings, text, f"settings of queue {self._store.name!r}")
         )
+
+    @readable("the time of a lease")
+    def lease_seconds(self) -> float:
+        """Return the time of a lease in the settings in force, in seconds. It reads only this number."""
+        found = self._store.connection.hash_field(self._store.keys.settings, "lease_seconds")
+        return QueueSettings().lease_seconds if found is None else float(found)
 
     def tenants(self) -> tuple[str, ...]:
         """Return the tenants that the queue declares; none if the settings cannot be read."""

@@ -25,7 +25,7 @@ from ballast_log import Log
 from ballast_worker.__main__ import check_installed
 from ballast_worker.command_line import BAD_CONFIG, fail, parser
 from ballast_worker.errors import MissingWorkerExtra, NotServed, WorkerError
-from ballast_worker.reload import stamp
+from ballast_worker.reload import Stamp, stamp
 
 log = Log(__name__)
 
@@ -40,6 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     ballast_log.configure(options.log_level, options.log_format)
     try:
+        seen = stamp(options.config)  # before the file is read, so that each later change is seen
         config = WorkerConfig.load(options.config)
         if options.show:
             gpus = _gpus(config, options.gpus)
@@ -54,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         _check_ray()
         if config.backend == "native":
             check_installed()
-        _run(config, options.config)
+        _run(config, options.config, seen)
     except InvalidConfig as error:
         return fail("ballast_serve", str(error), BAD_CONFIG)
     except WorkerError as error:
@@ -62,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _run(config: WorkerConfig, path: Path) -> None:
+def _run(config: WorkerConfig, path: Path, seen: Stamp | None) -> None:
     stopped = threading.Event()
     # Ray reads these when it is imported. Its signal handler writes a stack trace for each SIGTERM, and it would run
     # the replica with the niceness 15.
@@ -71,7 +72,6 @@ def _run(config: WorkerConfig, path: Path) -> None:
     os.environ.setdefault("RAY_DASHBOARD_STARTUP_TIMEOUT_S", DASHBOARD_SECONDS)
     from ballast_serve.local import LocalRay  # noqa: PLC0415
 
-    seen = stamp(path)
     with LocalRay() as ray:
         for number in (signal.SIGTERM, signal.SIGINT):  # Ray has just set its own handler
             signal.signal(number, lambda *_: stopped.set())

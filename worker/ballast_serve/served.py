@@ -38,7 +38,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
+class ReadyApp:
     """An app that has its engine and does not serve yet. It starts and stops with the lifespan of the app."""
 
     app: Starlette
@@ -63,14 +63,19 @@ async def serving(path: Path) -> AsyncIterator[Served]:
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(await asyncio.to_thread(prepare if is_native else listen, config))
         opened = _native(config, path, listener) if is_native else _vllm(config, path)
-        yield await stack.enter_async_context(_served(await stack.enter_async_context(opened), listener))
+        yield await stack.enter_async_context(serve_app(await stack.enter_async_context(opened), listener))
 
 
 @contextlib.asynccontextmanager
-async def _served(opened: _Opened, listener: socket) -> AsyncIterator[Served]:
+async def serve_app(opened: ReadyApp, listener: socket) -> AsyncIterator[Served]:
+    """Serve an app on a socket. At the end, drain the worker and stop the server.
+
+    Raises:
+        NotServed: the app does not start.
+    """
     server = HttpServer(opened.app, opened.connections, tls=opened.tls)
     server.address = address_of(listener, opened.tls)
-    task = asyncio.create_task(server.serve(sockets=[listener]))
+    task = asyncio.create_task(_run(server, listener))
     try:
         while not server.started and not task.done():  # noqa: ASYNC110 - uvicorn sets no event
             await asyncio.sleep(POLL_SECONDS)
@@ -84,8 +89,14 @@ async def _served(opened: _Opened, listener: socket) -> AsyncIterator[Served]:
         await task
 
 
+async def _run(server: HttpServer, listener: socket) -> None:
+    # uvicorn exits if the app does not start, which would end the event loop of the replica and leave Serve waiting.
+    with contextlib.suppress(SystemExit):
+        await server.serve(sockets=[listener])
+
+
 @contextlib.asynccontextmanager
-async def _native(config: WorkerConfig, path: Path, listener: socket) -> AsyncIterator[_Opened]:
+async def _native(config: WorkerConfig, path: Path, listener: socket) -> AsyncIterator[ReadyApp]:
     # These imports take seconds.
     from ballast_engine.errors import EngineError  # noqa: PLC0415
     from ballast_worker.app import create_app, load  # noqa: PLC0415
@@ -100,7 +111,7 @@ async def _native(config: WorkerConfig, path: Path, listener: socket) -> AsyncIt
     tls = worker.certificate.context if worker.certificate is not None else None
     worker.address = address_of(listener, tls)
     app = create_app(worker)
-    opened = _Opened(
+    opened = ReadyApp(
         app, worker.connections, lambda: worker.failure, lambda hang_up: drain(worker, hang_up=hang_up), tls
     )
     if metrics_listener is None:
@@ -116,7 +127,7 @@ async def _native(config: WorkerConfig, path: Path, listener: socket) -> AsyncIt
 
 
 @contextlib.asynccontextmanager
-async def _vllm(config: WorkerConfig, path: Path) -> AsyncIterator[_Opened]:
+async def _vllm(config: WorkerConfig, path: Path) -> AsyncIterator[ReadyApp]:
     from ballast_api.serve_config import most_requests  # noqa: PLC0415
     from ballast_serve.ranks import other_nodes  # noqa: PLC0415
     from ballast_vllm.hosted import open_app  # noqa: PLC0415 - it imports vLLM
@@ -135,4 +146,6 @@ async def _vllm(config: WorkerConfig, path: Path) -> AsyncIterator[_Opened]:
             found: str | None = app.state.ballast.failure
             return (None if ranks is None else ranks.failure) or found
 
-        yield _Opened(app, Connections(HttpLimits.beside(most_requests(config))), failure, drain)
+        # The app changes their number with the limit of waiting requests.
+        connections = app.state.connections = Connections(HttpLimits.beside(most_requests(config)))
+        yield ReadyApp(app, connections, failure, drain)

@@ -194,7 +194,7 @@ class VllmServer:
         """Give vLLM's HTTP server, if it serves the app, connections with the limits of a worker."""
         if (http_server := getattr(self._app.state, "server", None)) is not None:
             most = self.config.limits.most_requests(self.engine.policy.slots)
-            self._connections = Connections(HttpLimits.beside(most))
+            self._connections = self._app.state.connections = Connections(HttpLimits.beside(most))
             http_server.config.http_protocol_class = self._connections.protocol()
             self._keep(asyncio.create_task(_every(SWEEP_SECONDS, self._sweep)))
 
@@ -374,6 +374,9 @@ class VllmServer:
         if self.feeder is not None:
             self.feeder.configure(self._queue_settings(config))
         self.bodies.fit(config.limits.max_body_kibibytes)
+        connections = getattr(self._app.state, "connections", None)  # also those of another server, as of a replica
+        if connections and config.limits.max_queued_requests != self.config.limits.max_queued_requests:
+            connections.fit(config.limits.most_requests(policy.slots))
         self.loaded = loaded  # last: the status states that its generation is in force
 
     def _reload_keys(self) -> None:

@@ -228,7 +228,7 @@ class Feeder:
         if not self.is_up:
             return max(0.001, self._retry_at - now)
         due = min(self._tick_at, self._heartbeat_at, self._intake_at)
-        if not self._is_draining:
+        if not self._is_draining and self._loop.is_healthy:
             due = min(due, self._claimer.read_at)
         return max(0.001, due - now)
 
@@ -280,10 +280,17 @@ class Feeder:
             log.info("queue follows the settings of another resource, or newer ones than this worker's configuration")
         self._is_followed = is_followed
         self._try("unread inboxes", partial(self._name_unread, queue))
-        self._lease_seconds = queue.settings.read().lease_seconds
+        self._read_lease_seconds(queue)
         self._claimer.weights = {tenant.name: tenant.weight for tenant in settings.tenants}
         self._configured = settings  # last: after a failure, the next round writes them again
         self._configure_at = time.monotonic() + SETTINGS_SECONDS
+
+    def _read_lease_seconds(self, queue: Queue) -> None:
+        """Follow the time of a lease in the queue. If it changed, the next heartbeat is due at once."""
+        seconds = queue.settings.lease_seconds()
+        if seconds != self._lease_seconds:
+            self._lease_seconds = seconds
+            self._heartbeat_at = 0.0
 
     def _name_unread(self, queue: Queue) -> None:
         unread = queue.inbox.unread()
@@ -320,6 +327,8 @@ class Feeder:
                 self._try("report", partial(self._in_flight.report, queue, self._count))
         finally:  # if a report breaks the connection each time, the leases of all other items must stay
             now = time.monotonic()
+            if now >= self._tick_at:  # another worker may have changed it
+                self._try("lease time", partial(self._read_lease_seconds, queue))
             if now >= self._heartbeat_at:
                 self._try("heartbeat", partial(self._heartbeat, queue))
                 self._heartbeat_at = now + self._lease_seconds / 3

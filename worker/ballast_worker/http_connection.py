@@ -81,7 +81,7 @@ _LATE = {_Phase.HEAD: Closed.HEAD_TIME, _Phase.BODY: Closed.BODY_TIME, _Phase.ID
 
 
 class Connections:
-    """The open connections of one server. Only its event loop uses them."""
+    """The open connections of one server. Only its event loop uses them, except for `fit`."""
 
     def __init__(self, limits: HttpLimits) -> None:
         self.limits = replace(limits, connections=allow_files(limits.connections))
@@ -90,6 +90,10 @@ class Connections:
         self._open: set[HttpConnection] = set()
         self._waiting: dict[HttpConnection, None] = {}
         """Connections that wait for their client, the longest waiting first."""
+
+    def fit(self, num_requests: int) -> None:
+        """Change the number of connections to that of `HttpLimits.beside`. Any thread may call it."""
+        self.limits = replace(self.limits, connections=allow_files(HttpLimits.beside(num_requests).connections))
 
     @property
     def by_phase(self) -> dict[str, int]:

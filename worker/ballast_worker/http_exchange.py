@@ -54,10 +54,11 @@ class HttpExchange:
             Refused: 413 as soon as the body exceeds `limit` bytes, 429 as soon as it exceeds its share of the memory.
             ClientGone: the client closed the connection before the end of the body.
         """
-        length = self.headers.get(b"content-length", b"")
-        if length.isdigit() and int(length) > limit:
-            _too_large(limit, f"{int(length)} bytes")
-        share.check(int(length) if length.isdigit() else 0)
+        digits = self.headers.get(b"content-length", b"").lstrip(b"0")
+        length = int(digits[:20]) if digits.isdigit() else 0  # `int` refuses thousands of digits, and 20 are too large
+        if length > limit:
+            _too_large(limit, f"{length} bytes")
+        share.check(length)
         body = bytearray()
         while True:
             message = await self._receive()

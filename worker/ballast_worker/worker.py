@@ -81,6 +81,8 @@ class Worker:
             EngineError: the checkpoint or the options of the engine are wrong.
         """
         config = loaded.config
+        # Before any other file is read: one that changes while the model loads is read again.
+        self._watcher = None if path is None else self._watch(path, loaded)
         self._keys = settings.api_keys(config)
         self.id = settings.worker_id(config)
         self.certificate = Certificate.of(config.runtime)
@@ -106,7 +108,6 @@ class Worker:
         self._queue_limit = QueueLimit(self.rates)
         self._answering: dict[Stream, RequestTiming] = {}
         """The HTTP requests in the engine."""
-        self._watcher = None if path is None else self._watch(path, loaded)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -258,16 +259,26 @@ class Worker:
         if self.feeder is not None:
             self.feeder.configure(settings.queue_settings(config, self.served.name))
         self.bodies.fit(config.limits.max_body_kibibytes)
+        if config.limits.max_queued_requests != self.config.limits.max_queued_requests:
+            self.connections.fit(config.limits.most_requests(self.engine.policy.slots))
         self.loaded = loaded  # last: the status states that its generation is in force
 
     def _watch(self, path: Path, loaded: Loaded) -> ConfigWatcher:
         also = settings.watched_files(
             loaded.config,
             reload_keys=self._reload_keys,
-            reconnect=None if self.feeder is None else self.feeder.reconnect,
-            reload_certificate=None if self.certificate is None else self.certificate.reload,
+            reconnect=self._reconnect,
+            reload_certificate=self._reload_certificate,
         )
         return ConfigWatcher(path, loaded, self._apply, also=also)
+
+    def _reconnect(self) -> None:
+        if self.feeder is not None:
+            self.feeder.reconnect()
+
+    def _reload_certificate(self) -> None:
+        if self.certificate is not None:
+            self.certificate.reload()
 
     def _reload_keys(self) -> None:
         self._keys = settings.reloaded_keys(self.config, self._keys)

@@ -27,7 +27,7 @@ _LOCK = ".ballast-fetch.lock"
 _PART = ".part"
 _NUM_THREADS = 4
 _MOST_FAILURES = 5
-"""Times in a row that a broken stream is resumed without receiving a byte."""
+"""Times in a row that a broken stream is resumed without a byte that is kept."""
 
 Notify = Callable[[str], None]
 Advance = Callable[[int], None]
@@ -281,7 +281,8 @@ def _stream(source: Source, model: ModelFiles, file: File, directory: Directory,
             raise
         except Unavailable as error:
             why = error
-        failures = 0 if directory.size(part) > start else failures + 1
+        is_progress = file.size is not None and directory.size(part) > start
+        failures = 0 if is_progress else failures + 1
         if file.size is None:
             counter.add(-directory.size(part))
             directory.remove(part)
