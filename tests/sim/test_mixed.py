@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -95,6 +96,18 @@ def test_a_knob_turned_by_hand_is_the_policy_at_that_value(make_bench):
     assert budgets == sorted(budgets)
     assert rates[0] < rates[1]
     assert caps[0] < caps[1]
+
+
+def test_the_best_static_budget_is_one_that_keeps_the_attainment_or_online_alone(make_bench, table):
+    for row in table.budgets.values():
+        assert table.bench.keeps(row)
+        assert row.offline_tokens > 0
+    strict = make_bench(config=replace(CONFIG, ttft=0.06, tpot=0.1), seconds=10.0)
+
+    (row,) = strict.rows(STATIC_BUDGET, 0.2, (0.0,))
+
+    assert row.note == "no static budget keeps the attainment"
+    assert row.result == strict.alone(0.2).result
 
 
 @pytest.mark.parametrize(

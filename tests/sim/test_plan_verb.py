@@ -96,6 +96,16 @@ def test_options_are_among_the_inputs_it_shows(ballast, tmp_path):
     assert re.search(r"h100:\n(    .*\n)*    dollarsPerHour: 2.5", shown)
 
 
+def test_a_price_keeps_the_other_figures_of_a_gpu_whatever_the_case_of_its_name(ballast, tmp_path):
+    (tmp_path / "plan.yaml").write_text("gpus: {h100: {teraflops: 700}}\n")
+
+    code, shown, err = ballast("--show-inputs", "--inputs", "plan.yaml", "--gpu", "H100", "--price", "2")
+
+    assert code == 0, err
+    assert re.search(r"h100:\n    teraflops: 700 .*\n(    .*\n)*    dollarsPerHour: 2 ", shown)
+    assert "H100:" not in shown
+
+
 def test_the_example_of_the_documentation_plans_ahead(ballast, tmp_path):
     page = (ROOT / "docs" / "explanation" / "planner.md").read_text()
     (example,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)

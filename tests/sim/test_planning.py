@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import isnan
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +31,7 @@ from ballast_sim.planner.inputs import (
 )
 from ballast_sim.replay.hardware import GPUS
 from ballast_sim.replay.model_shape import Quantization
-from ballast_sim.replay.policies import Ballast
+from ballast_sim.replay.policies import Ballast, Fill
 from ballast_sim.replay.traffic import Arrival, read, read_lengths
 
 SMALL = EngineInput(slots=48)
@@ -109,6 +110,15 @@ def test_answers_of_one_token_have_no_tpot_to_keep():
     assert result.goodput == pytest.approx(result.num_online / result.seconds)
     assert not deployment.fits(replace(result, ttft_attainment=0.5))
     assert not deployment.fits(replace(result, tpot_attainment=0.5))
+
+
+def test_online_alone_may_prefill_as_much_in_a_step_as_ballast_does():
+    deployment = Deployment.of(PlanInputs(slo=SloInput(ttft_milliseconds=420), engine=SMALL), ONLINE)
+    online = [Arrival(3.0 * (i // 6), 700, 40) for i in range(180)]
+    small = deployment.run(partial(Fill, deployment.config.chunk_tokens), online=online, seconds=90.0)
+
+    assert not deployment.fits(small)
+    assert deployment.fits(deployment.alone(online, seconds=90.0))
 
 
 def test_traffic_without_a_request_after_the_warm_up_is_refused():
@@ -306,6 +316,26 @@ def test_a_power_budget_names_the_month_that_breaks_it():
     assert batched.over_budget((kilowatts[4] + kilowatts[5]) / 2).number == 6
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # a minute of one free core
+@pytest.mark.parametrize(("most_used", "found"), [(20, "mixed, its utilization is"), (100, "not mixed: offline work")])
+def test_online_gpus_are_mixed_only_if_they_keep_the_slo_at_the_peak(most_used, found):
+    service = ServiceInput(
+        name="chat",
+        model="llama-3-8b",
+        requests_per_second=(5, 5),
+        prompt_tokens=700,
+        output_tokens=60,
+        peak_factor=10,
+    )
+    ahead = AheadInput(months=1, most_used_percent=most_used, services=(service,))
+    engine = EngineInput(slots=48, reserved_percent=50)
+
+    *_, mixed = plan_ahead(PlanInputs(ahead=ahead, engine=engine, throughput_minutes=1))
+
+    assert found in mixed.because[0]
+
+
 def test_a_plan_ahead_without_services_or_with_the_wrong_kind_is_refused():
     with pytest.raises(BadInput, match="name at least one service"):
         plan_ahead(PlanInputs(ahead=AheadInput(services=())))
@@ -343,6 +373,7 @@ def test_inputs_are_read_back_as_they_are_printed(tmp_path):
     ("text", "found"),
     [
         ("gpus: {mine: {teraflops: 100}}\ngpu: mine\n", "gpus.mine is not a known GPU, so it needs all figures"),
+        ("gpus: {H100: {watts: 1}, h100: {watts: 2}, l4: {watts: 3}}\n", "differ only in case: H100, h100. Use one"),
         ("slo: {tpotMilliseconds: -1}\n", "slo.tpotMilliseconds: Input should be greater than 0"),
         ("speed: 9\n", "speed: Extra inputs are not permitted"),
         ("- 1\n", "found list, expected a mapping"),

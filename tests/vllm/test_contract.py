@@ -20,6 +20,8 @@ from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import RequestStatus
 
 import ballast_vllm
+from ballast_policy.fairness.ledger import INPUT_COST
+from ballast_policy.request import OFFLINE
 from ballast_vllm.internals import PlanQueue
 from ballast_vllm.refusals import CHECKS
 
@@ -300,6 +302,30 @@ def test_finished_and_aborted_requests_are_named_until_the_next_step(tiny_model)
     assert core.scheduler.finished_req_ids == {ended, aborted}
     core.step()
     assert core.scheduler.finished_req_ids == set()
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_the_prompt_tokens_of_a_step_that_aborts_the_request_are_charged(tiny_model, is_async, num_steps):
+    core = BareCore(tiny_model, is_async=is_async, policy=CHUNKS)
+    scheduler = core.scheduler
+    cancelled = core.add("offline", prompt=400, tenant="a")
+    for _ in range(num_steps - 1):
+        core.step()
+    output = scheduler.schedule()
+    core.flights.append((output, core.run(output)))
+    num_computed = scheduler.requests[cancelled].num_computed_tokens
+
+    core.abort(cancelled)
+    while core.flights:
+        core.process()
+
+    driver = scheduler.driver
+    assert 0 < num_computed < 400
+    assert driver.counters.tokens.classes[OFFLINE].prefill_tokens == num_computed
+    assert driver.counters.tokens.service == {(OFFLINE, "a"): INPUT_COST * num_computed}
+    assert driver.host.ledgers[OFFLINE].service("a") == INPUT_COST * num_computed
+    core.check_idle()
 
 
 def test_the_blocks_of_a_shared_prefix_count_their_users(tiny_model):

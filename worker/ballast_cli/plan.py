@@ -157,7 +157,8 @@ def _with_options(found: PlanInputs, *, ttft: float | None, tpot: float | None, 
     slo = found.slo.model_copy(update={key: value for key, value in given.items() if value is not None})
     gpus = dict(found.gpus)
     if price is not None:
-        gpus[found.gpu] = gpus.get(found.gpu, GpuInput()).model_copy(update={"dollars_per_hour": price})
+        name = next((name for name in gpus if name.lower() == found.gpu.lower()), found.gpu)
+        gpus[name] = gpus.get(name, GpuInput()).model_copy(update={"dollars_per_hour": price})
     return found.model_copy(update={"slo": slo, "gpus": gpus})
 
 

@@ -431,7 +431,8 @@ class Driver:
         for record, num_tokens in pairs:
             request = live.get(record.seq)
             if request is None:
-                continue  # it was aborted during the step
+                self._charge_left(record, num_tokens, record.num_computed, now)
+                continue
             num_drawn = request.num_output_tokens - record.num_output
             num_new, num_wasted = computed(record, num_tokens, now)
             if num_new or num_wasted:
@@ -456,6 +457,7 @@ class Driver:
         for (record, num_tokens), end in zip(pairs, ends, strict=True):
             request = live.get(record.seq)
             if request is None:
+                self._charge_left(record, num_tokens, end, now)
                 continue
             num_drawn = request.num_output_tokens - record.num_output
             if num_drawn:  # `end` may count drafts of the step before that were rejected meanwhile
@@ -473,6 +475,16 @@ class Driver:
             counters.classes[record.request_class].decode_tokens += num_drawn
             self._resync(record, request)
         return num_accepted
+
+    def _charge_left(self, record: Request, num_tokens: int, end: int, now: float) -> None:
+        """Charge the prompt tokens of a request that left during the step, e.g. by an abort. It gets no new token.
+
+        `end`: its computed tokens after the step.
+        """
+        record.num_computed, record.num_tokens = end, end + 1
+        num_new, num_wasted = self.host.computed(record, num_tokens, now)
+        if num_new or num_wasted:
+            self.counters.tokens.note_tokens(record, num_new, num_wasted, is_generated=False)
 
 
 def _record(flight: Flight, seconds: float, run_seconds: float) -> StepRecord:

@@ -109,9 +109,7 @@ class Bench:
     num_layers: int = 32
     """Layers of the model. A step can be suspended between two of them."""
     is_fitted: bool = False
-    """Whether Ballast fits its cost model to the run's own steps. Otherwise, it knows the step times, as the baselines
-    do.
-    """
+    """Whether Ballast fits its cost model to the steps of the run. If not, it knows the step times, as baselines do."""
     is_paced: bool = False
     """Whether the trace keeps its own times. Otherwise, its times are scaled to a load."""
     bound_tpot: float | None = None
@@ -213,9 +211,8 @@ class Bench:
             "greedy": partial(held_to, 0.95 * self.config.tpot, self.config.chunk_tokens),
         }
         if value is not None:
-            is_rate = name == "qps-cap"
             budget = partial(held_to, value / 1e3, chunk or STATIC_CHUNKS[-1])
-            plain[policy] = partial(QpsCap, rate=value) if is_rate else budget
+            plain[policy] = partial(QpsCap, rate=value) if name == "qps-cap" else budget
         if policy in plain:
             run = simulate(self.scenario(plain[policy], self.online(load)))
             return [self._row(policy, load, reservation, run) for reservation in reservations]
@@ -245,15 +242,14 @@ class Bench:
 
     def _static_budget(self, load: float) -> Row:
         """Run the fixed step time with the most tokens that keeps the attainment, by brute force."""
-        best: Row | None = None
+        kept = []
         for share, chunk in product(BUDGETS, STATIC_CHUNKS):
             budget = share * self.config.tpot
             run = simulate(self.scenario(partial(held_to, budget, chunk), self.online(load)))
-            row = self._row(STATIC_BUDGET, load, 0.0, run, f"{1e3 * budget:.1f} ms, chunks of {chunk}")
-            if best is None or (self.keeps(row) and row.total_tokens > best.total_tokens):
-                best = row
-        assert best is not None
-        return best
+            row = self._row(STATIC_BUDGET, load, 0.0, run, f"steps of {1e3 * budget:.1f} ms, chunks of {chunk}")
+            kept += [row] if self.keeps(row) else []
+        none = replace(self.alone(load), note="no static budget keeps the attainment")
+        return max(kept, key=lambda row: row.total_tokens, default=none)
 
     def _qps_cap(self, load: float) -> Row:
         """Run the highest rate of offline requests that keeps the attainment, by bisection."""

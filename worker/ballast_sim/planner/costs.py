@@ -35,18 +35,14 @@ class GpuPrice:
         return self.gpu.purchase_dollars / hours + self.power_per_hour(utilization)
 
     def per_hour(self, utilization: float) -> float:
-        """Return the dollars per hour for a GPU today, rented or bought as the inputs say. Rent includes
-        electricity.
-        """
+        """Return the dollars per hour for a GPU today, rented (with electricity) or bought as the inputs say."""
         if self.money.way == "rent":
             return self.gpu.dollars_per_hour
         owned = self.owned_per_hour(utilization)
         return owned if self.money.way == "buy" else min(owned, self.gpu.dollars_per_hour)
 
     def purchase_for(self, months: int) -> float:
-        """Return the cost of owning a GPU for a number of months without electricity: its price less its resale
-        value.
-        """
+        """Return the cost of owning a GPU for some months without electricity: its price less its resale value."""
         left = max(0.0, 1 - months / self.money.amortization_months)
         return self.gpu.purchase_dollars * (1 - self.money.resale_percent / 100 * left)
 

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 
 from ballast_policy.learning.cost import CostModel, attended
 from ballast_policy.snapshot import PolicyConfig
+from ballast_policy.step.budget import ONLINE_CHUNKS
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.inputs import PlanInputs
 from ballast_sim.replay.feasibility import check_slo
@@ -122,8 +123,16 @@ class Deployment:
         return report(simulate(scenario))
 
     def alone(self, online: Sequence[Arrival], seconds: float) -> Report:
-        """Simulate one replica that serves online traffic alone."""
-        return self.run(partial(Fill, self.config.chunk_tokens), online=online, seconds=seconds)
+        """Simulate one replica that serves online traffic alone, with the first chunk that meets the SLO, or the best.
+
+        The chunks are those of the inputs and of vLLM, and one with as many tokens as Ballast computes in a step.
+        """
+        chunk, tried = self.config.chunk_tokens, list[Report]()
+        for tokens in sorted({chunk, Fill.chunk_tokens, ONLINE_CHUNKS * chunk + self.config.slots}):
+            tried.append(self.run(partial(Fill, tokens), online=online, seconds=seconds))
+            if self.fits(tried[-1]):
+                return tried[-1]
+        return max(tried, key=lambda one: min(one.ttft_attainment, one.tpot_attainment))
 
     def unbounded(self, lengths: Sequence[Arrival]) -> float:
         """Return the tokens per second of these lengths alone, without a bound on the step time."""

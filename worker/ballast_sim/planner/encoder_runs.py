@@ -26,8 +26,7 @@ from ballast_sim.replay.traffic import Arrival
 OURS = ("online-only", "ballast", "ballast-fitted")
 POLICIES = ("online-only", "naive-priority", "fixed-32", "ballast", "ballast-fitted")
 """The rows: Ballast without offline work; vLLM's priorities; the same in batches of 32; Ballast with known step times,
-and with a cost model that it fits to the run's own steps.
-"""
+and with a cost model that it fits to the run's own steps."""
 STEP_TOKENS = 16_384
 """Most tokens in a step, as vLLM's `--max-num-batched-tokens`."""
 FIXED_BATCH = 32

@@ -137,11 +137,11 @@ def plan_ahead(inputs: PlanInputs, progress: Progress = lambda _: None) -> list[
         Way(f"and {quantized.value} weights", is_batching=True, quantization=quantized, is_mixing=False),
         Way("and mixing", is_batching=True, quantization=quantized, is_mixing=True),
     )
-    plans, impossible = [], None
+    plans, impossible, peaks = [], None, dict[tuple[str, Quantization], float]()
     for way in ways:
         progress(way.name)
         try:
-            plans.append(_Ahead(inputs, way).plan())
+            plans.append(_Ahead(inputs, way, peaks).plan())
         except Impossible as error:
             impossible = error
     if not plans and impossible:
@@ -153,6 +153,8 @@ def plan_ahead(inputs: PlanInputs, progress: Progress = lambda _: None) -> list[
 class _Ahead:
     inputs: PlanInputs
     way: Way
+    peaks: dict[tuple[str, Quantization], float]
+    """Highest rates of services that were found already."""
 
     def plan(self) -> GrowthPlan:
         inputs = self.inputs
@@ -200,10 +202,13 @@ class _Ahead:
             return Capacity(service, self._alone(deployment, service), full)
         if service.kind == "offline":
             return Capacity(service, full, full)
-        peak = self._highest_rate(deployment, lengths, full)
-        average = peak * self._most_used / service.peak_factor
-        mixed = self._mixed(deployment, lengths, average, full) if self.way.is_mixing else 0.0
-        return Capacity(service, peak, full, mixed)
+        key = service.name, self.way.quantization
+        self.peaks[key] = peak = self.peaks.get(key) or self._highest_rate(deployment, lengths, full)
+        if not self.way.is_mixing:
+            return Capacity(service, peak, full)
+        busiest = peak * self._most_used
+        mixed = self._mixed(deployment, lengths, (busiest, busiest / service.peak_factor), full)
+        return Capacity(service, peak, full, mixed, "" if mixed else "not mixed: offline work makes it miss the SLO")
 
     @property
     def _most_used(self) -> float:
@@ -251,21 +256,23 @@ class _Ahead:
             )
         return low
 
-    def _mixed(self, deployment: Deployment, lengths: Sequence[Arrival], rate: float, full: float) -> float:
-        """Return the utilization of a GPU at the mean online rate, with offline work and within the SLO."""
-        online = self._poisson(rate, lengths)
+    def _mixed(self, deployment: Deployment, lengths: Sequence[Arrival], rates: Sequence[float], full: float) -> float:
+        """Return the utilization at the last rate, with offline work and within the SLO at all rates; 0 if none is."""
         mean = sum(a.num_tokens for a in lengths) / len(lengths)
         for share in STEP_SHARES:
             config = replace(deployment.config, tpot_share=share)
-            result = deployment.run(Ballast, online=online, offline=lengths, seconds=online[-1].seconds, config=config)
-            if deployment.fits(result):
+            for rate in rates:
+                online = self._poisson(rate, lengths)
+                seconds = online[-1].seconds
+                result = deployment.run(Ballast, online=online, offline=lengths, seconds=seconds, config=config)
+                if not deployment.fits(result):
+                    break
+            else:
                 return result.total_tokens / mean / full
         return 0.0
 
     def _poisson(self, rate: float, lengths: Sequence[Arrival]) -> list[Arrival]:
-        """Draw the same arrivals for every rate, only closer together, so that waits never fall with the rate by
-        chance.
-        """
+        """Draw the same arrivals for every rate, only closer together, so no wait falls with the rate by chance."""
         random = Random(self.inputs.seed)
         seconds, arrivals = 0.0, []
         for _ in range(SEARCH_REQUESTS):

@@ -289,13 +289,16 @@ class PlanInputs(YamlFile):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        names = [name.lower() for name in self.gpus]
+        if twice := [name for name in self.gpus if names.count(name.lower()) > 1]:
+            raise ValueError(f"gpus has names that differ only in case: {', '.join(twice)}. Use one of them")
         for name in self.gpus:
             self.find_gpu(name)  # a plan compares with every GPU
         return self
 
     def dump(self) -> str:
         """Return all figures as YAML, with those of every GPU. `load` reads them back."""
-        names = (*GPUS, *sorted(set(self.gpus) - set(GPUS)))
+        names = (*GPUS, *sorted(name for name in self.gpus if name.lower() not in GPUS))
         gpus = {name: GpuInput.describing(self.find_gpu(name)) for name in names}
         return commented_yaml(self.model_copy(update={"gpus": gpus}))
 

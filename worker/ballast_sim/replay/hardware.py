@@ -71,8 +71,7 @@ GPUS = {
     )
 }
 """A100-80GB SXM, H100 SXM and H200 SXM with NVLink and a network adapter of 200 or 400 Gbit/s for each GPU, and L4 with
-PCIe.
-"""
+PCIe."""
 
 
 def gpu(name: str) -> Accelerator:

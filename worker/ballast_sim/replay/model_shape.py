@@ -120,9 +120,7 @@ class ModelShape:
         return 4.0 * self.layers * self.heads * self.head_dim
 
     def adapter_bytes(self, rank: int) -> float:
-        """Return the bytes of a LoRA adapter of all linear layers, in 16 bits. A mixture of experts has it in attention
-        only.
-        """
+        """Return the bytes of a LoRA adapter in 16 bits: of all linear layers, with experts only of attention."""
         wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
         sizes = 2 * (self.hidden + wide) + 2 * (self.hidden + narrow)
         if not self.experts:

@@ -91,13 +91,11 @@ def report(run: Run, judged_by: PolicyConfig | None = None) -> Report:
     """
     start, end = run.scenario.warmup_seconds, run.seconds
     seconds = max(end - start, 1e-9)
-
     config = judged_by or run.scenario.config
     online = _measured(run.online, start, end, config.ttft)
     answered = [item for item in online if item.last_token <= end and item.num_output > 1]
     answers = tuple(_answer(item, end) for item in online)
     steps = [step for replica in run.replicas for step in replica.steps if step.start >= start]
-
     slot_seconds = seconds * len(run.replicas) * config.slots
     samples = [each.after(start) for each in (*(replica.samples for replica in run.replicas), run.service)]
     return Report(
@@ -129,11 +127,8 @@ def report(run: Run, judged_by: PolicyConfig | None = None) -> Report:
 
 def _measured(items: Sequence[SimulatedRequest], start: float, end: float, ttft: float) -> list[SimulatedRequest]:
     """Return the online requests of the measured part whose first token came, or was due, within it."""
-    return [
-        item
-        for item in items
-        if item.request.arrival >= start and (item.first_token <= end or item.request.arrival + ttft < end)
-    ]
+    items = [item for item in items if item.request.arrival >= start]
+    return [item for item in items if item.first_token <= end or item.request.arrival + ttft < end]
 
 
 def _answer(item: SimulatedRequest, end: float) -> RequestLatency:

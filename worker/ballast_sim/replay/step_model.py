@@ -61,8 +61,7 @@ class PublishedA100:
 
 REFIT_A100 = CostModel(1.542e-2, 7.759e-5, 3.896e-9, 8.397e-5, 1.167e-7, is_trusted=True)
 """Fit of the published pieces by least squares of the relative error. Coefficients are not negative, so the time grows
-in every argument. `benchmarks/step_model.py` repeats the fit and prints its error.
-"""
+in every argument. `benchmarks/step_model.py` repeats the fit and prints its error."""
 
 
 def profile(model: StepModel, seed: int = 0, num_steps: int = 512, expert_share: float = 0.0) -> CostModel:
