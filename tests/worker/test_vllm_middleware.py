@@ -16,6 +16,7 @@ import httpx
 import pytest
 from fake_vllm import FakeEngine, FakeVllm
 
+from ballast_policy.request import RequestClass
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
 from ballast_vllm.engine_client import DECIDING
@@ -208,6 +209,88 @@ def test_a_full_queue_answers_429_with_a_time(variables):
     assert statuses == [200, 200, 200]
 
 
+class Posts:
+    """Requests that stay until the test gives their outputs."""
+
+    def __init__(self, found: Running, request_class: str = "online") -> None:
+        self._found, self._headers = found, {"x-ballast-class": request_class}
+        self._posts: list[asyncio.Task[httpx.Response]] = []
+
+    async def is_accepted(self, **fields: Any) -> bool:
+        """Send a request, and return whether it reaches EngineCore."""
+        before = len(self._found.engine.sent)
+        sent = self._found.client.post("/v1/completions", json=BODY | fields, headers=self._headers)
+        post = asyncio.create_task(sent)
+        self._posts.append(post)
+        await _until(lambda: post.done() or len(self._found.engine.sent) > before)
+        assert not post.done() or (await post).status_code == 429
+        return not post.done()
+
+    async def end(self) -> None:
+        """Answer all requests."""
+        for request_id in list(self._found.engine.answers):
+            self._found.engine.give(request_id, 5, reason="length")
+        await asyncio.gather(*self._posts)
+
+
+async def reported(found: Running, request_class: RequestClass, num_running: int) -> None:
+    """Return when the server knows from the scheduler that requests hold slots."""
+    found.engine.report(request_class, num_running)
+    await _until(lambda: found.server.engine.latest.of(request_class).running == num_running)
+
+
+def test_an_encoder_counts_a_call_with_several_inputs_once(variables):
+    variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "4")
+
+    async def main():
+        async with running(model_config={"runner_type": "pooling"}) as found:
+            posts = Posts(found)
+            many = await posts.is_accepted(prompt=["Once"] * 50)
+            others = [await posts.is_accepted() for _ in range(6)]
+            found.engine.give("r1", 5, reason="stop")
+            after_an_output = [await posts.is_accepted() for _ in range(2)]
+            await posts.end()
+            return many, others, after_an_output, found.server.tap
+
+    many, others, after_an_output, tap = asyncio.run(main())
+
+    assert many
+    assert others == [True] * 5 + [False], "two slots, and four requests that wait"
+    assert after_an_output == [True, False]
+    assert set(tap.num_entering.values()) == set(tap.num_unanswered.values()) == {0}
+    assert tap.num_answered["online"] == 7
+
+
+def test_a_request_that_computes_its_prompt_in_a_slot_does_not_wait(variables):
+    variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "0")
+
+    async def main():
+        async with running() as found:
+            posts = Posts(found)
+            first = await posts.is_accepted()
+            await reported(found, RequestClass.ONLINE, 1)
+            others = [await posts.is_accepted() for _ in range(2)]
+            await posts.end()
+            return first, others
+
+    assert asyncio.run(main()) == (True, [True, False])
+
+
+@pytest.mark.parametrize("num_reported", [0, 1, 2])
+def test_a_burst_between_two_reports_fills_the_slots_and_the_queue_and_not_more(variables, num_reported):
+    variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "3")
+
+    async def main():
+        async with running() as found:
+            posts = Posts(found)
+            await reported(found, RequestClass.ONLINE, num_reported)
+            accepted = [await posts.is_accepted() for _ in range(9)]
+            await posts.end()
+            return accepted
+
+    assert asyncio.run(main()).count(True) == 2 + 3
+
+
 def test_a_draining_server_finishes_its_requests_and_takes_no_others(variables):
     async def main():
         async with running() as found:
@@ -390,6 +473,49 @@ def test_an_item_that_is_given_back_goes_on_after_its_tokens(fed, as_item):
     assert last.prompt_token_ids == [1, 2, 3, 11, 12, 13]
     assert result.body["tokens"] == [11, 12, 13, 14]
     assert (result.tokens_in, result.tokens_out) == (3, 4)
+
+
+async def _leave(found: Running) -> None:
+    """End the items, so that the server stops at once."""
+    found.engine.report(RequestClass.OFFLINE, 0)
+    await found.server.drain.run()
+
+
+def test_items_that_run_leave_the_limit_of_other_offline_requests_as_it_is(fed, as_item, variables):
+    variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "1")
+
+    async def main():
+        async with running() as found:
+            await _until(lambda: fed.settings.read().urls)
+            await asyncio.to_thread(fed.submissions.submit, [as_item("a"), as_item("b")])
+            for request_id in ("r1", "r2"):
+                await found.sent(request_id)
+                found.engine.give(request_id, 11)
+            await reported(found, RequestClass.OFFLINE, 2)
+            posts = Posts(found, "offline")
+            accepted = [await posts.is_accepted() for _ in range(2)]
+            await posts.end()
+            await _leave(found)
+            return accepted
+
+    assert asyncio.run(main()) == [True, False]
+
+
+def test_the_prompts_of_an_item_do_not_fill_the_queue_of_other_offline_requests(fed, as_item, variables):
+    variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "2")
+
+    async def main():
+        async with running() as found:
+            await _until(lambda: fed.settings.read().urls)
+            await asyncio.to_thread(fed.submissions.submit, [as_item("a", prompt=["Once"] * 40)])
+            await found.sent("r40")
+            posts = Posts(found, "offline")
+            accepted = await posts.is_accepted()
+            await posts.end()
+            await _leave(found)
+            return accepted
+
+    assert asyncio.run(main())
 
 
 def test_an_item_that_cannot_go_on_starts_again_and_its_tokens_count_as_computed(fed, as_item):
