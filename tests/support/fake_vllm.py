@@ -22,6 +22,7 @@ from ballast_policy.request import RUNNING, RequestClass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_vllm import stats
 from ballast_vllm.counters import Counters
+from ballast_vllm.served_app import RENDERING
 
 GREEDY = {
     "n": 1, "temperature": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0,
@@ -166,6 +167,7 @@ class FakeVllm(Starlette):
             base_model_paths=[SimpleNamespace(name="m")], lora_requests={}
         )
         given = {"model": "fake", "host": None, "port": 8000, "ssl_keyfile": None, "api_key": None}
+        given |= {"chat_template": None, **dict.fromkeys(RENDERING)}
         self.state.args = SimpleNamespace(**given | arguments)
         self._engine = engine
         self._count = 0

@@ -16,12 +16,14 @@ import httpx
 import pytest
 from fake_vllm import FakeEngine, FakeVllm
 
+from ballast_api.worker_config import WorkerConfig
 from ballast_policy.request import RequestClass
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
 from ballast_vllm.engine_client import DECIDING
 from ballast_vllm.middleware import BallastMiddleware
 from ballast_vllm.server import VllmServer
+from ballast_worker.settings import model_revision
 
 BODY = {"model": "m", "prompt": "Once"}
 
@@ -570,6 +572,42 @@ def test_a_field_of_vllm_that_decides_tokens_is_part_of_the_revision(variables, 
     assert asyncio.run(revision()) != asyncio.run(revision(model_config={field: "another"}))
 
 
+def test_the_rendering_of_chats_is_part_of_the_revision(variables, tmp_path):
+    file = tmp_path / "template.jinja"
+    file.write_text("<{{ messages }}>")
+
+    async def revision(**arguments):
+        async with running(**arguments) as found:
+            return found.server.revision
+
+    def revisions():
+        stated = {"chat_template": str(file)}
+        options = ({}, stated, {"chat_template": "[{{ messages }}]"}, {"chat_template": "tool.jinja"})
+        thinking = {"default_chat_template_kwargs": {"enable_thinking": False}}
+        return [asyncio.run(revision(**arguments)) for arguments in (*options, stated | thinking)]
+
+    before = revisions()
+    again = revisions()
+    file.write_text("({{ messages }})")
+    after = revisions()
+
+    assert len(set(before)) == 5
+    assert before == again
+    assert [old == new for old, new in zip(before, after, strict=True)] == [True, False, True, True, False]
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/tool_use.jinja", "config.json"])
+def test_a_file_that_decides_prompts_is_part_of_the_revision_of_a_directory(tmp_path, name):
+    config = WorkerConfig.parse("model: {uri: /models/m}", "here.yaml")
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("<{{ messages }}>")
+    before = model_revision(config, tmp_path)
+    file.write_text("({{ messages }})")
+
+    assert model_revision(config, tmp_path) != before
+
+
 def test_an_item_that_vllm_refuses_keeps_the_sentence_and_spends_no_other_attempt(fed, as_item):
     async def main():
         async with running():
@@ -640,6 +678,29 @@ def test_keys_are_needed_for_everything_but_probes(variables, tmp_path):
             return seen, known.status_code
 
     assert asyncio.run(main()) == ([401, 401, 200, 200, 200], 200)
+
+
+def test_a_key_that_is_revoked_is_unknown_without_a_restart_and_without_a_configuration_file(variables, tmp_path):
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("k: lab\nother: lab\n")
+    variables("BALLAST_RUNTIME_API_KEYS_FILE", str(keys))
+
+    async def main():
+        async with running() as found:
+
+            async def status(key):
+                headers = {"authorization": f"Bearer {key}"}
+                return (await found.client.get("/v1/models", headers=headers)).status_code
+
+            before = await status("k"), await status("other")
+            (tmp_path / "fresh").write_text("other: lab\n")
+            (tmp_path / "fresh").rename(keys)
+            async with asyncio.timeout(60):
+                while await status("k") == 200:  # noqa: ASYNC110 - other threads set no event
+                    await asyncio.sleep(0.005)
+            return before, (await status("k"), await status("other"))
+
+    assert asyncio.run(main()) == ((200, 200), (401, 200))
 
 
 def test_requests_that_ballast_refuses_are_counted(variables, tmp_path):
