@@ -58,7 +58,7 @@ def variables(monkeypatch):
 @asynccontextmanager
 async def running(**arguments: Any) -> AsyncIterator[Running]:
     """Run the app with the middleware, as an ASGI server does."""
-    engine = FakeEngine()
+    engine = FakeEngine(arguments.pop("slots", 2))
     vars(engine.model_config).update(arguments.pop("model_config", {}))
     app = FakeVllm(engine, **arguments)
     app.add_middleware(BallastMiddleware)
@@ -518,6 +518,60 @@ def test_the_prompts_of_an_item_do_not_fill_the_queue_of_other_offline_requests(
             return accepted
 
     assert asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["generate", "pooling"])
+def test_items_with_many_prompts_are_claimed_as_their_requests_get_slots(fed, as_item, kind):
+    """The scheduler of an encoder reports between two steps, when no request of it holds a slot."""
+
+    async def main():
+        async with running(slots=8, model_config={"runner_type": kind}) as found:
+            await _until(lambda: fed.settings.read().urls)
+            lines = [as_item(f"{i}", prompt=["Once"] * 40) for i in range(30)]
+            job_id = (await asyncio.to_thread(fed.submissions.submit, lines)).job_id
+            held = []
+            for ended in range(3):
+                await found.sent(f"r{40 * ended + 8}")
+                await reported(found, RequestClass.OFFLINE, 8 if kind == "generate" else 0)
+                for round_number in range(10):
+                    if round_number == 5:
+                        found.engine.give(f"r{40 * ended + 1}", 5, reason="stop")
+                    found.server.loop.wake_feeder()
+                    await asyncio.sleep(0.03)
+                held.append(len(found.server.engine.items))
+                for i in range(40 * ended + 2, 40 * ended + 41):
+                    found.engine.give(f"r{i}", 5, reason="stop")
+            await _leave(found)
+            return held, fed.jobs.get(job_id).counts
+
+    held, counts = asyncio.run(main())
+
+    assert set(held) == {2}, "one that has begun, and one ahead"
+    assert (counts.succeeded, counts.waiting, counts.failed) == (3, 27, 0)
+
+
+def test_an_item_with_many_prompts_at_the_cap_of_its_tenant_leaves_the_other_slots_to_others(fed, as_item, variables):
+    variables("BALLAST_OFFLINE_TENANTS", "[{name: capped, maxSlots: 3}, {name: other}]")
+
+    async def main():
+        async with running(slots=8) as found:
+            await _until(lambda: fed.settings.read().urls)
+            submit = fed.submissions.submit
+            many = [as_item(f"{i}", prompt=["Once"] * 40) for i in range(9)]
+            await asyncio.to_thread(submit, many, tenant="capped")
+            await found.sent("r40")
+            found.engine.give("r1", 5)
+            await reported(found, RequestClass.OFFLINE, 3)
+            await asyncio.to_thread(submit, [as_item(f"{i}") for i in range(9)], tenant="other")
+            await _until(lambda: len(found.server.engine.items) >= 1 + 5)
+            tenants = [item.call.caller.tenant for item in found.server.engine.items.values()]
+            await _leave(found)
+            return tenants
+
+    tenants = asyncio.run(main())
+
+    assert tenants.count("capped") == 1
+    assert tenants.count("other") >= 5
 
 
 def test_an_item_that_cannot_go_on_starts_again_and_its_tokens_count_as_computed(fed, as_item):
