@@ -49,6 +49,26 @@ def test_an_item_may_use_any_field_and_its_tokens_are_counted(url, fields, expec
     assert (body.model, body.stream, body.priority) == ("m", False, 0)
 
 
+@pytest.mark.parametrize(
+    ("url", "fields", "expected"),
+    [
+        (CHAT_URL, {"messages": [{}, {}, {}]}, 1),
+        (CHAT_URL, {"messages": [{}, {}], "n": 3}, 3),
+        (COMPLETIONS_URL, {"prompt": "abc"}, 1),
+        (COMPLETIONS_URL, {"prompt": [1, 2, 3]}, 1),
+        (COMPLETIONS_URL, {"prompt": ["a", "b"], "n": 2}, 4),
+        (COMPLETIONS_URL, {"prompt": []}, 1),
+        (RESPONSES_URL, {"input": [{}, {}]}, 1),
+        (EMBEDDINGS_URL, {"input": [[1, 2], [3]]}, 2),
+        (SCORE_URL, {"text_1": "a", "text_2": ["b", "c", "d"]}, 3),
+        (SCORE_URL, {"queries": ["a"], "documents": ["b", "c"]}, 2),
+        (RERANK_URL, {"query": "a", "documents": ["b", {"content": []}]}, 2),
+    ],
+)
+def test_the_requests_of_an_item_are_counted(url, fields, expected):
+    assert parse_item(url, {"model": "m", **fields}, ITEM_URLS).num_requests == expected
+
+
 def test_items_with_one_opening_have_one_prefix_key():
     system = {"role": "system", "content": "x" * 5000}
     first, second, other = (
@@ -129,6 +149,7 @@ def test_any_body_is_read_or_refused(url, fields):
         body = parse_item(url, {"model": "m", **fields}, ITEM_URLS)
 
         assert body.num_output is None or body.num_output >= 0
+        assert body.num_requests >= 1
 
 
 def test_a_queue_takes_the_urls_of_its_settings():

@@ -18,9 +18,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ballast_policy.host import Host
+from ballast_policy.request import RUNNING, RequestClass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_vllm import stats
 from ballast_vllm.counters import Counters
+from ballast_vllm.served_app import RENDERING
 
 GREEDY = {
     "n": 1, "temperature": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0,
@@ -55,6 +57,7 @@ class FakeEngine:
         self.configured: list[Any] = []
         self.host = Host(PolicyConfig(slots=slots, num_blocks=100, block_tokens=16))
         self.model_config = SimpleNamespace(
+            runner_type="generate",
             max_model_len=1024,
             model="fake",
             revision=None,
@@ -126,6 +129,10 @@ class FakeEngine:
         )
         self.output_processor.process_outputs([output], 0.0, None)
 
+    def report(self, request_class: RequestClass, num_running: int) -> None:
+        """Let the scheduler report from now on that requests of a class hold slots."""
+        self.host.held[request_class][RUNNING] = num_running
+
     @asynccontextmanager
     async def _running(self, number: int, body: dict[str, Any]) -> AsyncIterator[Answer]:
         request = SimpleNamespace(
@@ -168,6 +175,7 @@ class FakeVllm(Starlette):
             base_model_paths=[SimpleNamespace(name="m")], lora_requests={}
         )
         given = {"model": "fake", "host": None, "port": 8000, "ssl_keyfile": None, "api_key": None}
+        given |= {"chat_template": None, **dict.fromkeys(RENDERING)}
         self.state.args = SimpleNamespace(**given | arguments)
         self._engine = engine
         self._count = 0
@@ -179,19 +187,22 @@ class FakeVllm(Starlette):
         body = await request.json()
         if body.get("max_tokens") == 0:
             return JSONResponse({"error": {"message": "max_tokens must be at least 1", "code": 400}}, 400)
-        self._count += 1
+        prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
+        numbers = range(self._count + 1, self._count + 1 + len(prompts))
+        self._count += len(prompts)
         if body.get("stream"):
             return StreamingResponse(self._engine.stream(self._count, body))
-        work = asyncio.ensure_future(self._engine.generate(self._count, body))
+        work = asyncio.gather(*(self._engine.generate(number, body) for number in numbers))
         gone = asyncio.ensure_future(request.receive())
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
         gone.cancel()
         if not work.done():
             work.cancel()
             return JSONResponse(None)
-        answer = work.result()
-        usage = {"prompt_tokens": 3, "completion_tokens": len(answer.tokens)}
-        return JSONResponse({"tokens": answer.tokens, "reason": answer.reason, "usage": usage})
+        answers = work.result()
+        tokens = [token for answer in answers for token in answer.tokens]
+        usage = {"prompt_tokens": 3 * len(answers), "completion_tokens": len(tokens)}
+        return JSONResponse({"tokens": tokens, "reason": answers[0].reason, "usage": usage})
 
 
 async def _models(_: Request) -> Response:

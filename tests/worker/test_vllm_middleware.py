@@ -16,6 +16,7 @@ import httpx
 import pytest
 from fake_vllm import FakeEngine, FakeVllm
 
+from ballast_api.worker_config import WorkerConfig
 from ballast_policy.request import RequestClass
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
@@ -23,6 +24,7 @@ from ballast_vllm.engine_client import DECIDING
 from ballast_vllm.middleware import BallastMiddleware
 from ballast_vllm.server import VllmServer
 from ballast_worker.http_connection import Connections, HttpLimits
+from ballast_worker.settings import model_revision
 
 BODY = {"model": "m", "prompt": "Once"}
 
@@ -57,7 +59,7 @@ def variables(monkeypatch):
 @asynccontextmanager
 async def running(**arguments: Any) -> AsyncIterator[Running]:
     """Run the app with the middleware, as an ASGI server does."""
-    engine = FakeEngine()
+    engine = FakeEngine(arguments.pop("slots", 2))
     vars(engine.model_config).update(arguments.pop("model_config", {}))
     app = FakeVllm(engine, **arguments)
     app.add_middleware(BallastMiddleware)
@@ -226,6 +228,88 @@ def test_a_full_queue_answers_429_with_a_time(variables):
     assert statuses == [200, 200, 200]
 
 
+class Posts:
+    """Requests that stay until the test gives their outputs."""
+
+    def __init__(self, found: Running, request_class: str = "online") -> None:
+        self._found, self._headers = found, {"x-ballast-class": request_class}
+        self._posts: list[asyncio.Task[httpx.Response]] = []
+
+    async def is_accepted(self, **fields: Any) -> bool:
+        """Send a request, and return whether it reaches EngineCore."""
+        before = len(self._found.engine.sent)
+        sent = self._found.client.post("/v1/completions", json=BODY | fields, headers=self._headers)
+        post = asyncio.create_task(sent)
+        self._posts.append(post)
+        await _until(lambda: post.done() or len(self._found.engine.sent) > before)
+        assert not post.done() or (await post).status_code == 429
+        return not post.done()
+
+    async def end(self) -> None:
+        """Answer all requests."""
+        for request_id in list(self._found.engine.answers):
+            self._found.engine.give(request_id, 5, reason="length")
+        await asyncio.gather(*self._posts)
+
+
+async def reported(found: Running, request_class: RequestClass, num_running: int) -> None:
+    """Return when the server knows from the scheduler that requests hold slots."""
+    found.engine.report(request_class, num_running)
+    await _until(lambda: found.server.engine.latest.of(request_class).running == num_running)
+
+
+def test_an_encoder_counts_a_call_with_several_inputs_once(variables):
+    variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "4")
+
+    async def main():
+        async with running(model_config={"runner_type": "pooling"}) as found:
+            posts = Posts(found)
+            many = await posts.is_accepted(prompt=["Once"] * 50)
+            others = [await posts.is_accepted() for _ in range(6)]
+            found.engine.give("r1", 5, reason="stop")
+            after_an_output = [await posts.is_accepted() for _ in range(2)]
+            await posts.end()
+            return many, others, after_an_output, found.server.tap
+
+    many, others, after_an_output, tap = asyncio.run(main())
+
+    assert many
+    assert others == [True] * 5 + [False], "two slots, and four requests that wait"
+    assert after_an_output == [True, False]
+    assert set(tap.num_entering.values()) == set(tap.num_unanswered.values()) == {0}
+    assert tap.num_answered["online"] == 7
+
+
+def test_a_request_that_computes_its_prompt_in_a_slot_does_not_wait(variables):
+    variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "0")
+
+    async def main():
+        async with running() as found:
+            posts = Posts(found)
+            first = await posts.is_accepted()
+            await reported(found, RequestClass.ONLINE, 1)
+            others = [await posts.is_accepted() for _ in range(2)]
+            await posts.end()
+            return first, others
+
+    assert asyncio.run(main()) == (True, [True, False])
+
+
+@pytest.mark.parametrize("num_reported", [0, 1, 2])
+def test_a_burst_between_two_reports_fills_the_slots_and_the_queue_and_not_more(variables, num_reported):
+    variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "3")
+
+    async def main():
+        async with running() as found:
+            posts = Posts(found)
+            await reported(found, RequestClass.ONLINE, num_reported)
+            accepted = [await posts.is_accepted() for _ in range(9)]
+            await posts.end()
+            return accepted
+
+    assert asyncio.run(main()).count(True) == 2 + 3
+
+
 def test_a_draining_server_finishes_its_requests_and_takes_no_others(variables):
     async def main():
         async with running() as found:
@@ -283,7 +367,7 @@ def test_a_request_that_does_not_reach_enginecore_is_forgotten(variables):
             found.engine.error = ValueError("not to be sent")
             with pytest.raises(ValueError, match="not to be sent"):
                 await found.client.post("/v1/completions", json=BODY)
-            return found.engine.answers, found.server.tap.live, found.server.tap.num_waiting(RequestClass.ONLINE)
+            return found.engine.answers, found.server.tap.live, sum(found.server.tap.num_unanswered.values())
 
     assert asyncio.run(main()) == ({}, {}, 0)
 
@@ -424,6 +508,103 @@ def test_an_item_that_is_given_back_goes_on_after_its_tokens(fed, as_item):
     assert (result.tokens_in, result.tokens_out) == (3, 4)
 
 
+async def _leave(found: Running) -> None:
+    """End the items, so that the server stops at once."""
+    found.engine.report(RequestClass.OFFLINE, 0)
+    await found.server.drain.run()
+
+
+def test_items_that_run_leave_the_limit_of_other_offline_requests_as_it_is(fed, as_item, variables):
+    variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "1")
+
+    async def main():
+        async with running() as found:
+            await _until(lambda: fed.settings.read().urls)
+            await asyncio.to_thread(fed.submissions.submit, [as_item("a"), as_item("b")])
+            for request_id in ("r1", "r2"):
+                await found.sent(request_id)
+                found.engine.give(request_id, 11)
+            await reported(found, RequestClass.OFFLINE, 2)
+            posts = Posts(found, "offline")
+            accepted = [await posts.is_accepted() for _ in range(2)]
+            await posts.end()
+            await _leave(found)
+            return accepted
+
+    assert asyncio.run(main()) == [True, False]
+
+
+def test_the_prompts_of_an_item_do_not_fill_the_queue_of_other_offline_requests(fed, as_item, variables):
+    variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "2")
+
+    async def main():
+        async with running() as found:
+            await _until(lambda: fed.settings.read().urls)
+            await asyncio.to_thread(fed.submissions.submit, [as_item("a", prompt=["Once"] * 40)])
+            await found.sent("r40")
+            posts = Posts(found, "offline")
+            accepted = await posts.is_accepted()
+            await posts.end()
+            await _leave(found)
+            return accepted
+
+    assert asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["generate", "pooling"])
+def test_items_with_many_prompts_are_claimed_as_their_requests_get_slots(fed, as_item, kind):
+    """The scheduler of an encoder reports between two steps, when no request of it holds a slot."""
+
+    async def main():
+        async with running(slots=8, model_config={"runner_type": kind}) as found:
+            await _until(lambda: fed.settings.read().urls)
+            lines = [as_item(f"{i}", prompt=["Once"] * 40) for i in range(30)]
+            job_id = (await asyncio.to_thread(fed.submissions.submit, lines)).job_id
+            held = []
+            for ended in range(3):
+                await found.sent(f"r{40 * ended + 8}")
+                await reported(found, RequestClass.OFFLINE, 8 if kind == "generate" else 0)
+                for round_number in range(10):
+                    if round_number == 5:
+                        found.engine.give(f"r{40 * ended + 1}", 5, reason="stop")
+                    found.server.loop.wake_feeder()
+                    await asyncio.sleep(0.03)
+                held.append(len(found.server.engine.items))
+                for i in range(40 * ended + 2, 40 * ended + 41):
+                    found.engine.give(f"r{i}", 5, reason="stop")
+            await _leave(found)
+            return held, fed.jobs.get(job_id).counts
+
+    held, counts = asyncio.run(main())
+
+    assert set(held) == {2}, "one that has begun, and one ahead"
+    assert (counts.succeeded, counts.waiting, counts.failed) == (3, 27, 0)
+
+
+def test_an_item_with_many_prompts_at_the_cap_of_its_tenant_leaves_the_other_slots_to_others(fed, as_item, variables):
+    variables("BALLAST_OFFLINE_TENANTS", "[{name: capped, maxSlots: 3}, {name: other}]")
+
+    async def main():
+        async with running(slots=8) as found:
+            await _until(lambda: fed.settings.read().urls)
+            submit = fed.submissions.submit
+            many = [as_item(f"{i}", prompt=["Once"] * 40) for i in range(9)]
+            await asyncio.to_thread(submit, many, tenant="capped")
+            await found.sent("r40")
+            found.engine.give("r1", 5)
+            await reported(found, RequestClass.OFFLINE, 3)
+            await asyncio.to_thread(submit, [as_item(f"{i}") for i in range(9)], tenant="other")
+            await _until(lambda: len(found.server.engine.items) >= 1 + 5)
+            tenants = [item.call.caller.tenant for item in found.server.engine.items.values()]
+            await _leave(found)
+            return tenants
+
+    tenants = asyncio.run(main())
+
+    assert tenants.count("capped") == 1
+    assert tenants.count("other") >= 5
+
+
 def test_an_item_that_cannot_go_on_starts_again_and_its_tokens_count_as_computed(fed, as_item):
     async def main():
         async with running() as first:
@@ -474,6 +655,42 @@ def test_a_field_of_vllm_that_decides_tokens_is_part_of_the_revision(variables, 
 
     assert asyncio.run(revision()) == asyncio.run(revision())
     assert asyncio.run(revision()) != asyncio.run(revision(model_config={field: "another"}))
+
+
+def test_the_rendering_of_chats_is_part_of_the_revision(variables, tmp_path):
+    file = tmp_path / "template.jinja"
+    file.write_text("<{{ messages }}>")
+
+    async def revision(**arguments):
+        async with running(**arguments) as found:
+            return found.server.revision
+
+    def revisions():
+        stated = {"chat_template": str(file)}
+        options = ({}, stated, {"chat_template": "[{{ messages }}]"}, {"chat_template": "tool.jinja"})
+        thinking = {"default_chat_template_kwargs": {"enable_thinking": False}}
+        return [asyncio.run(revision(**arguments)) for arguments in (*options, stated | thinking)]
+
+    before = revisions()
+    again = revisions()
+    file.write_text("({{ messages }})")
+    after = revisions()
+
+    assert len(set(before)) == 5
+    assert before == again
+    assert [old == new for old, new in zip(before, after, strict=True)] == [True, False, True, True, False]
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/tool_use.jinja", "config.json"])
+def test_a_file_that_decides_prompts_is_part_of_the_revision_of_a_directory(tmp_path, name):
+    config = WorkerConfig.parse("model: {uri: /models/m}", "here.yaml")
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("<{{ messages }}>")
+    before = model_revision(config, tmp_path)
+    file.write_text("({{ messages }})")
+
+    assert model_revision(config, tmp_path) != before
 
 
 def test_an_item_that_vllm_refuses_keeps_the_sentence_and_spends_no_other_attempt(fed, as_item):
@@ -546,6 +763,29 @@ def test_keys_are_needed_for_everything_but_probes(variables, tmp_path):
             return seen, known.status_code
 
     assert asyncio.run(main()) == ([401, 401, 200, 200, 200], 200)
+
+
+def test_a_key_that_is_revoked_is_unknown_without_a_restart_and_without_a_configuration_file(variables, tmp_path):
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("k: lab\nother: lab\n")
+    variables("BALLAST_RUNTIME_API_KEYS_FILE", str(keys))
+
+    async def main():
+        async with running() as found:
+
+            async def status(key):
+                headers = {"authorization": f"Bearer {key}"}
+                return (await found.client.get("/v1/models", headers=headers)).status_code
+
+            before = await status("k"), await status("other")
+            (tmp_path / "fresh").write_text("other: lab\n")
+            (tmp_path / "fresh").rename(keys)
+            async with asyncio.timeout(60):
+                while await status("k") == 200:  # noqa: ASYNC110 - other threads set no event
+                    await asyncio.sleep(0.005)
+            return before, (await status("k"), await status("other"))
+
+    assert asyncio.run(main()) == ((200, 200), (401, 200))
 
 
 def test_requests_that_ballast_refuses_are_counted(variables, tmp_path):

@@ -27,6 +27,13 @@ _LIMITS = {
     RESPONSES_URL: ("max_output_tokens",),
 }
 """URL -> the fields that limit generated tokens. The other URLs generate none."""
+_PROMPTS = {
+    COMPLETIONS_URL: ("prompt",),
+    EMBEDDINGS_URL: ("input",),
+    SCORE_URL: ("text_1", "text_2", "queries", "documents", "items"),
+    RERANK_URL: ("documents",),
+}
+"""URL -> the fields that may hold a list of prompts."""
 _OPENINGS = ("messages", "instructions", "prompt", "input", "query", "text_1")
 """Fields with the start of the prompt, the first found counts."""
 _OPENING_CHARS = 1024
@@ -45,6 +52,8 @@ class ItemBody:
     num_output: int | None
     """Limit of all generated tokens; None: the context is the limit."""
     prefix_key: int
+    num_requests: int
+    """Requests that the engine makes of it: one for each prompt or input, times the choices."""
 
 
 def parse_item(url: str, body: object, urls: Sequence[str]) -> ItemBody:
@@ -71,7 +80,8 @@ def parse_item(url: str, body: object, urls: Sequence[str]) -> ItemBody:
     priority = body.get("priority") or 0
     if type(priority) is not int:
         raise InvalidBody("priority", f"priority: found {describe(priority)}, expected an integer", "invalid_type")
-    return ItemBody(model, bool(body.get("stream")), priority, _num_output(url, body), _prefix_key(model, body))
+    num_output, num_requests = _num_output(url, body), _num_prompts(url, body) * _num_choices(body)
+    return ItemBody(model, bool(body.get("stream")), priority, num_output, _prefix_key(model, body), num_requests)
 
 
 def _num_output(url: str, body: Mapping[str, Any]) -> int | None:
@@ -84,15 +94,22 @@ def _num_output(url: str, body: Mapping[str, Any]) -> int | None:
         limit = _COMPLETION_TOKENS
     if type(limit) is not int or not 0 <= limit < COUNT_LIMIT:
         return None  # the engine refuses it
-    given = body.get("n")
-    count = given if type(given) is int and 0 < given < _MOST_CHOICES else 1
-    prompts = body.get("prompt") if url == COMPLETIONS_URL else None
-    many = len(prompts) if isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list) else 1
+    count, many = _num_choices(body), _num_prompts(url, body)
     total = limit * many * count
     if total >= COUNT_LIMIT:
         found = f"{limit} tokens for each of {count} choices of {many} prompts"
         raise InvalidBody(field, f"{field}: found {found}, expected less than {COUNT_LIMIT} in all")
     return total
+
+
+def _num_choices(body: Mapping[str, Any]) -> int:
+    given = body.get("n")
+    return given if type(given) is int and 0 < given < _MOST_CHOICES else 1
+
+
+def _num_prompts(url: str, body: Mapping[str, Any]) -> int:
+    lists = [found for field in _PROMPTS.get(url, ()) if isinstance(found := body.get(field), list) and found]
+    return max((len(found) for found in lists if not isinstance(found[0], int)), default=1)  # integers are one prompt
 
 
 def _prefix_key(model: str, body: Mapping[str, Any]) -> int:

@@ -45,10 +45,18 @@ class Admission:
 
         `num_more`: requests that enter before it, and do not wait yet.
         """
-        waiting = self._tap.num_waiting(request_class) + num_more
-        if request_class is RequestClass.OFFLINE and self._server.feeder is not None:
-            waiting = max(0, waiting - self._server.feeder.num_held)  # items have a limit of their own
-        self._queue_limit.check(self._server.config.limits, self._server.engine.stats, request_class, waiting)
+        stats = self._server.engine.stats()
+        waiting = self._num_waiting(stats, request_class) + num_more
+        self._queue_limit.check(self._server.config.limits, lambda: stats, request_class, waiting)
+
+    def _num_waiting(self, stats: EngineStats, request_class: RequestClass) -> int:
+        """Return the HTTP requests of a class that wait for a slot, with the calls on their way to EngineCore.
+
+        Items have a limit of their own. The scheduler reports how many requests of the class hold a slot, but not
+        which. So the number is exact online, and may include some in a slot offline, beside items that wait.
+        """
+        unanswered = self._tap.num_unanswered[request_class]
+        return self._tap.num_entering[request_class] + min(unanswered, stats.of(request_class).waiting)
 
     def check_requests(self, call: Call, number: int) -> None:
         """Refuse a call if its next `number` requests exceed the waiting queue: 400 if no other time is better.
@@ -75,6 +83,7 @@ class Admission:
 
     def begin(self, call: Call, *, is_queued: bool) -> None:
         """Note that an HTTP request goes to vLLM. With `is_queued`, EngineCore gets requests of it."""
+        call.counts_once = self._tap.is_encoder
         if is_queued:
             self._tap.enter(call)
         slo = self._server.config.slo
@@ -106,7 +115,7 @@ class Admission:
 
     def sample(self, stats: EngineStats, now: float) -> None:
         """Measure how fast the waiting queue moves. Call it about once a second."""
-        waiting = self._tap.num_waiting(RequestClass.ONLINE)
+        waiting = self._num_waiting(stats, RequestClass.ONLINE)
         self._queue_limit.sample(stats, self._tap.num_answered[RequestClass.ONLINE], waiting, now)
 
 

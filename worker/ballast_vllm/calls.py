@@ -47,6 +47,11 @@ class EngineRequest:
     is_cut: bool = False
     """Whether its limit of tokens ended it."""
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether it counts in the waiting queue of HTTP requests by itself."""
+        return not (self.call.is_item or self.call.counts_once)
+
 
 @dataclass(slots=True, eq=False)
 class Call:
@@ -57,6 +62,8 @@ class Call:
     is_item: bool = False
     is_entering: bool = False
     """Whether it counts as waiting, although EngineCore has no request of it yet."""
+    counts_once: bool = False
+    """Whether it counts as one request in the waiting queue, however many requests it makes."""
     states_priority: bool = False
     """Whether the priority of the caller is that of a header or a job. It overrides the priority in the body."""
     most_priority: int = MAX_PRIORITY

@@ -45,13 +45,16 @@ class EngineTap:
         self.num_live = dict.fromkeys(RequestClass, 0)
         self.num_begun = dict.fromkeys(RequestClass, 0)
         """Those of them that have an output."""
+        self.num_entering = dict.fromkeys(RequestClass, 0)
+        """Calls of which EngineCore has no request yet. A call that counts once stays until its first output."""
+        self.num_unanswered = dict.fromkeys(RequestClass, 0)
+        """Requests of other calls in EngineCore without an output. Items are left out."""
         self.num_answered = dict.fromkeys(RequestClass, 0)
-        """Requests that had an output so far, with those that ended."""
+        """Calls that count once, and other requests, that had an output so far, with those that ended."""
         self.isolates_tenants = False
         """Whether tenants share no blocks of the prefix cache."""
         self.check_queue: Callable[[Call, int], None] = lambda _call, _number: None
         """Called before a call makes this number of further requests, or of first ones above 1. It raises to refuse."""
-        self._num_entering = dict.fromkeys(RequestClass, 0)
         self._engine = engine
         self._now = now
         core, outputs = engine.engine_core, engine.output_processor
@@ -118,17 +121,13 @@ class EngineTap:
 
     # Requests
 
-    def num_waiting(self, request_class: RequestClass) -> int:
-        """Return the requests of a class without an output, with the calls on their way to EngineCore."""
-        return self._num_entering[request_class] + self.num_live[request_class] - self.num_begun[request_class]
-
     def enter(self, call: Call) -> None:
         """Count a call as waiting from now on: its requests reach EngineCore only after vLLM read its body."""
         call.is_entering = True
-        self._num_entering[call.request_class] += 1
+        self.num_entering[call.request_class] += 1
 
     def _entered(self, call: Call) -> None:
-        self._num_entering[call.request_class] -= call.is_entering
+        self.num_entering[call.request_class] -= call.is_entering
         call.is_entering = False
 
     def end(self, call: Call) -> None:
@@ -212,8 +211,10 @@ class EngineTap:
                 params.max_tokens -= len(generated)
                 record.replay = generated
         self.live[request.request_id] = record
-        self._entered(call)
+        if not call.counts_once:
+            self._entered(call)
         self.num_live[call.request_class] += 1
+        self.num_unanswered[call.request_class] += record.is_counted
         call.requests.append(record)
         return request
 
@@ -254,8 +255,11 @@ class EngineTap:
             return
         record.is_begun = True
         self.num_begun[call.request_class] += 1
-        self.num_answered[call.request_class] += 1
-        if call.timing.first_at is None:
+        self.num_unanswered[call.request_class] -= record.is_counted
+        is_first = call.timing.first_at is None
+        self.num_answered[call.request_class] += is_first or not call.counts_once
+        if is_first:
+            self._entered(call)
             call.timing.first_at = now
             if call.on_begin is not None:
                 call.on_begin()
@@ -265,6 +269,7 @@ class EngineTap:
         if record is not None:
             self.num_live[record.call.request_class] -= 1
             self.num_begun[record.call.request_class] -= record.is_begun
+            self.num_unanswered[record.call.request_class] -= record.is_counted and not record.is_begun
 
 
 def _invalid(message: str, parameter: str | None = None) -> Exception:

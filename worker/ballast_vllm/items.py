@@ -55,12 +55,24 @@ class HttpItem:
     call: Call
     seed: int
     start: Callable[[HttpItem], None]
+    num_expected: int = 1
+    """Requests that vLLM makes of it."""
     status: int = 0
     answer: Any = None
     """The decoded JSON body of the response."""
     is_given_back: bool = False
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when vLLM should stop computing the item."""
+
+    @property
+    def num_requests(self) -> int:
+        if not self.has_begun:
+            return self.num_expected
+        return max(1, sum(not request.is_over for request in list(self.call.requests)))
+
+    @property
+    def has_begun(self) -> bool:
+        return self.call.timing.first_at is not None
 
     def submit(self) -> None:
         self.start(self)
@@ -331,7 +343,7 @@ class HttpReader:
             generated=earlier.token_ids if earlier.model_revision == self.revision else (),
             num_computed=earlier.num_computed,
         )
-        return HttpItem(request_id, claimed.url, text, call, claimed.seed, self.start)
+        return HttpItem(request_id, claimed.url, text, call, claimed.seed, self.start, body.num_requests)
 
 
 def _decode(body: bytes) -> object:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 from ballast_api.worker_config import WorkerConfig
@@ -12,6 +15,10 @@ from ballast_vllm.engine_client import EngineTap
 from ballast_vllm.settings import stated_in
 from ballast_worker import settings
 from ballast_worker.errors import NotServed
+
+RENDERING = ("default_chat_template_kwargs", "chat_template_content_format", "exclude_tools_when_tool_choice_none",
+             "cohere_format")  # fmt: skip
+"""Arguments of vLLM that decide how a chat becomes a prompt, beside the template."""
 
 
 def check_start(tap: EngineTap, config: WorkerConfig, vllm_config: Any, arguments: Any) -> None:
@@ -75,6 +82,14 @@ def address(arguments: Any) -> str:
     """Return the address of the API, as other pods reach it."""
     scheme = "https" if arguments.ssl_keyfile else "http"
     return f"{scheme}://{settings.public_host(arguments.host or '0.0.0.0')}:{arguments.port}"  # noqa: S104 - vLLM's default
+
+
+def chat_rendering(arguments: Any) -> tuple[str, ...]:
+    """Return the arguments that decide the prompt of a chat, with the text of the template if they name a file."""
+    template = arguments.chat_template or ""
+    with contextlib.suppress(OSError, ValueError):  # the argument is the template itself, or the name of one of vLLM's
+        template = Path(template).read_text(encoding="utf-8")
+    return (template, *(json.dumps(getattr(arguments, name), sort_keys=True, default=str) for name in RENDERING))
 
 
 def _api_key(arguments: Any) -> str | None:

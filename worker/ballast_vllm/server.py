@@ -34,7 +34,7 @@ from ballast_vllm.drain import Drain
 from ballast_vllm.engine_client import EngineDead, EngineTap
 from ballast_vllm.items import HttpItemLoop, HttpReader, VllmEngine
 from ballast_vllm.metrics import ServerMetrics
-from ballast_vllm.served_app import address, check_start, item_scope, item_urls, slo_problem
+from ballast_vllm.served_app import address, chat_rendering, check_start, item_scope, item_urls, slo_problem
 from ballast_vllm.settings import message_of
 from ballast_vllm.stats import engine_stats, steps
 from ballast_worker import settings
@@ -241,21 +241,15 @@ class VllmServer:
         self.feeder.start()
 
     def _start_watcher(self) -> None:
-        if self._path is None:
-            return
         also = settings.watched_files(
             self.config,
             reload_keys=self._reload_keys,
             reconnect=None if self.feeder is None else self.feeder.reconnect,
             reload_certificate=None if self._certificate is None else self._certificate.reload,
         )
-        self._watcher = ConfigWatcher(
-            self._path,
-            self.loaded,
-            self._apply,
-            also=also,
-            parse=self._parse,
-        )
+        if self._path is None and not also:
+            return
+        self._watcher = ConfigWatcher(self._path, self.loaded, self._apply, also=also, parse=self._parse)
         self._watcher.start()
 
     def _parse(self, text: str, source: str) -> WorkerConfig:
@@ -272,7 +266,8 @@ class VllmServer:
         """Return the name of everything that decides the tokens of an answer."""
         directory = Path(self.tap.identity[0])
         weights = settings.model_revision(self.config, directory) if directory.is_dir() else self.config.model.revision
-        parts = ("vllm", weights, *self.tap.identity, *self.config.engine.vllm.args)  # such as --hf-overrides
+        rendering = chat_rendering(self._app.state.args)
+        parts = ("vllm", weights, *self.tap.identity, *rendering, *self.config.engine.vllm.args)  # e.g. --hf-overrides
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
     # Status and metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import inf
+from math import ceil, inf
 
 from ballast_engine.errors import InvalidRequest
 from ballast_log import Log
@@ -84,6 +84,8 @@ class Claimer:
         self._warn_at = 0.0
         self._jobs: dict[str, Candidate] = {}
         """The jobs at the last read of the queue."""
+        self._sizes: dict[str, float] = {}
+        """Requests for each item of the last claim of a job, if the engine makes several of an item."""
 
     def update(self, queue: Queue, workers: Sequence[WorkerStatus]) -> None:
         """Update rates, reservations and the ledger.
@@ -121,20 +123,18 @@ class Claimer:
         if not chosen:
             self.read_at = now + EMPTY_SECONDS
             return
-        held = len(self._in_flight.held)
+        num_entered = 0
         for job_id, num in chosen.items():
             try:
-                claimed = queue.leases.claim(job_id, num, self._worker)
+                claimed = queue.leases.claim(job_id, ceil(num / self._sizes.get(job_id, 1)), self._worker)
             except RefusedCall:  # the record of this job cannot be read
                 queue.store.unreadable.skip(f"job {job_id}")
                 self._avoid(job_id, Group(self._jobs[job_id].priority, self._jobs[job_id].tenant))
                 continue
-            for item in claimed:
-                self._enter_or_fail(item)
+            num_entered += self._enter_all(job_id, claimed, num)
         done = time.monotonic()
         self._prefetch.add_round_trip(done - now)
-        num_entered = len(self._in_flight.held) - held  # refused items leave slots free
-        self.read_at = inf if num_entered >= count else done + SHORT_SECONDS
+        self.read_at = inf if num_entered >= count else done + SHORT_SECONDS  # refused items leave slots free
 
     def _choose(self, queue: Queue, count: int) -> dict[str, int]:
         """Return how many items to claim of each job."""
@@ -171,17 +171,25 @@ class Claimer:
             online=online.running + online.waiting,
             offline=offline.running + offline.parked,
         )
-        # Items that wait for the cap of their tenant fill no free slot.
-        num_stuck = sum(max(0, LEAST_AHEAD - limit) for limit in self._limits().values())
-        prefetched = max(0, len(self._in_flight.held) - num_stuck - offline.running - offline.parked)
+        limits = self._limits()
+        # Requests that wait for the cap of their tenant fill no free slot.
+        num_stuck = sum(max(0, LEAST_AHEAD - limit) for limit in limits.values())
+        held = self._in_flight.held.values()
+        num_held = sum([item.prepared.num_requests for item in held])
+        # All requests of an item that has begun count as running, so that they do not keep other items in the queue.
+        begun = [item for item in held if item.prepared.has_begun and item.claimed.tenant not in limits]
+        num_begun = sum([item.prepared.num_requests for item in begun])
+        prefetched = max(0, num_held - num_stuck - max(num_begun, offline.running + offline.parked))
         return num_to_claim(slots, self._prefetch.ahead(), prefetched)
 
     def _limits(self) -> dict[str, int]:
-        """Return how many items may still be claimed of each capped tenant: slots and `LEAST_AHEAD`, less its items."""
+        """Return how many requests of each capped tenant may be claimed: slots and `LEAST_AHEAD`, less its own."""
         caps = {name: share.max_slots for name, share in self._loop.engine.policy.tenants.items() if share.max_slots}
         if not caps:
             return {}
-        held = Counter(item.claimed.tenant for item in self._in_flight.held.values())
+        held = Counter[str]()
+        for item in self._in_flight.held.values():
+            held[item.claimed.tenant] += item.prepared.num_requests
         return {name: most + LEAST_AHEAD - held[name] for name, most in caps.items()}
 
     def _candidates(self, heads: Sequence[JobHead]) -> list[Candidate]:
@@ -201,6 +209,7 @@ class Claimer:
             ]
         )
         self._jobs = {candidate.job_id: candidate for candidate in candidates}
+        self._sizes = {job_id: size for job_id, size in self._sizes.items() if job_id in self._jobs}
         return candidates
 
     def _expected_services(self, tenants: Iterable[str]) -> dict[str, float]:
@@ -211,8 +220,24 @@ class Claimer:
                 services[item.claimed.tenant] += self._cost / self.weights.get(item.claimed.tenant, 1.0)
         return services
 
-    def _enter_or_fail(self, claimed: Claimed) -> None:
-        """Submit an item to the engine. A defect fails its attempt, and must not keep the other items of the claim."""
+    def _enter_all(self, job_id: str, claimed: Sequence[Claimed], wanted: int) -> int:
+        """Submit items of one job until they make the wanted requests, give back the others, and return the number."""
+        num_items = num_requests = 0
+        for item in claimed:
+            if num_requests >= wanted:
+                self._in_flight.returns.append((item, item.prefix))
+            elif size := self._enter_or_fail(item):
+                num_items += 1
+                num_requests += size
+        if num_items:
+            self._sizes[job_id] = num_requests / num_items
+        return num_requests
+
+    def _enter_or_fail(self, claimed: Claimed) -> int:
+        """Submit an item to the engine, and return its requests; 0 if it is refused.
+
+        A defect fails its attempt, and must not keep the other items of the claim.
+        """
         request_id = f"{claimed.job_id}:{claimed.index}:{claimed.token}"
         try:
             self._enter(request_id, claimed)
@@ -221,6 +246,8 @@ class Claimer:
             self._fail("prepare", error)
             failure = ItemFailure(claimed, "engine_failed", NOT_PREPARED, is_retryable=True, status_code=500)
             self._in_flight.failures.append(failure)
+        item = self._in_flight.held.get(request_id)
+        return 0 if item is None else item.prepared.num_requests
 
     def _enter(self, request_id: str, claimed: Claimed) -> None:
         try:

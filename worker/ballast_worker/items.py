@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from ballast_engine.request import GenerationRequest, Output
 from ballast_engine.stats import EngineStats
@@ -68,6 +68,14 @@ class PreparedItem(Protocol):
     def seed(self) -> int:
         """The seed of its samples. A prefix is continued only under the same seed."""
 
+    @property
+    def num_requests(self) -> int:
+        """The requests that the engine makes of it, without those that ended. Each of them takes a slot."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the engine knows that a request of it has an output; False if an item is always one request."""
+
     def submit(self) -> None:
         """Start the item. Its end comes from `ItemLoop.take_ended`.
 
@@ -104,6 +112,8 @@ class Generation:
     request: GenerationRequest
     format: ResponseFormat
     submit_request: Callable[[GenerationRequest], None]
+    num_requests: ClassVar[int] = 1
+    has_begun: ClassVar[bool] = False
 
     @property
     def seed(self) -> int:

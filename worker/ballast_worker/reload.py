@@ -56,12 +56,12 @@ class ConfigWatcher:
 
     That thread calls `apply` with the configuration that is now in force. It calls the function that `also` names for
     another file, such as the API keys, when that file changes. The calls do not overlap. `parse` reads the text of the
-    file; its second argument names the file.
+    file; its second argument names the file. Without a `path`, there are only other files.
     """
 
     def __init__(
         self,
-        path: Path,
+        path: Path | None,
         loaded: Loaded,
         apply: Callable[[Loaded], None],
         *,
@@ -105,6 +105,8 @@ class ConfigWatcher:
             return self._check_file()
 
     def _check_file(self) -> bool:
+        if self._path is None:
+            return False
         now = stamp(self._path)
         if now is None or now == self._seen:
             return False  # a file that is missing for a moment is being replaced

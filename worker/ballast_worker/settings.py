@@ -25,6 +25,8 @@ log = Log(__name__)
 
 DAY = 86400.0
 SAMPLE_BYTES = 65536
+MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "additional_chat_templates/*.jinja")
+"""Files of a model that decide the tokens of an answer."""
 
 
 def model_directory(config: WorkerConfig) -> Path:
@@ -64,14 +66,14 @@ def served_name(config: WorkerConfig, directory: Path) -> str:
 
 
 def model_revision(config: WorkerConfig, directory: Path) -> str:
-    """Return the name of the weights: the configured revision, else a fingerprint of the files.
+    """Return the name of weights and chat template: the configured revision, else a fingerprint of the files.
 
     The fingerprint reads only sizes and samples of the weights, so that it is fast for large weights.
     """
     if config.model.revision:
         return config.model.revision
     digest = hashlib.sha256(f"{config.model.load_format}\0{config.model.dtype}".encode())
-    for path in sorted(directory.glob("*.json")) + sorted(directory.glob("*.safetensors")):
+    for path in [path for pattern in MODEL_FILES for path in sorted(directory.glob(pattern))]:
         size = path.stat().st_size
         digest.update(f"\0{path.name}\0{size}\0".encode())
         with path.open("rb") as file:

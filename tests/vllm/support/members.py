@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ballast_vllm.calls import NEUTRAL
 from ballast_vllm.engine_client import DECIDING
+from ballast_vllm.served_app import RENDERING
 
 USED: dict[str, dict[str, tuple[str, ...]]] = {
     "internals": {
@@ -133,7 +134,7 @@ USED: dict[str, dict[str, tuple[str, ...]]] = {
         "VllmConfig": ("cache_config", "device_config", "lora_config", "parallel_config"),
     },
     "server": {
-        "BaseFrontendArgs": ("lora_modules",),
+        "BaseFrontendArgs": ("chat_template", "lora_modules", *RENDERING),
         "BaseModelPath": ("name",),
         "CacheConfig": ("block_size",),
         "EngineArgs": ("model",),
