@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
                 f"runtime.nodes is {config.runtime.nodes}, and the Ray of this program has one node. Print the "
                 "configuration of Serve for a cluster with --show, or set runtime.nodes to 1"
             )
-        _check_ray()
+        _find_ray()
         if config.backend == "native":
             check_installed()
         _run(config, options.config, seen)
@@ -65,11 +65,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(config: WorkerConfig, path: Path, seen: Stamp | None) -> None:
     stopped = threading.Event()
-    # Ray reads these when it is imported. Its signal handler writes a stack trace for each SIGTERM, and it would run
-    # the replica with the niceness 15.
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}
-    os.environ |= {"RAY_worker_niceness": "0"}
-    os.environ.setdefault("RAY_DASHBOARD_STARTUP_TIMEOUT_S", DASHBOARD_SECONDS)
     from ballast_serve.local import LocalRay  # noqa: PLC0415
 
     with LocalRay() as ray:
@@ -90,7 +85,12 @@ def _run(config: WorkerConfig, path: Path, seen: Stamp | None) -> None:
                     log.warning("the old configuration stays in force, change the file again", because=str(error))
 
 
-def _check_ray() -> None:
+def _find_ray() -> None:
+    # Ray reads these when it is imported, and to look for a part of it imports it. Its signal handler writes a stack
+    # trace for each SIGTERM, and it would run the replica with the niceness 15.
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}
+    os.environ |= {"RAY_worker_niceness": "0"}
+    os.environ.setdefault("RAY_DASHBOARD_STARTUP_TIMEOUT_S", DASHBOARD_SECONDS)
     if importlib.util.find_spec("ray") is None or importlib.util.find_spec("ray.serve") is None:
         raise MissingWorkerExtra("Ray Serve is not installed: run `pip install 'ballast[ray]'`")
 
