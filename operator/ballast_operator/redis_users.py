@@ -180,14 +180,16 @@ class RedisUserSync:
     async def _gone(self, wanted: Mapping[Key, Sequence[RedisUser]], unknown: set[str]) -> dict[str, str]:
         """Return the users to remove, and the resource of each, as `namespace/name`.
 
-        The caches may be incomplete, so the API server decides whether a resource is gone.
+        The caches may be incomplete, so the API server decides whether a resource is gone. A resource on hold may have
+        users that are not known now, such as the submitters of an invalid spec.
         """
         if not unknown:
             return {}
         found = {key for kind in self._kinds for key in await self._cluster.uids(kind, "")}
         if not self._has_all(found):
             return {}
-        reconciled, present = ({f"{key.namespace}/{key.name}" for key in keys} for keys in (wanted, found))
+        settled = [key for key, users in wanted.items() if not any(user.keeps_passwords for user in users)]
+        reconciled, present = ({f"{key.namespace}/{key.name}" for key in keys} for keys in (settled, found))
         owners = {name: name.removeprefix(self._prefix).partition(":")[0] for name in unknown}
         return {
             name: owner

@@ -74,6 +74,8 @@ def test_a_former_queue_that_the_new_user_may_not_read_does_not_stop_the_polls(
         change = {"redis": {"secretName": "redis-1"}, "offline": {"queue": names[1]}}
         cluster.patch("inferencedeployments", "llm", {"spec": change})
         until(lambda: cluster.resource()["status"]["queue"] == names[1])
+        for pod in until(lambda: [pods for pods in [cluster.pods()] if len(pods) == 2])[0]:
+            cluster.make_ready(pod["metadata"]["name"])
         until(lambda: not cluster.resource()["status"]["formerQueues"])
 
         assert cluster.says("DeadlineAtRisk", "False")

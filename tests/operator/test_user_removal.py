@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 from uuid import uuid4
 
@@ -92,3 +93,18 @@ def test_a_guest_keeps_its_user_until_the_operator_knows_every_resource(valkey: 
 
     assert at_first == [name]
     assert RedisUsers(connection).names(name) == []
+
+
+@pytest.mark.parametrize("is_on_hold", [True, False])
+def test_a_resource_on_hold_keeps_users_that_are_not_known_now(
+    valkey: Any, connection: Connection, is_on_hold: bool
+) -> None:
+    release, key = uuid4().hex[:8], Key(INFERENCE_DEPLOYMENT, "team", "llm")
+    names = [f"ballast:{release}:team/llm{more}" for more in ("", ":nightly-ballast-submitter")]
+    workers, submitter = (RedisUser(name, ("secret",), worker_rules("team/llm")) for name in names)
+    RedisUsers(connection).put([workers, submitter])
+    known = {key: [replace(workers, keeps_passwords=is_on_hold)]}
+
+    asyncio.run(make_sync(valkey.url, release, FakeCluster(key), wanted=lambda: known).keep())
+
+    assert RedisUsers(connection).names(f"ballast:{release}:") == names[: 1 + is_on_hold]

@@ -80,19 +80,6 @@ def test_an_idle_tenant_with_the_least_service_of_those_present_is_dropped():
     assert ledger.services == {}, "all would be lifted to the one that was charged last"
 
 
-def test_work_that_waits_in_a_low_priority_earns_nothing_in_a_higher_one():
-    host = Host(PolicyConfig(slots=1, num_blocks=64), cost=EXACT)
-    host.enter(Request(0, RequestClass.OFFLINE, 0.0, 8, 8, num_tokens=8, tenant="waits", priority=-9), 0.0)
-    host.enter(Request(1, RequestClass.OFFLINE, 0.0, 8, 8, num_tokens=8, tenant="serves"), 0.0)
-    ledger = host.ledgers[RequestClass.OFFLINE]
-    ledger.charge("serves", 1000)
-
-    host.enter(Request(2, RequestClass.OFFLINE, 1.0, 8, 8, num_tokens=8, tenant="idle"), 1.0)
-    host.enter(Request(3, RequestClass.OFFLINE, 1.0, 8, 8, num_tokens=8, tenant="waits"), 1.0)
-
-    assert [ledger.service(tenant) for tenant in ("idle", "waits")] == [1000, 1000]
-
-
 weights = st.sampled_from([0.5, 1.0, 3.0])
 
 

@@ -175,22 +175,6 @@ def test_only_a_request_alone_is_admitted_without_the_blocks_of_its_answer(num_l
     assert bool(engine.plan().admit) is is_admitted
 
 
-@pytest.mark.parametrize(
-    ("online", "is_passed"),
-    [pytest.param(40, False, id="fits without others"), pytest.param(41, True, id="never fits")],
-)
-def test_a_request_waits_for_the_blocks_of_offline_only_if_these_suffice(online: int, is_passed: bool):
-    engine = make_engine(num_blocks=100)
-    engine.decoding(ONLINE, tokens=4 * online)
-    engine.decoding(OFFLINE, tokens=120)
-    large, small = engine.add(OFFLINE, 240), engine.add(OFFLINE, 8)
-
-    step = lent(engine)
-
-    assert step.draft.admit == ([small] if is_passed else [])
-    assert (large, Reason.NO_KV) in reasons(step)
-
-
 def test_a_lowered_cap_parks_all_above_it_and_no_other_tenant():
     engine = make_engine(tenants={"capped": TenantShare(max_slots=1)})
     capped = [engine.decoding(OFFLINE, tenant="capped") for _ in range(3)]

@@ -63,7 +63,7 @@ def test_every_state_of_a_request_that_ballast_names_exists() -> None:
 
 def test_the_server_has_in_its_state_what_ballast_reads() -> None:
     read = {name for code in OWN.values() for name in re.findall(r"\bstate\.([a-z]\w+)", code)}
-    own = {"ballast", "ballast_error"}
+    own = {"ballast", "ballast_error", "connections"}
 
     assert {"args", "engine_client"} < read
     assert read - own - source.state_names("entrypoints/launchers/api_server/app_state.py") == {"server"}

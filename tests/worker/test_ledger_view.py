@@ -63,27 +63,6 @@ def test_who_holds_items_has_not_been_away(queue) -> None:
     assert stand(ledger, "b") == [1]
 
 
-def test_work_that_waits_in_a_low_priority_earns_nothing_in_a_higher_one(queue) -> None:
-    waits, serves = Group(-1000, "waits"), Group(0, "serves")
-    ledger = LedgerView()
-    ledger.lift_returning(queue, Demand((serves, waits)))
-    ledger.post(queue, {"serves": 1000})
-    ledger.lift_returning(queue, Demand((serves, Group(0, "idle"), waits)))
-    ledger.lift_returning(queue, Demand((serves, Group(0, "idle"), Group(0, "waits"), waits)))
-
-    assert stand(ledger, "idle", "waits") == [1000, 1000]
-
-
-def test_in_an_empty_priority_the_highest_one_with_work_counts(queue) -> None:
-    ledger = LedgerView()
-    ledger.post(queue, {"a": 10, "b": 20, "low": 1})
-    stayed = (Group(0, "a"), Group(0, "b"), Group(-5, "low"))
-    ledger.lift_returning(queue, Demand(stayed))
-    ledger.lift_returning(queue, Demand((Group(7, "new"), *stayed)))
-
-    assert stand(ledger, "new") == [10]
-
-
 def test_names_do_not_pile_up_in_the_ledger(queue) -> None:
     ledger = LedgerView()
     for i in range(30):

@@ -10,7 +10,8 @@ the clock. The host decides, carries the decision out on the KV, and learns from
     observed                the time of the step
     configure, forget       use another configuration; forget everything except the cost model
 
-An engine that executes plans itself calls `snapshot`, `preempt`, `park`, `resume`, `admit`, `admissions`, `dispatched`.
+An engine that carries plans out itself calls `snapshot`, then `preempt`, `park`, `resume` and `admit` for the requests
+of the plan, and then `admissions` and `dispatched`.
 """
 
 from __future__ import annotations
@@ -113,8 +114,8 @@ class Host:
         self.cost = cost or CostModel()
         self.planner = planner
         self.nested_planner = nested_planner
-        self._present: dict[RequestClass, dict[tuple[int, str], int]] = {c: {} for c in RequestClass}
-        """Requests by priority and tenant, from `enter` to `leave`."""
+        self._present: dict[RequestClass, dict[str, int]] = {c: {} for c in RequestClass}
+        """Requests by tenant, from `enter` to `leave`."""
         self._bills: dict[RequestClass, dict[str, float]] = {c: {} for c in RequestClass}
         """What the step computed for each tenant and is not charged yet."""
         self._places: dict[int, tuple[int, int]] = {}
@@ -131,10 +132,9 @@ class Host:
         """Add a request to those that wait. Offline requests with one prefix key share a place in the order."""
         request_class, tenant = request.request_class, request.tenant
         present = self._present[request_class]
-        band = request.priority, tenant
-        if band not in present:
-            self.ledgers[request_class].lift(tenant, [other for priority, other in present if priority == band[0]])
-        present[band] = present.get(band, 0) + 1
+        if tenant not in present:
+            self.ledgers[request_class].lift(tenant, present)
+        present[tenant] = present.get(tenant, 0) + 1
         if request_class is OFFLINE and (key := request.prefix_key) is not None:
             first, num = self._places.get(key, (request.seq, 0))
             if num == PER_PLACE:
@@ -154,10 +154,10 @@ class Host:
         else:
             self._move(request, WAITING, RUNNING, PARKED)
             del self.residents[request.seq]
-        present, key = self._present[request.request_class], (request.priority, request.tenant)
-        present[key] -= 1
-        if not present[key]:
-            del present[key]
+        present = self._present[request.request_class]
+        present[request.tenant] -= 1
+        if not present[request.tenant]:
+            del present[request.tenant]
         if request.request_class is OFFLINE and not self.count(OFFLINE):
             self.reservation = self.reservation.used_by(0, 0)  # no later step updates it
         self.interference.finished(request, now, self.cost.decode(request.num_tokens, num=request.num_output - 1))
@@ -172,10 +172,7 @@ class Host:
     def num_entitled(self) -> int:
         """Return the offline requests that wait or are resident, counted up to the slot caps of their tenants."""
         if caps := self.config.tenant_caps:
-            numbers = Counter[str]()
-            for (_, tenant), number in self._present[OFFLINE].items():
-                numbers[tenant] += number
-            return sum([min(number, caps.get(tenant, number)) for tenant, number in numbers.items()])
+            return sum([min(number, caps.get(tenant, number)) for tenant, number in self._present[OFFLINE].items()])
         return self.count(OFFLINE)
 
     def configure(self, config: PolicyConfig) -> None:
@@ -384,7 +381,7 @@ class Host:
             self._refit()
             for request_class, ledger in self.ledgers.items():
                 if len(ledger.services) > MOST_IDLE:
-                    ledger.forget_idle({tenant for _, tenant in self._present[request_class]}, MOST_IDLE)
+                    ledger.forget_idle(self._present[request_class], MOST_IDLE)
 
     def _refit(self) -> None:
         if self.fit:

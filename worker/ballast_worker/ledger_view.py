@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from ballast_engine.stats import OTHERS
 from ballast_policy.fairness.tenant_slots import TenantSlots
 from ballast_policy.request import RequestClass
-from ballast_queue.claimable import Demand, Group
+from ballast_queue.claimable import Demand
 from ballast_queue.ledger import Service
 from ballast_queue.redis_store import Queue
 
@@ -23,8 +23,8 @@ class LedgerView:
         self.service = Service()
         """The shared ledger at the last tick."""
         self._reserved: dict[str, float] = {}
-        self._working: set[Group] | None = None
-        """Groups with waiting or leased items when there last were any; None before the first read."""
+        self._working: set[str] | None = None
+        """Tenants with waiting or leased items when there last were any; None before the first read."""
         self._counted: dict[str, float] = {}
         """Service of offline tenants on this worker at the last call of `gained`."""
 
@@ -67,31 +67,26 @@ class LedgerView:
         self.service = queue.ledger.charge(gained)
 
     def lift_returning(self, queue: Queue, demand: Demand) -> None:
-        """Raise the service of tenants that begin to use a priority to that of the least served tenant in it.
-
-        In a priority without others, those with the highest priority count. So neither absence nor work that waits in a
-        low priority earns anything.
-        """
-        before, known = self._working, self.service.tenants.keys()
-        # A tenant that holds items may have more of them in each priority that it used.
-        working = {*demand.groups, *(group for group in before or () if demand.held.get(group.tenant))}
+        """Raise the service of tenants that return from idle to that of the least served tenant that stayed."""
+        working = demand.tenants | demand.held.keys()
         if not working:
             return
+        before, known = self._working, self.service.tenants.keys()
         self._working = working
         if before is None:  # tenants in the ledger may have been active all the time
-            before = {group for group in working if group.tenant in known}
-            before = before or {Group(0, tenant) for tenant in known & demand.held.keys() or known}
+            before = working & known or set(known)
+        returning = working - before
         # If no tenant stayed, use those that left last: no tenant keeps an advantage from before.
-        stayed, returning = before & working or before, working - before
-        for priority in {group.priority for group in returning} if stayed else ():
-            compared = priority if any(group.priority == priority for group in stayed) else max(stayed).priority
-            level = min(self.service.of(group.tenant) for group in stayed if group.priority == compared)
-            names = [group.tenant for group in returning if group.priority == priority]
-            if behind := [tenant for tenant in names if self.service.of(tenant) < level]:
-                self.service = queue.ledger.lift(level, behind)
+        stayed = before & working or before
+        if not returning or not stayed:
+            return
+        level = min(self.service.of(tenant) for tenant in stayed)
+        behind = [tenant for tenant in returning if self.service.of(tenant) < level]
+        if behind:
+            self.service = queue.ledger.lift(level, behind)
 
     def forget(self, queue: Queue) -> None:
         """Drop idle tenants that the ledger does not need, so that it does not grow."""
-        needless = self.service.needless({group.tenant for group in self._working or ()})
+        needless = self.service.needless(self._working or set())
         if needless:
             self.service = queue.ledger.forget(self.service, needless)

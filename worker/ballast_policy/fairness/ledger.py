@@ -1,7 +1,7 @@
 """Tenant fairness: weighted virtual token counters (VTC).
 
 The service of a tenant is `(uncached input * 1 + output * 2) / weight`. The waiting tenant with the least service goes
-first. A tenant that begins to use a priority is lifted to the least served other in it, so that absence earns nothing.
+first. A tenant that returns from idle is lifted to the least served of the others, so that absence earns nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def token_cost(num_input: int, num_output: int) -> float:
 class Ledger:
     """Service of the tenants of one class, in tokens over weight.
 
-    The host charges each token that is computed for the first time, and lifts a tenant that begins to use a priority.
+    The host charges each token when it is computed for the first time. It lifts a tenant when a request arrives while
+    no other of the tenant waits or runs.
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -38,7 +39,8 @@ class Ledger:
     def reserve(self, reserved: Mapping[str, float]) -> None:
         """Use these shares of the slots from now on.
 
-        Service by a reservation is no debt: a tenant whose share shrinks counts as served like the most served other.
+        Service by a reservation is no debt. If the share of a tenant shrinks, its service becomes at most that of the
+        most served other tenant.
         """
         for tenant, share in self.reserved.items():
             if reserved.get(tenant, 0.0) < share and tenant in self.services:
@@ -50,7 +52,10 @@ class Ledger:
         self._last = self.services[tenant] = self.service(tenant) + cost / self.weights.get(tenant, 1.0)
 
     def lift(self, tenant: str, active_tenants: Iterable[str]) -> None:
-        """Raise a tenant to the least served of the active tenants; without any, to the one that was charged last."""
+        """Raise a tenant that returns from idle to the least served of the tenants that wait or run.
+
+        Without active tenants, raise it to the tenant that was charged last.
+        """
         level = min((self.service(other) for other in active_tenants if other != tenant), default=self._last)
         if level > self.service(tenant):
             self.services[tenant] = level

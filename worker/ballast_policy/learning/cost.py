@@ -130,8 +130,9 @@ class Fit:
         """
         if sum(map(len, self._recent)) < self._least:
             return self.model
-        rows = np.array([*self._recent[0], *self._recent[1]], np.float64)
-        rows = rows[rows[:, 5] > np.quantile(rows[:, 5], 0.05) / 4]  # one that is much too short outweighs all others
+        kinds = [np.array(kind, np.float64) for kind in self._recent if kind]
+        least = 0.0 if self._is_encoder else 0.25  # a step that was measured much too short would outweigh all others
+        rows = np.concatenate([kind[kind[:, 5] > least * np.quantile(kind[:, 5], 0.05)] for kind in kinds])
         features, seconds = rows[:, :5], rows[:, 5]
         tokens, least_error = features[:, 1] + features[:, 3], inf
         seen = self._is_encoder or self._is_varied(features / seconds[:, None])

@@ -177,7 +177,8 @@ def _passed(begun: _Clocks, clocks: _Clocks, num: int = 1) -> _Clocks:
 def _share_alone(passed: _Clocks, own: float = 0.0) -> float:
     """Return the time of answers without offline as a share of their time, from the advance of the clocks.
 
-    Answers overlap with the same share of the work of others: `share * taken = taken - delay - work + share * work`.
+    Answers that take a share of the time overlap with the same share of the work of others (Little's law). So
+    `share * taken = taken - delay - work + share * work`.
     """
     taken, delay, decodes, prefill = passed
     work = max(0.0, decodes + prefill - own)

@@ -173,8 +173,8 @@ class _Lending:
         elif not self._has_kv(request):
             reason = Reason.NO_KV
         if reason:
-            stop = step.draft.explain if self._never_fits(request, reason) else self.gate.close
-            stop(request, reason)
+            shut = step.draft.explain if reason is Reason.STEP_BUDGET and self._never_fits(request) else self.gate.close
+            shut(request, reason)
             return
         self.chunk -= tokens if left > 1 else 0
         if self.peak is not None:
@@ -191,13 +191,10 @@ class _Lending:
         tokens = step.cost.largest_chunk(self.remaining, num_computed, limit, step.time.num_tokens)
         return 0 if tokens < wanted and step.is_whole(num_computed + wanted) else tokens
 
-    def _never_fits(self, request: Request, reason: Reason) -> bool:
-        """Return whether a request would not fit beside online without other offline work: the others need not wait."""
-        config, cost = self.step.config, self.step.cost
-        if reason is Reason.STEP_BUDGET:
-            return config.is_encoder and cost.k0 + cost.prefill(0, request.num_tokens) > self.budget
-        held = self.held_blocks + sum([other.num_private_blocks for other in self.step.online.residents])
-        return reason is Reason.NO_KV and self.step.blocks.whole(request) > config.num_blocks - held
+    def _never_fits(self, request: Request) -> bool:
+        """Return whether the prompt of an encoder takes longer than the whole step: shorter ones need not wait."""
+        cost = self.step.cost
+        return self.step.config.is_encoder and cost.k0 + cost.prefill(0, request.num_tokens) > self.budget
 
     def _has_kv(self, request: Request) -> bool:
         """Return whether a request finds all its blocks, and a newcomer beside others also those of the peak."""
