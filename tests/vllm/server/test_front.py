@@ -161,7 +161,6 @@ def test_a_client_that_leaves_before_the_answer_frees_its_requests(serving, even
 
     with httpx.Client(base_url=serving.url, headers=LAB) as client, ThreadPoolExecutor(1) as threads:
         left = threads.submit(client.post, "/v1/completions", json=body, timeout=2.0)
-        eventually(lambda: serving.series()['ballast_slots{class="online",state="running"}'], "the request to run")
         assert isinstance(left.exception(), httpx.ReadTimeout)
 
     eventually(lambda: serving.series().get(aborted, 0.0) == before + 1, "the call to be aborted")
