@@ -175,10 +175,10 @@ def threads_of(namespace: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith(f"ballast-poll-{namespace}")]
 
 
-async def poll_once(source: QueueSource) -> PollResult:
+async def poll_once(source: QueueSource, addresses: Addresses | None = None) -> PollResult:
     done = asyncio.Event()
     poller = Poller(
-        cast(Any, FakeAddresses()),
+        addresses or cast(Any, FakeAddresses()),
         cast(Any, AdmitsAll()),
         every_seconds=60,
         keep_seconds=60,
@@ -212,22 +212,7 @@ def test_the_settings_of_a_resource_leave_its_former_queue_with_the_last_worker(
 
 async def poll_as(url: str, source: QueueSource) -> PollResult:
     """Poll once with the URL in a Secret."""
-    done = asyncio.Event()
-    poller = Poller(
-        Addresses(cast(Any, FakeCluster(url)), least_seconds=60, only_allowed=False),
-        cast(Any, AdmitsAll()),
-        every_seconds=60,
-        keep_seconds=60,
-        polled=lambda _: done.set(),
-        outdated=lambda: None,
-    )
-    key = Key(INFERENCE_DEPLOYMENT, "honest", "llm")
-    poller.last(key, source)
-    try:
-        await asyncio.wait_for(done.wait(), 60)
-        return poller.last(key, source)
-    finally:
-        poller.close()
+    return await poll_once(source, Addresses(cast(Any, FakeCluster(url)), least_seconds=60, only_allowed=False))
 
 
 def test_a_former_queue_without_a_right_on_it_is_over_and_the_others_are_polled(valkey: Any) -> None:

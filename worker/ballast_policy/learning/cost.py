@@ -141,7 +141,7 @@ class Fit:
         for missed in self._missed:
             weighted = np.column_stack((features, 1.0 - missed**tokens)) / seconds[:, None]
             coefficients = non_negative_least_squares(weighted)
-            usual = np.abs(np.log2(np.maximum(weighted @ coefficients, 1e-9))) < 1
+            usual = ((predicted := weighted @ coefficients) > 0.5) & (predicted < 2.0)
             if 0.8 * len(usual) <= np.count_nonzero(usual) < len(usual):
                 coefficients = non_negative_least_squares(weighted[usual])
             errors = np.abs(weighted @ coefficients - 1.0)
