@@ -126,6 +126,12 @@ def first(request: pytest.FixtureRequest, cluster: Cluster, namespace: str) -> s
 
 
 @pytest.fixture(scope="module")
+def queue(namespace: str, first: str) -> str:
+    """Return the name of the queue of the first resource."""
+    return f"{namespace}/{first}"
+
+
+@pytest.fixture(scope="module")
 def ray(cluster: Cluster, release: Release) -> Iterator[str]:
     """Install KubeRay, unless the cluster has it, and load the image with Ray. Return the node for the heads."""
     had = cluster.get("crd", "rayservices.ray.io") is not None

@@ -13,24 +13,14 @@ from typing import Any
 import jobs
 import pytest
 from client import Client
-from cluster import Cluster, until
+from cluster import Cluster, tiny, until
 from paging import FACTOR, KINDS, Pager, scrape, shortened
 from prometheus import Prometheus
 from release import NAMESPACE as RELEASE
 
-RESOURCE: dict[str, Any] = {
-    "apiVersion": "ballast.dev/v1alpha1",
-    "kind": "InferenceDeployment",
-    "metadata": {"name": "paged"},
-    "spec": {
-        "model": {"uri": "file:///opt/ballast/models/ballast-tiny"},
-        "gpu": {"count": 0},
-        "slots": 2,
-        "slo": {"ttftMilliseconds": 800, "tpotMilliseconds": 500},
-        "monitoring": {"scrapeSeconds": FACTOR},
-        "template": {"resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}},
-    },
-}
+RESOURCE = tiny(
+    "paged", slots=2, slo={"ttftMilliseconds": 800, "tpotMilliseconds": 500}, monitoring={"scrapeSeconds": FACTOR}
+)
 CALM = ("poisson", "3", "1")
 """About one request a second."""
 OVERLOAD = ("saturate", "192", "12")

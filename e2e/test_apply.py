@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +98,7 @@ def test_a_sample_that_cannot_run_here_says_what_it_lacks(cluster: Cluster, name
     try:
         if sample in NEED_VLLM:
             name_an_image(cluster, name, namespace)
-        found = until(degraded(cluster, name, namespace, reason), seconds=120, said=f"{name} is Degraded")
+        found = cluster.wait_degraded(name, reason, namespace=namespace)
     finally:
         cluster.kubectl("delete", "-n", namespace, "-f", SAMPLES / f"{sample}.yaml")
 
@@ -108,7 +107,7 @@ def test_a_sample_that_cannot_run_here_says_what_it_lacks(cluster: Cluster, name
 
 def name_an_image(cluster: Cluster, name: str, namespace: str) -> None:
     """Wait until the operator asks for an image with vLLM, and name one."""
-    found = until(degraded(cluster, name, namespace, "ImagePull"), seconds=60, said=f"{name} lacks an image")
+    found = cluster.wait_degraded(name, "ImagePull", namespace=namespace)
     assert "no image of a worker with vLLM" in found["message"]
     cluster.patch(name, WITH_IMAGE, namespace=namespace)
 
@@ -131,7 +130,7 @@ def test_a_worker_waits_for_a_gpu_in_the_schedulers_words_until_a_node_offers_on
     cluster.provider.offer_gpus(0)
     try:
         cluster.apply(WAITING, namespace=namespace)
-        found = until(degraded(cluster, "waiting", namespace, "Unschedulable"), seconds=60, said="Degraded")
+        found = cluster.wait_degraded("waiting", "Unschedulable", namespace=namespace)
         assert "Insufficient nvidia.com/gpu" in found["message"]
 
         node = cluster.provider.nodes()[0]
@@ -140,7 +139,7 @@ def test_a_worker_waits_for_a_gpu_in_the_schedulers_words_until_a_node_offers_on
         assert pod["spec"]["nodeName"] == node
 
         # The image of the native engine has no vLLM, and the worker states it.
-        crashed = until(degraded(cluster, "waiting", namespace, "Crashing"), seconds=120, said="it crashes")
+        crashed = cluster.wait_degraded("waiting", "Crashing", namespace=namespace)
         assert re.search("ballast-vllm: .*not installed", crashed["message"])
     finally:
         cluster.provider.offer_gpus(ALL_GPUS)
@@ -150,14 +149,3 @@ def test_a_worker_waits_for_a_gpu_in_the_schedulers_words_until_a_node_offers_on
 def scheduled(cluster: Cluster, namespace: str) -> list[dict[str, Any]]:
     """Return the pods of the resource `waiting` that have a node."""
     return [pod for pod in cluster.pods("waiting", namespace=namespace) if pod["spec"].get("nodeName")]
-
-
-def degraded(cluster: Cluster, name: str, namespace: str, reasons: str = ".*") -> Callable[[], dict[str, str]]:
-    """Return a function that returns the condition `Degraded` if it is True for one of the reasons."""
-
-    def found() -> dict[str, str]:
-        condition = cluster.condition(name, "Degraded", namespace=namespace)
-        is_right = condition.get("status") == "True" and re.fullmatch(reasons, condition["reason"])
-        return condition if is_right else {}
-
-    return found

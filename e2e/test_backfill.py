@@ -8,25 +8,19 @@ from typing import Any
 import jobs
 import pytest
 from client import Client
-from cluster import Cluster, until
+from cluster import Cluster, tiny, until
 from prometheus import Prometheus
 
 SLOTS, RESERVED = 8, 2
 TTFT = 1.0
 """Seconds to the first token that are promised to 99 of a hundred, by the default objective."""
-RESOURCE: dict[str, Any] = {
-    "apiVersion": "ballast.dev/v1alpha1",
-    "kind": "InferenceDeployment",
-    "metadata": {"name": "mixed"},
-    "spec": {
-        "model": {"uri": "file:///opt/ballast/models/ballast-tiny"},
-        "gpu": {"count": 0},
-        "slots": SLOTS,
-        "offline": {"reservedPercent": 100 * RESERVED / SLOTS},
-        "slo": {"ttftMilliseconds": 1000 * TTFT, "tpotMilliseconds": 200},
-        "template": {"resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}},
-    },
-}
+RESOURCE = tiny(
+    "mixed",
+    cpu="500m",
+    slots=SLOTS,
+    offline={"reservedPercent": 100 * RESERVED / SLOTS},
+    slo={"ttftMilliseconds": 1000 * TTFT, "tpotMilliseconds": 200},
+)
 REPLAY = ("poisson", "7", "4", "30")
 """30 s of four online requests a second, the same ones each time."""
 

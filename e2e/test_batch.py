@@ -11,11 +11,6 @@ from client import Client
 from release import Release
 
 
-@pytest.fixture(scope="module")
-def queue(namespace: str, first: str) -> str:
-    return f"{namespace}/{first}"
-
-
 def test_two_thousand_items_through_the_command_have_one_result_each(client: Client, queue: str) -> None:
     job = jobs.submit(client, queue, 2000)
 

@@ -25,11 +25,6 @@ ANSWERS, LONG = 8, 1700
 Held = tuple[jobs.Submitted, dict[str, Any]]
 
 
-@pytest.fixture(scope="module")
-def queue(namespace: str, first: str) -> str:
-    return f"{namespace}/{first}"
-
-
 @pytest.fixture
 def holding(cluster: Cluster, namespace: str, first: str, client: Client, queue: str) -> Held:
     """Submit a job. Return it with a pod that holds items of it."""

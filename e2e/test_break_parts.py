@@ -15,7 +15,7 @@ from client import POD as CLIENT
 from client import Client
 from cluster import Cluster, until
 from online import Loop, loop
-from release import NAME, NAMESPACE, Release
+from release import NAME, NAMESPACE, Release, holder
 
 SLOTS = 4
 ITEMS, TOKENS = 500, 128
@@ -99,14 +99,14 @@ def test_online_goes_on_while_valkey_is_unreachable_for_half_a_minute(
     began = monotonic()
     cluster.provider.freeze(frozen)
     try:
-        until(lambda: up(cluster, pods) == {0.0}, seconds=25, said="workers say that Redis is away")
+        until(lambda: cluster.redis_up(pods) == {0.0}, seconds=25, said="workers say that Redis is away")
         while monotonic() < began + AWAY_SECONDS:
             traffic.online.wait_more()
-        assert up(cluster, pods) == {0.0}
+        assert cluster.redis_up(pods) == {0.0}
     finally:
         cluster.provider.thaw(frozen)
 
-    until(lambda: up(cluster, pods) == {1.0}, seconds=90, said="workers say that Redis is back")
+    until(lambda: cluster.redis_up(pods) == {1.0}, seconds=90, said="workers say that Redis is back")
     traffic.end_well()
 
 
@@ -133,12 +133,6 @@ def has_leases(traffic: Traffic) -> bool:
         return False
 
 
-def holder(cluster: Cluster) -> str:
-    """Return the pod of the active operator."""
-    found = cluster.get("lease", LEASE, namespace=NAMESPACE)
-    return str(found["spec"].get("holderIdentity") or "")
-
-
 def valkey(cluster: Cluster) -> dict[str, Any]:
     """Return the status of Valkey's container."""
     (found,) = cluster.get("pod", VALKEY, namespace=NAMESPACE)["status"]["containerStatuses"]
@@ -149,11 +143,6 @@ def lives(cluster: Cluster, name: str, namespace: str) -> dict[str, int]:
     """Return the number of restarts of each worker by the uid of its pod."""
     pods = cluster.pods(name, namespace=namespace)
     return {pod["metadata"]["uid"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods}
-
-
-def up(cluster: Cluster, pods: list[dict[str, Any]]) -> set[float]:
-    """Return the state of Redis that workers report."""
-    return {cluster.metrics(pod)["ballast_redis_up"] for pod in pods}
 
 
 def is_up(cluster: Cluster) -> bool:

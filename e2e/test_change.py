@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jobs
@@ -17,11 +17,6 @@ from online import loop
 SLOTS = 4
 REPLICAS = 2
 """Of docs/samples/laptop.yaml, whose rollout.maxUnavailable is 0: also the fewest that may be ready."""
-
-
-@pytest.fixture(scope="module")
-def queue(namespace: str, first: str) -> str:
-    return f"{namespace}/{first}"
 
 
 @pytest.fixture
@@ -91,7 +86,7 @@ def test_a_bad_change_halts_says_why_and_the_fix_recovers(
     before = uids(cluster, first, namespace)
     with loop(job.client, namespace, first) as online, recorded(cluster, first, namespace=namespace) as endpoints:
         cluster.patch(first, bad, namespace=namespace)
-        found = until(degraded(cluster, first, namespace), seconds=120, said="Degraded")
+        found = cluster.wait_degraded(first, ".*", namespace=namespace)
         online.wait_more()
 
         assert found["reason"] == reason
@@ -114,16 +109,6 @@ WELL = {"Ready": "True", "Progressing": "False", "Degraded": "False", "ConfigApp
 
 def conditions(cluster: Cluster, name: str, namespace: str) -> dict[str, str]:
     return {kind: cluster.condition(name, kind, namespace=namespace).get("status", "") for kind in WELL}
-
-
-def degraded(cluster: Cluster, name: str, namespace: str) -> Callable[[], dict[str, Any]]:
-    """Return the condition `Degraded` if it is True and its message mentions the old pods."""
-
-    def found() -> dict[str, Any]:
-        condition = cluster.condition(name, "Degraded", namespace=namespace)
-        return condition if condition.get("status") == "True" else {}
-
-    return found
 
 
 def uids(cluster: Cluster, name: str, namespace: str) -> set[str]:

@@ -8,23 +8,11 @@ from typing import Any
 import jobs
 import pytest
 from client import Client
-from cluster import Cluster, until
+from cluster import Cluster, tiny, until
 from release import Release
 
 LEASE = 5
-RESOURCE: dict[str, Any] = {
-    "apiVersion": "ballast.dev/v1alpha1",
-    "kind": "InferenceDeployment",
-    "metadata": {"name": "fenced"},
-    "spec": {
-        "model": {"uri": "file:///opt/ballast/models/ballast-tiny"},
-        "gpu": {"count": 0},
-        "replicas": 2,
-        "slots": 4,
-        "offline": {"leaseSeconds": LEASE},
-        "template": {"resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}},
-    },
-}
+RESOURCE = tiny("fenced", replicas=2, slots=4, offline={"leaseSeconds": LEASE})
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import jobs
 import pytest
 import yaml
 from client import Client
-from cluster import Cluster
+from cluster import Cluster, tiny
 from prober import Prober
 from programs import ROOT
 from release import NAME, NAMESPACE
@@ -34,18 +34,7 @@ def make_resource(clients: str, scrapers: str) -> dict[str, Any]:
     """Return a resource of two workers that admits two namespaces, each to one port."""
     admit = [[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}]
              for name in (clients, scrapers)]  # fmt: skip
-    return {
-        "apiVersion": "ballast.dev/v1alpha1",
-        "kind": "InferenceDeployment",
-        "metadata": {"name": "closed"},
-        "spec": {
-            "model": {"uri": "file:///opt/ballast/models/ballast-tiny"},
-            "gpu": {"count": 0},
-            "replicas": 2,
-            "network": {"ingressFrom": admit[0], "metricsFrom": admit[1]},
-            "template": {"resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}},
-        },
-    }
+    return tiny("closed", replicas=2, network={"ingressFrom": admit[0], "metricsFrom": admit[1]})
 
 
 @pytest.fixture(scope="module")

@@ -17,40 +17,33 @@ import jobs
 import pytest
 from children import wait_tidy
 from client import Client
-from cluster import INFD, Cluster, is_ready, until
+from cluster import INFD, Cluster, is_ready, tiny, until
 from online import Loop, loop
 from prometheus import Prometheus
-from release import NAME, NAMESPACE, Release
+from release import NAME, NAMESPACE, Release, holder
 
 ITEMS, TOKENS = 3000, 96
 LEASE = 10
 RECOVERED_SECONDS = 30
 """From the loss of a node until every request succeeds."""
 ZONE = "topology.kubernetes.io/zone"
-RESOURCE: dict[str, Any] = {
-    "apiVersion": "ballast.dev/v1alpha1",
-    "kind": "InferenceDeployment",
-    "metadata": {"name": "spread"},
-    "spec": {
-        "model": {"uri": "file:///opt/ballast/models/ballast-tiny"},
-        "replicas": 3,
-        "slots": 4,
-        "gpu": {"count": 0},
-        "engine": {"threads": 1, "kvMemoryMebibytes": 64},
-        "offline": {"leaseSeconds": LEASE},
-        "template": {
-            "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}},
-            "topologySpreadConstraints": [
-                {
-                    "maxSkew": 1,
-                    "topologyKey": ZONE,
-                    "whenUnsatisfiable": "ScheduleAnyway",
-                    "labelSelector": {"matchLabels": {"app.kubernetes.io/instance": "spread"}},
-                }
-            ],
-        },
-    },
+SPREAD = {
+    "maxSkew": 1,
+    "topologyKey": ZONE,
+    "whenUnsatisfiable": "ScheduleAnyway",
+    "labelSelector": {"matchLabels": {"app.kubernetes.io/instance": "spread"}},
 }
+RESOURCE = tiny(
+    "spread",
+    replicas=3,
+    slots=4,
+    engine={"threads": 1, "kvMemoryMebibytes": 64},
+    offline={"leaseSeconds": LEASE},
+    template={
+        "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}},
+        "topologySpreadConstraints": [SPREAD],
+    },
+)
 
 
 @pytest.fixture(scope="module")
@@ -218,9 +211,9 @@ def test_offline_work_waits_for_the_node_of_valkey(
     with working(cluster, client, namespace, spread, lost=node) as workers:
         others = [pod for at, pod in workers.pods.items() if at != node]
         with without_power(cluster, node) as lost_at:
-            until(lambda: redis_up(cluster, others) == {0.0}, seconds=60, said="workers report that Redis is away")
+            until(lambda: cluster.redis_up(others) == {0.0}, seconds=60, said="workers report that Redis is away")
             workers.wait_recovered(lost_at)
-            assert redis_up(cluster, others) == {0.0}
+            assert cluster.redis_up(others) == {0.0}
         until(lambda: release.valkey("ping", check=False) == "PONG", seconds=120, said="Valkey answers")
         workers.end_well(lost_at)
 
@@ -281,12 +274,6 @@ def node_of_valkey(cluster: Cluster) -> str:
     return str(cluster.get("pod", f"{NAME}-valkey-0", namespace=NAMESPACE)["spec"]["nodeName"])
 
 
-def holder(cluster: Cluster) -> str:
-    """Return the pod of the active operator."""
-    found = cluster.get("lease", f"{NAME}-operator", namespace=NAMESPACE)
-    return str(found["spec"].get("holderIdentity") or "")
-
-
 def holder_beside(cluster: Cluster, first: str) -> tuple[str, str]:
     """Return the pod of the active operator and its node. If it is the first node, the pod moves to another."""
 
@@ -314,8 +301,3 @@ def wanted(cluster: Cluster, namespace: str, name: str) -> int:
 
 def leases(cluster: Cluster, pod: dict[str, Any]) -> float:
     return cluster.metrics(pod)["ballast_leases"]
-
-
-def redis_up(cluster: Cluster, pods: list[dict[str, Any]]) -> set[float]:
-    """Return the state of Redis that workers report."""
-    return {cluster.metrics(pod)["ballast_redis_up"] for pod in pods}

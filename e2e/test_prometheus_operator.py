@@ -13,24 +13,13 @@ from urllib.parse import quote
 import jobs
 import pytest
 from client import Client
-from cluster import Cluster, until
+from cluster import Cluster, tiny, until
 from release import NAME, NAMESPACE, Release
 
 MONITORING, POD = "monitoring", "prometheus-cluster-0"
 TAKEN_SECONDS = 120
 """Changes reach Prometheus through a Secret in its pod, which takes up to a minute."""
-RESOURCE: dict[str, Any] = {
-    "apiVersion": "ballast.dev/v1alpha1",
-    "kind": "InferenceDeployment",
-    "metadata": {"name": "watched"},
-    "spec": {
-        "model": {"uri": "file:///opt/ballast/models/ballast-tiny"},
-        "gpu": {"count": 0},
-        "replicas": 2,
-        "monitoring": {"scrapeSeconds": 5},
-        "template": {"resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}},
-    },
-}
+RESOURCE = tiny("watched", replicas=2, monitoring={"scrapeSeconds": 5})
 
 
 @pytest.fixture(scope="module")

@@ -5,24 +5,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from children import wait_tidy
-from cluster import INFD, Cluster, until
+from cluster import INFD, Cluster, tiny, until
 from release import NAME, NAMESPACE, Release
 
 OTHER = "second"
-RESOURCE: dict[str, Any] = {
-    "apiVersion": "ballast.dev/v1alpha1",
-    "kind": "InferenceDeployment",
-    "metadata": {"name": "kept"},
-    "spec": {
-        "model": {"uri": "file:///opt/ballast/models/ballast-tiny"},
-        "gpu": {"count": 0},
-        "template": {"resources": {"requests": {"cpu": "100m", "memory": "512Mi"}}},
-    },
-}
+RESOURCE = tiny("kept", cpu="100m", memory="512Mi")
 CHILDREN = "deployments,services,configmaps,secrets,networkpolicies,poddisruptionbudgets"
 QUIET_SECONDS = 30
 """Several polls and reconciliations of both releases."""

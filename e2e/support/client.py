@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster import Cluster
+from cluster import Cluster, restricted_pod
 from images import CLIENT
 from release import Release
 
@@ -17,31 +17,13 @@ POD = "client"
 SCRIPTS = Path(__file__).parents[1] / "client"
 AUDIT = Path(__file__).parents[2] / "tests" / "support" / "queue_audit.py"
 
-MANIFEST: dict[str, Any] = {
-    "apiVersion": "v1",
-    "kind": "Pod",
-    "metadata": {"name": POD, "labels": {"ballast.dev/queue-client": "true"}},
-    "spec": {
-        "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": 1,
-        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-        "containers": [
-            {
-                "name": POD,
-                "image": CLIENT.name,
-                "imagePullPolicy": "IfNotPresent",
-                "resources": {"requests": {"cpu": "250m", "memory": "256Mi"}},
-                "securityContext": {
-                    "allowPrivilegeEscalation": False,
-                    "readOnlyRootFilesystem": True,
-                    "capabilities": {"drop": ["ALL"]},
-                },
-                "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
-            }
-        ],
-        "volumes": [{"name": "tmp", "emptyDir": {}}],
-    },
-}
+CONTAINER = {"image": CLIENT.name, "resources": {"requests": {"cpu": "250m", "memory": "256Mi"}}}
+
+
+def client_pod(name: str, **labels: str) -> dict[str, Any]:
+    """Return a pod with the image of the user."""
+    pod = restricted_pod(name, CONTAINER, mounts={"/tmp": {"emptyDir": {}}})
+    return pod | {"metadata": {"name": name, "labels": labels}}
 
 
 @dataclass
@@ -59,8 +41,9 @@ class Client:
         cluster.make_namespace(NAMESPACE)
         cluster.kubectl("delete", "pod", POD, "-n", NAMESPACE, "--ignore-not-found", "--wait")
         # On the node that no test stops.
-        placed = {"nodeSelector": {"kubernetes.io/hostname": cluster.provider.nodes()[0]}}
-        cluster.apply(MANIFEST | {"spec": MANIFEST["spec"] | placed}, namespace=NAMESPACE)
+        pod = client_pod(POD, **{"ballast.dev/queue-client": "true"})
+        pod["spec"]["nodeSelector"] = {"kubernetes.io/hostname": cluster.provider.nodes()[0]}
+        cluster.apply(pod, namespace=NAMESPACE)
         cluster.kubectl("wait", f"pod/{POD}", "-n", NAMESPACE, "--for=condition=Ready", "--timeout=60s", seconds=70)
         return cls(cluster, release)
 

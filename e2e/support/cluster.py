@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,6 +36,46 @@ def until(what: Callable[[], Found], *, seconds: float, said: str, pause: float 
         if time.monotonic() > end:
             raise AssertionError(f"not within {seconds:g} s: {said}; last found {found!r}")
         time.sleep(pause)
+
+
+def tiny(name: str, *, cpu: str = "250m", memory: str = "1Gi", **spec: Any) -> dict[str, Any]:
+    """Return an InferenceDeployment with the small model on the CPU. `spec` adds fields, or replaces them."""
+    usual = {
+        "model": {"uri": "file:///opt/ballast/models/ballast-tiny"},
+        "gpu": {"count": 0},
+        "template": {"resources": {"requests": {"cpu": cpu, "memory": memory}}},
+    }
+    about = {"apiVersion": "ballast.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": name}}
+    return about | {"spec": usual | spec}
+
+
+def restricted_pod(
+    name: str, container: dict[str, Any], *, mounts: dict[str, dict[str, Any]], user: dict[str, int] | None = None
+) -> dict[str, Any]:
+    """Return a pod with one container that restricted namespaces admit. `mounts` has the volume at each path."""
+    volumes = {path: path.rpartition("/")[2] for path in mounts}
+    usual = {
+        "name": name,
+        "imagePullPolicy": "IfNotPresent",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": volume, "mountPath": path} for path, volume in volumes.items()],
+    }
+    spec = {
+        "terminationGracePeriodSeconds": 1,
+        "automountServiceAccountToken": False,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}, **(user or {})},
+        "containers": [usual | container],
+        "volumes": [{"name": volumes[path], **volume} for path, volume in mounts.items()],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}}, "spec": spec}
+
+
+NOBODY = {"runAsUser": 65534, "fsGroup": 65534}
+"""The user of a container whose image runs as root."""
 
 
 @dataclass
@@ -91,6 +132,15 @@ class Cluster:
         found = self.get(INFD, name, namespace=namespace) or {}
         entries = found.get("status", {}).get("conditions", ())
         return next((entry for entry in entries if entry["type"] == kind), {})
+
+    def wait_degraded(self, name: str, reasons: str, *, namespace: str, seconds: float = 120) -> dict[str, Any]:
+        """Wait until the condition `Degraded` is True for a reason that matches, and return it."""
+
+        def degraded() -> dict[str, Any]:
+            found = self.condition(name, "Degraded", namespace=namespace)
+            return found if found.get("status") == "True" and re.fullmatch(reasons, found["reason"]) else {}
+
+        return until(degraded, seconds=seconds, said=f"{namespace}/{name} is Degraded with {reasons}")
 
     def wait_ready(self, name: str, *, namespace: str, seconds: float = 180) -> None:
         """Wait for `Ready` with the command of the documentation."""
@@ -163,6 +213,10 @@ class Cluster:
         text = self.kubectl("get", "--raw", path).stdout
         lines = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in lines}
+
+    def redis_up(self, pods: list[dict[str, Any]]) -> set[float]:
+        """Return the state of Redis that workers report."""
+        return {self.metrics(pod)["ballast_redis_up"] for pod in pods}
 
     # The output of a failed test
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 from client import SCRIPTS
-from cluster import Cluster
+from cluster import NOBODY, Cluster, restricted_pod
 from images import ALERTMANAGER, CLIENT
 from prometheus import NAMESPACE
 
@@ -136,44 +136,26 @@ def manifests() -> list[dict[str, Any]]:
                     "--storage.path=/data",
                     "--cluster.listen-address=",
                 ],
-                "volumeMounts": [
-                    {"name": "config", "mountPath": "/etc/alertmanager"},
-                    {"name": "data", "mountPath": "/data"},
-                ],
             },
-            [{"name": "config", "configMap": {"name": "alertmanager"}}, {"name": "data", "emptyDir": {}}],
+            {"/etc/alertmanager": {"configMap": {"name": "alertmanager"}}, "/data": {"emptyDir": {}}},
         ),
         *serving(
             "pager",
             8080,
             {"image": CLIENT.name, "command": ["python3", "-c", (SCRIPTS / "pager.py").read_text()]},
-            [],
+            {},
         ),
     ]
 
 
-def serving(name: str, port: int, container: dict[str, Any], volumes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def serving(name: str, port: int, container: dict[str, Any], mounts: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a pod with one restricted container, and its Service."""
-    security = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
-    user = {"runAsNonRoot": True, "runAsUser": 65534, "fsGroup": 65534, "seccompProfile": {"type": "RuntimeDefault"}}
-    pod = {
-        "terminationGracePeriodSeconds": 1,
-        "automountServiceAccountToken": False,
-        "securityContext": user,
-        "containers": [
-            {
-                "name": name,
-                "imagePullPolicy": "IfNotPresent",
-                "readinessProbe": {"tcpSocket": {"port": port}, "periodSeconds": 1},
-                "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
-                "securityContext": security,
-                **container,
-            }
-        ],
-        "volumes": volumes,
+    about = {
+        "readinessProbe": {"tcpSocket": {"port": port}, "periodSeconds": 1},
+        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
     }
     return [
-        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}}, "spec": pod},
+        restricted_pod(name, about | container, mounts=mounts, user=NOBODY),
         {
             "apiVersion": "v1",
             "kind": "Service",

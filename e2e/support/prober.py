@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from client import MANIFEST
+from client import client_pod
 from cluster import Cluster
 
 POD = "prober"
@@ -29,7 +29,7 @@ class Prober:
     def start(cls, cluster: Cluster, namespace: str, **labels: str) -> Prober:
         """Create namespace and pod, and wait for it."""
         cluster.make_namespace(namespace)
-        cluster.apply(MANIFEST | {"metadata": {"name": POD, "labels": labels}}, namespace=namespace)
+        cluster.apply(client_pod(POD, **labels), namespace=namespace)
         words = (f"pod/{POD}", "-n", namespace, "--for=condition=Ready", "--timeout=60s")
         cluster.kubectl("wait", *words, seconds=70)
         return cls(cluster, namespace)

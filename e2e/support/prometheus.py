@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 import yaml
-from cluster import Cluster, until
+from cluster import NOBODY, Cluster, restricted_pod, until
 from images import PROMETHEUS
 
 NAMESPACE = "e2e-monitoring"
@@ -89,6 +89,16 @@ class Prometheus:
 
 def manifests(config: dict[str, Any], rules: list[dict[str, Any]], node: str) -> list[dict[str, Any]]:
     """Return the pod, its configuration and its role."""
+    container = {
+        "image": PROMETHEUS.name,
+        "args": ["--config.file=/etc/prometheus/prometheus.yaml", "--storage.tsdb.path=/data"],
+        "readinessProbe": {"httpGet": {"path": "/-/ready", "port": 9090}, "periodSeconds": 1},
+        # Without a request, the workers under test leave it no processor time.
+        "resources": {"requests": {"cpu": "250m", "memory": "256Mi"}},
+    }
+    mounts = {"/etc/prometheus": {"configMap": {"name": NAME}}, "/data": {"emptyDir": {}}}
+    pod = restricted_pod(NAME, container, mounts=mounts, user=NOBODY)
+    account = {"serviceAccountName": NAME, "automountServiceAccountToken": True}
     placed = {"nodeSelector": {"kubernetes.io/hostname": node}} if node else {}
     subject = {"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": NAME}
@@ -116,38 +126,5 @@ def manifests(config: dict[str, Any], rules: list[dict[str, Any]], node: str) ->
             "roleRef": reference,
             "subjects": [subject],
         },
-        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": NAME}, "spec": POD | placed},
+        pod | {"spec": pod["spec"] | account | placed},
     ]
-
-
-POD: dict[str, Any] = {
-    "serviceAccountName": NAME,
-    "terminationGracePeriodSeconds": 1,
-    "securityContext": {
-        "runAsNonRoot": True,
-        "runAsUser": 65534,
-        "fsGroup": 65534,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    },
-    "containers": [
-        {
-            "name": NAME,
-            "image": PROMETHEUS.name,
-            "imagePullPolicy": "IfNotPresent",
-            "args": ["--config.file=/etc/prometheus/prometheus.yaml", "--storage.tsdb.path=/data"],
-            "readinessProbe": {"httpGet": {"path": "/-/ready", "port": 9090}, "periodSeconds": 1},
-            # Without a request, the workers under test leave it no processor time.
-            "resources": {"requests": {"cpu": "250m", "memory": "256Mi"}},
-            "securityContext": {
-                "allowPrivilegeEscalation": False,
-                "readOnlyRootFilesystem": True,
-                "capabilities": {"drop": ["ALL"]},
-            },
-            "volumeMounts": [
-                {"name": "config", "mountPath": "/etc/prometheus"},
-                {"name": "data", "mountPath": "/data"},
-            ],
-        }
-    ],
-    "volumes": [{"name": "config", "configMap": {"name": NAME}}, {"name": "data", "emptyDir": {}}],
-}

@@ -16,6 +16,12 @@ NAMESPACE = "ballast"
 NAME = "ballast"
 
 
+def holder(cluster: Cluster) -> str:
+    """Return the pod of the active operator."""
+    found = cluster.get("lease", f"{NAME}-operator", namespace=NAMESPACE)
+    return str(found["spec"].get("holderIdentity") or "")
+
+
 @dataclass
 class Release:
     """The release that `helm install` created."""

@@ -338,11 +338,16 @@ def test_results_go_to_a_file_that_says_what_is_missing(queued, items: Path, que
 
 
 def test_results_follow_until_the_job_is_over(queued, items: Path, queue: Any, tmp_path: Path):
-    import threading
-
     job_id = submit(queued, items)
     finish(queue, job_id, 1)
-    last = threading.Thread(target=finish, args=(queue, job_id, 2))
+    places = [tmp_path / "out.jsonl.part", tmp_path / "out.jsonl"]
+
+    def finish_the_rest() -> None:
+        while not any(path.exists() and path.read_text() for path in places):
+            time.sleep(0.01)
+        finish(queue, job_id, 2)
+
+    last = threading.Thread(target=finish_the_rest, daemon=True)
     last.start()
     ran = queued("results", job_id, "-o", tmp_path / "out.jsonl", "--follow")
     last.join()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from every_field import BY_OWN_REDIS, BY_SCALING, EVERYTHING, REFUSED, SPEC, changed, everything
+from every_field import BY_OWN_REDIS, BY_SCALING, EVERYTHING, REFUSED, SPEC, changed, everything, filled
 from queue_objects import make_status
 
 from ballast_api import crd
@@ -182,16 +182,4 @@ def test_every_field_of_the_status_is_reported() -> None:
     wanted = wanted.model_copy(update={"operator": "ballast/ballast-operator"})  # each reconciliation sets it
     reported = report.status_manifest(INFERENCE_DEPLOYMENT, resource.metadata, wanted)["status"]
 
-    assert set(leaves(STATUS)) == set(filled(reported, STATUS))
-
-
-def filled(value: Any, schema: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the leaves of the schema that a value fills."""
-    if "properties" in schema:
-        for name, member in value.items():
-            yield from filled(member, schema["properties"][name], f"{prefix}.{name}" if prefix else name)
-    elif "properties" in schema.get("items", {}):
-        for entry in value:
-            yield from filled(entry, schema["items"], f"{prefix}[]")
-    elif value:
-        yield prefix
+    assert set(leaves(STATUS)) == {leaf for leaf, value in filled(reported, STATUS) if value}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from control_plane import ControlPlane
+from every_field import EVERYTHING, SPEC, put
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ballast_api import crd
 from ballast_api.errors import InvalidConfig
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import API_VERSION, KIND, PLURAL
@@ -109,7 +107,7 @@ def test_the_model_and_the_api_server_agree(plane: ControlPlane, part: str, data
 
 
 @pytest.mark.envtest
-@pytest.mark.parametrize("leaf", leaves(crd.schema()["properties"]["spec"]))
+@pytest.mark.parametrize("leaf", leaves(SPEC))
 def test_the_model_and_the_api_server_accept_the_same_values(plane: ControlPlane, leaf: str) -> None:
     manifests = [with_value(leaf, value) for value in VALUES]
 
@@ -118,9 +116,6 @@ def test_the_model_and_the_api_server_accept_the_same_values(plane: ControlPlane
 
 VALUES: tuple[Any, ...] = (True, 1, -1, 1.5, 10**7, "", "x", "A b", [], ["x"], [{}], {"a": "b"}, {"a": {"b": 1}})
 """Values of every kind, without whole floats, which the API server accepts only for some integers."""
-EVERYTHING: dict[str, Any] = yaml.safe_load(
-    (Path(__file__).parents[2] / "docs" / "samples" / "everything.yaml").read_text()
-)
 
 
 def with_value(leaf: str, value: Any) -> dict[str, Any]:
@@ -130,13 +125,7 @@ def with_value(leaf: str, value: Any) -> dict[str, Any]:
         del manifest["spec"]["redis"]
         tenant = manifest["spec"]["offline"]["tenants"][0]["name"]
         manifest["spec"]["queueAccess"]["submitters"] = [{"secretName": "a-ballast-submitter", "tenant": tenant}]
-    place: Any = manifest["spec"]
-    *path, last = leaf.split(".")
-    for part in path:
-        name, is_list = part.removesuffix("[]"), part.endswith("[]")
-        place = place.setdefault(name, [{}] if is_list else {})
-        place = place[0] if is_list else place
-    place[last] = value
+    put(manifest["spec"], leaf, value)
     return manifest
 
 

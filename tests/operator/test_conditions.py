@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from queue_objects import make_status
 
 from ballast_api.conditions import ConditionReason as Reason
 from ballast_api.conditions import ConditionType as Type
@@ -22,7 +23,7 @@ from ballast_operator.inference_deployment import status as build_status
 from ballast_operator.kinds import DEPLOYMENT, POD, Body, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.pod_problem import NOT_SERVED_EXIT
-from ballast_operator.poll_result import PollResult, Problem
+from ballast_operator.poll_result import FormerQueue, PollResult, Problem
 from ballast_operator.resource_type import ConditionInput, ConditionValue
 from ballast_queue.job import RequestCounts
 from ballast_queue.status import ClassLoad, QueueStats, ReservationStatus, SloStatus, WorkerStatus
@@ -83,11 +84,10 @@ def crashed(code: int, message: str = "", *, name: str = "worker", reason: str =
 
 def make_worker(**more: Any) -> WorkerStatus:
     values: dict[str, Any] = {
-        "worker_id": "p-1", "address": "http://10.0.0.1:8000", "at": 0, "model": "m", "slots": 8, "batch_ceiling": 8,
-        "kv_blocks_total": 1, "kv_blocks_free": 1, "online": ClassLoad(), "offline": ClassLoad(running=1, reserved=1),
-        "config_hash": "h", "slo": make_slo(100), "device": "cuda", "reservation": make_reservation(1, 1),
+        "address": "http://10.0.0.1:8000", "offline": ClassLoad(running=1, reserved=1), "config_hash": "h",
+        "slo": make_slo(100), "device": "cuda", "reservation": make_reservation(1, 1),
     }  # fmt: skip
-    return WorkerStatus(**values | more)
+    return make_status(**values | more)
 
 
 def make_slo(met: int, judged: int = 100) -> SloStatus:
@@ -236,6 +236,14 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
     "secret of Redis": (
         {"poll": PollResult(100, problem=Problem(Reason.NO_SECRET, "Secret r does not exist"))},
         Type.DEGRADED, "True", Reason.NO_SECRET, "Secret r",
+    ),
+    "a former queue with work, and without a worker": (
+        {"poll": replace(make_poll(make_worker()), former=(FormerQueue("ns/q", 3),))},
+        Type.DEGRADED, "True", Reason.QUEUE_LEFT, "ns/q, which the workers served before, has 3 unfinished items",
+    ),
+    "a former queue that another worker serves": (
+        {"poll": replace(make_poll(make_worker()), former=(FormerQueue("ns/q", 3, is_served=True),))},
+        Type.DEGRADED, "False", Reason.HEALTHY, "no problem",
     ),
     "applied": ({}, Type.CONFIG_APPLIED, "True", Reason.APPLIED, "the worker uses the settings"),
     "not applied": (

@@ -48,9 +48,8 @@ loads = st.fixed_dictionaries(dict.fromkeys(LOAD, numbers) | {"requests_per_seco
 statuses = st.fixed_dictionaries(
     {
         "worker_id": st.text(max_size=5),
-        "address": st.sampled_from(
-            ["http://10.0.0.1:8000", "http://[", "http://10.0.0.1:x", "", "x", "http://10.0.0.1:99999999"]
-        ),
+        "address": st.just("http://10.0.0.1:8000")
+        | st.sampled_from(["http://[", "http://10.0.0.1:x", "", "x", "http://10.0.0.1:99999999"]),
         "at": rates,
         "model": st.text(max_size=5),
         "slots": numbers,

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from operated import Cluster, Operator, until
+from queue_objects import make_status
 
 from ballast_queue.redis_store import Queue
-from ballast_queue.status import ClassLoad, ReservationStatus, WorkerStatus
+from ballast_queue.status import ClassLoad, ReservationStatus
 
 pytestmark = pytest.mark.envtest
 
@@ -29,11 +30,9 @@ def queue(cluster: Cluster, valkey: Any) -> Queue:
 def publish(
     queue: Queue, ip: str, *, hash_: str = "", reservation: ReservationStatus | None = None, **online: int
 ) -> None:
-    status = WorkerStatus(
-        worker_id=f"w-{ip}", address=f"http://{ip}:8000", at=queue.now(), model="tiny", slots=8, batch_ceiling=4,
-        kv_blocks_total=8, kv_blocks_free=8, online=ClassLoad(**online), offline=ClassLoad(reserved=1),
-        config_hash=hash_, reservation=reservation,
-    )  # fmt: skip
+    loads = {"online": ClassLoad(**online), "offline": ClassLoad(reserved=1), "reservation": reservation}
+    about = {"address": f"http://{ip}:8000", "at": queue.now(), "model": "tiny", "batch_ceiling": 4}
+    status = make_status(f"w-{ip}", config_hash=hash_, **about, **loads)
     queue.workers.publish(status, 60)
 
 

@@ -16,11 +16,12 @@ import yaml
 from control_plane import ControlPlane
 from faults import Call, proxy
 from operated import Cluster, Operator, optional_kinds, running, until
+from queue_objects import make_status
 
 from ballast_operator.permissions import CLUSTER, NAMESPACES, OWN_NAMESPACE, Permission, rules
 from ballast_operator.process import PART_ENDED
 from ballast_queue.redis_store import Queue
-from ballast_queue.status import ClassLoad, WorkerStatus
+from ballast_queue.status import ClassLoad
 
 pytestmark = pytest.mark.envtest
 
@@ -154,11 +155,8 @@ def live(cluster: Cluster, valkey: Any) -> None:
     pod = until(cluster.pods)[0]
     cluster.make_ready(pod["metadata"]["name"], "10.9.9.9")
     queue = Queue.connect(valkey.url, f"{cluster.namespace}/llm")
-    status = WorkerStatus(
-        worker_id="w", address="http://10.9.9.9:8000", at=queue.now(), model="m", slots=4, batch_ceiling=4,
-        kv_blocks_total=1, kv_blocks_free=1, online=ClassLoad(running=8), offline=ClassLoad(),
-    )  # fmt: skip
-    queue.workers.publish(status, 60)
+    load = {"slots": 4, "batch_ceiling": 4, "online": ClassLoad(running=8)}
+    queue.workers.publish(make_status(address="http://10.9.9.9:8000", at=queue.now(), **load), 60)
     until(lambda: cluster.resource()["spec"]["replicas"] == 2)
     until(lambda: cluster.get("secrets", "llm-ballast-redis"))
     before = cluster.get("secrets", "llm-ballast-redis")["data"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from queue_objects import make_status
 
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import CONFIG_HASH, SPEC_HASH
@@ -165,7 +166,7 @@ def test_before_replicas_leave_the_least_loaded_is_marked() -> None:
     first = plan(make_resource(1, replicas=3), EMPTY, CONTEXT)
     pods = tuple(make_pod(f"p{i}", first.version, ip=f"10.0.0.{i}") for i in range(3))
     there = after(first, ClusterSnapshot("u-1", pods=pods))
-    workers = tuple(make_status(f"10.0.0.{i}", online=i) for i in range(2))
+    workers = tuple(make_worker(f"10.0.0.{i}", online=i) for i in range(2))
     load = PollResult(0, workers=workers)
     assert plan(make_resource(1, replicas=3), there, CONTEXT, load).costs == ()
 
@@ -178,10 +179,8 @@ def test_before_replicas_leave_the_least_loaded_is_marked() -> None:
     }
 
 
-def make_status(ip: str, *, online: int = 0) -> WorkerStatus:
-    values: dict[str, Any] = {"kv_blocks_total": 1, "kv_blocks_free": 1, "slots": 4, "batch_ceiling": 4, "at": 0}
-    loads = {"online": ClassLoad(running=online), "offline": ClassLoad()}
-    return WorkerStatus(worker_id=ip, address=f"http://{ip}:8000", model="m", **values, **loads)
+def make_worker(ip: str, *, online: int = 0) -> WorkerStatus:
+    return make_status(ip, address=f"http://{ip}:8000", online=ClassLoad(running=online))
 
 
 def test_the_operators_own_secret_is_copied_until_its_hash_is_known() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 from uuid import uuid4
@@ -44,6 +44,12 @@ class AdmitsAll:
         return True
 
 
+def make_poller(addresses: Any, polled: Callable[[Key], object], hosts: Any = None) -> Poller:
+    return Poller(
+        addresses, hosts or AdmitsAll(), every_seconds=60, keep_seconds=60, polled=polled, outdated=lambda: None
+    )
+
+
 @contextmanager
 def silent_servers(number: int) -> Iterator[list[int]]:
     """Listen on ports, accept connections, and never answer."""
@@ -65,14 +71,7 @@ def test_silent_servers_of_one_namespace_do_not_delay_the_polls_of_another(valke
             if key == honest:
                 done.set()
 
-        poller = Poller(
-            cast(Any, FakeAddresses()),
-            cast(Any, AdmitsAll()),
-            every_seconds=60,
-            keep_seconds=60,
-            polled=polled,
-            outdated=lambda: None,
-        )
+        poller = make_poller(FakeAddresses(), polled)
         for port in ports:
             key = Key(INFERENCE_DEPLOYMENT, "hostile", f"llm-{port}")
             poller.last(key, QueueSource(Redis(str(port), "url", None, None), "hostile/q", key.name))
@@ -108,14 +107,7 @@ def test_a_poll_that_outlives_the_event_loop_connects_nowhere(monkeypatch: pytes
             asked.append(host)  # the coroutine of a real host would never be awaited
             return AdmitsAll().admits("", "")
 
-    poller = Poller(
-        cast(Any, FakeAddresses()),
-        cast(Any, Hosts()),
-        every_seconds=60,
-        keep_seconds=60,
-        polled=lambda _: None,
-        outdated=lambda: None,
-    )
+    poller = make_poller(FakeAddresses(), lambda _: None, hosts=Hosts())
     poller.loop = asyncio.new_event_loop()
     if is_closed:
         poller.loop.close()
@@ -144,14 +136,7 @@ def test_nothing_stays_of_a_namespace_without_resources(valkey: Any) -> None:
     async def poll_and_leave() -> tuple[list[threading.Thread], int, int]:
         done = asyncio.Event()
         addresses = Addresses(cast(Any, FakeCluster(valkey.url)), least_seconds=60, only_allowed=False)
-        poller = Poller(
-            addresses,
-            cast(Any, AdmitsAll()),
-            every_seconds=60,
-            keep_seconds=60,
-            polled=lambda _: done.set(),
-            outdated=lambda: None,
-        )
+        poller = make_poller(addresses, lambda _: done.set())
         poller.last(gone, source)
         await asyncio.wait_for(done.wait(), 60)
         assert poller.last(gone, source).problem is None
@@ -177,14 +162,7 @@ def threads_of(namespace: str) -> list[threading.Thread]:
 
 async def poll_once(source: QueueSource, addresses: Addresses | None = None) -> PollResult:
     done = asyncio.Event()
-    poller = Poller(
-        addresses or cast(Any, FakeAddresses()),
-        cast(Any, AdmitsAll()),
-        every_seconds=60,
-        keep_seconds=60,
-        polled=lambda _: done.set(),
-        outdated=lambda: None,
-    )
+    poller = make_poller(addresses or FakeAddresses(), lambda _: done.set())
     key = Key(INFERENCE_DEPLOYMENT, "honest", "llm")
     poller.last(key, source)
     try:

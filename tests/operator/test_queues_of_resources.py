@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis as redis_client
 from control_plane import ControlPlane
-from operated import Cluster, Operator, report, running, until
+from operated import Cluster, Operator, running, until
 
 from ballast_queue.redis_store import Queue
 from ballast_queue.rights import worker_rules
@@ -143,19 +143,6 @@ def registered(queue: Queue) -> set[str]:
 def is_unused(queue: Queue) -> bool:
     pairs = queue.store.connection.hash_pairs(REGISTRY)
     return any(value for field, value in pairs if field.decode().partition(" ")[0] == queue.name)
-
-
-def test_a_former_queue_that_another_worker_serves_is_not_left(
-    operator: Operator, cluster: Cluster, redis: str
-) -> None:
-    old = f"{cluster.namespace}/llm"
-    cluster.make(redis={"secretName": "redis"})
-    until(lambda: (cluster.resource().get("status") or {}).get("queue") == old)
-    report(submit(redis, old), "10.7.7.7")
-    cluster.patch("inferencedeployments", "llm", {"spec": {"offline": {"queue": f"{cluster.namespace}/other"}}})
-    until(lambda: cluster.resource()["status"]["formerQueues"] == [old])
-
-    assert cluster.says("Degraded", "False")
 
 
 def test_the_younger_of_two_resources_with_two_models_on_one_queue_is_refused(

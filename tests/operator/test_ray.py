@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from queue_objects import make_status
 
 from ballast_api.conditions import ConditionReason as Reason
 from ballast_api.conditions import ConditionType as Type
@@ -37,7 +38,7 @@ from ballast_operator.named_secrets import named_secrets
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.resource_type import ConditionInput
-from ballast_queue.status import ClassLoad, WorkerStatus
+from ballast_queue.status import WorkerStatus
 
 CONTEXT = OperatorContext(image="worker:1", kinds=frozenset({"RayService"}))
 EMPTY = ClusterSnapshot("u")
@@ -445,10 +446,7 @@ def test_without_kuberay_the_children_do_not_change():
 
 
 def make_worker(pod: str, config_hash: str) -> WorkerStatus:
-    loads = {"online": ClassLoad(), "offline": ClassLoad()}
-    sizes = {"slots": 8, "batch_ceiling": 8, "kv_blocks_total": 1, "kv_blocks_free": 1}
-    address = f"http://10.0.0.{pod}:8000"
-    return WorkerStatus(worker_id=pod, address=address, at=0, model="m", config_hash=config_hash, **loads, **sizes)
+    return make_status(pod, address=f"http://10.0.0.{pod}:8000", config_hash=config_hash)
 
 
 def given(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from queue_objects import make_status
 
 from ballast_api.conditions import ConditionReason
 from ballast_api.inference_deployment import Scaling
@@ -17,19 +18,9 @@ from ballast_queue.status import ClassLoad, QueueStats, WorkerStatus
 
 
 def make_worker(number: int = 0, *, running: int = 0, waiting: int = 0, **more: Any) -> WorkerStatus:
-    values: dict[str, Any] = {
-        "worker_id": f"w-{number}",
-        "address": f"http://10.0.0.{number}:8000",
-        "at": 0,
-        "model": "m",
-        "slots": 16,
-        "batch_ceiling": 10,
-        "kv_blocks_total": 10,
-        "kv_blocks_free": 10,
-        "online": ClassLoad(running=running, waiting=waiting),
-        "offline": ClassLoad(),
-    }
-    return WorkerStatus(**values | more)
+    load = ClassLoad(running=running, waiting=waiting)
+    sizes = {"slots": 16, "batch_ceiling": 10, "kv_blocks_total": 10, "kv_blocks_free": 10}
+    return make_status(f"w-{number}", **{"address": f"http://10.0.0.{number}:8000", "online": load} | sizes | more)
 
 
 def make_poll(

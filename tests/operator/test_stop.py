@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from control_plane import ControlPlane
-from operated import WAIT_SECONDS, Cluster, running
+from operated import Cluster, running
+from waiting import WAIT_SECONDS
 
 from ballast_queue.connection import REVISION
 

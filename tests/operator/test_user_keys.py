@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from ballast_operator.context import UserKeys
 from ballast_operator.errors import Conflict
 from ballast_operator.kinds import SECRET, Body, Key
 from ballast_operator.redis_users import UserKeyStore
@@ -43,11 +44,14 @@ class FakeCluster:
         return manifest
 
 
+def read(cluster: FakeCluster, days: float = 30) -> UserKeys:
+    return asyncio.run(UserKeyStore(cast(Any, cluster), Key(SECRET, "ballast", "users"), days=days).read())
+
+
 @pytest.mark.parametrize("rotated", ["yesterday", "nan", "inf", ""])
 def test_a_time_that_is_no_number_counts_as_long_ago(rotated: str) -> None:
     cluster = FakeCluster(key="a" * 64, previous="", rotated=rotated)
-
-    keys = asyncio.run(UserKeyStore(cast(Any, cluster), Key(SECRET, "ballast", "users"), days=30).read())
+    keys = read(cluster)
 
     assert keys.present != "a" * 64
     assert keys.previous == "a" * 64
@@ -56,16 +60,14 @@ def test_a_time_that_is_no_number_counts_as_long_ago(rotated: str) -> None:
 @pytest.mark.parametrize("days", [0, 30])
 def test_a_time_in_the_future_keeps_no_previous_key_valid(days: int) -> None:
     cluster = FakeCluster(key="a" * 64, previous="b" * 64, rotated=f"{time.time() + 1e8:.0f}")
-
-    keys = asyncio.run(UserKeyStore(cast(Any, cluster), Key(SECRET, "ballast", "users"), days=days).read())
+    keys = read(cluster, days=days)
 
     assert keys.previous == ("a" * 64 if days else "")
 
 
 def test_a_key_that_the_faster_clock_of_another_replica_made_is_kept() -> None:
     cluster = FakeCluster(key="a" * 64, previous="b" * 64, rotated=f"{time.time() + 60:.0f}")
-
-    keys = asyncio.run(UserKeyStore(cast(Any, cluster), Key(SECRET, "ballast", "users"), days=30).read())
+    keys = read(cluster)
 
     assert (keys.present, keys.previous) == ("a" * 64, "b" * 64)
 
@@ -74,7 +76,6 @@ def test_a_key_that_another_process_made_meanwhile_is_kept() -> None:
     """Workers may have passwords of the other key already."""
     cluster = FakeCluster(key="a" * 64, previous="", rotated="0")
     cluster.after_read = {"key": "b" * 64, "previous": "a" * 64, "rotated": f"{time.time():.0f}"}
-
-    keys = asyncio.run(UserKeyStore(cast(Any, cluster), Key(SECRET, "ballast", "users"), days=30).read())
+    keys = read(cluster)
 
     assert (keys.present, keys.previous) == ("b" * 64, "a" * 64)

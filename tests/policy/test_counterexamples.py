@@ -7,12 +7,10 @@ from dataclasses import replace
 import pytest
 from fake_engine import FakeEngine
 from laws import lawful
-from workloads import EXACT, UNTRUSTED, Arrival, Workload
+from workloads import EXACT, UNTRUSTED, Arrival
 
 from ballast_policy.host import Host
 from ballast_policy.learning.cost import CostModel
-from ballast_policy.learning.expectation import UNKNOWN, Expectation
-from ballast_policy.learning.interference import Allowance
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig, TenantShare
 
@@ -164,63 +162,3 @@ def test_a_budget_of_one_token_that_rounding_made_too_short_left_no_engine_idle(
     config = make_config(1, 48, offline_share=0.0, ttft=0.05)
 
     FakeEngine(make_host(config, cost), [offline(context, 3)]).run(max_steps=20)
-
-
-LEARNED = {
-    "the law of prefill beside decodes that cannot wait asked for half of the step instead of a third": Workload(
-        make_config(8, 176, chunk_tokens=64, offline_share=0.0, tpot=1e-6),
-        (
-            online(49, at=0.01, ttft=0.01, tpot=0.007),
-            online(1, 4, ttft=0.01, tpot=0.007),
-            online(1, 21),
-            online(34, at=0.01, ttft=0.01, tpot=0.007),
-            online(53, at=0.01, ttft=0.01, tpot=0.007),
-            online(1, 7, ttft=0.01, tpot=0.007),
-            *[offline(1)] * 5,
-        ),
-        Expectation(online_answer=12.0),
-    ),
-    "the law counted blocks that the reservation gave up for its own growth as free for online": Workload(
-        make_config(8, 192, chunk_tokens=64, offline_share=1.0, tpot=1e-6, tail_tokens=8),
-        (
-            online(24, 12, at=0.05, ttft=0.05, tpot=0.02, prefix_key=1, shared=10),
-            online(59, 16, at=0.05, ttft=0.2, tpot=0.02, prefix_key=2, shared=52),
-            online(21, 16, at=0.1, prefix_key=1),
-            offline(17, 17, at=0.01, abort_after=11),
-            offline(14, 2, prefix_key=1),
-            online(32, 21, at=0.1),
-            offline(14, 24, abort_after=13),
-            offline(46, 20, at=0.3),
-            offline(34, 18, at=0.01, priority=-1),
-            online(51, 7, ttft=0.01, tpot=0.007, prefix_key=1),
-            offline(30, 14, at=0.05, prefix_key=1, shared=25),
-            online(22, 23, abort_after=9),
-            offline(58, 15, tenant="b", priority=-1, prefix_key=2, shared=43, abort_after=15),
-        ),
-        UNKNOWN,
-        Allowance(share=0.0, lending_ratio=0.1),
-    ),
-    "the law forgot the decode that set the pace of prefill and then lost its blocks to it": Workload(
-        make_config(3, 8, block_tokens=16, chunk_tokens=16, offline_share=1.0, ttft=1e-6),
-        (
-            offline(1, 4, priority=1, slack=1.0),
-            *[offline(1)] * 3,
-            online(34, 23, tenant="c", priority=-1, ttft=0.01, tpot=0.007, prefix_key=2, shared=2),
-            offline(7, 10, at=0.3, priority=-1, slack=-1.0, prefix_key=2),
-            online(37, 7, at=0.01, tenant="c", ttft=0.05, tpot=0.02),
-            online(1, tenant="a", ttft=0.01, tpot=0.007, abort_after=3),
-            online(1, 3, at=0.01, tenant="c", priority=1, ttft=0.2, tpot=0.02, prefix_key=1, shared=1),
-            online(50, at=0.05, tenant="a", ttft=0.01, tpot=0.007, prefix_key=1),
-            offline(1),
-            online(2, at=0.05, tenant="b"),
-            online(14, at=0.05, tenant="b"),
-        ),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", LEARNED)
-def test_what_once_broke_a_law_with_learned_values_obeys_all(name: str):
-    workload = LEARNED[name]
-
-    FakeEngine(workload.host(lawful, EXACT), workload.arrivals).run(max_steps=500)

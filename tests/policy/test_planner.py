@@ -138,28 +138,6 @@ def test_a_less_served_tenant_is_admitted_before_a_parked_one_of_another_goes_on
     assert engine.plan().admit == (poor,)
 
 
-def test_a_tenant_at_its_cap_leaves_the_slot_to_the_next():
-    engine = Engine(offline_share=0.0, tenants={"capped": TenantShare(max_slots=1)})
-    engine.decoding(OFFLINE, tenant="capped")
-    second = engine.add(OFFLINE, 5, tenant="capped")
-    other = engine.add(OFFLINE, 5, tenant="other")
-
-    decided = engine.plan()
-
-    assert decided.admit == (other,)
-    assert why(decided, second) is Reason.TENANT_CAP
-
-
-def test_a_lowered_cap_parks_the_last_of_the_tenant():
-    engine = Engine(tenants={"capped": TenantShare(max_slots=1)})
-    first, second = engine.decoding(OFFLINE, tenant="capped"), engine.decoding(OFFLINE, tenant="capped")
-
-    decided = engine.plan()
-
-    assert decided.park == (second,)
-    assert dict(decided.grants) == {first: 1}
-
-
 def test_offline_never_holds_more_slots_than_its_maximum():
     engine = Engine(offline_max_share=0.5)
     for _ in range(8):

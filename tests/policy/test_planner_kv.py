@@ -85,30 +85,24 @@ def test_an_online_prompt_that_goes_on_takes_the_kv_that_offline_borrows():
     assert decided.grants == ((prompt, 32),)
 
 
-def test_offline_keeps_its_kv_where_giving_it_up_would_not_suffice():
+@pytest.mark.parametrize(
+    ("online", "offline", "newcomer"),
+    [
+        pytest.param(88, 64, 120, id="giving it up would not suffice"),
+        pytest.param(100, 40, 40, id="the reservation covers it"),
+    ],
+)
+def test_offline_keeps_its_kv_beside_a_newcomer(online: int, offline: int, newcomer: int):
     engine = Engine(num_blocks=40)
-    engine.decoding(ONLINE, tokens=88)
-    item = engine.decoding(OFFLINE, tokens=64)
-    newcomer = engine.add(ONLINE, 120)
+    engine.decoding(ONLINE, tokens=online)
+    item = engine.decoding(OFFLINE, tokens=offline)
+    waiting = engine.add(ONLINE, newcomer)
 
     decided = engine.plan()
 
     assert not decided.preempt
     assert item in dict(decided.grants)
-    assert why(decided, newcomer) is Reason.NO_KV
-
-
-def test_the_kv_reservation_is_not_evicted_for_a_newcomer():
-    engine = Engine(num_blocks=40)
-    engine.decoding(ONLINE, tokens=100)
-    item = engine.decoding(OFFLINE, tokens=40)
-    newcomer = engine.add(ONLINE, 40)
-
-    decided = engine.plan()
-
-    assert not decided.preempt
-    assert item in dict(decided.grants)
-    assert why(decided, newcomer) is Reason.NO_KV
+    assert why(decided, waiting) is Reason.NO_KV
 
 
 def test_an_online_request_that_fits_nowhere_beside_the_reservation_is_served_all_the_same():

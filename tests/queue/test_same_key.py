@@ -104,10 +104,11 @@ def test_an_edited_line_that_the_job_has_ends_a_continued_submission(queue: Queu
     with pytest.raises(OtherLines):
         queue.submissions.submit(make_lines(MANY, r999="other"), key="k")
     half = queue.jobs.get(job_id)
+    claimable = [head.waiting for head in queue.claimable.heads()]
     # The job does not have this line yet, so the edited file is the file.
     edited = queue.submissions.submit(make_lines(MANY, r1000="other"), key="k")
 
-    assert (half.state, half.counts.total) == (JobState.VALIDATING, 1000)
+    assert (half.state, half.counts.total, claimable) == (JobState.VALIDATING, 1000, [1000])
     assert (edited.job_id, edited.accepted) == (job_id, MANY)
     assert drain(queue, job_id).count("other") == 1
 
@@ -147,6 +148,23 @@ def test_two_submitters_of_two_files_with_one_key_make_a_job_of_one_file(queue: 
     (job_id,) = queue.jobs.ids()
 
     assert drain(queue, job_id) == ["p"] * 700 + ["other"] * ((MANY if ends else 1000) - 700)
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["a whole submission", "one that died"])
+def test_two_submitters_of_one_file_with_one_key_store_each_line_once(queue: Queue, ends: bool):
+    lines = make_lines(MANY)
+
+    def overtaken() -> Iterator[bytes]:
+        yield from lines[:700]
+        if ends:
+            queue.submissions.submit(lines, key="k")
+        else:
+            interrupt(queue, lines[:1200])
+        yield from lines[700:]
+
+    submission = queue.submissions.submit(overtaken(), key="k")
+
+    assert (submission.accepted, submission.rejected) == (MANY, 0)
 
 
 @pytest.mark.parametrize("ahead", [1, 7, CHUNK_LINES - 1, CHUNK_LINES, CHUNK_LINES + 1])
@@ -192,8 +210,10 @@ def test_a_job_that_is_cancelled_while_other_lines_come_names_its_state(queue: Q
                 queue.jobs.cancel(queue.jobs.ids()[0])
             yield raw
 
-    with pytest.raises(JobStateConflict, match="became cancelled"):
+    with pytest.raises(JobStateConflict, match="became cancelled while its lines arrived") as caught:
         queue.submissions.submit(cancelled(), key="k")
+
+    assert any("keeps the lines" in note for note in caught.value.__notes__)
 
 
 def older_submission(queue: Queue, job_id: str, before: int, lines: list[bytes], *, closes: bool) -> list[Any]:

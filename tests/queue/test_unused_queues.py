@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
+from queue_objects import make_status
 
 from ballast_queue.connection import Connection
 from ballast_queue.errors import QueueForbidden, RefusedCall
 from ballast_queue.redis_store import Queue
 from ballast_queue.rights import administrator_rules, worker_rules
 from ballast_queue.settings import QueueSettings
-from ballast_queue.status import ClassLoad, WorkerStatus
 from ballast_queue.timers import BATCH
 from ballast_queue.unused import UnusedQueues, remove, run_timers
 
@@ -48,11 +48,7 @@ def fill(queue: Queue, line) -> None:
 
 
 def publish(queue: Queue) -> None:
-    status = WorkerStatus(
-        worker_id="w", address="http://w:8000", at=queue.now(), model="m", slots=1, batch_ceiling=1,
-        kv_blocks_total=1, kv_blocks_free=1, online=ClassLoad(), offline=ClassLoad(),
-    )  # fmt: skip
-    queue.workers.publish(status, 60)
+    queue.workers.publish(make_status(at=queue.now()), 60)
 
 
 def test_an_unused_queue_is_kept_for_its_time_and_then_removed_without_a_trace(queue, line, release) -> None:

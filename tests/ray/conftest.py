@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,8 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
-from control_plane import free_port as find_port
+from ports import free_port as find_port
+from waiting import until
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 PATIENCE = 240.0
@@ -40,12 +40,7 @@ else:
 
 
 def _eventually(is_true: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        if found := is_true():
-            return found
-        time.sleep(0.05)
-    pytest.fail(f"waited {PATIENCE:.0f} s for: {what}")
+    return until(is_true, seconds=PATIENCE, said=what)
 
 
 @pytest.fixture(scope="session")

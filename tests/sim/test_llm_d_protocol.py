@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 from llm_d import protocol
 from llm_d.first_come import FirstCome
-from llm_d.protocol import SCENARIOS, Case, Outcome, Protocol, kv_tokens, linear, run, scenario
+from llm_d.protocol import SCENARIOS, Case, Outcome, Protocol, kv_tokens, run, scenario
 from llm_d.published import deciled
 from llm_d.table import missed, pooled
 
-from ballast_policy.learning.cost import CostModel
 from ballast_policy.plan import StepPlan
 from ballast_policy.snapshot import EngineSnapshot
 from ballast_sim.replay.policies import Fill
@@ -189,11 +188,6 @@ def test_inter_token_latencies_of_interactive_traffic_alone_are_near_the_publish
     found = sorted(run(Case("S0", replicas, protocol)).itl)
 
     assert 1e3 * found[len(found) // 2] == pytest.approx(itl, rel=0.3)
-
-
-def test_linear_step_times_are_the_form_that_the_policy_fits():
-    assert isinstance(linear(), CostModel)
-    assert linear().is_trusted
 
 
 def test_kv_of_uniform_layers_is_what_is_left_beside_the_weights():

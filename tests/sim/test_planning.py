@@ -14,13 +14,11 @@ from ballast_api.errors import InvalidConfig
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.alternatives import Alternative, advice, alternatives, chunks
-from ballast_sim.planner.costs import HOURS_PER_MONTH, GpuPrice
 from ballast_sim.planner.deployment import Deployment
 from ballast_sim.planner.fleet import plan_fleet
 from ballast_sim.planner.forecast import draw_lengths, plan_ahead
 from ballast_sim.planner.inputs import (
     AheadInput,
-    EnergyInput,
     EngineInput,
     FleetInput,
     GpuInput,
@@ -294,17 +292,6 @@ def test_gpus_that_are_needed_long_are_bought_and_the_others_rented():
     assert first.rented == 0
     assert last.rented > 0
     assert all(month.owned + month.rented >= month.gpus for month in dear.months)
-    price = GpuPrice(replace(GPUS["a100"], purchase_dollars=30_000), EnergyInput(), MoneyInput(way="cheapest"))
-    longest_rented = next(n for n in range(18, 0, -1) if _rent(price, n) <= _buy(price, n))
-    assert last.rented == last.gpus - dear.months[18 - longest_rented - 1].gpus
-
-
-def _rent(price, months):
-    return months * HOURS_PER_MONTH * price.gpu.dollars_per_hour
-
-
-def _buy(price, months):
-    return price.purchase_for(months) + months * HOURS_PER_MONTH * price.power_per_hour(1.0)
 
 
 def test_a_power_budget_names_the_month_that_breaks_it():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import ssl
 import subprocess
 import time
@@ -17,6 +16,7 @@ from typing import Any
 
 import httpx
 import yaml
+from ports import free_port
 
 PEM = Path(__file__).parent / "loopback.pem"
 """Key and self-signed certificate of 127.0.0.1: serves TLS, signs service accounts, and is its own authority."""
@@ -30,13 +30,6 @@ def assets() -> Path:
     if not folder:
         raise RuntimeError("KUBEBUILDER_ASSETS names no folder with etcd and kube-apiserver: see `make envtest`")
     return Path(folder).resolve()
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @dataclass

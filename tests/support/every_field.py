@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,18 @@ def get(value: Any, path: str) -> Any:
         value = value.get(part.removesuffix("[]"), {}) if isinstance(value, dict) else value
         value = value[0] if part.endswith("[]") and value else value
     return None if value == {} else value
+
+
+def filled(value: Any, schema: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of the schema that a value has, and the value of each."""
+    if "properties" in schema:
+        for name, member in value.items():
+            yield from filled(member, schema["properties"][name], f"{prefix}.{name}" if prefix else name)
+    elif "properties" in schema.get("items", {}):
+        for entry in value:
+            yield from filled(entry, schema["items"], f"{prefix}[]")
+    else:
+        yield prefix, value
 
 
 def another(path: str, found: Any, schema: dict[str, Any]) -> Any:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,33 +20,15 @@ from uuid import uuid4
 import httpx
 import yaml
 from control_plane import PEM, TOKEN, ControlPlane
+from queue_objects import make_status
+from waiting import until
 
 from ballast_queue.redis_store import Queue
-from ballast_queue.status import ClassLoad, WorkerStatus
+from ballast_queue.status import ClassLoad
 
-WAIT_SECONDS = 30
 START_SECONDS = 120
 """The operator imports some 2,000 modules, which takes long on a machine that others use."""
 INFD = "/apis/ballast.dev/v1alpha1/namespaces/{}/inferencedeployments"
-
-
-def until(what: Callable[[], Any], *, seconds: float = WAIT_SECONDS, said: str = "") -> Any:
-    """Wait until `what` returns something true; what a cluster does has no other signal.
-
-    An object or a key that is absent counts as not yet: the objects of one resource do not change in one instant.
-    """
-    end = time.monotonic() + seconds
-    found: Any = None
-    while time.monotonic() < end:
-        try:
-            found = what()
-        except (LookupError, TypeError) as absent:
-            found = absent
-        else:
-            if found:
-                return found
-        time.sleep(0.03)
-    raise AssertionError(f"not within {seconds} s: {said or what}; last found {found!r}")
 
 
 @dataclass
@@ -227,11 +209,7 @@ class Cluster:
 
 def report(queue: Queue, ip: str) -> None:
     """Report as a worker with 8 slots does, and close the queue."""
-    status = WorkerStatus(
-        worker_id="w", address=f"http://{ip}:8000", at=queue.now(), model="m", slots=8, batch_ceiling=8,
-        kv_blocks_total=1, kv_blocks_free=1, online=ClassLoad(), offline=ClassLoad(reserved=1),
-    )  # fmt: skip
-    queue.workers.publish(status, 60)
+    queue.workers.publish(make_status(address=f"http://{ip}:8000", at=queue.now(), offline=ClassLoad(reserved=1)), 60)
     queue.close()
 
 

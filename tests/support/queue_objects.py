@@ -6,6 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import redis
+from waiting import until
+
 from ballast_queue.redis_store import Queue
 from ballast_queue.status import ClassLoad, WorkerStatus
 
@@ -31,6 +34,12 @@ def make_status(worker_id: str = "w1", **fields: Any) -> WorkerStatus:
     sizes = {"slots": 8, "batch_ceiling": 8, "kv_blocks_total": 1, "kv_blocks_free": 1}
     usual = {"address": "http://127.0.0.1:8000", "at": 0, "model": "m", "online": ClassLoad(), "offline": ClassLoad()}
     return WorkerStatus(worker_id=worker_id, **(usual | sizes | fields))
+
+
+def make_cluster(raw: redis.Redis) -> None:
+    """Make a server a cluster of its own. For its first seconds it refuses calls, and redis-py leaves a socket open."""
+    raw.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+    until(lambda: raw.cluster("INFO")["cluster_state"] == "ok", said="the cluster")
 
 
 class WrappedRunner:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 import uvloop
+from waiting import until
 
 from ballast_api.worker_config import WorkerConfig
 from ballast_worker.app import create_app, load
@@ -31,12 +31,13 @@ PATIENCE = 60.0
 
 def _eventually(is_true: Callable[[], Any], what: str) -> Any:
     """Look until it is true, for what other threads and processes do."""
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        if found := is_true():
-            return found
-        time.sleep(0.005)
-    pytest.fail(f"waited {PATIENCE:.0f} s for: {what}")
+    return until(is_true, seconds=PATIENCE, said=what, pause=0.005)
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Run the coroutines among the tests on asyncio, as the servers do."""
+    return "asyncio"
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ from ballast_worker.prompt_length import longest_token_bytes
 BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}
 ENDLESS = BODY | {"max_tokens": 2000, "ignore_eos": True, "stream": True}
 HEALTH = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
+LAST = HEALTH.replace(b"host", b"connection: close\r\nhost")
 
 
 def connect(serving) -> socket.socket:
@@ -110,31 +111,29 @@ RAW_BODY = json.dumps(BODY).encode()
 @pytest.mark.parametrize(
     ("request_bytes", "statuses"),
     [
-        pytest.param(post(RAW_BODY, *OFFER) + HEALTH, [200, 200], id="a body"),
+        pytest.param(post(RAW_BODY, *OFFER) + LAST, [200, 200], id="a body"),
         pytest.param(
             post(RAW_BODY, "transfer-encoding: chunked", *OFFER)
             .replace(f"content-length: {len(RAW_BODY)}\r\n".encode(), b"")
             .replace(RAW_BODY, b"%x\r\n%b\r\n0\r\n\r\n" % (len(RAW_BODY), RAW_BODY))
-            + HEALTH,
+            + LAST,
             [200, 200],
             id="a body in chunks",
         ),
         pytest.param(post(RAW_BODY, *OFFER).replace(b"HTTP/1.1", b"HTTP/1.0"), [200], id="HTTP/1.0"),
         pytest.param(post(RAW_BODY, "connection: close, Upgrade", "upgrade: h2c"), [200], id="the last request"),
         pytest.param(
-            b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n" + HEALTH,
+            b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n" + LAST,
             [200, 200],
             id="a web socket",
         ),
-        pytest.param(b"CONNECT a:80 HTTP/1.1\r\nhost: a\r\n\r\n" + HEALTH, [400], id="a tunnel"),
-        pytest.param(b"CONNECT / HTTP/1.1\r\nhost: a\r\n\r\n" + HEALTH, [400], id="a tunnel to a path"),
+        pytest.param(b"CONNECT a:80 HTTP/1.1\r\nhost: a\r\n\r\n" + LAST, [400], id="a tunnel"),
+        pytest.param(b"CONNECT / HTTP/1.1\r\nhost: a\r\n\r\n" + LAST, [400], id="a tunnel to a path"),
     ],
 )
 @pytest.mark.parametrize("size", [1, 65536], ids=["bytes", "whole"])
-def test_a_client_that_offers_another_protocol_is_answered_in_http_1_1(
-    serve, make_config, request_bytes, statuses, size
-) -> None:
-    with serve(make_config(), http_limits=HttpLimits(idle_seconds=0.2)) as serving, connect(serving) as raw:
+def test_a_client_that_offers_another_protocol_is_answered_in_http_1_1(serving, request_bytes, statuses, size) -> None:
+    with connect(serving) as raw:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             for start in range(0, len(request_bytes), size):
@@ -165,7 +164,7 @@ def test_large_headers_get_a_431(serving) -> None:
     ],
 )
 def test_a_client_that_takes_too_long_is_closed(serve, make_config, begin, status) -> None:
-    limits = HttpLimits(head_seconds=0.2, body_seconds=0.2, idle_seconds=0.2)
+    limits = HttpLimits(head_seconds=2, body_seconds=0.2, idle_seconds=2)
     with serve(make_config(), http_limits=limits) as serving, connect(serving) as raw:
         raw.sendall(begin)
         answer = read_all(raw)
@@ -248,7 +247,7 @@ def test_health_is_answered_many_times_while_a_flood_of_large_bodies_is_read(ser
         statuses = {each.result() for each in answers}
 
     assert statuses == {400}
-    assert num_answers > 4 * len(answers)
+    assert num_answers > 2 * len(answers), "an event loop that reads the bodies answers about once for each"
 
 
 def test_connections_that_all_wait_for_answers_make_a_new_one_a_503(serve, make_config) -> None:

@@ -332,13 +332,3 @@ def test_silence_is_broken_by_comments_that_clients_skip(serving) -> None:
     assert comment == ": keepalive"
     decoder = openai._streaming.SSEDecoder()  # noqa: SLF001 -- how the client reads
     assert decoder.decode(comment) is None
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_long_prompt_is_read_without_stopping_the_others(serving, stream) -> None:
-    with serving.client() as client:
-        response = client.post("/v1/completions", json=BODY | {"prompt": "x " * 900, "stream": stream})
-        long = client.post("/v1/completions", json=BODY | {"prompt": "many words " * 450, "stream": stream})
-
-    assert response.status_code == 200
-    assert long.status_code == 200

