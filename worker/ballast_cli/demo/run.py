@@ -106,7 +106,7 @@ class Demo:
         try:
             await self._measure_maximum()
             await self._measure_capacity()
-            self._submit_job()
+            await self._submit_job()
             await self._warm_up()
             await self._alternate()
             await self._flood()
@@ -153,13 +153,14 @@ class Demo:
             wanted = trace_seconds * 0.999
         self._record.trace_start = self._random.uniform(0, trace_seconds - wanted)
 
-    def _submit_job(self) -> None:
+    async def _submit_job(self) -> None:
         """Submit the offline job of the demo. The blocks, which the capacity can lengthen, have their length by now."""
         plan = replace(self._plan, block_seconds=self._record.block_seconds)
         # Twice the items that the engine can compute without online requests: the job never runs out.
         count = int(2 * self._items_per_second * (plan.total_seconds / 2 + plan.flood_seconds)) + 500
         self._tell(f"Submitting the offline job of {count:,} items")
         self._job = self._submit(count, "item")
+        await self._settle()  # the worker claims items before the job is paused
 
     async def _warm_up(self) -> None:
         plan, record = self._plan, self._record
