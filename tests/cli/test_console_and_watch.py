@@ -22,6 +22,8 @@ def test_a_table_is_never_cut(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     console.print_table(("ID", "STATE"), [("job-1a2201b58c0-6d337f", "in_progress")])
 
     assert "job-1a2201b58c0-6d337f  in_progress" in capsys.readouterr().out
+    console.print_table(("ID", "STATE"), [("[red]\x1b[2J[/]", "x\ny")])
+    assert "[red]?[2J[/]  x?y" in capsys.readouterr().out
 
 
 class Away:

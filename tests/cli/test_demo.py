@@ -31,11 +31,13 @@ def start(directory: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def test_the_demo_compares_both_sides_and_says_what_it_saw(tmp_path: Path):
-    process = start(tmp_path, "--json", "figures.json", "--seed", "3")
+    mine = tmp_path / "ballast-demo" / "run"
+    mine.mkdir(parents=True)
+    process = start(tmp_path, "--json", "ballast-demo/figures.json", "--seed", "3")
     out, err = process.communicate(timeout=280)
     assert process.returncode == 0, err
 
-    found = json.loads((tmp_path / "figures.json").read_text())
+    found = json.loads((tmp_path / "ballast-demo" / "figures.json").read_text())
     assert found["online_only"]["requests"] == found["mixed"]["requests"] >= 20
     assert found["online_only"]["failed"] == found["mixed"]["failed"] == 0
     assert found["offline"]["items_completed"] > 0
@@ -48,7 +50,7 @@ def test_the_demo_compares_both_sides_and_says_what_it_saw(tmp_path: Path):
     assert found["verdict"] in out
     assert "Pair 2 of 2: online with the offline job" in err
     assert (tmp_path / "ballast-demo" / "slots.png").read_bytes().startswith(b"\x89PNG")
-    assert not (tmp_path / "ballast-demo" / "run").exists()
+    assert list(mine.parent.glob("run*")) == [mine]
 
 
 def is_served_from(directory: Path, url: str) -> bool:
@@ -69,11 +71,13 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path):
     for line in process.stderr:
         if "capacity" in line:
             break
-    config = yaml.safe_load((tmp_path / "ballast-demo" / "run" / "worker.yaml").read_text())["runtime"]
+    (work,) = (tmp_path / "ballast-demo").iterdir()
+    config = yaml.safe_load((work / "worker.yaml").read_text())["runtime"]
     assert is_served_from(tmp_path, config["redisUrl"])
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=120)
+    said = process.communicate(timeout=120)[1]
 
+    assert f"configuration: {work}" in said
     assert process.returncode == 130
     assert not is_served_from(tmp_path, config["redisUrl"])
     with pytest.raises(ConnectionRefusedError):

@@ -10,8 +10,8 @@ from ballast_cli.errors import Usage
 from ballast_cli.outfile import OutFile
 
 
-def make_line(custom_id: str, job: str = "j1") -> dict[str, str]:
-    return {"id": f"batch_req_{job}_{custom_id}", "custom_id": custom_id}
+def make_line(custom_id: str, job: str = "j1", **more: str) -> dict[str, str]:
+    return {"id": f"batch_req_{job}_{custom_id}", "custom_id": custom_id, **more}
 
 
 def ids(path: Path) -> list[str]:
@@ -45,6 +45,22 @@ def test_a_broken_call_is_gone_on_with(tmp_path: Path):
 
     assert OutFile(path).write(map(make_line, "abc"), job_id="j1") == 3
     assert ids(path) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 3, 4])
+def test_the_new_result_of_a_redriven_item_replaces_its_error(tmp_path: Path, num_before: int):
+    path = tmp_path / "out.jsonl"
+    lines = [make_line("a", error="e" * 20), make_line("b"), make_line("c"), make_line("a", body="x")]
+
+    def broken():
+        yield from lines[:num_before]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        OutFile(path).write(broken(), job_id="j1")
+
+    assert OutFile(path).write(lines[1:], job_id="j1") == 3
+    assert [json.loads(line) for line in path.read_text().splitlines()] == lines[1:]
 
 
 def test_a_torn_last_line_is_written_again(tmp_path: Path):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from ballast_cli.errors import CliError
+from ballast_cli.errors import CliError, NotNow
 from ballast_cli.processes import Valkey, WorkerProcess, take_port
 
 HOLDER = """
@@ -222,12 +222,13 @@ def test_a_worker_that_does_not_drain_is_killed_when_hurried(tmp_path: Path):
 
 def test_the_file_of_an_ended_process_is_ignored(tmp_path: Path):
     from ballast_cli.connection import Running
+    from ballast_cli.data_directory import held
 
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    Running("redis://x", "q", "http://x", gone.pid, 1).write(tmp_path)
-    assert Running.read(tmp_path) is None
+    with held(tmp_path):
+        Running("redis://x", "q", "http://x", os.getpid(), 1).write(tmp_path)
+        assert Running.read(tmp_path).redis_url == "redis://x"
+        with pytest.raises(NotNow, match="already running"), held(tmp_path):
+            pass
 
-    Running("redis://x", "q", "http://x", os.getpid(), 1).write(tmp_path)
-    assert Running.read(tmp_path).redis_url == "redis://x"
+    assert Running.read(tmp_path) is None, "another process can have its ID"
     assert json.loads((tmp_path / "up.json").read_text())["queue"] == "q"

@@ -74,6 +74,24 @@ def test_many_lines_are_one_job(as_submitter: Any, tmp_path: Path, make_line: An
     assert queue.jobs.get(job_id).counts.waiting == 1200
 
 
+def test_an_interrupt_names_the_job_that_is_not_complete(
+    as_submitter: Any, items: Path, monkeypatch: pytest.MonkeyPatch, queue: Any
+) -> None:
+    def interrupted(lines: Iterator[bytes]) -> Iterator[list[bytes]]:
+        yield [next(iter(lines))]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ballast_queue.inbox_writer._chunks", interrupted)
+    ran = as_submitter()("submit", items)
+    queue.inbox.take_in()
+    (job,) = queue.jobs.all()
+
+    assert ran.code == 130
+    assert ran.err.endswith(
+        f"Interrupted. Job {job.id} is not complete: cancel it as a worker's user, and submit again.\n"
+    )
+
+
 @pytest.mark.parametrize("option", [("--key", "nightly"), ("--watch",)])
 def test_what_a_submitter_cannot_do_is_refused_before_anything_is_added(
     as_submitter: Any, items: Path, valkey: Any, queue_name: str, option: tuple[str, ...]

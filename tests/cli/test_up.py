@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from tls import LOOPBACK
 
 import ballast_cli
 from ballast_cli.worker_file import DEMO_MODEL_NAME
@@ -192,13 +193,17 @@ def test_a_second_up_in_the_same_directory_is_refused(up: Up):
 
 def test_a_changed_file_takes_effect_and_a_bad_one_does_not(tmp_path: Path):
     file = tmp_path / "mine.yaml"
-    file.write_text("slo: {ttftMilliseconds: 500}\n")
+    tls = f"runtime: {{tlsCertFile: {LOOPBACK}, tlsKeyFile: {LOOPBACK}"
+    file.write_text(f"slo: {{ttftMilliseconds: 500}}\n{tls}}}\n")
     running = start(tmp_path, "--config", "mine.yaml")
     try:
         running.read_until("Ctrl-C stops everything")
+        assert running.note["address"].startswith("https://")
         file.write_text("slo: {ttftMilliseconds: -1}\n")
         running.read_until("keeps its current configuration")
-        file.write_text("slo: {ttftMilliseconds: 250}\n")
+        file.write_text(f"model: {{uri: hf://org/name}}\n{tls}}}\n")
+        running.read_until("hf://org/name@main waits for a restart")
+        file.write_text(f"slo: {{ttftMilliseconds: 250}}\n{tls}, unreadySeconds: 0.5, drainSeconds: 6.5}}\n")
         running.read_until("was passed to the worker")
     finally:
         running.process.send_signal(signal.SIGINT)
@@ -206,6 +211,7 @@ def test_a_changed_file_takes_effect_and_a_bad_one_does_not(tmp_path: Path):
         running.process.stderr.close()
 
     assert "250" in (tmp_path / ".ballast" / "worker.yaml").read_text()
+    assert "(at most 7 s)" in "".join(running.said)
 
 
 def test_the_error_of_a_broken_model_quotes_the_worker(tmp_path: Path):

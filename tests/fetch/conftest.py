@@ -16,6 +16,8 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
+from ballast_cli.fetch import store
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
     "config.json": b'{"architectures": ["LlamaForCausalLM"]}',
@@ -42,6 +44,8 @@ class FakeHub:
     damage: bool = False
     is_away: bool = False
     """Whether every request fails."""
+    is_page: bool = False
+    """Whether the answer is a page, as that of a proxy."""
     announced: dict[str, int | None] = field(default_factory=dict)
     """Sizes in the listing that are wrong, or missing."""
     commit: str = COMMIT
@@ -80,6 +84,8 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             hub.requests.append((path, self.headers["Range"]))
             if hub.is_away:
                 self._refuse(503, "")
+            elif hub.is_page:
+                self._answer(200, b"<html>")
             elif hub.token and self.headers["Authorization"] != f"Bearer {hub.token}":
                 self._refuse(401, "RepoNotFound")
             elif found := re.fullmatch(r"/api/models/org/name/revision/(.+)", path):
@@ -131,6 +137,11 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_PAUSE_SECONDS", 0.01)
+
+
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     fake = FakeHub()
@@ -139,7 +150,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     thread.start()
     fake.url = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("HF_ENDPOINT", fake.url)
-    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.delenv("HF_TOKEN")
     yield fake
     fake.go_on.set()
     server.shutdown()

@@ -110,6 +110,11 @@ def test_a_damaged_file_is_downloaded_again(hub: Any, tmp_path: Path) -> None:
         ("pvc://claim/model", 3, "no claim is mounted"),
         ("file://host/model", 2, "three slashes"),
         ("/nowhere/at/all", 3, "is no directory"),
+        ("s3://bucket/model --revision v2", 2, "--revision is for hf://"),
+        ("hf://org/name --anonymous", 2, "--anonymous is for s3://"),
+        ("pvc://claim --cache cache", 2, "are for hf:// and s3://"),
+        ("pvc://claim --verify", 2, "are for hf:// and s3://"),
+        ("pvc://claim --max-gigabytes 0", 2, "are for hf:// and s3://"),
     ],
 )
 @pytest.mark.usefixtures("hub")
@@ -154,6 +159,18 @@ def test_without_network_a_complete_copy_is_used(
     assert fetch(FROM_HUB, tmp_path / "d", "--cache", cache) == 4, "the copy of another hub"
 
 
+def test_a_hub_that_may_not_be_asked_or_answers_with_a_page_is_away(
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fetch(FROM_HUB, tmp_path / "model")
+    hub.is_page = True
+    assert fetch(FROM_HUB, tmp_path / "model") == 0
+    assert "did not answer with JSON" in capsys.readouterr().err
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert fetch(FROM_HUB, tmp_path / "model") == 0
+    assert "while HF_HUB_OFFLINE is set. Using the copy" in capsys.readouterr().err
+
+
 def test_a_cache_holds_each_version_once_and_the_name_is_a_link(hub: Any, tmp_path: Path) -> None:
     cache, name = tmp_path / "cache", tmp_path / "models" / "llama"
     fetch(FROM_HUB, name, "--cache", cache)
@@ -183,6 +200,46 @@ def test_a_moved_branch_replaces_what_was_there(hub: Any, tmp_path: Path) -> Non
     (model / MANIFEST).write_text(json.dumps(whole | {"version": "an older commit"}))
     assert fetch(FROM_HUB, model) == 0
     assert holds(model, hub.files, NEEDED)
+
+
+def test_an_update_in_place_may_use_the_space_of_the_files_that_it_replaces(
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, old = tmp_path / "model", hub.files["model.safetensors"]
+    fetch(FROM_HUB, model)
+    whole = json.loads((model / MANIFEST).read_text()) | {"version": "an older commit"}
+    (model / MANIFEST).write_text(json.dumps(whole))
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000_000))
+
+    hub.files["model.safetensors"] = old * 2
+    assert fetch(FROM_HUB, model) == 1
+    assert "has 4.1 MB free, but the model needs 6.1 MB more" in capsys.readouterr().err
+    assert json.loads((model / MANIFEST).read_text()) == whole, "the copy stays complete"
+    assert (model / "model.safetensors").read_bytes() == old
+    hub.files["model.safetensors"] = old[::-1]
+    assert fetch(FROM_HUB, model) == 0
+    assert holds(model, hub.files, NEEDED)
+
+
+@pytest.mark.parametrize("is_link", [False, True], ids=["", "a link has the name of a module"])
+def test_the_modules_of_sentence_transformers_come_too(hub: Any, tmp_path: Path, is_link: bool) -> None:
+    model, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if is_link:
+        model.mkdir()
+        (model / "1_Pooling").symlink_to(elsewhere)
+    modules = {"1_Pooling/config.json": b"{}", "2_Dense/model.safetensors": b"x", "2_Dense/config.json": b"{}"}
+    others = {"onnx/config.json": b"{}", "2_Dense/pytorch_model.bin": b"x", "1_Pooling/a/config.json": b"{}"}
+    hub.files |= modules | others | {"modules.json": b"[]"}
+    if is_link:
+        assert fetch(FROM_HUB, model) == 2
+        assert list(elsewhere.iterdir()) == []
+        return
+    assert fetch(FROM_HUB, model) == 0
+    assert {str(path.relative_to(model)): path.read_bytes() for path in model.glob("*/*")} == modules
+    (model / "1_Pooling" / "config.json").write_bytes(b"{x")
+    assert fetch(FROM_HUB, model) == 0
+    assert (model / "1_Pooling" / "config.json").read_bytes() == b"{}"
 
 
 def test_only_files_that_an_engine_needs_come_from_a_bucket(bucket: Any, tmp_path: Path) -> None:
@@ -225,6 +282,14 @@ def test_a_wrong_bucket_is_reported(
 ) -> None:
     assert fetch(place.format(name=bucket.name), tmp_path / "model") == 3
     assert words in capsys.readouterr().err
+
+
+def test_an_endpoint_without_a_scheme_is_reported(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "localhost:9000")
+    assert fetch(f"s3://{bucket.name}/models/llama", tmp_path / "model") == 2
+    assert "Check AWS_ENDPOINT_URL, which starts with http://" in capsys.readouterr().err
 
 
 def test_a_bucket_without_credentials_is_reported(
@@ -358,8 +423,10 @@ def test_a_full_disk_is_reported_and_keeps_the_parts(tmp_path: Path, monkeypatch
 
 
 def test_the_error_of_a_source_that_never_answers_is_its_own(tmp_path: Path) -> None:
+    began = time.monotonic()
     with pytest.raises(Unavailable, match="gone away"):
         _download(_Source(b"x" * 10, [Unavailable("gone away")] * 9), tmp_path)
+    assert time.monotonic() - began >= 0.01 + 0.02 + 0.04 + 0.08, "the pauses grow"
     assert _download(_Source(b"x" * 10, [Unavailable("gone away")] * 2), tmp_path), "twice is forgiven"
     assert not _download(_Source(b"x" * 10, []), tmp_path), "whole"
 
@@ -380,7 +447,7 @@ def test_a_worker_serves_the_copy_under_the_name_of_the_original(
     hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    worker_file.fetched.cache_clear()
+    monkeypatch.setattr(worker_file, "_FETCHED", {})
     composed = worker_file.compose(None, worker_file.Flags(model=f"{FROM_HUB}@v2"))
     copy = Path(composed.model.uri)
     assert copy.is_relative_to(tmp_path / "ballast" / "models")
@@ -390,3 +457,6 @@ def test_a_worker_serves_the_copy_under_the_name_of_the_original(
     hub.requests.clear()
     assert worker_file.compose(None, worker_file.Flags(model=f"{FROM_HUB}@v2")) == composed
     assert hub.requests == [], "a branch that moves changes nothing while a worker runs"
+    assert worker_file.compose(None, worker_file.Flags(model=f"{FROM_HUB}@v2"), downloads=False) == composed
+    with pytest.raises(CliError, match="waits for a restart"):
+        worker_file.compose(None, worker_file.Flags(model=f"{FROM_HUB}@v3"), downloads=False)

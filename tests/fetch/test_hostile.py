@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from ballast_cli.__main__ import main
 from ballast_cli.errors import CliError
 from ballast_cli.fetch import store
 from ballast_cli.fetch.bucket import best_digest
-from ballast_cli.fetch.directory import is_plain
+from ballast_cli.fetch.directory import is_safe
 from ballast_cli.fetch.manifest import MANIFEST, Kept, Manifest, parse_manifest
 from ballast_cli.fetch.model_files import File, ModelFiles, select
 from ballast_cli.fetch.source import Unavailable
@@ -60,7 +61,7 @@ def download(source: Any, path: Path, **options: Any) -> bool:
 
 
 def stored(path: Path) -> int:
-    return sum(found.stat().st_size for found in path.iterdir())
+    return sum(found.stat().st_size for found in path.iterdir() if not found.name.startswith("."))
 
 
 # More than announced
@@ -296,18 +297,80 @@ def test_another_hub_cannot_put_its_files_under_the_name_of_a_model(
 # Objects in S3
 
 
-@pytest.fixture
-def parts(bucket: Any) -> Any:
-    """The weights, uploaded in parts: their ETag is no checksum of the content."""
+def upload_in_parts(bucket: Any, content: bytes) -> None:
+    """Upload weights whose ETag is no checksum of the content."""
     key = f"models/llama/{WEIGHTS}"
     upload = bucket.create_multipart_upload(Bucket=bucket.name, Key=key)["UploadId"]
-    content = bytes(5 * MIB + 17)
     done = []
     for number, piece in enumerate((content[: 5 * MIB], content[5 * MIB :]), 1):
         tag = bucket.upload_part(Bucket=bucket.name, Key=key, UploadId=upload, PartNumber=number, Body=piece)["ETag"]
         done.append({"ETag": tag, "PartNumber": number})
     bucket.complete_multipart_upload(Bucket=bucket.name, Key=key, UploadId=upload, MultipartUpload={"Parts": done})
+
+
+@pytest.fixture
+def parts(bucket: Any) -> Any:
+    upload_in_parts(bucket, bytes(5 * MIB + 17))
     return bucket
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_weights_of_an_older_upload_are_not_taken_for_the_new_ones(
+    parts: Any, tmp_path: Path, is_interrupted: bool
+) -> None:
+    place, model, new = f"s3://{parts.name}/models/llama", tmp_path / "model", b"x" * (5 * MIB + 17)
+    assert fetch(place, model) == 0
+    if is_interrupted:
+        (model / MANIFEST).unlink()
+        (model / WEIGHTS).unlink()
+        (model / f"{WEIGHTS}.part").write_bytes(bytes(MIB))
+        (model / ".ballast-fetch.partial").write_text("another key")
+    upload_in_parts(parts, new)
+
+    assert fetch(place, model) == 0
+    assert (model / WEIGHTS).read_bytes() == new
+
+
+def test_an_interrupted_download_without_a_checksum_is_resumed(tmp_path: Path) -> None:
+    starts = []
+
+    class Cut(Endless):
+        def _pieces(self, start: int) -> Iterator[bytes]:
+            starts.append(start)
+            yield bytes(MIB)
+            if not start:
+                raise CliError("cut")
+
+    source = Cut(announced=2 * MIB)
+    with pytest.raises(CliError, match="cut"):
+        download(source, tmp_path)
+
+    assert download(source, tmp_path)
+    assert starts == [0, MIB]
+
+
+def test_the_first_failure_stops_the_other_files_at_once(tmp_path: Path) -> None:
+    class Failing(Endless):
+        def resolve(self) -> ModelFiles:
+            return ModelFiles("here", "1", (File("config.json", None), File(WEIGHTS, 1)))
+
+        @contextmanager
+        def read(self, file: File, start: int) -> Iterator[Iterator[bytes]]:
+            if file.name == WEIGHTS:
+                raise CliError("denied")
+            yield self._pieces(start)
+
+        def _pieces(self, _: int) -> Iterator[bytes]:
+            while self.num_sent < 2000:
+                time.sleep(0.001)
+                self.num_sent += 1
+                yield b"x"
+
+    source = Failing(announced=None)
+    with pytest.raises(CliError, match="denied"):
+        download(source, tmp_path)
+
+    assert source.num_sent < 1000
 
 
 def test_an_object_without_a_checksum_is_named_and_gets_our_own(
@@ -401,7 +464,7 @@ MANIFESTS = st.fixed_dictionaries(
 def test_any_bytes_are_a_manifest_with_plain_names_or_an_empty_one(text: bytes) -> None:
     found = parse_manifest(text)
 
-    assert all(map(is_plain, found.files))
+    assert all(map(is_safe, found.files))
     assert all(type(kept.size) is int and kept.size >= 0 for kept in found.files.values())
     assert isinstance(found.source, str)
 

@@ -120,6 +120,7 @@ def test_the_example_of_the_documentation_plans_ahead(ballast, tmp_path):
     assert len(figures) == 4
     assert [len(way["months"]) for way in figures] == [18] * 4
     assert (tmp_path / "plan.png").stat().st_size > 10_000
+    assert json.loads(ballast("--ahead", "--inputs", "plan.yaml", "--json", "-")[1]) == figures
 
 
 TRACE = "\n".join(

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import typer
 
-from ballast_cli.data_directory import write_private
+from ballast_cli.data_directory import is_held, write_private
 from ballast_cli.errors import CliError, NotFound, NotNow, SubmitterOnly, Unreachable, Usage
 from ballast_queue.address import parse_address
 from ballast_queue.errors import (
@@ -84,34 +84,24 @@ class Running:
     redis_url: str
     queue: str
     address: str
-    """`http://host:port` of the worker."""
+    """`http://host:port` or `https://host:port` of the worker."""
     pid: int
     worker_pid: int
 
     @classmethod
     def read(cls, data_dir: Path = DATA_DIR) -> Self | None:
-        """Read the file. Return None if it is missing, or if the process that wrote it has ended."""
+        """Read the file. Return None if it is missing, or if no `ballast up` runs in the directory."""
+        if not is_held(data_dir):
+            return None
         try:
             data = json.loads((data_dir / "up.json").read_text(encoding="utf-8"))
-            running = cls(**data)
+            return cls(**data)
         except (OSError, ValueError, TypeError):
             return None
-        return running if is_alive(running.pid) else None
 
     def write(self, data_dir: Path) -> None:
         """Write the file."""
         write_private(data_dir / "up.json", json.dumps(asdict(self), indent=2) + "\n")
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether a process with this ID exists."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 
 def stdout() -> Console:
@@ -38,13 +39,14 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right:
     The columns in `right` are aligned to the right.
     """
     console = stdout()
+    rows = [[_printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
     if console.is_terminal and sum(widths) + 2 * len(widths) <= console.width:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in columns:
             table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(Text, row))  # a cell can hold the text of a tenant, which is no markup
         console.print(table)
         return
     for row in (columns, *rows):
@@ -53,6 +55,10 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right:
             for column, cell, width in zip(columns, row, widths, strict=True)
         ]
         sys.stdout.write("  ".join(cells).rstrip() + "\n")
+
+
+def _printable(cell: str) -> str:
+    return "".join(each if each.isprintable() else "?" for each in cell)
 
 
 def examples(*lines: str) -> str:

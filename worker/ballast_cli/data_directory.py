@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from ballast_cli.errors import CliError
+from ballast_cli.errors import CliError, NotNow
+
+_LOCK = "up.lock"
+"""A running `ballast up` holds the lock of this file. The kernel releases it when the process ends."""
+_TRY_SECONDS = 1.0
+"""Longest time that `is_held` of other processes can hold the lock."""
 
 
 def make_directory(directory: Path) -> None:
@@ -21,6 +30,44 @@ def make_directory(directory: Path) -> None:
             f"The directory {directory} cannot be created ({error.strerror}). Run the command in a directory where you "
             "may write. `ballast up` also takes another one with --data."
         ) from None
+
+
+def is_held(directory: Path) -> bool:
+    """Return whether a `ballast up` runs in a data directory."""
+    try:
+        with (directory / _LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False
+
+
+def in_use(directory: Path) -> str:
+    """Return the message about a data directory that another `ballast up` holds."""
+    return (
+        f"`ballast up` is already running in {directory.resolve()}. Stop it with Ctrl-C, or choose another directory "
+        "with --data."
+    )
+
+
+@contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Hold a data directory.
+
+    Raises:
+        NotNow: another `ballast up` runs in it.
+    """
+    with (directory / _LOCK).open("ab") as lock:
+        until = time.monotonic() + _TRY_SECONDS
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise NotNow(in_use(directory)) from None
+                time.sleep(0.05)
+        yield
 
 
 def write_private(file: Path, text: str) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ballast_cli.errors import Usage
 
@@ -15,7 +15,8 @@ class OutFile:
     """Collects lines in `NAME.part` and renames it to `NAME` at the end.
 
     If an interrupted call left a `NAME.part`, writing continues there. Its complete lines count as written, and an
-    incomplete last line is dropped.
+    incomplete last line is dropped. A redriven item can have two lines, an error and then its new result. The file
+    keeps the last line of each item.
     """
 
     def __init__(self, path: Path) -> None:
@@ -27,33 +28,53 @@ class OutFile:
         self.part = path.with_name(f"{path.name}.part")
 
     def write(self, lines: Iterable[dict[str, Any]], *, job_id: str) -> int:
-        """Append the lines whose `id` is missing, rename the file, and return the number of its lines."""
+        """Append the lines that are missing, rename the file, and return the number of its lines."""
         try:
-            seen, whole = self._recover(job_id)
-            with self.part.open("r+b" if self.part.exists() else "wb") as file:
+            last, replaced, whole = self._recover(job_id)
+            with self.part.open("r+b" if self.part.exists() else "w+b") as file:
                 file.truncate(whole)
-                file.seek(whole)
                 for line in lines:
-                    if line["id"] in seen:
-                        continue
-                    seen.add(line["id"])
-                    file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+                    text, start = json.dumps(line, ensure_ascii=False).encode() + b"\n", last.get(line["id"])
+                    if start is not None:
+                        file.seek(start)
+                        if file.read(len(text)) == text:
+                            continue
+                        replaced.add(start)
+                    last[line["id"]] = file.seek(0, os.SEEK_END)
+                    file.write(text)
                     file.flush()
+                if replaced:
+                    self._drop(replaced, file)
                 os.fsync(file.fileno())
             self.part.replace(self.path)
         except OSError as error:
             raise Usage(f"--output: cannot write {self.path} ({error.strerror}). Choose another file.") from None
-        return len(seen)
+        return len(last)
 
-    def _recover(self, job_id: str) -> tuple[set[str], int]:
-        """Return the ids in the part, and its length up to the last complete line.
+    def _drop(self, replaced: set[int], file: IO[bytes]) -> None:
+        """Remove the lines that start at these offsets. It moves lines forward only, so no line is lost on the way."""
+        start = 0
+        file.seek(0)
+        with self.part.open("rb") as lines:
+            for line in lines:
+                if start not in replaced:
+                    file.write(line)
+                start += len(line)
+        file.truncate()
+
+    def _recover(self, job_id: str) -> tuple[dict[str, int], set[int], int]:
+        """Return what the part holds: the offset of each id's last line, those of lines before it, and the length.
+
+        The length is that up to the last complete line.
 
         Raises:
             Usage: the part belongs to another job.
         """
+        last: dict[str, int] = {}
+        replaced: set[int] = set()
+        whole = 0
         if not self.part.exists():
-            return set(), 0
-        seen, whole = set(), 0
+            return last, replaced, whole
         with self.part.open("rb") as file:
             for line in file:
                 try:
@@ -67,6 +88,8 @@ class OutFile:
                         f"--output: {self.part} is the unfinished output of another job ({one!r}). Remove it, or "
                         "choose another file."
                     )
-                seen.add(one)
+                if one in last:
+                    replaced.add(last[one])
+                last[one] = whole
                 whole += len(line)
-        return seen, whole
+        return last, replaced, whole

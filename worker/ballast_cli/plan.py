@@ -181,14 +181,15 @@ def _fleet(
     found = plan_fleet(inputs, trace, lengths, _progress)
     tried = alternatives(inputs, found, lengths, trace, _progress) if tries else []
     sizes = chunks(found, found.mixed, lengths) if tries and found.mixed else []
-    print_premises(inputs, found)
-    print_options(found)
-    for reason in found.because:
-        sys.stdout.write(f"- {reason}\n")
-    if tried:
-        print_alternatives(tried, sizes, found.deployment.model.gpu.unit)
-        for line in advice(found, tried, sizes):
-            sys.stdout.write(f"- {line}\n")
+    if str(json_file) != "-":
+        print_premises(inputs, found)
+        print_options(found)
+        for reason in found.because:
+            sys.stdout.write(f"- {reason}\n")
+        if tried:
+            print_alternatives(tried, sizes, found.deployment.model.gpu.unit)
+            for line in advice(found, tried, sizes):
+                sys.stdout.write(f"- {line}\n")
     write_json(json_file, fleet_figures(found, tried, sizes))
     if plot:
         draw_fleet(found, plot)
@@ -202,7 +203,8 @@ def _ahead(inputs: PlanInputs, json_file: Path | None, plot: Path | None) -> Non
 
     plans, unit = plan_ahead(inputs, _progress), inputs.find_device().unit
     budget = inputs.energy.budget_kilowatts
-    print_growth(plans, budget, unit)
+    if str(json_file) != "-":
+        print_growth(plans, budget, unit)
     write_json(json_file, [growth_figures(plan) for plan in plans])
     if plot:
         draw_ahead(plans, budget, plot, unit)
@@ -220,11 +222,12 @@ def _ceilings(inputs: PlanInputs, json_file: Path | None) -> None:
             ceiling = CeilingCase.of(inputs, asked).ceiling()
         except Impossible as error:
             refused = error
-            sys.stdout.write(f"{error}.\n")
+            say(f"{error}.")
             continue
         _progress(f"trying batch sizes of {asked.name}")
         tried = largest(ceiling.case, partial(drawn, ceiling.case), near=ceiling.batch)
-        print_ceiling(ceiling, tried)
+        if str(json_file) != "-":
+            print_ceiling(ceiling, tried)
         figures.append(ceiling_figures(ceiling, tried))
     if not figures:
         raise refused or Usage("There is no ceiling to compute. Add at least one under `ceilings` in the inputs.")

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -103,10 +104,10 @@ class WorkerProcess:
     process: subprocess.Popen[bytes]
     log: Path
     address: str
-    """`http://host:port`."""
+    """`http://host:port` or `https://host:port`."""
 
     @classmethod
-    def start(cls, command: list[str], *, log: Path, host: str, port: int) -> Self:
+    def start(cls, command: list[str], *, log: Path, address: str) -> Self:
         """Start the command of a worker in its own process group."""
         with log.open("ab") as output:
             output.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} worker starts\n".encode())
@@ -118,7 +119,7 @@ class WorkerProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        return cls(process, log, f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        return cls(process, log, address)
 
     @property
     def is_running(self) -> bool:
@@ -175,6 +176,11 @@ def worker_command(config: Path, *, ray: bool = False) -> list[str]:
     return [sys.executable, "-m", "ballast_serve" if ray else "ballast_worker", "--config", str(config)]
 
 
+def address_of(host: str, port: int, *, is_tls: bool = False) -> str:
+    """Return the address of a worker."""
+    return f"{'https' if is_tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 def require_worker_parts(*, ray: bool = False) -> None:
     """Raise `CliError`, with the command that installs them, if the worker's dependencies are missing."""
     if find_spec("torch") is None:
@@ -208,9 +214,18 @@ def take_port(host: str, port: int) -> int:
 
 
 def status_of(address: str, path: str) -> int | None:
-    """Return the HTTP status of a GET request, or None if there is no answer."""
+    """Return the HTTP status of a GET request, or None if there is no answer.
+
+    The certificate is not verified: it need not name the address, and the caller started the server.
+    """
     parts = urlsplit(address)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=2.0)
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=2.0, context=context)
+    else:
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=2.0)
     try:
         connection.request("GET", path)
         return connection.getresponse().status

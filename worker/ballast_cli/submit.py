@@ -127,8 +127,16 @@ def _submit_to_inbox(place: Place, file: str, tenant: str, priority: int, deadli
     from ballast_queue.submissions import Terms  # noqa: PLC0415  `ballast --help` needs no redis
 
     most = QueueSettings().max_line_bytes  # a submitter may not read the limit of the queue, which workers apply
-    with open_inbox(place) as inbox, _opened(file, most) as source, progress("Submitting", source.num_lines) as advance:
-        return inbox.submit(source.lines, Terms(tenant, priority, deadline), on_progress=advance)
+    try:
+        with (
+            open_inbox(place) as inbox,
+            _opened(file, most) as source,
+            progress("Submitting", source.num_lines) as advance,
+        ):
+            return inbox.submit(source.lines, Terms(tenant, priority, deadline), on_progress=advance)
+    except KeyboardInterrupt as error:
+        say(" ".join(["Interrupted.", *(f"{note[:1].upper()}{note[1:]}." for note in getattr(error, "__notes__", ()))]))
+        raise
 
 
 @contextmanager

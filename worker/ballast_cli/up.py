@@ -14,9 +14,17 @@ import typer
 from ballast_api.worker_config import WorkerConfig
 from ballast_cli.connection import DATA_DIR, DEFAULT_QUEUE, Place, Running
 from ballast_cli.console import examples, say
-from ballast_cli.data_directory import make_directory
+from ballast_cli.data_directory import held, in_use, is_held, make_directory
 from ballast_cli.errors import CliError, NotNow, Usage
-from ballast_cli.processes import Signals, Valkey, WorkerProcess, require_worker_parts, take_port, worker_command
+from ballast_cli.processes import (
+    Signals,
+    Valkey,
+    WorkerProcess,
+    address_of,
+    require_worker_parts,
+    take_port,
+    worker_command,
+)
 from ballast_cli.worker_file import Flags, compose, write
 from ballast_queue.errors import QueueError
 from ballast_worker.reload import Stamp, stamp
@@ -88,7 +96,7 @@ OnRay = Annotated[
 DataDir = Annotated[Path, typer.Option("--data", help="Directory of Valkey's data, the logs, and up.json.")]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Watched:
     """The user's configuration file. Its changes are applied to the worker's file."""
 
@@ -97,14 +105,19 @@ class _Watched:
     target: Path
     seen: Stamp | None
     """The file before the first read."""
+    config: WorkerConfig
+    """The content of the worker's file."""
 
     def apply(self) -> None:
-        """Write the worker's file again. An invalid file changes nothing."""
+        """Write the worker's file again. An invalid file changes nothing, and neither does another remote model."""
         try:
-            write(compose(self.file, self.flags), self.target)
-            say(f"{self.file} changed. The new configuration was passed to the worker.")
-        except Usage as error:
+            config = compose(self.file, self.flags, downloads=False)
+            write(config, self.target)
+        except (CliError, OSError) as error:
             say(f"{error} The worker keeps its current configuration.")
+        else:
+            self.config = config
+            say(f"{self.file} changed. The new configuration was passed to the worker.")
 
 
 def up(
@@ -125,24 +138,21 @@ def up(
     Ctrl-C drains the worker, then stops Valkey. Jobs and results are kept.
     """
     require_worker_parts(ray=ray)
-    if running := Running.read(data_dir):
-        raise NotNow(
-            f"`ballast up` is already running in {data_dir.resolve()} (process {running.pid}, {running.address}). "
-            "Stop it with Ctrl-C, or choose another directory with --data."
-        )
+    if is_held(data_dir):
+        raise NotNow(in_use(data_dir))
     flags = Flags(model, host, port, slots, redis_url, password_file, queue)
     runtime = compose(config, flags).runtime
     free_port = take_port(runtime.host, runtime.port)
     make_directory(data_dir)
-    with Signals() as signals:
+    with held(data_dir), Signals() as signals:
         has_own = runtime.redis_url or runtime.redis_url_file
         valkey = None if has_own else Valkey.start(data_dir.resolve() / "valkey")
         try:
             settled = Flags(model, host, free_port, slots, valkey.url if valkey else redis_url, password_file, queue)
-            watched = _Watched(config, settled, data_dir / "worker.yaml", stamp(config) if config else None)
-            final = compose(config, settled)
-            write(final, watched.target)
-            _serve(final, watched, data_dir=data_dir, valkey=valkey, signals=signals, ray=ray)
+            seen = stamp(config) if config else None
+            watched = _Watched(config, settled, data_dir / "worker.yaml", seen, compose(config, settled))
+            write(watched.config, watched.target)
+            _serve(watched, data_dir=data_dir, valkey=valkey, signals=signals, ray=ray)
         finally:
             (data_dir / "up.json").unlink(missing_ok=True)
             if valkey:
@@ -150,16 +160,16 @@ def up(
     say("Stopped.")
 
 
-def _serve(
-    config: WorkerConfig, watched: _Watched, *, data_dir: Path, valkey: Valkey | None, signals: Signals, ray: bool
-) -> None:
+def _serve(watched: _Watched, *, data_dir: Path, valkey: Valkey | None, signals: Signals, ray: bool) -> None:
     """Run the worker until a signal arrives or a process ends."""
+    config = watched.config
     runtime = config.runtime
     url, password, ca = _redis(config)
     _load_functions(config, url, password, ca)
     say(f"Starting the worker with {config.model.uri} ...")
     command = worker_command(watched.target, ray=ray)
-    worker = WorkerProcess.start(command, log=data_dir / "worker.log", host=runtime.host, port=runtime.port)
+    address = address_of(runtime.host, runtime.port, is_tls=runtime.tls_cert_file is not None)
+    worker = WorkerProcess.start(command, log=data_dir / "worker.log", address=address)
     try:
         if not worker.wait_until_ready(seconds=_START_SECONDS, is_stopped=lambda: signals.received > 0):
             return
@@ -168,7 +178,9 @@ def _serve(
         _watch(worker, watched, valkey=valkey, signals=signals)
     finally:
         grace = _GRACE_SECONDS + (_RAY_GRACE_SECONDS if ray else 0)
-        _stop(worker, drain=runtime.drain_seconds, grace=grace, is_hurried=lambda: signals.received > 1)
+        runtime = watched.config.runtime  # the times are hot
+        drain = runtime.unready_seconds + runtime.drain_seconds
+        _stop(worker, drain=drain, grace=grace, is_hurried=lambda: signals.received > 1)
 
 
 def _load_functions(config: WorkerConfig, url: str, password: str | None, ca: str | None) -> None:

@@ -24,8 +24,6 @@ from typing import IO
 
 import redis
 
-from ballast_cli.connection import is_alive
-
 CONFIG = {
     "maxmemory-policy": "noeviction",
     "appendonly": "yes",
@@ -83,7 +81,7 @@ def main() -> int:
 
         threading.Thread(target=read_to_the_end, daemon=True).start()
         while not stop.wait(_POLL_SECONDS):
-            if not server.is_running() and not is_alive(pid):
+            if not server.is_running() and not _is_alive(pid):
                 return 1
         server.stop(timeout=_STOP_SECONDS)
     return 0
@@ -136,6 +134,17 @@ def _pid(directory: Path, url: str) -> int:
     if pid != answering:
         raise OSError(f"{_PORT_TAKEN}: another server answers at {url}")
     return pid
+
+
+def _is_alive(pid: int) -> bool:
+    """Return whether a process with this ID exists."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _unquoted(directory: Path, stack: ExitStack) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -36,11 +35,14 @@ class Flags:
     queue: str | None = None
 
 
-def compose(file: Path | None, flags: Flags) -> WorkerConfig:
+def compose(file: Path | None, flags: Flags, *, downloads: bool = True) -> WorkerConfig:
     """Return the configuration of the file, overridden by the flags. Without a model, use the small model.
+
+    Without `downloads`, a remote model must be one that this process has downloaded.
 
     Raises:
         Usage: the file or the result is invalid. The message has one line per field.
+        CliError: the model cannot be downloaded.
     """
     try:
         base = _read(file, flags) if file else WorkerConfig.model_validate({"model": _model(flags)})
@@ -54,7 +56,7 @@ def compose(file: Path | None, flags: Flags) -> WorkerConfig:
         _put(data, "runtime", runtime | {"redisPasswordFile": flags.redis_password_file})
         if flags.slots is not None:
             data["slots"] = flags.slots
-        composed = _with_local_model(WorkerConfig.model_validate(data))
+        composed = _with_local_model(WorkerConfig.model_validate(data), downloads=downloads)
     except InvalidConfig as error:
         raise Usage(str(error)) from None
     except ValidationError as error:
@@ -102,22 +104,28 @@ def _put(data: dict[str, Any], section: str, values: dict[str, Any]) -> None:
         data[section] = data.get(section, {}) | given
 
 
-def _with_local_model(config: WorkerConfig) -> WorkerConfig:
+def _with_local_model(config: WorkerConfig, *, downloads: bool) -> WorkerConfig:
     """Download a remote model, and return a configuration that serves the copy under the name of the original."""
     location = parse(config.model.uri, config.model.revision if config.model.uri.startswith("hf://") else "")
     if not location.is_remote:
         return config
+    if not downloads and location not in _FETCHED:
+        raise Usage(f"The model {location} waits for a restart, which downloads it.")
     copy = fetched(location)
     name = config.model.served_name or (location.path or location.root).rpartition("/")[2]
     model = config.model.model_copy(update={"uri": str(copy), "served_name": name, "revision": copy.name})
     return config.model_copy(update={"model": model})
 
 
-@cache
+_FETCHED: dict[Location, Path] = {}
+
+
 def fetched(location: Location) -> Path:
     """Download a model to the user's cache, once per process: a branch that moves has no effect on a running worker."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return fetch_model(location, Path(), base / "ballast" / "models")
+    if location not in _FETCHED:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        _FETCHED[location] = fetch_model(location, Path(), base / "ballast" / "models")
+    return _FETCHED[location]
 
 
 def _check_model(uri: str) -> None:

@@ -59,7 +59,7 @@ class InboxWriter:
             if not num_entries:
                 raise EmptyJob("found no line, expected at least one request in OpenAI's batch format")
             self._connection.append(inbox, [job | {"end": "1"}])
-        except (QueueUnavailable, QueueFull) as error:
+        except (QueueUnavailable, QueueFull, KeyboardInterrupt) as error:
             if inbox:
                 error.add_note(f"job {job_id} is not complete: cancel it as a worker's user, and submit again")
             raise

@@ -127,7 +127,8 @@ def validate(
             turns=turns,
             slots=slots,
         )
-    validation.print_validation(found, clock)
+    if str(json_file) != "-":
+        validation.print_validation(found, clock)
     write_json(json_file, validation.figures(found))
     if not found.is_valid:
         raise typer.Exit(1)

@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from ballast_cli.demo.figures import percentiles
@@ -97,6 +97,7 @@ class Demo:
         self._poller = WorkerPoller(stack.client(), time.perf_counter())
         self._record = DemoRecord(plan)
         self._job = ""
+        self._items_per_second = 0.0
 
     async def run(self) -> DemoRecord:
         """Run all parts of the demo."""
@@ -105,6 +106,7 @@ class Demo:
         try:
             await self._measure_maximum()
             await self._measure_capacity()
+            await self._submit_job()
             await self._warm_up()
             await self._alternate()
             await self._flood()
@@ -127,13 +129,9 @@ class Demo:
         await asyncio.sleep(plan.calibration_seconds - 2)
         await self._poller.close(block)
         self._record.maximum = block.gained("offline_tokens") / block.seconds
-        rate = (self._stack.counts(self._job).counts.succeeded - before) / block.seconds
+        self._items_per_second = (self._stack.counts(self._job).counts.succeeded - before) / block.seconds
         await self._pause()
         queue.jobs.cancel(self._job)
-        # Twice the items that the engine can compute without online requests: the job never runs out.
-        count = int(2 * rate * (plan.total_seconds / 2 + plan.flood_seconds)) + 500
-        self._tell(f"Submitting the offline job of {count:,} items")
-        self._job = self._submit(count, "item")
 
     async def _measure_capacity(self) -> None:
         self._tell("Online alone: measuring the capacity")
@@ -154,6 +152,15 @@ class Demo:
             self._record.speed *= trace_seconds / wanted * 0.999
             wanted = trace_seconds * 0.999
         self._record.trace_start = self._random.uniform(0, trace_seconds - wanted)
+
+    async def _submit_job(self) -> None:
+        """Submit the offline job of the demo. The blocks, which the capacity can lengthen, have their length by now."""
+        plan = replace(self._plan, block_seconds=self._record.block_seconds)
+        # Twice the items that the engine can compute without online requests: the job never runs out.
+        count = int(2 * self._items_per_second * (plan.total_seconds / 2 + plan.flood_seconds)) + 500
+        self._tell(f"Submitting the offline job of {count:,} items")
+        self._job = self._submit(count, "item")
+        await self._settle()  # the worker claims items before the job is paused
 
     async def _warm_up(self) -> None:
         plan, record = self._plan, self._record

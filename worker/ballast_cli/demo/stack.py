@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from ballast_api.worker_config import WorkerConfig
 from ballast_cli.demo.load import Client
 from ballast_cli.errors import CliError
-from ballast_cli.processes import Valkey, WorkerProcess, take_port, worker_command
+from ballast_cli.processes import Valkey, WorkerProcess, address_of, take_port, worker_command
 from ballast_cli.worker_file import DEMO_MODEL, DEMO_MODEL_NAME, write
 from ballast_queue.job import Job
 from ballast_queue.redis_store import Queue
@@ -46,7 +46,8 @@ class DemoStack:
             config = _config(valkey.url, port=port, slots=slots, threads=threads)
             file = directory / "worker.yaml"
             write(config, file)
-            worker = WorkerProcess.start(worker_command(file), log=directory / "worker.log", host=HOST, port=port)
+            address = address_of(HOST, port)
+            worker = WorkerProcess.start(worker_command(file), log=directory / "worker.log", address=address)
             worker.wait_until_ready(seconds=_START_SECONDS)
             yield cls(valkey, worker, queue, config, file)
         finally:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,7 +22,7 @@ import typer
 from ballast_cli.console import examples, say, stderr
 from ballast_cli.errors import CliError
 from ballast_cli.processes import LOCAL_INSTALL, require_worker_parts
-from ballast_cli.sim_options import check_output
+from ballast_cli.sim_options import check_output, write_json
 from ballast_cli.version import versions
 from ballast_worker.forecast import duration
 
@@ -44,13 +45,23 @@ def demo(
     seconds: Annotated[
         float | None, typer.Option(min=5, help="Seconds of online traffic on each side.", show_default="72")
     ] = None,
-    requests: Annotated[int, typer.Option(min=20, help="Least number of online requests on each side.")] = 300,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            min=20, help="Least number of online requests on each side.", show_default="300, or 60 with --quick"
+        ),
+    ] = None,
     slots: Annotated[int, typer.Option(min=4, max=256, help="Number of slots of the worker.")] = 16,
     seed: Annotated[int, typer.Option(help="Random seed for the slice of the trace and the prompts.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the picture and the figures.")] = DEFAULT_OUT,
     json_file: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", help="Also write the figures to this file.", show_default=False),
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            help="Also write the figures to this file; - is stdout, without the summary.",
+            show_default=False,
+        ),
     ] = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep Valkey's data and the worker's log and configuration.")
@@ -65,18 +76,19 @@ def demo(
     plan = _plan(quick=quick, seconds=seconds, requests=requests, slots=slots, seed=seed)
     say(f"Real traffic against a real worker on this machine: about {duration(plan.total_seconds)}.")
     found = play(plan, out, keep=keep)
-    if json_file is not None:
-        shutil.copyfile(out / "figures.json", json_file)
+    write_json(json_file, found)
+    if str(json_file) == "-":
+        return
     from ballast_cli.demo.report import lines  # noqa: PLC0415
 
     sys.stdout.write("\n".join(lines(found)) + "\n")
     sys.stdout.write(f"Picture: {out / 'slots.png'}   Figures: {out / 'figures.json'}\n")
 
 
-def _plan(*, quick: bool, seconds: float | None, requests: int, slots: int, seed: int) -> DemoPlan:
+def _plan(*, quick: bool, seconds: float | None, requests: int | None, slots: int, seed: int) -> DemoPlan:
     from ballast_cli.demo.run import DemoPlan  # noqa: PLC0415  numpy and httptools, for this verb only
 
-    plan = DemoPlan(seed=seed, slots=slots, min_requests=requests, threads=max(1, min(4, _cores() - 1)))
+    plan = DemoPlan(seed=seed, slots=slots, threads=max(1, min(4, _cores() - 1)))
     if quick:
         plan = replace(
             plan,
@@ -85,8 +97,10 @@ def _plan(*, quick: bool, seconds: float | None, requests: int, slots: int, seed
             warmup_seconds=8.0,
             calibration_seconds=5.0,
             flood_seconds=6.0,
-            min_requests=min(requests, 60),
+            min_requests=60,
         )
+    if requests is not None:
+        plan = replace(plan, min_requests=requests)
     return plan if seconds is None else replace(plan, block_seconds=seconds / plan.pairs)
 
 
@@ -100,16 +114,22 @@ def play(plan: DemoPlan, out: Path, *, keep: bool) -> dict[str, Any]:
     from ballast_cli.demo.picture import draw  # noqa: PLC0415
     from ballast_cli.demo.report import figures  # noqa: PLC0415
 
-    work = out / "run"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    with _interruptible(), _telling(plan.total_seconds) as tell:
-        record = _perform(plan, work.resolve(), tell)
+    out.mkdir(parents=True, exist_ok=True)
+    work = Path(mkdtemp(prefix="run-", dir=out.resolve()))
+    try:
+        with _interruptible(), _telling(plan.total_seconds) as tell:
+            record = _perform(plan, work, tell)
+    except CliError:
+        keep = True  # the message names the worker's log
+        raise
+    finally:
+        if keep:
+            say(f"Valkey's data and the worker's log and configuration: {work}")
+        else:
+            shutil.rmtree(work)
     found = figures(record, versions())
     (out / "figures.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
     draw(record, found, out / "slots.png")
-    if not keep:
-        shutil.rmtree(work)
     return found
 
 

@@ -12,7 +12,7 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
 
-from ballast_cli.errors import NotFound
+from ballast_cli.errors import CliError, NotFound, Usage
 from ballast_cli.fetch.location import Location
 from ballast_cli.fetch.model_files import File, ModelFiles, select, version_of
 from ballast_cli.fetch.source import Denied, Unavailable
@@ -79,7 +79,10 @@ class Bucket:
     @property
     def _client(self) -> Any:
         if self._made is None:
-            self._made = boto3.session.Session().client("s3", config=self._config)
+            try:
+                self._made = boto3.session.Session().client("s3", config=self._config)
+            except ValueError as error:
+                raise Usage(f"{error}. Check AWS_ENDPOINT_URL, which starts with http:// or https://.") from None
         return self._made
 
     @contextmanager
@@ -97,7 +100,7 @@ class Bucket:
                     f"{place}: there is no such {'bucket' if code == 'NoSuchBucket' else 'object'}. Check the URI."
                 ) from None
             if code in {"PreconditionFailed", "412"}:
-                raise Unavailable(f"{place} changed during the download. Run the command again.") from None
+                raise CliError(f"{place} changed during the download. Run the command again.") from None
             if code in {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "403", "401"}:
                 raise Denied(f"{place}: access denied ({code}). {_CREDENTIALS}.") from None
             raise Unavailable(f"{place}: the object store answered {code or error}. Try again later.") from None

@@ -1,7 +1,7 @@
 """A directory of model files in which no symbolic link is followed.
 
 Other processes may write to the directory, such as other pods of the node. So every name is opened relative to the open
-directory, with O_NOFOLLOW, and only regular files are used.
+directory, with O_NOFOLLOW, and only regular files are used. A name may have one folder before it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ def is_plain(name: str) -> bool:
     return is_short and name.isprintable() and not name.startswith(".") and not set(name) & set("/\\")
 
 
+def is_safe(name: str) -> bool:
+    """Return whether a name is plain, or a plain name in a folder with a plain name."""
+    return name.count("/") <= 1 and all(map(is_plain, name.split("/")))
+
+
 class Directory:
     """An open directory."""
 
@@ -55,8 +60,9 @@ class Directory:
     def stat(self, name: str) -> os.stat_result | None:
         """Return the state of a regular file, or None if there is no such file."""
         try:
-            found = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
-        except FileNotFoundError:
+            with self._folder(name) as (folder, last):
+                found = os.stat(last, dir_fd=folder, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
             return None
         return found if stat.S_ISREG(found.st_mode) else None
 
@@ -82,6 +88,9 @@ class Directory:
         """Open a regular file to append to it. Replace anything else of that name, and a file with a second name."""
         before = self.stat(name)
         if before is None or before.st_nlink != 1:
+            if "/" in name:
+                with suppress(FileExistsError):
+                    os.mkdir(name.partition("/")[0], dir_fd=self._descriptor)
             self.remove(name)
             descriptor = self._open(name, _CREATE)
         else:
@@ -94,12 +103,13 @@ class Directory:
 
     def remove(self, name: str) -> None:
         """Remove a file or a link, and not the target of the link."""
-        with suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=self._descriptor)
+        with suppress(FileNotFoundError, NotADirectoryError), self._folder(name) as (folder, last):
+            os.unlink(last, dir_fd=folder)
 
     def replace(self, name: str, target: str) -> None:
-        """Rename a file, also over another one."""
-        os.replace(name, target, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+        """Rename a file within its folder, also over another one."""
+        with self._folder(name) as (folder, last):
+            os.replace(last, target.rpartition("/")[2], src_dir_fd=folder, dst_dir_fd=folder)
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file atomically."""
@@ -123,4 +133,23 @@ class Directory:
             yield
 
     def _open(self, name: str, flags: int) -> int:
-        return os.open(name, flags, _MODE, dir_fd=self._descriptor)
+        with self._folder(name) as (folder, last):
+            return os.open(last, flags, _MODE, dir_fd=folder)
+
+    @contextmanager
+    def _folder(self, name: str) -> Iterator[tuple[int, str]]:
+        """Yield the descriptor of the folder that holds a name, and the last part of the name.
+
+        Raises:
+            OSError: the folder does not exist, or is a link or a file.
+        """
+        folder, _, last = name.rpartition("/")
+        if not folder:
+            yield self._descriptor, last
+            return
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(folder, flags, dir_fd=self._descriptor)
+        try:
+            yield descriptor, last
+        finally:
+            os.close(descriptor)

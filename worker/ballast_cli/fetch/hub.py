@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
+    OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -106,7 +108,11 @@ class Hub:
                     f"{hub} denied access to {place} ({status}). {_TOKEN}. The token needs access to the repository."
                 ) from None
             raise Unavailable(f"{hub} answered {status} for {place}. Try again later.") from None
-        except httpx2.HTTPError as error:
+        except OfflineModeIsEnabled:
+            raise Unavailable(f"{place} cannot be fetched while HF_HUB_OFFLINE is set.") from None
+        except json.JSONDecodeError:
+            raise Unavailable(f"{hub} did not answer with JSON for {place}. Check HF_ENDPOINT and proxies.") from None
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             reason = f"{type(error).__name__}: {error}"
             raise Unavailable(
                 f"{hub} does not answer for {place} ({reason}). Check the network and HF_ENDPOINT."

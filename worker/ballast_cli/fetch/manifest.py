@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from ballast_cli.fetch.directory import Directory, is_plain
+from ballast_cli.fetch.directory import Directory, is_safe
 from ballast_cli.fetch.model_files import ModelFiles
 
 MANIFEST = ".ballast-fetch.json"
@@ -85,7 +85,7 @@ def parse_manifest(text: bytes) -> Manifest:
     if not (isinstance(source, str) and isinstance(origin, str) and isinstance(version, str)):
         return Manifest()
     files = {name: _kept(value) for name, value in found["files"].items()}
-    if not all(map(is_plain, files)) or None in files.values():
+    if not all(map(is_safe, files)) or None in files.values():
         return Manifest()
     return Manifest(source, origin, version, {name: kept for name, kept in files.items() if kept})
 

@@ -11,10 +11,13 @@ from fnmatch import fnmatch
 from typing import IO, Protocol
 
 from ballast_cli.errors import CliError
-from ballast_cli.fetch.directory import is_plain
+from ballast_cli.fetch.directory import is_plain, is_safe
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
-"""Files that an engine reads. Directories, other weight formats, and pictures are not downloaded."""
+"""Files that an engine reads. Other directories, other weight formats, and pictures are not downloaded."""
+MODULES = "modules.json"
+MODULE_FILES = ("[0-9]*_*/config.json", "[0-9]*_*/*.safetensors")
+"""Files of a sentence-transformers module. It has a directory, such as `1_Pooling`, which `modules.json` names."""
 NEVER = ("consolidated*",)
 """A second copy of the weights in another layout."""
 _PIECE = 1 << 20
@@ -64,14 +67,8 @@ def select(files: Iterable[File], source: str, config: str = "config.json") -> t
         CliError: the file `config` or the weights are missing.
     """
     listed = sorted(files, key=lambda file: file.name)
-    selected = tuple(
-        file
-        for file in listed
-        if any(fnmatch(file.name, pattern) for pattern in WANTED)
-        and not any(fnmatch(file.name, pattern) for pattern in NEVER)
-        and is_plain(file.name)
-    )
-    names = [file.name for file in selected]
+    plain = [file for file in listed if is_plain(file.name) and _matches(file, WANTED) and not _matches(file, NEVER)]
+    names = [file.name for file in plain]
     if config not in names or not any(name.endswith(".safetensors") for name in names):
         missing = config if config not in names else "weights (*.safetensors)"
         seen = ", ".join(file.name for file in listed[:8]) + (" ..." if len(listed) > 8 else "")
@@ -79,7 +76,13 @@ def select(files: Iterable[File], source: str, config: str = "config.json") -> t
             f"{source} has no {missing}. Found: {seen or 'no file'}. Name a location with {config} and "
             "*.safetensors, or convert the weights to safetensors."
         )
-    return selected
+    if MODULES in names:
+        plain += [file for file in listed if is_safe(file.name) and _matches(file, MODULE_FILES)]
+    return tuple(plain)
+
+
+def _matches(file: File, patterns: Iterable[str]) -> bool:
+    return any(fnmatch(file.name, pattern) for pattern in patterns)
 
 
 def version_of(files: Iterable[File]) -> str:

@@ -1,7 +1,8 @@
 """Downloads the files of a model to a directory. One process at a time downloads, resumes, and verifies.
 
 A directory is complete when it contains a manifest. If a process dies before that, the next one continues with the
-parts that it left. No more is written than the source announces and the limits admit.
+files and parts that it left. Of another version, it keeps only content that a checksum proves. No more is written than
+the source announces and the limits admit.
 """
 
 from __future__ import annotations
@@ -10,24 +11,28 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import IO
 
 from ballast_cli.errors import CliError, Usage
-from ballast_cli.fetch.directory import Directory, is_plain
+from ballast_cli.fetch.directory import Directory, is_safe
 from ballast_cli.fetch.manifest import MANIFEST, Kept, Manifest, read_manifest, write_manifest
 from ballast_cli.fetch.model_files import File, ModelFiles, verified
 from ballast_cli.fetch.source import Source, Unavailable
 
 _LOCK = ".ballast-fetch.lock"
+_PARTIAL = ".ballast-fetch.partial"
+"""Holds the key of the model while its download is not complete."""
 _PART = ".part"
 _NUM_THREADS = 4
 _MOST_FAILURES = 5
 """Times in a row that a broken stream is resumed without a byte that is kept."""
+_PAUSE_SECONDS = 1.0
+"""Pause after the first of them. It doubles with each."""
 
 Notify = Callable[[str], None]
 Advance = Callable[[int], None]
@@ -98,33 +103,49 @@ def download(
         is_same = before.is_of(model)
         if is_same and before.is_unchanged(directory) and not is_verified:
             return False
-        directory.remove(MANIFEST)
-        _remove_old_files(directory, before, model)
-        kept = _intact(directory, model, before.files if is_same else {})
+        is_resumed = _key(directory) == model.key
+        kept = _intact(directory, model, before.files if is_same else {}, is_resumed=is_resumed)
         missing = [file for file in model.files if file.name not in kept]
+        outdated = {file.name for file in missing} | (before.files.keys() - {file.name for file in model.files})
         present = sum(each.size for each in kept.values())
-        counter = _Counter(present, advance, limit=_limit(directory, missing, present, max_bytes))
+        counter = _Counter(present, advance, limit=_limit(directory, missing, outdated, present, max_bytes))
+        if not is_resumed:
+            outdated |= {f"{file.name}{_PART}" for file in missing if not file.digest}
+        for name in outdated:
+            directory.remove(name)
+        directory.remove(MANIFEST)
+        directory.write(_PARTIAL, model.key.encode())
         kept |= _load_all(source, model, missing, directory, counter)
         write_manifest(directory, Manifest(model.source, model.origin, model.version, kept))
+        directory.remove(_PARTIAL)
         return bool(missing)
 
 
 def _check_announced(model: ModelFiles, max_bytes: int | None) -> None:
     for file in model.files:
-        if not is_plain(file.name):
+        if not is_safe(file.name):
             raise CliError(f"{model.source} has a file named {file.name!r}, which is not a plain name.")
     if max_bytes is not None and model.size > max_bytes:
         raise TooLarge(f"{model.source} has {_size(model.size)}, but --max-gigabytes admits {_size(max_bytes)}.")
 
 
-def _intact(directory: Directory, model: ModelFiles, known: Mapping[str, Kept]) -> dict[str, Kept]:
-    """Return the files whose checksum is right."""
+def _key(directory: Directory) -> str:
+    """Return the key of the model whose download was interrupted, or an empty text."""
+    try:
+        with directory.read(_PARTIAL) as opened:
+            return opened.read(100).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _intact(directory: Directory, model: ModelFiles, known: Mapping[str, Kept], *, is_resumed: bool) -> dict[str, Kept]:
+    """Return the files whose checksum is right, and files without one that the interrupted download left."""
+    files = [_with_own(file, known) for file in model.files]
+    checked = [file for file in files if file.digest or is_resumed]
     with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        checks = list(threads.map(lambda file: _verified(directory, _with_own(file, known)), model.files))
+        checks = list(threads.map(lambda file: _verified(directory, file), checked))
     return {
-        file.name: Kept.of(directory, file.name, sha256)
-        for file, sha256 in zip(model.files, checks, strict=True)
-        if sha256
+        file.name: Kept.of(directory, file.name, sha256) for file, sha256 in zip(checked, checks, strict=True) if sha256
     }
 
 
@@ -183,15 +204,14 @@ class _Counter:
     """Counts the received bytes of all threads, and stops them at the limit."""
 
     def __init__(self, start: int, advance: Advance, *, limit: int) -> None:
-        self.is_stopped = False
+        self.stopped = Event()
         self._count = start
         self._limit = limit
         self._advance = advance
         self._lock = Lock()
 
     def add(self, count: int) -> None:
-        if self.is_stopped:
-            raise CliError("Stopped.")
+        self.wait(0)
         with self._lock:
             if count > 0 and self._count + count > self._limit:
                 raise TooLarge(
@@ -200,22 +220,21 @@ class _Counter:
             self._count += count
             self._advance(self._count)
 
+    def wait(self, seconds: float) -> None:
+        """Wait. Raise `CliError` if another thread has failed, or fails meanwhile."""
+        if self.stopped.wait(seconds):
+            raise CliError("Stopped.")
 
-def _remove_old_files(directory: Directory, before: Manifest, model: ModelFiles) -> None:
-    """Remove the files that only the previous version has."""
-    for name in before.files.keys() - {file.name for file in model.files}:
-        directory.remove(name)
 
-
-def _limit(directory: Directory, missing: list[File], present: int, max_bytes: int | None) -> int:
-    """Return the most bytes that the directory may hold.
+def _limit(directory: Directory, missing: list[File], outdated: set[str], present: int, max_bytes: int | None) -> int:
+    """Return the most bytes that the directory may hold after the outdated files are removed.
 
     Raises:
         CliError: the disk has less free space than the files need.
     """
     parts = sum(directory.size(f"{file.name}{_PART}") for file in missing)
     needed = sum(file.size or 0 for file in missing) - parts
-    free = shutil.disk_usage(directory.path).free
+    free = shutil.disk_usage(directory.path).free + sum(map(directory.size, outdated))
     if needed > free:
         raise CliError(
             f"{directory.path} has {_size(free)} free, but the model needs {_size(needed)} more. Free some space, or "
@@ -230,18 +249,17 @@ def _load_all(
 ) -> dict[str, Kept]:
     """Download files on a few threads. The first failure stops all of them."""
     with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        waiting = [threads.submit(_load, source, model, file, directory, counter) for file in missing]
+        waiting = {threads.submit(_load, source, model, file, directory, counter): file.name for file in missing}
         try:
-            return {file.name: done.result() for file, done in zip(missing, waiting, strict=True)}
+            return {waiting[done]: done.result() for done in as_completed(waiting)}
         except BaseException:
-            counter.is_stopped = True
+            counter.stopped.set()
             threads.shutdown(cancel_futures=True)
             raise
 
 
 def _load(source: Source, model: ModelFiles, file: File, directory: Directory, counter: _Counter) -> Kept:
     part = f"{file.name}{_PART}"
-    directory.remove(file.name)
     if file.size is None or directory.size(part) > file.size:
         directory.remove(part)  # nothing shows how much of it is right
     counter.add(directory.size(part))
@@ -288,6 +306,8 @@ def _stream(source: Source, model: ModelFiles, file: File, directory: Directory,
             directory.remove(part)
         if failures >= _MOST_FAILURES:
             raise why
+        if failures:
+            counter.wait(_PAUSE_SECONDS * 2 ** (failures - 1))
 
 
 def _append(pieces: Iterator[bytes], opened: IO[bytes], model: ModelFiles, file: File, counter: _Counter) -> None:

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from ballast_cli.console import examples, say
-from ballast_cli.errors import CliError, NotFound
+from ballast_cli.errors import CliError, NotFound, Usage
 from ballast_cli.fetch.location import FORMS, Location, Scheme, parse
 from ballast_cli.fetch.source import Source, Unavailable
 from ballast_cli.fetch.store import download, is_complete, is_copy, link
@@ -72,6 +72,12 @@ def fetch(
     Only files that an engine needs are downloaded. An interrupted download resumes when the command runs again.
     """
     location = parse(uri, revision)
+    _check_options(
+        location,
+        has_revision=bool(revision),
+        is_anonymous=is_anonymous,
+        is_copied=cache is not None or is_verified or max_gigabytes is not None,
+    )
     if is_adapter:
         location = replace(location, config="adapter_config.json")
     if not location.is_remote:
@@ -85,6 +91,16 @@ def fetch(
     if cache:
         link(directory, found)
     say(f"{directory} contains {location}.")
+
+
+def _check_options(location: Location, *, has_revision: bool, is_anonymous: bool, is_copied: bool) -> None:
+    """Refuse options that have no effect on this kind of location."""
+    if has_revision and location.scheme is not Scheme.HUB:
+        raise Usage(f"--revision is for hf://, and has no effect on {location}. Omit it.")
+    if is_anonymous and location.scheme is not Scheme.BUCKET:
+        raise Usage(f"--anonymous is for s3://, and has no effect on {location}. Omit it.")
+    if is_copied and not location.is_remote:
+        raise Usage(f"--cache, --verify and --max-gigabytes are for hf:// and s3://. {location} is not copied.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +144,8 @@ def fetch_model(
     if unknown := [file.name for file in model.files if not file.digest]:
         say(
             f"{location} has no checksum for {', '.join(unknown)}. Damage on the way could not be detected. Ballast "
-            "recorded its own checksums, which show later changes. To store checksums in S3, upload with "
-            "--checksum-algorithm."
+            "recorded its own checksums, which show later changes. S3 keeps a checksum of a whole file if it is "
+            "uploaded in one part (at most 5 GB), for example by aws s3api put-object --checksum-algorithm SHA256."
         )
     return target
 
