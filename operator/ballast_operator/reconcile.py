@@ -34,7 +34,7 @@ from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, is_live
 from ballast_operator.poll_result import PollResult
 from ballast_operator.poller import Poller
 from ballast_operator.queue_users import QueueUsers
-from ballast_operator.releases import Releases
+from ballast_operator.releases import LEASE_AGAIN_SECONDS, Releases
 from ballast_operator.resource_memory import Failure, ResourceMemory
 from ballast_operator.resource_type import ConditionInput, ConditionValue, R, ResourceType
 from ballast_operator.scaling import History, scale
@@ -126,7 +126,7 @@ class Reconciler(Generic[R]):
             return self.users.keep(key, body, self.context)
         claimed = await self._claim(key, body)
         if claimed is None:
-            return None if key in self.foreign else CLAIM_AGAIN_SECONDS
+            return LEASE_AGAIN_SECONDS if key in self.foreign else CLAIM_AGAIN_SECONDS
         body = claimed
         memory = self._memory(key, body["metadata"]["uid"])
         try:
