@@ -258,9 +258,11 @@ class Reconciler(Generic[R]):
         reported = ScalingStatus(replicas=decision.replicas, because=decision.because[:1024])
         if decision.replicas != replicas:
             try:
-                await self._cluster.scale(key, decision.replicas)
+                await self._cluster.scale(key, decision.replicas, version=body["metadata"]["resourceVersion"])
             except ObjectNotFound:
                 raise
+            except Conflict:
+                return reported, None  # the decision is made again when the event of the change arrives
             except (ClusterUnavailable, ClusterRefused) as error:
                 if isinstance(error, ClusterUnavailable) and not error.is_about_one:
                     raise
