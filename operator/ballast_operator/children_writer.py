@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from secrets import token_urlsafe
 from typing import Generic
@@ -20,11 +20,12 @@ from ballast_operator.errors import (
     ClusterUnavailable,
     Conflict,
     Invalid,
+    LeftOver,
     NameTaken,
     ObjectNotFound,
 )
 from ballast_operator.kinds import CONFIG_MAP, SECRET, Body, Key
-from ballast_operator.plan import Apply, ChildrenPlan, is_made_for, is_owned
+from ballast_operator.plan import Annotate, Apply, ChildrenPlan, is_left_over, is_made_for, is_owned
 from ballast_operator.poll_result import Problem
 from ballast_operator.resource_memory import Failure, ResourceMemory
 from ballast_operator.resource_type import R, ResourceType
@@ -38,6 +39,8 @@ NAME_AGAIN_SECONDS = 10.0
 """The same time if an object of another owner has the name. No watch shows the deletion of this object."""
 MOST_RESTORES, RESTORE_AGAIN_SECONDS = 5, 60.0
 """A child that was restored more often in a row is restored once in this time, so that two writers do not compete."""
+ANNOTATIONS = "annotations of pods"
+"""The name under which their failures are counted."""
 MOUNTED = frozenset({SECRET, CONFIG_MAP})
 """Kinds of children that pods mount by name."""
 
@@ -56,16 +59,16 @@ class ChildrenWriter(Generic[R]):
         self, key: Key, metadata: Metadata, wanted: ChildrenPlan, memory: ResourceMemory[R]
     ) -> tuple[Problem | None, Failure | None]:
         """Write the plan. Return the first problem to report, and the first failure, after which to try again."""
-        for step in wanted.costs:
-            await self.cluster.annotate(step.key, step.annotations)
-        refused: Problem | None = None
-        failed: Failure | None = None
+        refused, failed = await self._annotate(wanted.costs, memory)
         done: list[str] = []
         for apply in wanted.apply:
             try:
                 if await self._is_written(apply, memory):
+                    memory.lost.discard(apply.key)
                     continue
                 problem = await self._apply(apply, memory)
+            except LeftOver:
+                pass  # the resource is reconciled again while a Secret is lost
             except (ClusterUnavailable, ClusterRefused) as error:
                 if isinstance(error, ClusterUnavailable) and not error.is_about_one:
                     raise
@@ -78,7 +81,7 @@ class ChildrenWriter(Generic[R]):
                     continue
             if apply.key.kind == SECRET:
                 memory.lost.add(apply.key)
-            if apply.key.kind in MOUNTED:
+            if apply.key.kind in MOUNTED and not apply.is_for_others:
                 break  # no pod may start with an object of another owner, or with an old one
         for size in wanted.resize:
             try:
@@ -91,13 +94,34 @@ class ChildrenWriter(Generic[R]):
         for gone in wanted.delete:
             await self.cluster.delete(gone.key, gone.uid)
             done.append(gone.because)
-        for step in wanted.annotate:
-            await self.cluster.annotate(step.key, step.annotations)
+        problem, failure = await self._annotate(wanted.annotate, memory)
+        refused, failed = refused or problem, failed or failure
         if done:
             log.info("applied", resource=str(key), because=done)
             self.post(metadata, "Applied", "; ".join(done))
         if memory.contest is not None and time.monotonic() < memory.contest[0]:
             refused = refused or memory.contest[1]
+        return refused, failed
+
+    async def _annotate(
+        self, steps: Sequence[Annotate], memory: ResourceMemory[R]
+    ) -> tuple[Problem | None, Failure | None]:
+        """Annotate pods. The other writes do not depend on it, so only the first failure in a row ends them.
+
+        Return the first problem to report, and the first failure.
+        """
+        refused: Problem | None = None
+        failed: Failure | None = None
+        for step in steps:
+            try:
+                await self.cluster.annotate(step.key, step.annotations)
+            except (ClusterUnavailable, ClusterRefused) as error:
+                if isinstance(error, ClusterUnavailable) and not error.is_about_one:
+                    raise
+                problem = memory.problem(error, ANNOTATIONS)
+                if problem is None:
+                    raise
+                refused, failed = refused or problem, failed or error
         return refused, failed
 
     async def _apply(self, step: Apply, memory: ResourceMemory[R]) -> Problem | None:
@@ -139,6 +163,7 @@ class ChildrenWriter(Generic[R]):
         Raises:
             NameTaken: the object exists, and the resource does not own it. Or another controller would change an
                 object of another owner for it.
+            LeftOver: a deleted resource of this name owns the Secret. The plan leaves out other kinds.
         """
         for key in self.resource_type.written_with(step.key):
             found = await self.cluster.metadata(key)
@@ -155,6 +180,8 @@ class ChildrenWriter(Generic[R]):
                 if found is None or found["metadata"].get("deletionTimestamp"):
                     raise
                 if not is_owned(found, owner):
+                    if step.key.kind == SECRET and is_left_over(step.manifest, found):
+                        raise LeftOver from None
                     raise NameTaken(f"{step.key.kind.name} {step.key.name}") from None
                 if step.generates:
                     return found

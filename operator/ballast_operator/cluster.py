@@ -115,9 +115,13 @@ class Cluster:
         query = {"force": "true"} | STRICT
         return await self._patch("apply_status", key, manifest, APPLY, query=query, subresource="status")
 
-    async def scale(self, key: Key, replicas: int) -> None:
-        """Write `spec.replicas` of a resource through its scale subresource, as an HPA does."""
-        body = {"spec": {"replicas": replicas}}
+    async def scale(self, key: Key, replicas: int, *, version: str) -> None:
+        """Write `spec.replicas` of a resource through its scale subresource, as an HPA does.
+
+        Raises:
+            Conflict: the resource has another resourceVersion than `version`.
+        """
+        body = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
         await self._patch("scale", key, body, MERGE, query={"fieldManager": SCALING_MANAGER}, subresource="scale")
 
     async def annotate(self, key: Key, annotations: Mapping[str, str | None]) -> None:

@@ -351,11 +351,13 @@ def _has_config(given: Given) -> ConditionValue:
 
 
 def _is_worker(pod: Body, statuses: Mapping[str, WorkerStatus]) -> bool:
-    """Return whether a pod is a worker. Of a worker over several Ray pods, only one is ever ready and reports.
+    """Return whether a pod is a worker that has started. A pod that starts later reads the newest settings.
 
-    Nothing else distinguishes these pods before that: Serve decides which of them gets the HTTP server.
+    Of a worker over several Ray pods, only one is ever ready and reports. Nothing else distinguishes these pods before
+    that: Serve decides which of them gets the HTTP server.
     """
-    return not is_ray_pod(pod) or is_ready(pod) or pod["metadata"]["name"] in statuses
+    has_started = is_ready(pod) if is_ray_pod(pod) else (pod.get("status") or {}).get("phase") != "Pending"
+    return has_started or pod["metadata"]["name"] in statuses
 
 
 def _reservation_is_not_met(given: Given) -> ConditionValue | None:

@@ -6,6 +6,7 @@ OperatorError
 ├── Unplannable           the children of a resource cannot be computed from its spec
 ├── ClusterUnavailable    no answer, a busy answer (429) or a failed one (5xx): the reconciliation is retried
 ├── NameTaken             an object of another owner has the name of a child
+├── LeftOver              a child of a deleted resource of the same name still exists
 └── ClusterRefused        the API server refused the call
     ├── ObjectNotFound
     ├── Conflict          another writer changed the object, or owns the fields
@@ -58,6 +59,10 @@ class NameTaken(OperatorError):
             f"{name} exists, and Ballast does not own it for this resource; rename or delete it, or rename this "
             "resource"
         )
+
+
+class LeftOver(OperatorError):
+    """A child of a deleted resource of the same name still exists. Kubernetes deletes it."""
 
 
 class ClusterRefused(OperatorError):

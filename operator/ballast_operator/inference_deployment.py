@@ -15,6 +15,7 @@ from ballast_api.names import (
     WORKER,
     config_map,
     gcs_redis,
+    redis_secret,
     selector,
 )
 from ballast_api.status import MOST_FORMER_QUEUES, ClassSlots, Condition, ResourceStatus, ScalingStatus, Status
@@ -192,7 +193,9 @@ def _redis_secrets(
     for body in redis_secrets(resource, context):
         key = key_of(SECRET, body)
         if not is_written or key in snapshot.lost:
-            yield Apply(key, body, uid=None, because=f"Wrote the Redis Secret {key.name}")
+            because = f"Wrote the Redis Secret {key.name}"
+            is_for_others = key.name != redis_secret(resource.metadata.name)
+            yield Apply(key, body, uid=None, because=because, is_for_others=is_for_others)
 
 
 def _gcs_secret(resource: InferenceDeployment, snapshot: ClusterSnapshot, context: OperatorContext) -> Iterator[Apply]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import RAY_HEAD_LABEL, RAY_LABEL
-from ballast_operator.children.files import CACHE_VOLUME
+from ballast_operator.children.files import CACHE_VOLUME, sources
 
 VOLUME_KINDS = (
     "configMap",
@@ -41,7 +41,7 @@ class PodRules:
     service_accounts: tuple[str, ...] = ()
     """Patterns of `template.serviceAccountName`, as `NAMESPACE/NAME`."""
     volumes: tuple[str, ...] = VOLUME_KINDS
-    """Kinds of `template.volumes`; `*` permits every kind but `hostPath`."""
+    """Kinds of `template.volumes`, and of the volumes of models; `*` permits every kind but `hostPath`."""
     host_paths: tuple[str, ...] = ()
     """Directories of nodes for volumes of the kind `hostPath`, with what they contain."""
     cache_paths: tuple[str, ...] = ()
@@ -60,6 +60,9 @@ class PodRules:
                 yield f"template.labels has {name}, by which a pod would belong to the Ray cluster of another resource"
         if resource.spec.model.cache_path is not None:
             yield from self._cache_path(resource.spec.model.cache_path, template.volume_mounts)
+        for field, kind in _volumes_of_files(resource):
+            if not _matches(kind, self.volumes):
+                yield f"{field}: a volume of the kind {kind} is not permitted (allowedVolumes)"
         for volume in template.volumes:
             for kind in sorted(volume.keys() - {"name"}):
                 if kind == "hostPath":
@@ -86,6 +89,16 @@ class PodRules:
             yield f"{field}: the path {path} of the node is not permitted (allowedHostPaths)"
         elif any(_contains(root, path) or _contains(path, root) for root in self.cache_paths):
             yield f"{field}: the path {path} of the node has caches of models (allowedCachePaths)"
+
+
+def _volumes_of_files(resource: InferenceDeployment) -> Iterator[tuple[str, str]]:
+    """Yield each location and cache of files that is a volume, and its kind."""
+    for source in sources(resource):
+        if source.claim is not None:
+            yield source.uri, "persistentVolumeClaim"
+    cache = resource.spec.model.cache
+    if cache is not None:
+        yield "model.cache", "ephemeral" if cache.persistent_volume_claim is None else "persistentVolumeClaim"
 
 
 def _token_in(projected: Any) -> str | None:

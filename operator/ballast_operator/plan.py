@@ -53,6 +53,8 @@ class Apply:
     """The merge patch that also removes what another writer added, which an apply would keep."""
     generates: str = ""
     """The key of a Secret that gets a random value when it is created. A Secret that exists is kept."""
+    is_for_others: bool = False
+    """No pod of the resource mounts the object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ def _change(key: Key, wanted: Body, snapshot: ClusterSnapshot) -> Apply | None:
     if found["metadata"].get("deletionTimestamp"):
         return None  # it is created again after the deletion
     if not is_owned(found, snapshot.uid):
-        if _is_left_over(wanted, found):
+        if is_left_over(wanted, found):
             return None  # Kubernetes deletes it, and it is created again then
         return Apply(key, wanted, uid=None, because=f"Created {label}")
     uid, marker = found["metadata"]["uid"], wanted["metadata"]["annotations"][SPEC_HASH]
@@ -153,7 +155,7 @@ def deletions(wanted: Sequence[tuple[Kind, Body]], snapshot: ClusterSnapshot) ->
         yield Delete(key, metadata["uid"], f"Deleted {key.kind.name} {key.name}, which is no longer needed")
 
 
-def _is_left_over(wanted: Body, found: Body) -> bool:
+def is_left_over(wanted: Body, found: Body) -> bool:
     """Return whether only deleted resources of the same kind and name own an object."""
     (mine,) = wanted["metadata"]["ownerReferences"]
     owners = found["metadata"].get("ownerReferences") or ()

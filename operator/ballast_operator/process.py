@@ -355,7 +355,7 @@ class Operator:
         await self._read_kinds()
 
     async def _audit_unwatched(self) -> None:
-        """Check what no watch shows: Secrets that resources name or have as children, and other releases."""
+        """Check what no watch shows: Secrets that resources name or have as children."""
         if await self._find_unreadable(self.unreadable) != self.unreadable:
             raise OperatorError("a namespace that was left out can be watched now, so the process ends")
         self._grants.forget(key.namespace for cache in self.caches.values() for key in cache.resources)
@@ -364,8 +364,6 @@ class Operator:
             for key in (key for cache in self.caches.values() for key in cache.resources):
                 self._controller.add(key)
         for reconciler in self._reconcilers.values():
-            for key in reconciler.foreign:
-                self._controller.add(key)
             for key in await reconciler.audit_secrets():
                 log.info("an audit found a Secret that is missing or changed", resource=str(key))
                 self._controller.add(key)

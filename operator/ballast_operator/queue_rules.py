@@ -48,7 +48,8 @@ def queue_conflict(
 ) -> ConditionValue | None:
     """Return the conflict with an older resource that serves another model from the same queue.
 
-    A queue accepts the models of one resource, so the jobs of the other one would be refused.
+    A queue accepts the models of one resource, so the jobs of the other one would be refused. A resource that may not
+    use the queue serves nothing from it.
     """
     if redis_of(resource, own_keys=context.redis_keys) is None:
         return None
@@ -62,7 +63,7 @@ def queue_conflict(
             continue
         model = body["spec"]["model"]
         served = model.get("servedName") or default_served_name(model["uri"])
-        if served != resource.spec.served_name:
+        if served != resource.spec.served_name and not _is_refused(about, resource.queue_name, context, others):
             message = (
                 f"the queue {resource.queue_name} is the one of the older resource {about['namespace']}/{about['name']}"
                 f", which serves the model {served}, and this one serves {resource.spec.served_name}. Set another "
@@ -70,6 +71,10 @@ def queue_conflict(
             )
             return on_hold(ConditionReason.QUEUE_CONFLICT, message)
     return None
+
+
+def _is_refused(about: Body, queue: str, context: OperatorContext, others: Iterable[Body]) -> bool:
+    return queue_refusal(queue, about["namespace"], context=context, others=others) is not None
 
 
 def _queue_of(about: Body, spec: Body) -> tuple[str, str]:

@@ -34,7 +34,7 @@ from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, is_live
 from ballast_operator.poll_result import PollResult
 from ballast_operator.poller import Poller
 from ballast_operator.queue_users import QueueUsers
-from ballast_operator.releases import Releases
+from ballast_operator.releases import LEASE_AGAIN_SECONDS, Releases
 from ballast_operator.resource_memory import Failure, ResourceMemory
 from ballast_operator.resource_type import ConditionInput, ConditionValue, R, ResourceType
 from ballast_operator.scaling import History, scale
@@ -55,6 +55,8 @@ UNPOLLED = frozenset({ConditionReason.SECRET_NOT_ALLOWED, ConditionReason.QUEUE_
 """Reasons for which the queue of a resource is not read."""
 CLAIM_AGAIN_SECONDS = 1.0
 """A resource that changed while this release claimed it is read again after this time."""
+LEFT_OVER_AGAIN_SECONDS = 2.0
+"""A Secret of a deleted resource of the same name is looked at again after this time. No watch shows its deletion."""
 WAITING = frozenset({"ContainerCreating", "PodInitializing", "CreateContainerConfigError"})
 SECRETS_AGAIN_SECONDS = 15.0
 """Interval of checks of the resource's Secrets while a pod cannot start."""
@@ -126,7 +128,7 @@ class Reconciler(Generic[R]):
             return self.users.keep(key, body, self.context)
         claimed = await self._claim(key, body)
         if claimed is None:
-            return None if key in self.foreign else CLAIM_AGAIN_SECONDS
+            return LEASE_AGAIN_SECONDS if key in self.foreign else CLAIM_AGAIN_SECONDS
         body = claimed
         memory = self._memory(key, body["metadata"]["uid"])
         try:
@@ -179,7 +181,9 @@ class Reconciler(Generic[R]):
         if failed is not None:
             memory.is_reported = True
             raise failed
-        return _first(again, AGAIN_SECONDS.get(refused.reason, REFUSED_AGAIN_SECONDS)) if refused else again
+        if refused is not None:
+            return _first(again, AGAIN_SECONDS.get(refused.reason, REFUSED_AGAIN_SECONDS))
+        return _first(again, LEFT_OVER_AGAIN_SECONDS if memory.lost else None)
 
     async def _claim(self, key: Key, body: Body) -> Body | None:
         """Return the resource with this release in its status; None if it could not be claimed."""
@@ -223,6 +227,8 @@ class Reconciler(Generic[R]):
 
         An empty plan stays valid until one of its inputs changes. The poll does not affect an empty plan.
         """
+        if memory.lost:
+            memory.lost.intersection_update(_computed(self._type.secrets, resource, self.context))
         version = memory.parsed[0] if memory.parsed is not None else ""
         read = version, self._cache.revision(key), self.context
         if memory.settled is not None and memory.settled[0] == read and not memory.lost:
@@ -258,9 +264,11 @@ class Reconciler(Generic[R]):
         reported = ScalingStatus(replicas=decision.replicas, because=decision.because[:1024])
         if decision.replicas != replicas:
             try:
-                await self._cluster.scale(key, decision.replicas)
+                await self._cluster.scale(key, decision.replicas, version=body["metadata"]["resourceVersion"])
             except ObjectNotFound:
                 raise
+            except Conflict:
+                return reported, None  # the decision is made again when the event of the change arrives
             except (ClusterUnavailable, ClusterRefused) as error:
                 if isinstance(error, ClusterUnavailable) and not error.is_about_one:
                     raise

@@ -16,7 +16,8 @@ from ballast_operator.kinds import SERVICE, Key
 
 CLUSTER_DOMAIN = "cluster.local"
 _HOST = re.compile(r"[a-z0-9._:-]+")
-_SERVICE = re.compile(rf"([a-z0-9-]+)\.([a-z0-9-]+)(\.svc(\.{re.escape(CLUSTER_DOMAIN)})?)?\.?")
+# A shorter name, or one with a final dot, may be that of a host outside of the cluster, such as `redis.dev.`
+_SERVICE = re.compile(rf"([a-z0-9-]+)\.([a-z0-9-]+)\.svc(\.{re.escape(CLUSTER_DOMAIN)}\.?)?")
 
 
 class RedisHosts:

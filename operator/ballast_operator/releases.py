@@ -1,11 +1,15 @@
 """Which release of the chart reconciles a resource. Its status names the release; other releases write nothing.
 
 A release is named by its Lease, as `NAMESPACE/NAME`. A resource whose release is gone can be claimed by another one.
+After an outage of the API server or a sleep of the cluster, the Lease of a live release is old until it is renewed, and
+clocks may differ. So an old Lease must also stay unchanged for a time that this process measures.
 """
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from ballast_log import Log
@@ -17,28 +21,38 @@ log = Log(__name__)
 
 GONE_SECONDS = 900.0
 """A release whose Lease was not renewed for this time is gone. It is far longer than an upgrade takes."""
-AGAIN_SECONDS = 60.0
+UNCHANGED_SECONDS = 300.0
+"""Time for which an old Lease must stay as it is. The kubelet restarts a container that failed within this time."""
+LEASE_AGAIN_SECONDS = 60.0
 """Interval of reading the Lease of another release."""
 
 
 class Releases:
     """This release, and what is known about others."""
 
-    def __init__(self, cluster: Cluster, own: str, *, former: str = "") -> None:
-        """Prepare for the release with the name `own`. An older version of it may have written the name `former`."""
+    def __init__(
+        self, cluster: Cluster, own: str, *, former: str = "", seconds: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Prepare for the release with the name `own`. An older version of it may have written the name `former`.
+
+        `seconds` returns the time of a monotonic clock.
+        """
         self.own = own
         self._cluster = cluster
         self._former = former
+        self._seconds = seconds
         self._known: dict[str, tuple[float, bool]] = {}
+        self._old: dict[str, tuple[str, float]] = {}
+        """By release: when its Lease was renewed, and when this process first found that time to be old."""
 
     async def may_claim(self, holder: str) -> bool:
         """Return whether this release may claim a resource that `holder` had. An empty name is no release."""
         if holder in {"", self._former}:
             return True
-        at, is_gone = self._known.get(holder, (-AGAIN_SECONDS, False))
-        if time.monotonic() - at >= AGAIN_SECONDS:
+        at, is_gone = self._known.get(holder, (-math.inf, False))
+        if self._seconds() - at >= LEASE_AGAIN_SECONDS:
             is_gone = await self._is_gone(holder)
-            self._known[holder] = time.monotonic(), is_gone
+            self._known[holder] = self._seconds(), is_gone
         return is_gone
 
     async def _is_gone(self, holder: str) -> bool:
@@ -54,7 +68,11 @@ class Releases:
         renewed = ((lease or {}).get("spec") or {}).get("renewTime")
         if renewed is None:
             return True
-        return (datetime.now(UTC) - datetime.fromisoformat(renewed)).total_seconds() > GONE_SECONDS
+        if (datetime.now(UTC) - datetime.fromisoformat(renewed)).total_seconds() <= GONE_SECONDS:
+            return False
+        if self._old.get(holder, ("", 0.0))[0] != renewed:
+            self._old[holder] = renewed, self._seconds()
+        return self._seconds() - self._old[holder][1] >= UNCHANGED_SECONDS
 
     def _warn(self, holder: str, because: str) -> None:
         """Log once for each release why it is not known whether it is gone."""

@@ -5,6 +5,8 @@
                    `offlineMaxReplicas` while work waits
     need         = max(online need, offline need), within [minReplicas, maxReplicas]
 
+A poll between two short requests finds none in the system, so the online need is at least 1 while a rate is reported. A
+worker reports the rate of its last request for about a minute.
 Requests in the system equal arrival rate times time in the system (Little's law). They are measured, not modelled.
 A new replica loads its model for minutes. A deadline at risk adds no other until every replica is ready. A replica that
 never becomes ready blocks this for `startupSeconds` after the last rise of `replicas`, and then no longer.
@@ -159,6 +161,8 @@ def _online(scaling: Scaling, replicas: int, ready: int, poll: PollResult) -> tu
         wanted = max(wanted + silent, min(replicas, wanted + replicas))
         found = counted(silent, "worker did not report and counts", "workers did not report and count")
         because += f"; {found} as full"
+    if wanted == 0 and rate > 0:
+        return 1, f"{because}; online requests arrived in the last minute"
     if wanted == 0 and _has_offline(poll):
         return 1, "offline work is left"
     return wanted, because

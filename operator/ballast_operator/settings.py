@@ -85,7 +85,8 @@ class OperatorSettings(BaseModel):
     allowed_service_accounts: str = ""
     """ServiceAccounts that a resource may name: patterns of `NAMESPACE/NAME` separated by commas."""
     allowed_volumes: str = ",".join(VOLUME_KINDS)
-    """Kinds of volumes that a resource may name, separated by commas. `hostPath` needs `allowed_host_paths` instead."""
+    """Kinds of volumes that a resource may name, separated by commas. A location `pvc://` and `model.cache` count as
+    volumes. `hostPath` needs `allowed_host_paths` instead."""
     allowed_host_paths: str = ""
     """Directories of nodes, separated by commas, that a resource may name in volumes of the kind `hostPath`, with all
     that they contain."""

@@ -1,4 +1,4 @@
-"""A call that meets the replacement of the client, as after a new token, is one that the work queue tries again."""
+"""Calls that fail so that the work queue tries them again."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import yaml
+from control_plane import ControlPlane
 from kubernetes.aio.client import ApiException
+from operated import Cluster as Operated
 
-from ballast_operator import cluster
+from ballast_operator import cluster as module
 from ballast_operator.cluster import Cluster
-from ballast_operator.errors import ClusterUnavailable
-from ballast_operator.kinds import SECRET, Key
+from ballast_operator.errors import ClusterUnavailable, Conflict
+from ballast_operator.kinds import INFERENCE_DEPLOYMENT, SECRET, Key
 
 KUBECONFIG = {
     "current-context": "here",
@@ -48,7 +50,7 @@ def test_a_call_during_the_replacement_of_the_client_is_tried_again(
 ) -> None:
     (tmp_path / "config").write_text(yaml.safe_dump(KUBECONFIG))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    monkeypatch.setattr(cluster, "ApiClient", Client)
+    monkeypatch.setattr(module, "ApiClient", Client)
 
     async def call_twice() -> list[object]:
         async with Cluster() as found:
@@ -60,3 +62,21 @@ def test_a_call_during_the_replacement_of_the_client_is_tried_again(
     assert isinstance(refused, ClusterUnavailable)
     assert isinstance(closed, ClusterUnavailable)
     assert "the connection was replaced meanwhile" in str(closed)
+
+
+@pytest.mark.envtest
+def test_a_decision_about_an_outdated_resource_scales_nothing(
+    controllers: ControlPlane, cluster: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(controllers.kubeconfig))
+    version = cluster.make()["metadata"]["resourceVersion"]
+    cluster.patch("inferencedeployments", "llm", {"spec": {"slots": 3}})
+
+    async def scale(version: str) -> None:
+        async with Cluster() as client:
+            await client.scale(Key(INFERENCE_DEPLOYMENT, cluster.namespace, "llm"), 3, version=version)
+
+    with pytest.raises(Conflict):
+        asyncio.run(scale(version))
+    asyncio.run(scale(cluster.resource()["metadata"]["resourceVersion"]))
+    assert cluster.resource()["spec"]["replicas"] == 3

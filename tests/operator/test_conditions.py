@@ -249,6 +249,10 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
     "not applied": (
         {"poll": make_poll(make_worker(config_hash="old"))}, Type.CONFIG_APPLIED, "False", Reason.PENDING, "0 of 1",
     ),
+    "a pod that cannot start": (
+        {"pods": (make_pod(), make_pod("q", "", phase="Pending"))},
+        Type.CONFIG_APPLIED, "True", Reason.APPLIED, "the worker uses the settings",
+    ),
     "only a worker that ends": (
         {"pods": (ending(make_pod()),)}, Type.CONFIG_APPLIED, "Unknown", Reason.NO_WORKERS, "only workers that are",
     ),

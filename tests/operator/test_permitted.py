@@ -86,6 +86,21 @@ def test_the_cache_of_a_node_needs_a_permitted_path(path: str, is_permitted: boo
     assert bool(violations(STRICT, model={"cachePath": path})) != is_permitted
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"uri": "pvc://claim/m"},
+        {"cache": {"persistentVolumeClaim": {"claimName": "claim"}}},
+        {"cache": {"volumeClaimTemplate": {"spec": {}}}},
+    ],
+)
+def test_a_claim_with_files_of_the_model_is_a_volume(model: dict[str, Any]) -> None:
+    (message,) = violations(STRICT, model=model)
+
+    assert "allowedVolumes" in message
+    assert violations(PodRules(), model=model) == []
+
+
 def test_no_mount_of_the_template_has_the_caches_of_all_namespaces() -> None:
     mount = {"volumeMounts": [{"name": "cache", "mountPath": "/all"}]}
     (message,) = violations(STRICT, model={"cachePath": "/cache"}, **mount)

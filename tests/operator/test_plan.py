@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -277,6 +278,17 @@ def test_a_file_that_cannot_be_read_any_more_is_left_out() -> None:
     config = WorkerConfig.parse("model: {uri: /m}", "test")
 
     assert set(config_texts(config, {"0d": "nonsense: ["}, frozenset({"0d"}))) == {version_of(config)}
+
+
+def test_files_that_no_resource_has_any_more_take_no_memory() -> None:
+    config = WorkerConfig.parse("model: {uri: /m}", "test")
+    tracemalloc.start()
+    for number in range(12):
+        config_texts(config, {"0d": f"]{number}" + 1_000_000 * "x"}, frozenset())
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert used < 6_000_000
 
 
 DRIFTS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {

@@ -13,7 +13,7 @@ from reconciled import CONTEXT, MODEL, Bench
 
 from ballast_operator.errors import ClusterUnavailable
 from ballast_operator.inference_deployment import RESOURCE_TYPE
-from ballast_operator.kinds import INFERENCE_DEPLOYMENT
+from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, SECRET, Key
 from ballast_operator.metrics import Metrics
 from ballast_operator.permitted import PodRules
 from ballast_operator.process import Operator
@@ -97,6 +97,44 @@ def test_the_younger_of_two_models_on_one_queue_is_refused_until_the_older_one_l
     bench.put("guest", "older", older, model=MODEL | {"servedName": "other"})
     bench.reconcile()
     assert bench.cluster.degraded == "Healthy"
+
+
+def test_an_older_resource_that_may_not_use_a_queue_does_not_hold_up_its_owner() -> None:
+    bench = Bench()
+    older = {"creationTimestamp": "2025-01-01T00:00:00Z"}
+    bench.put("host", "h", older, model=MODEL | {"servedName": "other"}, offline={"queue": "guest/g"})
+    bench.put("guest", "g")
+    bench.reconcile()
+
+    assert bench.cluster.degraded == "Healthy"
+
+
+def test_a_taken_name_of_a_submitters_secret_holds_up_nothing_else() -> None:
+    bench = Bench()
+    taken, free = (Key(SECRET, "guest", f"{each}-ballast-submitter") for each in ("taken", "free"))
+    bench.cluster.others[taken] = {"metadata": {}}
+    bench.put("guest", "g", queueAccess={"submitters": [{"secretName": key.name} for key in (taken, free)]})
+    bench.reconcile()
+    assert bench.cluster.degraded == "NameTaken"
+    assert {free, Key(DEPLOYMENT, "guest", "g")} <= bench.cluster.applied
+
+    bench.put("guest", "g")
+    assert bench.reconcile() is None, "no Secret is left to write"
+    assert bench.cluster.degraded == "Healthy"
+
+
+def test_the_secret_of_a_deleted_resource_of_the_same_name_is_waited_for() -> None:
+    bench = Bench()
+    owner = {"kind": "InferenceDeployment", "name": "g", "uid": "before"}
+    bench.cluster.others[Key(SECRET, "guest", "g-ballast-redis")] = {"metadata": {"ownerReferences": [owner]}}
+    bench.put("guest", "g")
+
+    assert bench.reconcile() is not None
+    assert bench.cluster.degraded == "Healthy"
+    assert bench.cluster.applied == set(), "no pod may mount the Secret"
+    bench.cluster.others.clear()
+    assert bench.reconcile() is None
+    assert Key(DEPLOYMENT, "guest", "g") in bench.cluster.applied
 
 
 def test_a_queue_counts_as_used_only_by_resources_that_may_use_it() -> None:

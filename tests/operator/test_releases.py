@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -11,7 +11,7 @@ import pytest
 
 from ballast_operator.errors import Forbidden
 from ballast_operator.kinds import Body, Key
-from ballast_operator.releases import Releases
+from ballast_operator.releases import UNCHANGED_SECONDS, Releases
 
 OWN = "ballast/operator"
 REMEDY = "set status.operator of its resources to null"
@@ -22,38 +22,53 @@ class FakeCluster:
     """The Leases of one namespace. All others are forbidden."""
 
     leases: dict[str, float]
-    """Minutes since each was renewed."""
+    """Minutes since each was renewed, at the first look."""
+    is_renewed: bool = False
+    """Whether each was renewed again since the last look, by a clock that is slow."""
+    start: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     async def get(self, key: Key) -> Body | None:
         if key.namespace != "ballast" or not key.name:
             raise Forbidden("get", 403, f"cannot get {key.path()}")
         if key.name not in self.leases:
             return None
-        renewed = datetime.now(UTC) - timedelta(minutes=self.leases[key.name])
+        renewed = self.start - timedelta(minutes=self.leases[key.name])
+        self.start += timedelta(seconds=self.is_renewed)
         return {"spec": {"renewTime": renewed.strftime("%Y-%m-%dT%H:%M:%S.%fZ")}}
 
 
-def may_claim(holder: str, *, setting: str = "", leases: dict[str, float] | None = None) -> bool:
-    releases = Releases(cast(Any, FakeCluster(leases or {})), OWN, former=setting)
+def may_claim(
+    holder: str, *, setting: str = "", leases: dict[str, float] | None = None, is_renewed: bool = False
+) -> list[bool]:
+    """Return the answers now, now again, and after `UNCHANGED_SECONDS`."""
+    now = 0.0
+    cluster = FakeCluster(leases or {}, is_renewed)
+    releases = Releases(cast(Any, cluster), OWN, former=setting, seconds=lambda: now)
 
-    async def ask_twice() -> list[bool]:
-        return [await releases.may_claim(holder) for _ in range(2)]
+    async def ask() -> list[bool]:
+        nonlocal now
+        answers = [await releases.may_claim(holder) for _ in range(2)]
+        now = UNCHANGED_SECONDS
+        return [*answers, await releases.may_claim(holder)]
 
-    first, second = asyncio.run(ask_twice())
-    assert first == second
-    return first
+    return asyncio.run(ask())
 
 
-CASES: dict[str, tuple[bool, dict[str, Any]]] = {
-    "no release": (True, {"holder": ""}),
-    "a release that renews its Lease": (False, {"holder": "ballast/other", "leases": {"other": 0}}),
-    "a release that upgrades": (False, {"holder": "ballast/other", "leases": {"other": 14}}),
-    "a release that stopped long ago": (True, {"holder": "ballast/other", "leases": {"other": 16}}),
-    "a release without a Lease": (True, {"holder": "ballast/other"}),
-    "a release whose Lease may not be read": (False, {"holder": "elsewhere/other"}),
-    "the setting of this release, as older versions wrote it": (True, {"holder": "east", "setting": "east"}),
-    "the same with a slash": (True, {"holder": "elsewhere/all", "setting": "elsewhere/all"}),
-    "the setting of another release": (False, {"holder": "west", "setting": "east"}),
+NEVER, LATER, AT_ONCE = [False] * 3, [False, False, True], [True] * 3
+CASES: dict[str, tuple[list[bool], dict[str, Any]]] = {
+    "no release": (AT_ONCE, {"holder": ""}),
+    "a release that renews its Lease": (NEVER, {"holder": "ballast/other", "leases": {"other": 0}}),
+    "a release that upgrades": (NEVER, {"holder": "ballast/other", "leases": {"other": 14}}),
+    "a release that stopped long ago": (LATER, {"holder": "ballast/other", "leases": {"other": 16}}),
+    "a live release whose clock is slow": (
+        NEVER,
+        {"holder": "ballast/other", "leases": {"other": 16}, "is_renewed": True},
+    ),
+    "a release without a Lease": (AT_ONCE, {"holder": "ballast/other"}),
+    "a release whose Lease may not be read": (NEVER, {"holder": "elsewhere/other"}),
+    "the setting of this release, as older versions wrote it": (AT_ONCE, {"holder": "east", "setting": "east"}),
+    "the same with a slash": (AT_ONCE, {"holder": "elsewhere/all", "setting": "elsewhere/all"}),
+    "the setting of another release": (NEVER, {"holder": "west", "setting": "east"}),
 }
 
 

@@ -182,10 +182,13 @@ def test_the_queue_wakes_a_deployment_at_zero_and_an_idle_one_goes_to_sleep() ->
     assert run.take(make_poll(run.now + 10, depth=1)).replicas == 1
 
 
-def test_items_under_way_keep_the_last_replica() -> None:
+def test_items_under_way_and_requests_between_two_polls_keep_the_last_replica() -> None:
     run = Run(replicas=1, min_replicas=0, scale_down_seconds=0, idle_seconds=0)
 
     assert run.poll(0, leased=1).replicas == 1
+    between = make_worker(online=ClassLoad(requests_per_second=0.001))
+    assert run.take(make_poll(run.now + 10, between)).because.endswith("online requests arrived in the last minute")
+    assert run.replicas == 1
     assert run.poll(0).replicas == 0
 
 

@@ -166,10 +166,12 @@ def test_services_with_a_selector_in_the_own_namespace_are_admitted_and_others_a
     cluster.create("services", {"metadata": {"name": "outside"}, "spec": outside})
     own = cluster.namespace
     hosts = {
-        f"queue.{own}": True,
         f"queue.{own}.svc": True,
         f"queue.{own}.svc.cluster.local": True,
         f"QUEUE.{own}.svc.cluster.local.": True,
+        f"queue.{own}.svc.": False,
+        f"queue.{own}.": False,
+        f"queue.{own}": False,
         "given.example.org": True,
         "a.cache.example.org": True,
         "queue": False,

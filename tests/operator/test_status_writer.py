@@ -19,7 +19,7 @@ from ballast_api.status import ClassSlots, Status
 from ballast_operator import report
 from ballast_operator.cache import Cache
 from ballast_operator.context import OperatorContext
-from ballast_operator.errors import ClusterRefused, ClusterUnavailable
+from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict
 from ballast_operator.inference_deployment import RESOURCE_TYPE
 from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, POD, RAY_SERVICE, SERVICE, Body, Key, Kind
 from ballast_operator.poll_result import PollResult, Problem
@@ -69,8 +69,13 @@ class FakeCluster:
         about = {"uid": key.name, "resourceVersion": str(next(VERSIONS)), "creationTimestamp": "2026-01-01T00:00:00Z"}
         return manifest | {"metadata": manifest["metadata"] | about}
 
-    async def scale(self, _key: Key, _replicas: int) -> None:
+    async def scale(self, _key: Key, _replicas: int, *, version: str) -> None:
+        if version != self.cache.resources[LLM]["metadata"]["resourceVersion"]:
+            raise Conflict("scale", 409, "the object has been modified")
         raise ClusterRefused("scale", 403, "a webhook refuses it")
+
+    async def annotate(self, *_: object) -> None:
+        raise ClusterRefused("annotate", 403, "a webhook refuses it")
 
     async def metadata(self, _: Key) -> None:
         return None
@@ -412,6 +417,19 @@ def test_children_are_restored_while_the_api_server_refuses_to_scale() -> None:
             asyncio.run(bench.reconciler.reconcile(LLM))
 
     assert service in bench.cache.children(LLM)
+    assert said(bench.cluster.statuses[-1])["Degraded"] == ("True", "NotApplied")
+
+
+def test_a_pod_that_refuses_its_annotation_holds_up_no_child() -> None:
+    bench = Bench()
+    bench.serve()
+    bench.cache.put(POD, make_object(POD, "p", spec={}, status={}))
+    bench.put(replicas=1)
+    for _ in range(2):
+        with pytest.raises(ClusterRefused):
+            asyncio.run(bench.reconciler.reconcile(LLM))
+
+    assert bench.cache.children(LLM)[Key(DEPLOYMENT, "ns", "llm")]["spec"]["replicas"] == 1
     assert said(bench.cluster.statuses[-1])["Degraded"] == ("True", "NotApplied")
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 from ballast_api.conditions import ConditionReason
 from ballast_operator.cache import Cache
 from ballast_operator.context import OperatorContext, UserKeys
-from ballast_operator.errors import ClusterUnavailable
+from ballast_operator.errors import ClusterUnavailable, Conflict
 from ballast_operator.inference_deployment import RESOURCE_TYPE
 from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, SECRET, Body, Key
 from ballast_operator.poll_result import FormerQueue, PollResult, QueueSource
@@ -39,6 +39,9 @@ class FakeCluster:
     cache: Cache
     degraded: str = ""
     message: str = ""
+    applied: set[Key] = field(default_factory=set)
+    others: dict[Key, Body] = field(default_factory=dict)
+    """Objects of other owners. The cache does not show them."""
 
     async def apply_status(self, key: Key, manifest: Body) -> Body:
         for condition in manifest["status"].get("conditions", ()):
@@ -49,6 +52,9 @@ class FakeCluster:
         return found | {"metadata": metadata, "status": manifest["status"]}
 
     async def apply(self, key: Key, manifest: Body, *, uid: str | None) -> Body:
+        if key in self.others:
+            raise Conflict("apply", 409, "it exists")
+        self.applied.add(key)
         before = self.cache.children(GUEST).get(key, {"metadata": {"generation": 0}})
         about = {
             "uid": key.name,
@@ -58,8 +64,8 @@ class FakeCluster:
         }
         return manifest | {"metadata": manifest["metadata"] | about, "status": before.get("status", {})}
 
-    async def metadata(self, _: Key) -> None:
-        return None
+    async def metadata(self, key: Key) -> Body | None:
+        return self.others.get(key)
 
     def post_event(self, _: Body) -> None:
         pass

@@ -27,7 +27,7 @@ def manifest(
             "name": name or resource.metadata.name,
             "namespace": resource.metadata.namespace,
             "labels": (labels or {}) | child_labels(resource.metadata.name),
-            "annotations": annotations or {},
+            "annotations": dict(annotations or {}),
             "ownerReferences": [owner(resource)],
         },
         **content,
