@@ -64,7 +64,7 @@ def test_a_submitter_of_one_tenant_cannot_write_for_another(queue, user, valkey,
                 theirs.xadd(inbox, {"item": line("a"), "job": "j"})
     queue.inbox.take_in()
 
-    assert queue.jobs.get("j").tenant == "acme"
+    assert queue.jobs.get("j@acme").tenant == "acme"
 
 
 def test_a_worker_and_the_command_need_no_more_than_the_rules(theirs, desk, line, result):
