@@ -94,8 +94,8 @@ def test_the_user_in_redis_decides_the_tenant(
     entries = [f"XADD {inbox}:research * item '{json.dumps(line)}' job nightly" for line in jobs.lines(20)]
     release.valkey(**account, stdin="\n".join([*entries, f"XADD {inbox}:research * job nightly end 1"]) + "\n")
 
-    jobs.Submitted(client, queue, "nightly", 20, 16).finish(seconds=120, compared=2)
-    assert client.job("nightly", queue=queue)["tenant"] == "research"
+    jobs.Submitted(client, queue, "nightly@research", 20, 16).finish(seconds=120, compared=2)
+    assert client.job("nightly@research", queue=queue)["tenant"] == "research"
     for other in (inbox, f"{inbox}:sales"):
         assert "NOPERM" in release.valkey("xadd", other, "*", "item", "x", **account, check=False)
 

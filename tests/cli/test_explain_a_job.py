@@ -89,13 +89,15 @@ def test_pauses_attempts_and_failures_are_told(queued: Any, queue: Any, make_lin
     queue.leases.retry(wrong, "invalid_request", "x", is_retryable=False)
     said = queued("explain", job_id).out
     assert "1 item failed and will be retried after a backoff, 1 can be claimed now" in said
-    assert "1 item failed for good" in said
+    assert f"1 item failed for good: `ballast results {job_id}` shows why. `ballast redrive {job_id}` retries" in said
 
     queue.jobs.pause(job_id)
     assert f"It is paused with 2 items waiting: `ballast resume {job_id}`" in queued("explain", job_id).out
     queue.jobs.resume(job_id)
     queue.jobs.cancel(job_id)
-    assert "It is over: cancelled" in queued("explain", job_id).out
+    said = queued("explain", job_id).out
+    assert "It is over: cancelled" in said
+    assert "To retry them, submit their lines as another job" in said
 
 
 def test_what_runs_and_what_was_not_closed_is_told(queued: Any, queue: Any, make_line: Any) -> None:
@@ -105,7 +107,7 @@ def test_what_runs_and_what_was_not_closed_is_told(queued: Any, queue: Any, make
     said = queued("explain", "open").out
 
     assert "No item of it waits: 1 item with workers" in said
-    assert "It has no end mark yet: the submitter must add an inbox entry with `end 1`" in said
+    assert "with the same --key again, or, in the inbox, add an entry with `end 1`. `ballast cancel open` gives" in said
     queue.leases.finish("w1", claimed, done(claimed))
 
 

@@ -64,6 +64,16 @@ def test_a_submitter_of_a_tenant_submits_for_it_and_for_no_other(as_submitter: A
     assert len(queue.jobs.all()) == 1
 
 
+def test_a_line_is_as_long_as_the_queue_allows(as_submitter: Any, tmp_path: Path, make_line: Any, queue: Any) -> None:
+    queue.settings.apply(QueueSettings(max_line_bytes=6_000_000))
+    file = tmp_path / "long.jsonl"
+    file.write_text(make_line("a", prompt="x" * 5_000_000))
+    job_id = as_submitter()("submit", file).out.strip()
+    queue.inbox.take_in()
+
+    assert queue.jobs.get(job_id).counts.waiting == 1
+
+
 def test_many_lines_are_one_job(as_submitter: Any, tmp_path: Path, make_line: Any, queue: Any) -> None:
     file = tmp_path / "many.jsonl"
     file.write_text("\n\n".join(make_line(f"i{number}") for number in range(1200)))

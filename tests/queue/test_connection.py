@@ -100,7 +100,7 @@ def test_a_server_without_functions_is_refused_at_once(queue_name):
         Queue.connect(server.connection_url, queue_name)
 
 
-def test_a_full_server_takes_results_but_no_more_work(queue_name, line, result):
+def test_a_full_server_takes_results_and_hands_out_items_while_results_may_free_memory(queue_name, line, result):
     with ValkeyServer(config=SAFE) as server, redis.Redis.from_url(server.connection_url) as raw:
         queue = Queue.connect(server.connection_url, queue_name, loads_functions=True)
         job_id = queue.submissions.submit([line(f"r{i}") for i in range(5)]).job_id
@@ -109,6 +109,11 @@ def test_a_full_server_takes_results_but_no_more_work(queue_name, line, result):
         with pytest.raises(QueueFull, match="raise maxmemory"):
             queue.submissions.submit([line("a")])
         outcomes = queue.leases.finish_many("w1", [(c, result(c)) for c in claimed])
+        with pytest.raises(QueueFull, match="raise maxmemory"):
+            queue.leases.claim(job_id, 1, "w1")
+        raw.config_set("maxmemory", int(raw.info("memory")["used_memory"] / 1.1))
+        with pytest.raises(QueueFull, match="raise maxmemory"):
+            queue.submissions.submit([line("a")])
         last = queue.leases.claim(job_id, 1, "w1")
         queue.leases.finish("w1", last[0], result(last[0]))
 
@@ -123,11 +128,11 @@ def test_a_full_server_keeps_the_inbox_until_it_has_memory(queue_name, line, res
         queue = Queue.connect(server.connection_url, queue_name, loads_functions=True)
         job_id = queue.submissions.submit([line("a")]).job_id
         raw.xadd(queue.store.keys.inbox, {"item": line("b"), "job": "j", "end": "1"})
+        (claimed,) = queue.leases.claim(job_id, 1, "w1")
         raw.config_set("maxmemory", 1)
         for _ in range(2):
             with pytest.raises(QueueFull, match="raise maxmemory"):
                 queue.inbox.take_in()
-        (claimed,) = queue.leases.claim(job_id, 1, "w1")
         outcome = queue.leases.finish("w1", claimed, result(claimed))
         kept = queue.stats().inbox
         raw.config_set("maxmemory", 0)
@@ -219,4 +224,24 @@ def test_a_cluster_takes_every_call(queue_name, line, result):
         assert [len(list(queue.results.read(name))) for name in ("j", job_id)] == [1, 2]
         assert len(queue.jobs.all()) == 3
         assert differences(raw, queue_name) == []
+        assert [runs_without_a_reply(queue, raw, number) for number in (1, 2)] == [1, 1], "no call is repeated"
         queue.close()
+
+
+def runs_without_a_reply(queue, raw, number):
+    """Make calls in one go, lose the first reply, and return how many calls ran."""
+    node = queue.store.connection.client.get_default_node().redis_connection
+    parse = node.parse_response
+
+    def lose(connection, command, **options):
+        reply = parse(connection, command, **options)
+        if command != "FCALL":
+            return reply
+        node.parse_response = parse
+        raise redis.ConnectionError
+
+    node.parse_response = lose
+    before = raw.info("commandstats")["cmdstat_fcall"]["calls"]
+    with pytest.raises(QueueUnavailable):
+        queue.store.connection.call_many([queue.store.functions.take_turn(1)] * number)
+    return raw.info("commandstats")["cmdstat_fcall"]["calls"] - before

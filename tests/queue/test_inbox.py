@@ -71,7 +71,8 @@ def test_an_inbox_whose_last_id_was_used_begins_again_when_it_is_empty(queue, ad
 
     assert (partly, whole) == ((1, 1), (1, 0))
     assert desk.raw.exists(inbox), "an inbox stays, so that it accepts each chosen id once"
-    assert [queue.jobs.get(name).counts.waiting for name in "jk"] == [2, 1]
+    suffix = "" if tenant is None else f"@{tenant}"
+    assert [queue.jobs.get(name + suffix).counts.waiting for name in "jk"] == [2, 1]
 
 
 @pytest.mark.parametrize(("entry", "is_left"), [(f"{2**64 - 1}-7", False), (f"7-{2**64 - 1}", True)])
@@ -121,7 +122,7 @@ def test_what_is_wrong_with_an_entry_is_its_error_result(queue, add, line):
     add(line("a"), of="acme", job="j")
     queue.inbox.take_in()
 
-    assert codes(queue, "j") == {
+    assert codes(queue, "j@acme") == {
         "line:2": "invalid_json",
         "line:3": "invalid_entry",
         "b": "wrong_tenant",
@@ -132,7 +133,7 @@ def test_what_is_wrong_with_an_entry_is_its_error_result(queue, add, line):
         "g": "invalid_entry",
         "line:10": "duplicate_custom_id",
     }
-    assert queue.jobs.get("j").counts.waiting == 1
+    assert queue.jobs.get("j@acme").counts.waiting == 1
 
 
 def test_what_is_wrong_with_an_entry_names_the_field(queue, add, line):
@@ -147,7 +148,7 @@ def test_what_is_wrong_with_an_entry_names_the_field(queue, add, line):
     add(line("g"), of="acme", job="j", deadline="soon")
     add(line("h"), of="acme", job="j", priority="high")
     queue.inbox.take_in()
-    fields = {found.custom_id: (found.error["param"], found.error["message"]) for found in queue.results.read("j")}
+    fields = {found.custom_id: (found.error["param"], found.error["message"]) for found in queue.results.read("j@acme")}
     ((param, message),) = [
         (found.error["param"], found.error["message"]) for found in queue.results.read(f"inbox-acme-{entry}")
     ]
@@ -200,7 +201,7 @@ def test_a_tenants_priority_is_taken_down_to_its_limit_in_the_inbox_too(queue, a
     add(line("a"), of="acme", job="low", priority="-7")
     queue.inbox.take_in()
 
-    assert (queue.jobs.get("high").priority, queue.jobs.get("low").priority) == (5, -7)
+    assert (queue.jobs.get("high@acme").priority, queue.jobs.get("low@acme").priority) == (5, -7)
 
 
 @pytest.mark.parametrize("num_bad", [0, 1, CHUNK_LINES])
@@ -220,8 +221,8 @@ def test_a_job_of_an_unknown_tenant_fails(queue, add, line):
     add(line("a"), of="acme", job="j", tenant="green", end="1")
     queue.inbox.take_in()
 
-    assert queue.jobs.get("j").state is JobState.FAILED
-    assert codes(queue, "j") == {"a": "unknown_tenant"}
+    assert queue.jobs.get("j@acme").state is JobState.FAILED
+    assert codes(queue, "j@acme") == {"a": "unknown_tenant"}
 
 
 def test_a_queue_with_tenants_refuses_the_inbox_for_all_whatever_an_entry_claims(queue, add, line):
@@ -230,8 +231,8 @@ def test_a_queue_with_tenants_refuses_the_inbox_for_all_whatever_an_entry_claims
     entry = add(line("b"), job="j", tenant="acme", end="1").decode()
     queue.inbox.take_in()
 
-    assert queue.jobs.get("j").state is JobState.VALIDATING, "a stranger does not close it"
-    assert queue.jobs.get("j").counts.waiting == 1
+    assert queue.jobs.get("j@acme").state is JobState.VALIDATING, "a stranger does not close it"
+    assert queue.jobs.get("j@acme").counts.waiting == 1
     (refused,) = queue.results.read(f"inbox-{entry}")
     assert (refused.custom_id, refused.error["code"], refused.error["param"]) == ("b", "unknown_tenant", "tenant")
     assert "found the inbox for all, expected the inbox of a tenant" in refused.error["message"]
@@ -241,27 +242,29 @@ def test_the_inbox_of_a_tenant_decides_the_tenant_of_its_entries(queue, add, lin
     queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
     add(line("a"), of="blue", job="mine", tenant="acme")
     add(line("a"), of="acme", job="theirs")
-    stranger = add(line("b"), of="blue", job="theirs", end="1").decode()
     add(line("b"), of="acme", job="theirs", end="1")
     waiting = queue.stats().inbox
     queue.inbox.take_in()
 
-    assert (waiting, queue.stats().inbox) == (4, 0)
-    assert queue.jobs.get("mine").tenant == "blue"
-    assert codes(queue, "mine") == {"a": "wrong_tenant"}
-    assert (queue.jobs.get("theirs").tenant, queue.jobs.get("theirs").counts.waiting) == ("acme", 2)
-    assert queue.jobs.get(f"inbox-blue-{stranger}").tenant == "blue"
-    assert codes(queue, f"inbox-blue-{stranger}") == {"b": "invalid_job"}
+    assert (waiting, queue.stats().inbox) == (3, 0)
+    assert queue.jobs.get("mine@blue").tenant == "blue"
+    assert codes(queue, "mine@blue") == {"a": "wrong_tenant"}
+    assert (queue.jobs.get("theirs@acme").tenant, queue.jobs.get("theirs@acme").counts.waiting) == ("acme", 2)
 
 
-def test_a_job_belongs_to_the_tenant_whose_entry_came_first(queue, desk, line):
+def test_no_tenant_takes_the_name_of_anothers_job(queue, add, line):
     queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
-    of = queue.store.keys.inbox_of
-    for milliseconds, tenant, job in ((7, "blue", "j"), (8, "acme", "j"), (9, "acme", "k"), (10, "blue", "k")):
-        desk.raw.xadd(of(tenant), {"item": line("a"), "job": job}, id=f"{milliseconds}-0")
+    for name in ("nightly", "nightly@acme"):
+        stranger = add(line("a"), of="blue", job=name, end="1").decode()
+    add(line("a"), of="acme", job="nightly")
     queue.inbox.take_in()
 
-    assert [queue.jobs.get(job_id).tenant for job_id in ("j", "k")] == ["blue", "acme"]
+    assert {job.id: job.tenant for job in queue.jobs.all()} == {
+        "nightly@blue": "blue",
+        f"inbox-blue-{stranger}": "blue",
+        "nightly@acme": "acme",
+    }
+    assert codes(queue, f"inbox-blue-{stranger}") == {"a": "invalid_job"}
 
 
 def test_no_writer_chooses_the_job_that_an_entry_of_another_tenant_becomes(queue, desk, line):
@@ -284,7 +287,7 @@ def test_a_full_inbox_leaves_room_for_those_of_other_tenants(queue, add, line):
     taken = queue.inbox.take_in(10)
 
     assert taken == 10
-    assert [queue.jobs.get(job_id).counts.waiting for job_id in ("big", "small")] == [7, 3]
+    assert [queue.jobs.get(job_id).counts.waiting for job_id in ("big@acme", "small@blue")] == [7, 3]
 
 
 def test_a_line_behind_the_end_mark_is_refused_by_name(queue, add, line):
@@ -635,7 +638,7 @@ def test_the_inbox_of_a_tenant_that_is_left_out_keeps_its_entries_and_is_named(q
 
     assert (before, left_out, none) == ({}, {"blue": 1}, {"acme": 1, "blue": 1})
     assert queue.inbox.unread() == {}
-    assert queue.jobs.get("b").counts.waiting == 1
+    assert queue.jobs.get("b@blue").counts.waiting == 1
 
 
 def test_settings_that_are_not_in_force_declare_no_tenant(queue, add, line):

@@ -51,7 +51,12 @@ def test_each_line_is_an_entry_with_the_terms_and_the_last_entry_ends_the_job(
         job_id, number = writer.submit([b" 1\n", b"\n", b"2"], Terms("acme", 3, 9.5e9), on_progress=lambda _: None)
         writer.close()
 
-    terms = {b"job": job_id.encode(), b"tenant": b"acme", b"priority": b"3", b"deadline": b"9500000000.0"}
+    terms = {
+        b"job": job_id.removesuffix("@acme").encode(),
+        b"tenant": b"acme",
+        b"priority": b"3",
+        b"deadline": b"9500000000.0",
+    }
     added = [entry for _, entry in desk.raw.xrange(queue.store.keys.inbox_of("acme"))]
     assert added == [terms | {b"item": b"1"}, terms | {b"item": b"2"}, terms | {b"end": b"1"}]
     assert number == 2
@@ -111,6 +116,6 @@ def test_a_failure_names_the_job_that_it_leaves_open(kind: type[QueueError], cal
         submit(inboxes, [b"1", b"2"])
 
     is_left_open = call > 1 and kind is not CommandForbidden
-    job_id = inboxes.calls[0][1][0]["job"]
+    job_id = f"{inboxes.calls[0][1][0]['job']}@acme"
     notes = [f"job {job_id} is not complete: cancel it as a worker's user, and submit again"] if is_left_open else []
     assert getattr(caught.value, "__notes__", []) == notes

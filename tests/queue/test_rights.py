@@ -55,7 +55,7 @@ def test_a_submitter_of_one_tenant_cannot_write_for_another(queue, user, valkey,
                 theirs.xadd(inbox, {"item": line("a"), "job": "j"})
     queue.inbox.take_in()
 
-    assert queue.jobs.get("j").tenant == "acme"
+    assert queue.jobs.get("j@acme").tenant == "acme"
 
 
 def test_the_rules_name_exactly_the_commands_that_ballast_runs():

@@ -20,6 +20,7 @@ from ballast_queue.claimable import HEADS_OF_GROUP
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
+from ballast_worker.claimer import FIRST_COST
 from ballast_worker.feeder import Feeder
 from ballast_worker.items import GenerationReader
 from ballast_worker.requests import RequestOutcome
@@ -219,10 +220,12 @@ def test_every_slot_is_filled_while_the_queue_has_work_and_little_more_is_claime
         held = serving.worker.feeder.num_held
         leased = queue.jobs.get(job_id).counts.leased
         queue.jobs.cancel(job_id)
-        eventually(serving.is_idle, "the items of the cancelled job to be aborted")
+        eventually(lambda: serving.is_idle() and not serving.worker.feeder.num_held, "the items to be aborted")
         job = wait_for(queue, job_id, eventually)
+        cost = serving.worker.feeder._claimer._cost  # noqa: SLF001  only the choice of a tenant depends on it
 
     assert stats.offline.running == 4
+    assert cost == FIRST_COST, "an item without an answer shows no cost"
     assert 4 <= held <= 4 + 8
     assert 4 <= leased <= 4 + 8
     assert job.state is JobState.CANCELLED

@@ -7,6 +7,7 @@ from queue_objects import make_status
 
 from ballast_policy.jobs.choice import job_slack
 from ballast_queue.job import Job, JobHead, JobState, Outlook, RequestCounts
+from ballast_queue.jobs import MOST_ACTIVE
 from ballast_worker.forecast import Forecast, duration, rates_of, work_of
 
 
@@ -65,6 +66,13 @@ def test_the_sentence_has_the_figures():
         Outlook.AT_RISK,
         "it needs 10s at 100 output tokens/s of 1 worker after 1m30s of work before it, and 1m remain",
     )
+
+
+def test_the_sentence_states_that_not_all_jobs_are_known():
+    others = [make_job(f"o{i}") for i in range(MOST_ACTIVE - 1)]
+
+    assert outlook(make_job(), *others)[1].endswith("; only the 2,000 jobs with the nearest deadlines count")
+    assert "; only" not in outlook(make_job(), *others[1:])[1]
 
 
 def test_output_that_nobody_knows_is_counted_in_items():

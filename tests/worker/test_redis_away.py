@@ -14,6 +14,7 @@ from queue_objects import WrappedRunner, make_line
 from ballast_engine.build import build_engine
 from ballast_queue.errors import QueueError
 from ballast_queue.job import JobState
+from ballast_queue.keys import key_pattern
 from ballast_queue.redis_store import Queue
 from ballast_worker.feeder import FULL
 
@@ -98,6 +99,26 @@ class SlowRunner(WrappedRunner):
     def run(self, batch, interrupt):
         time.sleep(0.05)
         return self.inner.run(batch, interrupt)
+
+
+def test_items_whose_claims_redis_lost_are_claimed_again_and_succeed(own_valkey, fed, queue_name, eventually) -> None:
+    server = own_valkey()
+    queue = Queue.connect(server.connection_url, queue_name)
+    job_id = queue.submissions.submit([make_line(i, max_tokens=20, ignore_eos=True) for i in range(3)]).job_id
+    with redis.Redis.from_url(server.connection_url) as raw:
+        before = {key: raw.dump(key) for key in raw.keys(key_pattern(queue_name))}
+        with fed(server.connection_url, build=partial(build_engine, wrap=SlowRunner().around)) as serving:
+            eventually(lambda: serving.worker.engine.stats().offline.running == 3, "the items to run")
+            with raw.pipeline(transaction=True) as both:
+                both.delete(*raw.keys(key_pattern(queue_name)))
+                for key, value in before.items():
+                    both.restore(key, 0, value)
+                both.execute()
+            eventually(lambda: is_over(queue, job_id), "the job to be over")
+        counts = queue.jobs.get(job_id).counts
+    queue.close()
+
+    assert (counts.total, counts.succeeded) == (3, 3)
 
 
 @pytest.mark.slow
@@ -197,9 +218,10 @@ def test_a_full_redis_takes_no_more_jobs_and_work_goes_on(own_valkey, fed, queue
         raw.config_set("maxmemory", 1)
         with fed(server.connection_url) as serving, serving.client() as client:
             feeder = serving.worker.feeder
+            eventually(lambda: min(feeder.failures["claim"], feeder.failures["inbox"]) > 1, "two attempts at each")
+            is_up, depth = has_redis(client, is_up=True), queue.stats().depth
+            raw.config_set("maxmemory", int(raw.info("memory")["used_memory"] / 1.1))
             eventually(lambda: is_over(queue, stored), "the stored job to be over")
-            eventually(lambda: feeder.failures["inbox"] > 1, "another attempt at the inbox")
-            is_up, inbox = has_redis(client, is_up=True), queue.stats().inbox
             raw.config_set("maxmemory", 0)
             eventually(lambda: is_over(queue, "later"), "the job in the inbox to be over")
             num_failures = feeder.failures["inbox"]
@@ -211,11 +233,13 @@ def test_a_full_redis_takes_no_more_jobs_and_work_goes_on(own_valkey, fed, queue
     succeeded = [queue.jobs.get(job_id).counts.succeeded for job_id in (stored, "later")]
     queue.close()
 
-    assert (is_up, inbox) == (True, 1)
+    assert (is_up, depth) == (True, 4)
     assert succeeded == [3, 1]
     assert [record.fields["because"] for record in caplog.records if "unavailable" in record.message] == []
     full = [record for record in caplog.records if record.message == FULL]
-    assert [record.levelname for record in full] == ["WARNING"] * 2
+    assert [(one.levelname, one.fields["task"]) for one in full] == [
+        ("WARNING", t) for t in ("inbox", "claim", "inbox")
+    ]
     assert all("no memory left" in record.fields["because"] for record in full)
 
 
@@ -223,14 +247,13 @@ def test_a_drain_with_a_full_redis_returns_the_items_and_ends(own_valkey, fed, q
     server = own_valkey()
     queue = Queue.connect(server.connection_url, queue_name)
     job_id = queue.submissions.submit([make_line(i, max_tokens=1500, ignore_eos=True) for i in range(4)]).job_id
-    with redis.Redis.from_url(server.connection_url) as raw:
+    with redis.Redis.from_url(server.connection_url) as raw, fed(server.connection_url) as serving:
+        eventually(lambda: serving.worker.engine.stats().offline.running == 4, "the items to run")
         raw.xadd(queue.store.keys.inbox, {"item": make_line(0), "job": "later", "end": "1"})
         raw.config_set("maxmemory", 1)
-        with fed(server.connection_url) as serving:
-            eventually(lambda: serving.worker.engine.stats().offline.running == 4, "the items to run")
-            serving.worker.feeder.drain()
-            is_drained = serving.worker.feeder.drained.wait(30)
-            counts = queue.jobs.get(job_id).counts
+        serving.worker.feeder.drain()
+        is_drained = serving.worker.feeder.drained.wait(30)
+        counts = queue.jobs.get(job_id).counts
     queue.close()
 
     assert is_drained

@@ -31,7 +31,7 @@ def jobs(
     """List the jobs of a queue, newest first."""
     place = Place.of(redis_url, queue, password_file, ca_file=ca_file)
     with open_queue(place) as connected:
-        found = connected.jobs.active() if active else connected.jobs.all()
+        found = connected.jobs.active(limit=None) if active else connected.jobs.all()
         unread = connected.inbox.unread()
     shown = sorted((one for one in found if tenant in {None, one.tenant}), key=lambda one: (-one.created, one.id))
     if as_json:

@@ -123,14 +123,14 @@ def submit(
 
 def _submit_to_inbox(place: Place, file: str, tenant: str, priority: int, deadline: float | None) -> tuple[str, int]:
     """Submit as a user that may only add to an inbox. Return the id of the job, and the number of its lines."""
-    from ballast_queue.settings import QueueSettings  # noqa: PLC0415  `ballast --help` needs no redis
+    from ballast_queue.inbox_writer import MOST_ENTRY_BYTES  # noqa: PLC0415  `ballast --help` needs no redis
     from ballast_queue.submissions import Terms  # noqa: PLC0415  `ballast --help` needs no redis
 
-    most = QueueSettings().max_line_bytes  # a submitter may not read the limit of the queue, which workers apply
     try:
         with (
             open_inbox(place) as inbox,
-            _opened(file, most) as source,
+            # Workers apply the limit of the queue, which a submitter may not read.
+            _opened(file, MOST_ENTRY_BYTES) as source,
             progress("Submitting", source.num_lines) as advance,
         ):
             return inbox.submit(source.lines, Terms(tenant, priority, deadline), on_progress=advance)

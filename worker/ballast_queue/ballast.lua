@@ -14,7 +14,8 @@
 --                                        numbers that these functions read
 --   ballast:{<queue>}:declared  zset     tenant -> when settings in force last declared it, for the last MAX_DECLARED tenants
 --   ballast:{<queue>}:totals    hash     sums over the jobs below (waiting, leased, ..., dead), jobs:<state>, `at_risk`,
---                                        `sequence` (of jobs) and `token` (the last fencing token). `unclaimable` counts
+--                                        `sequence` (of jobs) and `token` (the last fencing token, see `next_token`).
+--                                        `unclaimable` counts
 --                                        the waiting items, and `unclaimable_at_risk` the jobs at risk, of jobs that are
 --                                        paused or ending
 --   ballast:{<queue>}:jobs      zset     job id -> sequence
@@ -46,7 +47,7 @@
 --   :ids                        set      custom ids, until the job is closed
 -- The items from `next` to `stored` - 1 wait and have an entry only in :items.
 
-local REVISION = 14
+local REVISION = 15
 
 local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
@@ -70,6 +71,7 @@ local OVER = {completed = true, failed = true, expired = true, cancelled = true}
 local MAX_PAGE_BYTES = 8 * 1024 * 1024
 local MAX_STATUS_BYTES, MAX_STATUSES, MAX_STATUSES_BYTES = 128 * 1024, 5000, 2 * 1024 * 1024
 local MAX_DECLARED = 2000
+local MOST_MEMORY = 1.2 -- times maxmemory: above it, a server leaves the items where they are
 local RENEWAL_SECONDS = 300 -- after this time without renewal, another owner may replace settings
 
 -- redis.call does not exist while the library loads.
@@ -555,6 +557,24 @@ local function heads(keys, _)
   return found
 end
 
+-- Returns whether the server has no memory for further results. A result is often longer than the line that it replaces, so
+-- each claim may need memory. Up to MOST_MEMORY, items are claimed all the same: if waiting lines alone fill the memory,
+-- only finished items free it. A server that lets this user see no figures counts as one with memory.
+local function is_exhausted()
+  local figures = redis.pcall('INFO', 'memory')
+  if type(figures) ~= 'string' then return false end
+  local used, most = string.match(figures, 'used_memory:(%d+)'), string.match(figures, 'maxmemory:(%d+)')
+  return used and most and tonumber(most) > 0 and tonumber(used) > MOST_MEMORY * tonumber(most)
+end
+
+-- Returns the token before `n` new ones. Tokens are microseconds of the clock, or follow the last token. So no token comes
+-- again if the server loses its last writes, and the counter with them. They are exact numbers until the year 2255.
+local function next_token(k, n, now)
+  local last = math.max(tonumber(call('HGET', k.totals, 'token') or 0), math.floor(now * 1000000))
+  call('HSET', k.totals, 'token', string.format('%.0f', last + n))
+  return last
+end
+
 -- ARGV: job id, limit of items, worker. Reply: expiry, tenant, priority; then for each item its index, token, attempt,
 -- line and prefix ('' for none). Only the last item may exceed MAX_PAGE_BYTES. The items behind it stay where they are.
 local function claim(keys, argv)
@@ -563,10 +583,11 @@ local function claim(keys, argv)
   if not job or not is_ready(job) or (job.deadline > 0 and now >= job.deadline) then return {} end
   local n = math.min(tonumber(argv[2]), job.waiting - job.delayed, 1000)
   if n < 1 then return {} end
+  if is_exhausted() then return {err = 'OOM above ' .. MOST_MEMORY .. ' times maxmemory, no item is claimed'} end
   local returned = call('ZRANGE', k.returned, 0, n - 1)
   n = #returned + math.min(n - #returned, job.stored - job.next)
   local expires = now + setting(k, 'lease_seconds', 30)
-  local token = call('HINCRBY', k.totals, 'token', n) - n
+  local token = next_token(k, n, now)
   local reply = {string.format('%.6f', expires), job.tenant, job.priority}
   local live, leases, bytes, num = {}, {}, 0, 0
   -- The size of a line is not known before it is read, so each call reads one.
@@ -1116,8 +1137,8 @@ local function revision(_, _)
   return REVISION
 end
 
--- With `allow-oom`, a server without free memory still accepts results, which free more memory than they need. It
--- refuses new work.
+-- With `allow-oom`, a server without free memory still accepts the results of the items that workers hold. It refuses new
+-- work, and `claim` limits by how much results exceed its memory.
 local function register(name, callback, flags)
   redis.register_function{function_name = 'ballast1_' .. name, callback = callback, flags = flags}
 end

@@ -118,7 +118,7 @@ class Connection:
                 client.close()
                 # `rediss` in its URL would replace the class of connections, which is one for TLS already.
                 plain = address.url.replace("rediss:", "redis:", 1)
-                cluster = connection._translated(lambda: RedisCluster.from_url(plain, **options))
+                cluster = connection._translated(lambda: RedisCluster.from_url(plain, retry=_never(), **options))
                 connection = cls(cluster, socket_timeout=socket_timeout, **settings)
             connection._translated(connection._require_library)
         except QueueError:
@@ -135,7 +135,10 @@ class Connection:
         return self._with_library(lambda: self._call(self.client, function, keys, arguments))
 
     def call_many(self, calls: Sequence[Call]) -> list[Any]:
-        """Call functions in one round trip, each atomic on its own. Run all calls before a failure is raised."""
+        """Call functions in one round trip, each atomic on its own. Run all calls before a failure is raised.
+
+        A cluster needs a round trip for each call.
+        """
         if len(calls) == 1:
             return [self.call(*calls[0])]
         if not calls:
@@ -233,11 +236,24 @@ class Connection:
         command = "FCALL_RO" if function in _READS else "FCALL"
         return client.execute_command(command, PREFIX + function, len(keys), *keys, *arguments)
 
-    def _pipeline(self, calls: Sequence[Call]) -> list[Any]:
+    def _replies(self, calls: Sequence[Call]) -> list[Any]:
+        """Return a reply or an error for each call. The pipeline of a cluster would repeat calls without a reply."""
+        if self.is_cluster:
+            return [self._reply(call) for call in calls]
         pipeline = self.client.pipeline(transaction=False)
-        for function, keys, arguments in calls:
-            self._call(pipeline, function, keys, arguments)
+        for call in calls:
+            self._call(pipeline, *call)
         replies: list[Any] = pipeline.execute(raise_on_error=False)
+        return replies
+
+    def _reply(self, call: Call) -> Any:
+        try:
+            return self._call(self.client, *call)
+        except ResponseError as error:
+            return error
+
+    def _pipeline(self, calls: Sequence[Call]) -> list[Any]:
+        replies = self._replies(calls)
         missing = [i for i, reply in enumerate(replies) if _is_missing(reply)]
         if missing and len(missing) < len(calls):
             # Another client flushed the functions during the pipeline. Repeat only the calls that did not run.
@@ -356,9 +372,13 @@ def _checked(ca: str) -> str:
     raise QueueForbidden("The certificates of authorities for Redis are not PEM. Write -----BEGIN CERTIFICATE----- ...")
 
 
+def _never() -> Retry:
+    return Retry(NoBackoff(), 0)
+
+
 def _client(address: RedisAddress, options: dict[str, Any]) -> redis.Redis:
     try:
-        return redis.Redis.from_url(address.url, retry=Retry(NoBackoff(), 0), **options)
+        return redis.Redis.from_url(address.url, retry=_never(), **options)
     except (ValueError, TypeError):
         pass  # the text quotes the URL
     raise InvalidAddress("Redis URL: an option after ? is unknown or has a wrong value: remove it")

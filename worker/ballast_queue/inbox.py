@@ -5,7 +5,8 @@ entry of a job sets its tenant, priority and deadline. An entry with `end 1` clo
 job of its own. A wrong entry becomes an error result.
 
 A queue that declares its tenants has one inbox for each: `ballast:{<queue>}:inbox:<tenant>`. The rules of the writer's
-user in Redis name the inbox, so the inbox proves the tenant. The queue then refuses entries of the inbox for all.
+user in Redis name the inbox, so the inbox proves the tenant. A name in it becomes the job `<name>@<tenant>`, so that no
+tenant takes the name of another's job. The queue then refuses entries of the inbox for all.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ballast_queue.records import readable
 from ballast_queue.settings import QueueSettings
 from ballast_queue.settings_store import SettingsStore
 from ballast_queue.store import Store
-from ballast_queue.submissions import Terms, check_deadline, check_tenant, open_job
+from ballast_queue.submissions import Terms, check_deadline, check_tenant, job_of_tenant, open_job
 from ballast_queue.unreadable import text_of
 
 log = Log(__name__)
@@ -61,7 +62,9 @@ class Entry:
     def job(self) -> str:
         """Id of the job that the entry names, or of its own job if the name is not usable."""
         name = self.fields.get("job", "")
-        return name if _JOB_ID.fullmatch(name) and not _OWN_JOB.fullmatch(name) else self.own_job
+        if not _JOB_ID.fullmatch(name) or _OWN_JOB.fullmatch(name):
+            return self.own_job
+        return name if self.tenant is None else job_of_tenant(name, self.tenant)
 
     @property
     def rank(self) -> tuple[int, int, str]:
@@ -147,12 +150,11 @@ class InboxReader:
             raise refused
 
     def _take(self, job_id: str, entries: Sequence[Entry], settings: QueueSettings) -> bool:
-        """Store the lines of entries in a job. Return False if their writer may not add to it."""
+        """Store the lines of entries in a job. Return False if no inbox may add to it."""
         tenant = entries[0].tenant
         job = open_job(self._store, job_id, _terms(entries[0], settings), key="", source="inbox")
-        is_foreign = job.source != "inbox" or (tenant is not None and job.tenant != tenant)
-        if is_foreign and job_id != entries[0].own_job:
-            return False  # it is a submitted job, or that of another tenant
+        if job.source != "inbox" and job_id != entries[0].own_job:
+            return False  # it is a submitted job
         lines: list[Line] = []
         prefix_key = 0
         for entry in entries:
@@ -225,10 +227,10 @@ def _problems(entry: Entry, job_id: str, tenant: str, settings: QueueSettings) -
     if unknown:
         found = f"an unknown field ({describe(unknown[0])})"
         yield wrong("entry", found, ", ".join(sorted(_FIELDS)), code="invalid_entry")
-    if "job" in fields and fields["job"] != job_id:
+    if "job" in fields and job_id == entry.own_job:
         wanted = (
-            "an id of at most 128 letters, digits and . _ / - that no submitted job, no job of another tenant and no "
-            "job with unreadable values has, and no id of an inbox entry"
+            "an id of at most 128 letters, digits and . _ / - that no submitted job and no job with unreadable values "
+            "has, and no id of an inbox entry"
         )
         yield wrong("job", describe(fields["job"]), wanted, code="invalid_job")
     if fields.get("end", "") not in _ENDS:

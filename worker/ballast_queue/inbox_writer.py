@@ -9,9 +9,11 @@ from ballast_queue.batch_lines import CHUNK_BYTES, CHUNK_LINES
 from ballast_queue.connection import Connection
 from ballast_queue.errors import CommandForbidden, EmptyJob, QueueFull, QueueUnavailable
 from ballast_queue.keys import Keys
-from ballast_queue.submissions import Terms, check_deadline, check_tenant, new_job_id
+from ballast_queue.submissions import Terms, check_deadline, check_tenant, job_of_tenant, new_job_id
 
 Entry = dict[str, bytes | str]
+MOST_ENTRY_BYTES = 64 * 1024 * 1024
+"""Bytes of the longest line. A longer one is cut, and a queue refuses it by its length."""
 
 
 class InboxWriter:
@@ -45,14 +47,15 @@ class InboxWriter:
             CommandForbidden: the user may write to neither inbox.
         """
         tenant, deadline = check_tenant(terms.tenant), check_deadline(terms.deadline)
-        job_id = new_job_id()
-        job: Entry = {"job": job_id, "tenant": tenant, "priority": str(terms.priority)}
+        job_id = name = new_job_id()
+        job: Entry = {"job": name, "tenant": tenant, "priority": str(terms.priority)}
         job |= {} if deadline is None else {"deadline": repr(deadline)}
         inbox, num_entries = b"", 0
         try:
             for chunk in _chunks(lines):
                 entries = [job | {"item": line} for line in chunk]
                 inbox = inbox or self._inbox(tenant, entries.pop(0))
+                job_id = name if inbox == self._keys.inbox else job_of_tenant(name, tenant)
                 self._connection.append(inbox, entries)
                 num_entries += len(chunk)
                 on_progress(num_entries)

@@ -47,12 +47,12 @@ class Jobs:
         return self._read_all(self.ids())
 
     @readable("the jobs")
-    def active(self, limit: int = MOST_ACTIVE) -> list[Job]:
-        """Return at most `limit` jobs that are not over, those with the nearest deadlines first.
+    def active(self, limit: int | None = MOST_ACTIVE) -> list[Job]:
+        """Return at most `limit` jobs that are not over, or all, those with the nearest deadlines first.
 
         Jobs that cannot be read are left out.
         """
-        members = self._store.connection.members(self._store.keys.active, 0, limit - 1)
+        members = self._store.connection.members(self._store.keys.active, 0, -1 if limit is None else limit - 1)
         return self._read_all([text_of(job_id) for job_id in members])
 
     def cancel(self, job_id: str) -> Job:

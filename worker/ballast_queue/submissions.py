@@ -74,6 +74,11 @@ def new_job_id() -> str:
     return f"job-{time.time_ns() // 1_000_000:011x}-{token_hex(5)}"
 
 
+def job_of_tenant(name: str, tenant: str) -> str:
+    """Return the id of a job of a tenant's own inbox. Neither a name nor a tenant contains the separator."""
+    return f"{name}@{tenant}"
+
+
 @readable("a job")
 def open_job(store: Store, job_id: str, terms: Terms, *, key: str, source: Source) -> Opened:
     """Open a job, or return the existing one with this id or idempotency key.

@@ -82,6 +82,7 @@ class Claimer:
         self._started_at: dict[Group, float] = {}
         """When it began to read behind this rank."""
         self._warn_at = 0.0
+        self._num_entered = 0
         self._jobs: dict[str, Candidate] = {}
         """The jobs at the last read of the queue."""
         self._sizes: dict[str, float] = {}
@@ -106,23 +107,24 @@ class Claimer:
         cost = token_cost(max(0, answer.num_prompt - answer.num_cached), answer.num_output)
         self._cost += 0.05 * (cost - self._cost)
 
-    def refill(self, queue: Queue) -> None:
-        """Claim items that the engine can use, and submit them.
+    def refill(self, queue: Queue) -> int:
+        """Claim items that the engine can use, submit them, and return how many requests they are.
 
         Raises:
+            QueueFull: Redis has no memory for the results of more items.
             QueueError: items that were claimed before are submitted. The next call claims the rest.
         """
         now = time.monotonic()
         count = self._wanted(now)
         if not count:
             self.read_at = inf  # the next free slot wakes the feeder
-            return
+            return 0
         if now < self.read_at < inf:
-            return
+            return 0
         chosen = self._choose(queue, count)
         if not chosen:
             self.read_at = now + EMPTY_SECONDS
-            return
+            return 0
         num_entered = 0
         for job_id, num in chosen.items():
             try:
@@ -135,6 +137,7 @@ class Claimer:
         done = time.monotonic()
         self._prefetch.add_round_trip(done - now)
         self.read_at = inf if num_entered >= count else done + SHORT_SECONDS  # refused items leave slots free
+        return num_entered
 
     def _choose(self, queue: Queue, count: int) -> dict[str, int]:
         """Return how many items to claim of each job."""
@@ -238,7 +241,9 @@ class Claimer:
 
         A defect fails its attempt, and must not keep the other items of the claim.
         """
-        request_id = f"{claimed.job_id}:{claimed.index}:{claimed.token}"
+        # With a number: the engine may still hold an item that is claimed again after Redis lost its last writes.
+        self._num_entered += 1
+        request_id = f"{claimed.job_id}:{claimed.index}:{claimed.token}:{self._num_entered}"
         try:
             self._enter(request_id, claimed)
         except Exception as error:  # noqa: BLE001 -- any item may have any body

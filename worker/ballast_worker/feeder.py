@@ -45,7 +45,7 @@ SETTINGS_SECONDS = 60.0
 FIRST_BACKOFF, LAST_BACKOFF = 0.05, 2.0
 RENEW_SECONDS = 1.0
 """How soon a new address or password is tried again while the old connection still works."""
-FULL = "redis is full and the inboxes wait: raise maxmemory, or wait until the results of old jobs expire"
+FULL = "redis is full and a task waits: raise maxmemory, cancel jobs, or wait until the results of old jobs expire"
 GATHER_SECONDS = 0.002
 """How long the feeder waits after a wake-up, so that one round trip reports all requests that end together."""
 
@@ -76,8 +76,8 @@ class Feeder:
         """How often each task of a round failed."""
         self._logged: set[str] = set()
         """Tasks whose failure is in the log."""
-        self._is_full = False
-        """Whether Redis had no memory for entries of the inbox, and has taken none since."""
+        self._full: set[str] = set()
+        """Tasks for which Redis had no memory, and that have moved no item since."""
         self.drained = threading.Event()
         """Set when a draining feeder has no items left."""
         self._connect = connect
@@ -202,12 +202,12 @@ class Feeder:
         return False
 
     def _fail(self, what: str, error: Exception) -> None:
-        """Count a failed task, and log it the first time, or each time that Redis becomes full."""
+        """Count a failed task, and log it the first time, or each time that Redis becomes full for it."""
         self.failures[what] += 1
         if isinstance(error, QueueFull):
-            if not self._is_full:
-                log.warning(FULL, because=str(error))
-            self._is_full = True
+            if what not in self._full:
+                log.warning(FULL, task=what, because=str(error))
+            self._full.add(what)
         elif what not in self._logged:
             self._logged.add(what)
             is_defect = not isinstance(error, QueueError)
@@ -239,7 +239,11 @@ class Feeder:
         item.timing.first_at = ended.first_at
         reason = ended.output.finish_reason or FinishReason.FAILED
         self.recorder.ended(item.timing, reason, item.answer.num_prompt, item.answer.num_output, ended.at)
-        self._claimer.add_end(item)
+        if not item.is_lost and reason in {
+            FinishReason.STOP,
+            FinishReason.LENGTH,
+        }:  # only a whole answer shows the cost
+            self._claimer.add_end(item)
 
     def _round(self) -> None:
         if not self.is_up and time.monotonic() < self._retry_at:
@@ -340,7 +344,7 @@ class Feeder:
             self._try("inbox", partial(self._take_in, queue))
         if self._is_draining:
             self._drain()
-        elif self._loop.is_healthy and not self._try("claim", partial(self._claimer.refill, queue)):
+        elif self._loop.is_healthy and not self._try("claim", partial(self._claim, queue)):
             self._claimer.read_at = now + TICK_SECONDS
 
     def _heartbeat(self, queue: Queue) -> None:
@@ -399,7 +403,12 @@ class Feeder:
         taken = queue.inbox.take_in(INTAKE_ENTRIES)
         pause = 0.0 if taken >= INTAKE_ENTRIES else PAGE_SECONDS if taken else TICK_SECONDS
         self._intake_at = time.monotonic() + pause
-        self._is_full = self._is_full and not taken
+        if taken:
+            self._full.discard("inbox")
+
+    def _claim(self, queue: Queue) -> None:
+        if self._claimer.refill(queue):
+            self._full.discard("claim")
 
     def _drain(self) -> None:
         if not self._is_returned:

@@ -12,8 +12,10 @@ from dataclasses import replace
 from ballast_openai.errors import counted
 from ballast_policy.jobs.deadline import Feasibility, JobWork, Rates, Verdict, feasible
 from ballast_queue.job import Job, JobHead, JobState, Outlook
+from ballast_queue.jobs import MOST_ACTIVE
 from ballast_queue.status import WorkerStatus
 
+NEAREST = f"the {MOST_ACTIVE:,} jobs with the nearest deadlines"
 _RUNNING = {JobState.VALIDATING, JobState.IN_PROGRESS}
 
 
@@ -44,15 +46,16 @@ def work_of(job: Job | JobHead) -> JobWork:
 
 
 class Forecast:
-    """Computes the outlook of the jobs of one queue at one moment."""
+    """Computes the outlook of the jobs of one queue at one moment. `Jobs.active` limits how many it knows."""
 
     def __init__(
-        self, active: Iterable[Job], workers: Sequence[WorkerStatus], now: float, weights: Mapping[str, float]
+        self, active: Sequence[Job], workers: Sequence[WorkerStatus], now: float, weights: Mapping[str, float]
     ) -> None:
         self._ready = len(_ready(workers))
         self._rates = rates_of(workers)
         self._now = now
         self._weights = weights
+        self._is_cut = len(active) >= MOST_ACTIVE
         self._groups: dict[tuple[int, str], dict[str, JobWork]] = defaultdict(dict)
         for job in active:
             if job.state in _RUNNING:
@@ -85,7 +88,8 @@ class Forecast:
         alone = found.seconds_needed - found.seconds_ahead
         ahead = f" after {duration(found.seconds_ahead)} of work before it" if found.seconds_ahead >= 1 else ""
         left = f"{duration(found.seconds_left)} remain" if found.seconds_left > 0 else "the deadline has passed"
-        return f"it needs {duration(alone)} at {per_second} of {workers}{ahead}, and {left}"
+        cut = f"; only {NEAREST} count" if self._is_cut else ""
+        return f"it needs {duration(alone)} at {per_second} of {workers}{ahead}, and {left}{cut}"
 
 
 def _sums(works: Iterable[JobWork]) -> list[JobWork]:

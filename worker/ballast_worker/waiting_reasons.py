@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from ballast_openai.errors import counted
 from ballast_policy.jobs.choice import job_slack
 from ballast_queue.job import Job, JobState
+from ballast_queue.jobs import MOST_ACTIVE
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import QueueStats, WorkerStatus
-from ballast_worker.forecast import Forecast, duration, rates_of, work_of
+from ballast_worker.forecast import NEAREST, Forecast, duration, rates_of, work_of
 
 _CLAIMED_FROM = {JobState.VALIDATING, JobState.IN_PROGRESS}
+_REDRIVEN_FROM = {*_CLAIMED_FROM, JobState.PAUSED, JobState.COMPLETED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Scene:
 
 def why(job: Job, scene: Scene) -> list[str]:
     """Return why `job` makes no progress, the main reason first. Its failures and its deadline come last."""
-    return [*_scheduling(job, scene), *_failures(job), *_deadline(job, scene)]
+    return [*_scheduling(job, scene), *_failures(job, scene.stats.at), *_deadline(job, scene)]
 
 
 def _scheduling(job: Job, scene: Scene) -> Iterator[str]:
@@ -50,7 +52,10 @@ def _scheduling(job: Job, scene: Scene) -> Iterator[str]:
     elif not counts.waiting:
         yield f"No item of it waits: {counted(counts.leased, 'item')} with workers"
         if state is JobState.VALIDATING:
-            yield "It has no end mark yet: the submitter must add an inbox entry with `end 1`"
+            yield (
+                "Its last line has not arrived: submit the same lines with the same --key again, or, in the inbox, add "
+                f"an entry with `end 1`. `ballast cancel {job.id}` gives up the rest"
+            )
     else:
         yield from _waiting(job, scene)
 
@@ -152,14 +157,20 @@ def _before(job: Job, scene: Scene) -> Iterator[str]:
         shares = ", ".join(f"{name} holds {held.get(name, 0):,}" for name in (job.tenant, *tenants[:3]))
         more = f" and {len(tenants) - 3} more" if len(tenants) > 3 else ""
         yield f"It shares the slots, by weight, with the tenants of its priority: {shares}{more}"
+    if len(scene.active) >= MOST_ACTIVE:
+        yield f"Of other jobs, only {NEAREST} were read"
 
 
-def _failures(job: Job) -> Iterator[str]:
-    if job.counts.failed:
-        yield (
-            f"{counted(job.counts.failed, 'item')} failed for good: `ballast results {job.id}` shows why. "
-            f"`ballast redrive {job.id}` retries those that may succeed, which excludes invalid lines"
-        )
+def _failures(job: Job, now: float) -> Iterator[str]:
+    if not job.counts.failed:
+        return
+    can_redrive = job.state in _REDRIVEN_FROM and (job.deadline is None or now < job.deadline)
+    advice = (
+        f"`ballast redrive {job.id}` retries those that may succeed, which excludes invalid lines"
+        if can_redrive
+        else "To retry them, submit their lines as another job"
+    )
+    yield f"{counted(job.counts.failed, 'item')} failed for good: `ballast results {job.id}` shows why. {advice}"
 
 
 def _deadline(job: Job, scene: Scene) -> Iterator[str]:
