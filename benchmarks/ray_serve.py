@@ -165,7 +165,8 @@ def run_ray(config: Path, proxy: int) -> None:
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient  # noqa: PLC0415
 
     text = config.read_text()
-    document = serve_config(WorkerConfig.parse(text, str(config)), text, replicas=1, gpus=0, proxies=True)
+    document = serve_config(WorkerConfig.parse(text, str(config)), text, replicas=1, gpus=0)
+    document["proxy_location"] = "EveryNode"
     document["http_options"] = {"host": "127.0.0.1", "port": proxy}
     document["applications"][0]["import_path"] = "ray_serve:build"
     context = ray.init(include_dashboard=True, configure_logging=False, log_to_driver=True)

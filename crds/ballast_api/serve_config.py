@@ -27,7 +27,7 @@ def most_requests(config: WorkerConfig) -> int:
     return config.limits.most_requests(slots) + OTHER_REQUESTS
 
 
-def serve_config(config: WorkerConfig, text: str, *, replicas: int, gpus: int, proxies: bool = False) -> dict[str, Any]:
+def serve_config(config: WorkerConfig, text: str, *, replicas: int, gpus: int) -> dict[str, Any]:
     """Return the configuration of Serve.
 
     Serve restarts replicas only if `args` change, so these name the fields that are not hot.
@@ -37,7 +37,6 @@ def serve_config(config: WorkerConfig, text: str, *, replicas: int, gpus: int, p
         text: the same as YAML; replicas publish its hash
         replicas: how many workers
         gpus: GPUs of a replica on each of its nodes
-        proxies: whether Serve runs its own HTTP proxies, besides the ports of the replicas
     """
     runtime = config.runtime
     deployment: dict[str, Any] = {
@@ -62,7 +61,7 @@ def serve_config(config: WorkerConfig, text: str, *, replicas: int, gpus: int, p
         # They need the same port, and Serve gives up a deployment that fails to start three times.
         deployment["max_replicas_per_node"] = 1
     return {
-        "proxy_location": "EveryNode" if proxies else "Disabled",
+        "proxy_location": "Disabled",  # requests reach the ports of the replicas
         "applications": [
             {
                 "name": APPLICATION,

@@ -95,7 +95,7 @@ class RayNodes:
 
         from ballast_api.serve_config import APPLICATION, serve_config
 
-        document = serve_config(config, config.dump(), replicas=replicas, gpus=0, proxies=True)
+        document = serve_config(config, config.dump(), replicas=replicas, gpus=0)
         port = urlsplit(self.proxy).port
         document |= {"proxy_location": "HeadOnly", "http_options": {"host": "127.0.0.1", "port": port}}
         ServeSubmissionClient(self.dashboard).deploy_applications(document)

@@ -67,11 +67,25 @@ def test_more_prompt_and_a_higher_rate_never_allow_a_larger_batch(case):
     assert busier.ceiling().batch <= case.ceiling().batch
 
 
-@pytest.mark.parametrize("near", [1, 2, 30, 49, 50, 51, 400, 512])
+@pytest.mark.parametrize("near", [1, 2, 30, 49, 50, 51, 200, 256])
 def test_the_largest_batch_is_found_from_wherever_the_search_begins(near):
     assert largest(BIG, lambda batch: 0.001 * batch, near) == 50
     assert largest(BIG, lambda _: 1.0, near) == 0
-    assert largest(BIG, lambda _: 0.0, near) == 512
+    assert largest(BIG, lambda _: 0.0, near) == 256
+
+
+@pytest.mark.parametrize(
+    ("engine", "batch", "because"),
+    [
+        ({}, 15, "15 is the largest within 50 ms"),
+        ({"slots": 10}, 10, "10 is the most that engine.slots allows"),
+        ({"memory_percent": 18.3}, 9, "9 is the most decodes of 225 tokens that 2,219 tokens of KV hold"),
+    ],
+)
+def test_slots_and_kv_limit_a_batch(engine, batch, because):
+    ceiling = CeilingCase.of(PlanInputs(engine=EngineInput(**engine)), CEILINGS[0]).ceiling()
+
+    assert (ceiling.batch, ceiling.because[-1]) == (batch, because)
 
 
 def test_small_batches_that_queue_do_not_hide_the_largest():
@@ -107,6 +121,7 @@ def test_where_steps_bring_more_newcomers_than_the_batch_there_is_no_ceiling(cas
         ({"prompt_tokens": 4000}, "prompt and answer have 4,150 tokens, but llama-2-7b takes at most 4,096"),
         ({"steps": "published"}, "published are the steps of llama-3-8b on a100"),
         ({"model": "gpt-9"}, "unknown model 'gpt-9'"),
+        ({"model": "llama-3-70b"}, "llama-3-70b does not fit: 141.1 GB of weights"),
     ],
 )
 def test_a_ceiling_that_cannot_be_is_refused_with_its_figure(change, found):

@@ -51,7 +51,7 @@ def test_a_bought_a100_costs_69_cents_an_hour_and_7_of_electricity():
 
     kilowatts = (60 + (400 - 60) * 0.5) / 1000 * 1.4 * 1.3
     assert price.kilowatts(0.5) == pytest.approx(kilowatts) == pytest.approx(0.4186)
-    assert price.owned_per_hour(1.0) == pytest.approx(18_000 / (36 * 730) + 0.400 * 1.4 * 1.3 * 0.12)
+    assert price.per_hour(1.0) == pytest.approx(18_000 / (36 * 730) + 0.400 * 1.4 * 1.3 * 0.12)
 
 
 def test_renting_is_dearer_from_the_eighth_month_on():

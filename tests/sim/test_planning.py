@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +12,7 @@ import pytest
 
 from ballast_api.errors import InvalidConfig
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
+from ballast_cli.plan_tables import fleet_figures, print_options
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.alternatives import Alternative, advice, alternatives, chunks
 from ballast_sim.planner.deployment import Deployment
@@ -30,7 +31,7 @@ from ballast_sim.planner.inputs import (
 from ballast_sim.replay.hardware import GPUS
 from ballast_sim.replay.model_shape import Quantization
 from ballast_sim.replay.policies import Ballast, Fill
-from ballast_sim.replay.traffic import Arrival, read, read_lengths
+from ballast_sim.replay.traffic import Arrival, read, read_lengths, tokens_per_second
 
 SMALL = EngineInput(slots=48)
 """Fills within a minute of simulated time."""
@@ -187,6 +188,7 @@ def small_fleet():
         traffic_minutes=0.7,
         throughput_minutes=1.5,
         engine=SMALL,
+        energy=EnergyInput(budget_kilowatts=1.4),
     )
     return plan_fleet(inputs, ONLINE, [Arrival(0.0, 800 + 97 * i % 1500, 50 + 13 * i % 200) for i in range(200)])
 
@@ -205,6 +207,24 @@ def test_mixed_gpus_keep_the_slo_do_the_work_and_are_fewer_than_today(small_flee
     assert min(mixed.ttft_attainment, mixed.tpot_attainment) >= 0.99
     assert mixed.offline_tokens >= small_fleet.offline_tokens
     assert mixed.utilization < 1.0
+
+
+def test_figures_that_were_not_measured_are_null_and_shown_as_a_dash(small_fleet, capsys):
+    options = tuple(replace(option, tpot_attainment=nan) for option in small_fleet.options)
+    found = replace(small_fleet, options=options)
+
+    print_options(found)
+
+    assert "nan" not in capsys.readouterr().out
+    assert fleet_figures(found, [], [])["options"][0]["tpot_attainment"] is None
+
+
+def test_options_above_the_power_budget_are_named(small_fleet):
+    above = [option.name for option in small_fleet.options if option.kilowatts > 1.4]
+    named = [line for line in small_fleet.because if "above energy.budgetKilowatts, 1.4 kW" in line]
+
+    assert 0 < len(above) < len(small_fleet.options)
+    assert [line.partition(":")[0] for line in named] == above
 
 
 def test_chunks_are_compared_with_the_traffic_of_the_plan(small_fleet):
@@ -256,6 +276,10 @@ def test_of_a_large_fleet_some_gpus_are_simulated_with_their_part_of_the_traffic
     assert same.online_tokens == pytest.approx(32 * 0.04 * found.maximums.online_full)
     assert 0.5 * 32 < same.offline_tokens / found.maximums.offline_full < 32
     assert found.offline_tokens == 0
+    for gpus in (1, 20, 31, 40):
+        part = found.traffic.of(min(gpus, 16), gpus)
+        assert part[-1].seconds == pytest.approx(found.traffic.seconds, rel=0.1)
+        assert tokens_per_second(part) == pytest.approx(found.traffic.tokens * min(gpus, 16) / gpus, rel=0.1)
 
 
 EMBEDDINGS = ServiceInput(
@@ -326,6 +350,19 @@ def test_online_gpus_are_mixed_only_if_they_keep_the_slo_at_the_peak(most_used, 
 def test_a_plan_ahead_without_services_or_with_the_wrong_kind_is_refused():
     with pytest.raises(BadInput, match="name at least one service"):
         plan_ahead(PlanInputs(ahead=AheadInput(services=())))
+
+
+def test_offline_services_have_no_slo_and_a_way_that_does_not_fit_is_named_with_the_reason():
+    service = ServiceInput(
+        name="bulk", kind="offline", model="llama-3-70b", requests_per_second=(1, 1), prompt_tokens=99, output_tokens=9
+    )
+    inputs = PlanInputs(gpu="h100", quantization=Quantization.INT4, slo=SloInput(tpot_milliseconds=1), engine=SMALL)
+    ahead = {"ahead": AheadInput(months=1, services=(service,)), "throughput_minutes": 1}
+
+    first, second = plan_ahead(inputs.model_copy(update=ahead))
+
+    assert (first.way.name, second.way.name) == ("and int4 weights", "and mixing")
+    assert "'dynamic batching' is left out: llama-3-70b does not fit" in first.because[1]
 
 
 @pytest.mark.parametrize(

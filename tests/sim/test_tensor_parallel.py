@@ -192,14 +192,31 @@ def test_heads_that_cannot_be_shared_are_refused() -> None:
 
 def test_an_adapter_of_rank_16_has_the_parameters_that_are_trained() -> None:
     # Fine-tuning all linear layers of Llama-3-8B with rank 16 trains 41,943,040 parameters.
-    assert SHAPES["llama-3-8b"].adapter_bytes(16) == 2 * 41_943_040
+    assert SHAPES["llama-3-8b"].adapter_bytes(16) == 2 * (41_943_040 + 16 * 2 * (128_256 + 4096))
 
 
-def test_adapters_take_memory_from_kv() -> None:
-    inputs = PlanInputs(engine=EngineInput(adapters=8, adapter_rank=64))
-    without, found = (Deployment.of(given, ONE).kv_tokens for given in (PlanInputs(), inputs))
+@pytest.mark.parametrize(("name", "gpus"), [("llama-3-70b", 16), ("mixtral-8x7b", 2), ("qwen3-30b-a3b", 8)])
+def test_each_gpu_holds_its_part_of_an_adapter_of_all_experts(name: str, gpus: int) -> None:
+    shape = SHAPES[name]
+    hidden, wide = shape.hidden, shape.heads * shape.head_dim // gpus
+    narrow, inner = max(1, shape.kv_heads // gpus) * shape.head_dim, shape.intermediate // gpus
+    linear = [(hidden, wide), (hidden, narrow), (hidden, narrow), (wide, hidden)]
+    linear += max(1, shape.experts) * [(hidden, inner), (hidden, inner), (inner, hidden)]
+    embeddings = 2 * (shape.vocabulary + hidden)
 
-    assert without - found == pytest.approx(8 * 4 * 2 * 41_943_040 / 131_072, abs=1)
+    one = 2 * 16 * (shape.layers * sum(a + b for a, b in linear) + embeddings)
+
+    assert shape.adapter_bytes(16, gpus) == gpus * one
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_adapters_take_memory_from_kv(gpus: int) -> None:
+    usual, inputs = (
+        PlanInputs(engine=EngineInput(tensor_parallel=gpus, adapters=number, adapter_rank=64)) for number in (0, 8)
+    )
+    without, found = (given.kv_tokens(given.roofline("llama-3-8b"), 9) for given in (usual, inputs))
+
+    assert without - found == pytest.approx(8 * SHAPES["llama-3-8b"].adapter_bytes(64, gpus) / 131_072, abs=1)
 
 
 def test_a_new_gpu_is_linked_by_pcie_unless_the_inputs_name_a_rate() -> None:

@@ -33,6 +33,17 @@ def make_bench():
     return make
 
 
+def test_goodput_and_slots_of_a_split_are_those_of_a_gpu_on_average(make_bench):
+    bench = make_bench(is_paced=False)
+    (row,) = bench.rows("static-split", 0.2, (0.0,))
+    parts = int(row.note.removesuffix(" of 10 GPUs online"))
+    alone, full = bench.alone(0.2 * 10 / parts).result, bench.maximum("full").result
+
+    assert row.result.goodput == pytest.approx(parts / 10 * alone.goodput)
+    assert row.result.online_slots == pytest.approx(parts / 10 * alone.online_slots)
+    assert row.result.offline_slots == pytest.approx((10 - parts) / 10 * full.offline_slots)
+
+
 def test_requests_come_evenly_and_the_first_one_at_once():
     (point,) = sparse(seconds=5.0, every=(2.0,)).points
 

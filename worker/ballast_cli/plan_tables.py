@@ -6,7 +6,9 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ballast_cli.bench.table import milliseconds, percent
 from ballast_cli.console import print_table
+from ballast_sim.comparison.json_rows import known
 
 if TYPE_CHECKING:
     from ballast_sim.planner.alternatives import Alternative, Chunk
@@ -45,8 +47,8 @@ def print_options(found: FleetPlan) -> None:
             str(option.gpus),
             f"{option.utilization:.0%}",
             f"{option.mfu:.0%}",
-            f"{option.ttft_attainment:.2%}",
-            f"{option.tpot_attainment:.2%}",
+            percent(option.ttft_attainment),
+            percent(option.tpot_attainment),
             f"{option.offline_tokens:,.0f}",
             f"{option.dollars_per_hour:.2f}",
             f"{option.online_dollars:.3f}",
@@ -89,9 +91,9 @@ def print_alternatives(tried: list[Alternative], sizes: list[Chunk], unit: str) 
             (
                 str(one.tokens),
                 f"{one.offline_tokens:,.0f}",
-                f"{1e3 * one.ttft_p50:.0f} ms",
-                f"{one.ttft_attainment:.2%}",
-                f"{one.tpot_attainment:.2%}",
+                f"{milliseconds(one.ttft_p50)} ms",
+                percent(one.ttft_attainment),
+                percent(one.tpot_attainment),
             )
             for one in sizes
         ]
@@ -175,8 +177,8 @@ def print_ceiling(ceiling: BatchCeiling, tried: int) -> None:
 
 
 def fleet_figures(found: FleetPlan, tried: list[Alternative], sizes: list[Chunk]) -> dict[str, Any]:
-    """Return a plan for JSON."""
-    return {
+    """Return a plan for JSON. A figure that was not measured is None."""
+    figures = {
         "version": 1,
         "model": found.deployment.model.shape.name,
         "gpu": found.deployment.model.gpu.name,
@@ -194,6 +196,7 @@ def fleet_figures(found: FleetPlan, tried: list[Alternative], sizes: list[Chunk]
         "alternatives": [asdict(one) for one in tried if not one.problem],
         "impossible": {one.name: one.problem for one in tried if one.problem},
     }
+    return {key: known(value) for key, value in figures.items()}
 
 
 def growth_figures(plan: GrowthPlan) -> dict[str, Any]:

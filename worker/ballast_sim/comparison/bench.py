@@ -268,14 +268,16 @@ class Bench:
 
     def _static_split(self, load: float) -> Row:
         """Run classes apart: the fewest of ten GPUs serve online alone, and the others serve offline without an SLO."""
-        alone = self.alone(load).result
+        alone, full = self.alone(load).result, self.maximum("full").result
         for parts in range(max(1, ceil(load * PARTS / MOST_LOAD)), PARTS):
             row = self.alone(load * PARTS / parts)
             if self._within(row.result, alone):
-                offline = (PARTS - parts) / PARTS * self.unbounded
-                total = row.result.online.total * parts / PARTS + offline
-                note = f"{parts} of {PARTS} GPUs online"
-                return replace(row, total_tokens=total, offline_tokens=offline, note=note)
+                mine, other = parts / PARTS, (PARTS - parts) / PARTS
+                goodput, slots = mine * row.result.goodput, (mine * row.result.online_slots, other * full.offline_slots)
+                result = replace(row.result, goodput=goodput, online_slots=slots[0], offline_slots=slots[1])
+                offline = other * self.unbounded
+                total, note = mine * row.result.online.total + offline, f"{parts} of {PARTS} GPUs online"
+                return replace(row, result=result, total_tokens=total, offline_tokens=offline, note=note)
         return replace(self.alone(load), note="all GPUs online")
 
     def keeps(self, row: Row) -> bool:

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import ceil, exp
+from math import ceil, exp, lgamma, log
 from random import Random
 
 import numpy as np
@@ -21,7 +21,6 @@ from ballast_sim.planner.encoder import ApiServer
 from ballast_sim.planner.inputs import CeilingInput, PlanInputs
 from ballast_sim.replay.step_model import REFIT_A100, BatchWork, StepModel
 
-MOST_BATCH = 512
 MOST_USED = 0.9
 """Most requests that may arrive, as a share of those that full batches serve. Beyond it, newcomers queue."""
 MOST_CROWDED = 0.5
@@ -47,6 +46,10 @@ class CeilingCase:
     """Newcomers per second."""
     api_server: ApiServer
     """The process before an encoder; without a limit for another model."""
+    most: int
+    """Requests for which the engine has slots and KV."""
+    bound: str
+    """Which of them is the limit."""
 
     @classmethod
     def of(cls, inputs: PlanInputs, asked: CeilingInput) -> CeilingCase:
@@ -54,7 +57,7 @@ class CeilingCase:
 
         Raises:
             BadInput: a name is unknown, or the prompt is too long for the model.
-            Impossible: the inputs need published step times, and the model has none on this GPU.
+            Impossible: the model does not fit, or the inputs need published step times that do not exist.
         """
         roofline = inputs.roofline(asked.model)
         model: StepModel = roofline
@@ -65,6 +68,10 @@ class CeilingCase:
                 raise Impossible(f"{asked.name}: published are the steps of llama-3-8b on a100, without quantization")
             model = REFIT_A100
         context = 0 if shape.is_encoder else asked.prompt_tokens + asked.output_tokens // 2
+        tokens, slots = inputs.kv_tokens(roofline, asked.prompt_tokens + asked.output_tokens), inputs.engine.slots
+        most, bound = slots, "the most that engine.slots allows"
+        if context and tokens // context < slots:
+            most, bound = tokens // context, f"the most decodes of {context} tokens that {tokens:,} tokens of KV hold"
         return cls(
             asked.name,
             model,
@@ -74,6 +81,8 @@ class CeilingCase:
             share=asked.percentile / 100,
             rate=asked.requests_per_second,
             api_server=inputs.api_server if shape.is_encoder else ApiServer(0),
+            most=most,
+            bound=bound,
         )
 
     @property
@@ -124,8 +133,12 @@ class CeilingCase:
             most += 1
         return most
 
+    def why(self, batch: int) -> str:
+        """Return what limits a batch that is the ceiling."""
+        return self.bound if batch == self.most else f"the largest within {1e3 * self.seconds:g} ms"
+
     def ceiling(self) -> BatchCeiling:
-        """Compute the largest batch that meets the SLO.
+        """Compute the largest batch that meets the SLO and fits the engine.
 
         Raises:
             Impossible: a batch of one misses the SLO, or too many requests arrive.
@@ -137,11 +150,11 @@ class CeilingCase:
                 f"{self.prompt} tokens. A newcomer waits for the first step and needs the second: "
                 f"{1e3 * self.slowest(1):.1f} ms for {self.share:.0%} of newcomers"
             )
-        batch = bisect_right(range(1, MOST_BATCH + 1), self.seconds, key=self.slowest)
+        batch = bisect_right(range(1, self.most + 1), self.seconds, key=self.slowest)
         api = self.api_server
         for most, what in (
             (api.texts_per_second, f"one API server process, with {api.text_milliseconds:g} ms for each text,"),
-            (batch / self.step(batch, batch), f"a batch of {batch}, the largest within {1e3 * self.seconds:g} ms,"),
+            (batch / self.step(batch, batch), f"a batch of {batch}, {self.why(batch)},"),
         ):
             if self.rate > MOST_USED * most:
                 raise Impossible(f"{self.name}: {self.rate:g} requests/s arrive, but {what} serves {most:,.1f}")
@@ -149,7 +162,7 @@ class CeilingCase:
         if crowds > MOST_CROWDED * (1 - self.share):
             raise Impossible(
                 f"{self.name}: at {self.rate:g} requests/s {crowds:.1%} of the steps bring more newcomers than a batch "
-                f"of {batch}, the largest within {1e3 * self.seconds:g} ms, holds; they would queue for another step"
+                f"of {batch}, {self.why(batch)}, holds; they would queue for another step"
             )
         return BatchCeiling(self, batch)
 
@@ -184,8 +197,9 @@ class BatchCeiling:
             f"{case.share:.0%} are answered within {1e3 * case.slowest(batch):.1f} ms of {1e3 * case.seconds:g} ms, "
             f"and within {1e3 * case.slowest(batch + 1):.1f} ms with a batch of {batch + 1}"
         )
+        bound = f"{batch} is {case.why(batch)}"
         limit = case.api_server.limit(batch / full)
-        return (first, second, f"batches are not full: {limit}") if limit else (first, second)
+        return (first, second, bound, f"batches are not full: {limit}") if limit else (first, second, bound)
 
 
 def drawn(case: CeilingCase, batch: int, requests: int = 1_000_000) -> float:
@@ -221,15 +235,12 @@ def largest(case: CeilingCase, measure: Callable[[int], float], near: int) -> in
     batch = near
     while batch > 0 and measure(batch) > case.seconds:
         batch -= 1
-    while near <= batch < MOST_BATCH and measure(batch + 1) <= case.seconds:
+    while near <= batch < case.most and measure(batch + 1) <= case.seconds:
         batch += 1
     return batch
 
 
 def _poisson(mean: float, number: int) -> list[float]:
     """Return the probabilities of 0, 1, ... arrivals. The last one is that of all larger numbers."""
-    found, chance = [], exp(-mean)
-    for k in range(number - 1):
-        found.append(chance)
-        chance *= mean / (k + 1)
+    found = [exp(k * log(mean) - mean - lgamma(k + 1)) for k in range(number - 1)]
     return [*found, max(0.0, 1.0 - sum(found))]

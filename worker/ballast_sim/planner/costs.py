@@ -29,16 +29,12 @@ class GpuPrice:
         """Return the dollars per hour for the electricity of an owned GPU."""
         return self.kilowatts(utilization) * self.energy.dollars_per_kilowatt_hour
 
-    def owned_per_hour(self, utilization: float) -> float:
-        """Return the dollars per hour for a bought GPU: its write-off and its electricity."""
-        hours = self.money.amortization_months * HOURS_PER_MONTH
-        return self.gpu.purchase_dollars / hours + self.power_per_hour(utilization)
-
     def per_hour(self, utilization: float) -> float:
-        """Return the dollars per hour for a GPU today, rented (with electricity) or bought as the inputs say."""
+        """Return the dollars per hour for a GPU today, with electricity: its rent or its write-off, by the inputs."""
         if self.money.way == "rent":
             return self.gpu.dollars_per_hour
-        owned = self.owned_per_hour(utilization)
+        hours = self.money.amortization_months * HOURS_PER_MONTH
+        owned = self.gpu.purchase_dollars / hours + self.power_per_hour(utilization)
         return owned if self.money.way == "buy" else min(owned, self.gpu.dollars_per_hour)
 
     def purchase_for(self, months: int) -> float:

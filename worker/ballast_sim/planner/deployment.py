@@ -35,7 +35,7 @@ class Deployment:
 
     @classmethod
     def of(cls, inputs: PlanInputs, online: Sequence[Arrival], offline: Sequence[Arrival] = ()) -> Deployment:
-        """Resolve the names, and check that the model fits and can meet the SLO.
+        """Resolve the names, and check that the model fits and can meet the SLO of the online requests.
 
         Raises:
             BadInput: a GPU or a model is unknown, or the requests are too long for the model.
@@ -58,7 +58,8 @@ class Deployment:
                 f"takes, {most:,}. Use a model with a longer context, or traffic for this one"
             )
         deployment = cls(inputs, model, profile(model), tokens)
-        check_slo(model, online, ttft=deployment.config.ttft, tpot=deployment.config.tpot)
+        if online:
+            check_slo(model, online, ttft=deployment.config.ttft, tpot=deployment.config.tpot)
         return deployment
 
     @cached_property

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, inf, isnan
 
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.costs import GpuPrice
@@ -18,7 +18,7 @@ from ballast_sim.planner.inputs import PlanInputs
 from ballast_sim.replay.policies import Ballast
 from ballast_sim.replay.report import Report
 from ballast_sim.replay.step_model import BatchWork
-from ballast_sim.replay.traffic import Arrival, Trace, at_rate, excerpt, tokens_per_second
+from ballast_sim.replay.traffic import Arrival, Trace, excerpt, repeated, tokens_per_second
 
 STEP_SHARES = (0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
 """Shares of the TPOT to which steps may be filled. The planner takes the largest one that meets the SLO."""
@@ -87,10 +87,10 @@ class FleetTraffic:
     """Tokens per second of the whole fleet."""
 
     def of(self, simulated: int, gpus: int) -> list[Arrival]:
-        """Return the traffic of `simulated` of `gpus` GPUs: an evenly spaced part of the requests."""
-        kept = simulated / gpus / self.part
+        """Return the traffic of `simulated` of `gpus` GPUs: an evenly spaced part of the requests, or repeated ones."""
+        kept, rate = simulated / gpus / self.part, self.tokens * simulated / gpus
         if kept > 1:
-            return at_rate(self.online, self.tokens * simulated / gpus)
+            return excerpt(repeated(self.online, rate * self.seconds), rate, self.seconds)
         return [a for i, a in enumerate(self.online) if int((i + 1) * kept) > int(i * kept)]
 
 
@@ -173,6 +173,10 @@ class _Planner:
         mixed = self._fewest_mixed(most=fleet.online_gpus + fleet.offline_gpus)
         same = self._mixed(fleet.online_gpus, f"mixed on the same {fleet.online_gpus}")
         ceiling, why = self.deployment.batch_ceiling(self.trace)
+        options = tuple(option for option in (given, apart, mixed, same) if option)
+        most = self.inputs.energy.budget_kilowatts or inf
+        above = f"above energy.budgetKilowatts, {most:g} kW"
+        over = [f"{one.name}: {one.kilowatts:,.2f} kW, {above}." for one in options if one.kilowatts > most]
         return FleetPlan(
             deployment=self.deployment,
             traffic=self.traffic,
@@ -181,8 +185,8 @@ class _Planner:
             work=sum(self._work(self.offline_tokens)),
             batch_ceiling=ceiling,
             batch_ceiling_because=why,
-            options=tuple(option for option in (given, apart, mixed, same) if option),
-            because=tuple(self._reasons(apart, mixed, same)),
+            options=options,
+            because=(*self._reasons(apart, mixed, same), *over),
         )
 
     @property
@@ -333,9 +337,9 @@ class _Planner:
                 f"every step within {tpot:g} ms they do {maximums.offline_bound:,.0f} ({maximums.bound_share:.0%}), "
                 f"because every step reads all weights once. This is the highest utilization of a mixed {unit}."
             ),
+            self._verdict(apart, mixed),
+            *(self._why_not_fewer(mixed) if mixed else []),
         ]
-        lines.append(self._verdict(apart, mixed))
-        lines += self._why_not_fewer(mixed) if mixed else []
         if same and self.offline_tokens:
             more = same.offline_tokens / self.offline_tokens
             lines.append(
@@ -352,15 +356,13 @@ class _Planner:
         fits = [share for share in range(len(STEP_SHARES)) if self.deployment.fits(self._one(gpus, share))][:1]
         if not fits:
             found = self._one(gpus, len(STEP_SHARES) - 1)
-            missed = f"TTFT met by {found.ttft_attainment:.2%}, TPOT by {found.tpot_attainment:.2%}"
-            return [f"{gpus} mixed {unit}s miss the SLO even with steps filled to {STEP_SHARES[-1]:.0%}: {missed}."]
+            steps = f"steps filled to {STEP_SHARES[-1]:.0%}"
+            return [f"{gpus} mixed {unit}s miss the SLO even with {steps}: {_attained(found)}."]
         done = self._one(gpus, fits[0]).offline.total * gpus
         if done < self.offline_tokens:
             steps = f"within the SLO (steps filled to {STEP_SHARES[fits[0]]:.0%})"
             return [f"{gpus} mixed {unit}s do {done:,.0f} of the {self.offline_tokens:,.0f} offline tokens/s {steps}."]
-        return [
-            f"{gpus} mixed {unit}s are enough one by one, but not behind a router, which spreads requests unevenly."
-        ]
+        return [f"{gpus} mixed {unit}s are enough with even parts of the requests, but not behind a router by load."]
 
     def _verdict(self, apart: Option, mixed: Option | None) -> str:
         """Return whether mixing pays."""
@@ -370,8 +372,7 @@ class _Planner:
             return (
                 f"No number of mixed {unit}s up to {given} meets the SLO and does the offline work: mixing does not "
                 f"pay. With steps filled to {STEP_SHARES[-1]:.0%}, {given} do {last.offline.total * given:,.0f} of the "
-                f"{self.offline_tokens:,.0f} offline tokens/s, and TTFT is met by {last.ttft_attainment:.2%}, TPOT by "
-                f"{last.tpot_attainment:.2%}."
+                f"{self.offline_tokens:,.0f} offline tokens/s, with {_attained(last)}."
             )
         more = mixed.offline_tokens / apart.offline_tokens if apart.offline_tokens else 1.0
         if mixed.gpus < apart.gpus:
@@ -390,6 +391,11 @@ class _Planner:
             f"({apart.note}). With every step within the TPOT, an offline token costs "
             f"{1 / self.maximums.bound_share - 1:.0%} more."
         )
+
+
+def _attained(found: Report) -> str:
+    tpot = "" if isnan(found.tpot_attainment) else f", TPOT by {found.tpot_attainment:.2%}"
+    return f"TTFT met by {found.ttft_attainment:.2%}{tpot}"
 
 
 def _fewest(works: Callable[[int], bool], most: int, low: int = 1) -> int | None:

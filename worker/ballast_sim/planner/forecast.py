@@ -119,11 +119,11 @@ class GrowthPlan:
 
 
 def plan_ahead(inputs: PlanInputs, progress: Progress = lambda _: None) -> list[GrowthPlan]:
-    """Plan all ways. A way that cannot meet an SLO is left out.
+    """Plan all ways. A way that is impossible is left out, and the reasons of the first plan name it.
 
     Raises:
         BadInput: there is no service, or a name is unknown.
-        Impossible: no way meets the SLO of every service.
+        Impossible: each way misses the SLO of a service, or does not fit the GPU.
     """
     if not inputs.ahead.services:
         raise BadInput("there is nothing to plan ahead: name at least one service under `ahead.services`")
@@ -137,16 +137,16 @@ def plan_ahead(inputs: PlanInputs, progress: Progress = lambda _: None) -> list[
         Way(f"and {quantized.value} weights", is_batching=True, quantization=quantized, is_mixing=False),
         Way("and mixing", is_batching=True, quantization=quantized, is_mixing=True),
     )
-    plans, impossible, peaks = [], None, dict[tuple[str, Quantization], float]()
+    plans, left_out, peaks = list[GrowthPlan](), list[str](), dict[tuple[str, Quantization], float]()
     for way in ways:
         progress(way.name)
         try:
             plans.append(_Ahead(inputs, way, peaks).plan())
         except Impossible as error:
-            impossible = error
-    if not plans and impossible:
-        raise impossible
-    return plans
+            left_out.append(f"{way.name!r} is left out: {error}")
+            if len(left_out) == len(ways):
+                raise
+    return [replace(plans[0], because=(*left_out, *plans[0].because)), *plans[1:]]
 
 
 @dataclass
@@ -195,24 +195,21 @@ class _Ahead:
         if roofline.shape.is_encoder:
             return self._encoder(inputs, service, roofline)
         lengths = draw_lengths(service, self.inputs.seed)
-        deployment = Deployment.of(inputs, lengths)
+        online, offline = ((), lengths) if service.kind == "offline" else (lengths, ())
+        deployment = Deployment.of(inputs, online, offline)
         mean = sum(a.num_tokens for a in lengths) / len(lengths)
         full = deployment.unbounded(lengths) / mean
         if not self.way.is_batching:
             return Capacity(service, self._alone(deployment, service), full)
-        if service.kind == "offline":
+        if offline:
             return Capacity(service, full, full)
         key = service.name, self.way.quantization
         self.peaks[key] = peak = self.peaks.get(key) or self._highest_rate(deployment, lengths, full)
         if not self.way.is_mixing:
             return Capacity(service, peak, full)
-        busiest = peak * self._most_used
+        busiest = peak * (self.inputs.ahead.most_used_percent / 100)
         mixed = self._mixed(deployment, lengths, (busiest, busiest / service.peak_factor), full)
         return Capacity(service, peak, full, mixed, "" if mixed else "not mixed: offline work makes it miss the SLO")
-
-    @property
-    def _most_used(self) -> float:
-        return self.inputs.ahead.most_used_percent / 100
 
     def _encoder(self, inputs: PlanInputs, service: ServiceInput, roofline: Roofline) -> Capacity:
         inputs.kv_tokens(roofline, service.prompt_tokens)  # raises Impossible
@@ -286,12 +283,12 @@ class _Ahead:
         Online services and encoders have GPUs for their peak within the SLO. Offline services first use the capacity
         that mixing leaves free on these, and then have GPUs for the rest of their mean rate.
         """
-        needed = 0
+        needed, most_used = 0, self.inputs.ahead.most_used_percent / 100
         left, texts = defaultdict[str, float](float), defaultdict[str, float](float)
         for capacity in capacities:
             if not capacity.is_offline:
                 service, rate = capacity.service, self._rate(capacity, month)
-                gpus = ceil(rate * service.peak_factor / (capacity.peak * self._most_used) - 1e-9)
+                gpus = ceil(rate * service.peak_factor / (capacity.peak * most_used) - 1e-9)
                 left[service.model] += max(0.0, gpus * capacity.mixed - rate / capacity.full)
                 texts[service.model] += max(0.0, gpus * capacity.texts - rate) if gpus else 0.0
                 needed += gpus
@@ -322,23 +319,20 @@ class _Ahead:
             kilowatt_hours=share_of(month.kilowatts for month in months) * HOURS_PER_MONTH / units,
         )
 
-    @property
-    def _unit(self) -> str:
-        return self.inputs.find_device().unit
-
     def _power(self, months: Sequence[Month]) -> list[str]:
         """Return how many GPUs the power budget feeds, if it does not feed all."""
         energy, budget = self.inputs.energy, self.inputs.energy.budget_kilowatts
         over = next((month for month in months if budget is not None and month.kilowatts > budget), None)
         if over is None or budget is None:
             return []
-        fed = int(budget / (over.kilowatts / over.gpus) + 1e-9)
+        unit, fed = self.inputs.find_device().unit, int(budget / (over.kilowatts / over.gpus) + 1e-9)
         needs = f"{over.gpus} ({over.kilowatts:,.1f} kW, with the server's share and a PUE of {energy.pue:g})"
-        return [f"{budget:g} kW feed {fed} {self._unit}s as busy as those of month {over.number}, which needs {needs}"]
+        return [f"{budget:g} kW feed {fed} {unit}s as busy as those of month {over.number}, which needs {needs}"]
 
     def _reason(self, capacity: Capacity) -> str:
         """Return the figures of one GPU for a service."""
-        line = f"{capacity.service.name}: one {self._unit} serves {capacity.peak:,.1f} requests/s"
+        unit = self.inputs.find_device().unit
+        line = f"{capacity.service.name}: one {unit} serves {capacity.peak:,.1f} requests/s"
         if not self.way.is_batching:
             line += " one after the other, without waiting"
         elif not capacity.is_offline:

@@ -99,7 +99,7 @@ class EngineInput(ApiModel):
     nodes: int = Field(default=1, ge=1, le=16)
     """Nodes with equal parts of these GPUs."""
     adapters: int = Field(default=0, ge=0, le=1000)
-    """LoRA adapters in memory at a time."""
+    """LoRA adapters in memory at a time, with all linear layers, experts and embeddings, as vLLM holds them."""
     adapter_rank: int = Field(default=16, ge=1, le=512)
     """Largest rank of the adapters."""
     slots: int = Field(default=256, ge=1, le=4096)
@@ -343,7 +343,7 @@ class PlanInputs(YamlFile):
             longest=longest,
             slots=engine.slots,
             memory_percent=engine.memory_percent,
-            adapters=engine.adapters * model.shape.adapter_bytes(engine.adapter_rank),
+            ranks=engine.adapters * engine.adapter_rank,
         )
 
     def find_device(self) -> Accelerator:

@@ -19,17 +19,17 @@ MOST_GPUS = 16
 
 
 def kv_tokens(
-    roofline: Roofline, *, longest: int, slots: int, memory_percent: float = MEMORY_PERCENT, adapters: float = 0.0
+    roofline: Roofline, *, longest: int, slots: int, memory_percent: float = MEMORY_PERCENT, ranks: int = 0
 ) -> int:
     """Return the tokens of KV cache that fit beside the weights; 0 for an encoder, which keeps none.
 
-    `adapters` are the bytes of the LoRA adapters in memory.
+    `ranks` is the sum of the ranks of the LoRA adapters in memory.
 
     Raises:
         Impossible: the weights and one request of `longest` tokens need more memory than the GPU has.
     """
     shape, gpu = roofline.shape, roofline.gpu
-    usable = gpu.memory * memory_percent / 100 - adapters
+    usable = gpu.memory * memory_percent / 100 - shape.adapter_bytes(ranks, gpu.count)
     weights = shape.weight_bytes(roofline.quantization)
     each = shape.kv_bytes_per_token
     needed = longest * each
@@ -45,18 +45,19 @@ def kv_tokens(
     options += [
         f"one {other.name} has {other.memory / 1e9:.0f} GB"
         for other in GPUS.values()
-        if weights + needed <= other.memory * memory_percent / 100 - adapters
+        if weights + needed <= other.memory * memory_percent / 100 - shape.adapter_bytes(ranks)
     ]
     share = gpu.memory * memory_percent / 100 / gpu.count
     groups = [
         count for power in range(1, 5) if (count := gpu.count * 2**power) <= MOST_GPUS and not shape.heads % count
     ]
-    fitting = [count for count in groups if weights + needed <= count * share - adapters]
+    fitting = [count for count in groups if weights + needed <= count * share - shape.adapter_bytes(ranks, count)]
     options += [f"{count} such GPUs together hold it (engine.tensorParallel {count})" for count in fitting[:1]]
     hint = "; ".join(options) or f"no known single GPU holds it, and no {MOST_GPUS} such GPUs do"
+    less = ", less the adapters" if ranks else ""
     raise Impossible(
         f"{shape.name} does not fit: {found}, but one {gpu.name} has {usable / 1e9:.1f} GB of "
-        f"{gpu.memory / 1e9:.0f} GB for them ({memory_percent:g} %). {hint[0].upper()}{hint[1:]}"
+        f"{gpu.memory / 1e9:.0f} GB for them ({memory_percent:g} %{less}). {hint[0].upper()}{hint[1:]}"
     )
 
 

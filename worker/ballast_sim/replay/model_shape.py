@@ -119,13 +119,16 @@ class ModelShape:
         """Operations for one token that attends to one token: scores and weighted sum, in every layer and head."""
         return 4.0 * self.layers * self.heads * self.head_dim
 
-    def adapter_bytes(self, rank: int) -> float:
-        """Return the bytes of a LoRA adapter in 16 bits: of all linear layers, with experts only of attention."""
-        wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        sizes = 2 * (self.hidden + wide) + 2 * (self.hidden + narrow)
-        if not self.experts:
-            sizes += (2 if self.is_encoder else 3) * (self.hidden + self.intermediate)
-        return 2.0 * rank * self.layers * sizes
+    def adapter_bytes(self, rank: int, gpus: int = 1) -> float:
+        """Return the bytes that vLLM holds for a LoRA adapter in 16 bits, on all GPUs that share the model.
+
+        Each GPU holds the sides of the hidden states and of the vocabulary in full, and its part of the other sides.
+        """
+        sizes = 4 * gpus * self.hidden + 2 * (self.heads + max(self.kv_heads, gpus)) * self.head_dim
+        mlps = (2 if self.is_encoder else 3) * max(self.experts, 1)
+        sizes += mlps * (gpus * self.hidden + self.intermediate)
+        embeddings = 0 if self.is_encoder else 2 * gpus * (self.hidden + self.vocabulary)
+        return 2.0 * rank * (self.layers * sizes + embeddings)
 
     def weight_bytes(self, quantization: Quantization = Quantization.NONE) -> float:
         """Return the bytes of the weights in memory. Embedding and output projection stay in 16 bits."""

@@ -153,9 +153,8 @@ class Roofline:
         shape, e = self.shape, self.efficiency
         tokens = work.num_prefill + work.num_decode
         sampled = work.num_decode + work.num_chunks
-        linear = (
-            2.0 * (shape.active_parameters * tokens + shape.head_parameters * sampled) / (self.rated_flops * e.compute)
-        )
+        flops = self.rated_flops * e.compute
+        linear = 2.0 * (shape.active_parameters * tokens + shape.head_parameters * sampled) / flops
         untouched = shape.expert_parameters * (1.0 - shape.expert_share) ** tokens
         weights = (shape.layer_parameters - untouched) * self.quantization.weight_bytes + shape.head_parameters * 2.0
         read = weights / (self.gpu.bandwidth * e.bandwidth)
