@@ -154,7 +154,7 @@ def objectives(own: Labels, slo: Slo) -> tuple[Objective, ...]:
                 f"Ballast{name.capitalize()}BudgetBurn",
                 own.of(metrics.SLO_REQUESTS, online, f'slo="{name}"', 'met="false"'),
                 own.of(metrics.SLO_REQUESTS, online, f'slo="{name}"'),
-                f"online requests exceed spec.slo.{name}Milliseconds",
+                f"online requests exceed spec.slo.{name}Milliseconds (or their own SLO, if it is longer)",
                 f"{name}-budget-burn",
             )
             for name in slo.milliseconds

@@ -149,7 +149,8 @@ class EngineSettings(ApiModel):
     prefix_cache: bool = True
     """Reuse the KV of equal prompt prefixes."""
     isolate_tenants: bool = False
-    """Never share prefix-cache blocks between tenants. This closes a timing side channel, and lowers the hit rate."""
+    """Never share prefix-cache blocks between tenants. Otherwise `cached_tokens` in the usage of an answer and the time
+    to its first token show a tenant how much of its prompt others have sent. This lowers the hit rate."""
 
 
 def backend_rules(uses_vllm: str) -> tuple[Rule, ...]:
@@ -306,17 +307,23 @@ class Limits(ApiModel):
     """Limits above which a worker refuses requests."""
 
     max_queued_requests: Hot[int] = Field(default=256, ge=0)
-    """Maximum online requests that wait for a slot. Above it, HTTP answers 429 with a Retry-After header."""
+    """Maximum online requests that wait for a slot. Above it, HTTP answers 429 with a Retry-After header. With API
+    keys, a tenant is refused only if its own requests fill its share of the queue, by weight among the tenants that
+    wait."""
     max_queue_milliseconds: Hot[float | None] = Field(default=None, gt=0)
     """Maximum time that a new online request is expected to wait for a slot while all slots are taken. Above it, HTTP
     answers 429 with a Retry-After header. With a value below `slo.ttftMilliseconds`, accepted requests keep their TTFT
-    in an overload. By default only `limits.maxQueuedRequests` limits the queue."""
+    in an overload. With API keys, a tenant with few waiting requests is expected to wait for its own ones only, at its
+    share of the slots. By default only `limits.maxQueuedRequests` limits the queue."""
     max_body_kibibytes: Hot[int] = Field(default=4096, ge=1)
     """Maximum size of an HTTP body and of a line of a job."""
 
     def most_requests(self, slots: int) -> int:
-        """Return the most requests that a worker holds: those in its slots, and a waiting queue for each class."""
-        return slots + 2 * self.max_queued_requests
+        """Return the most requests that a worker holds: those in its slots, and a waiting queue for each class.
+
+        With API keys, a queue has up to twice its limit of requests.
+        """
+        return slots + 2 * 2 * self.max_queued_requests
 
 
 class Cost(ApiModel):

@@ -144,6 +144,7 @@ WRONG = {
     "an empty model": (COMPLETIONS, {"model": ""}, "model", "expected 1 or more characters"),
     "an empty stop": (COMPLETIONS, {"stop": [""]}, "stop", "found an empty stop string"),
     "too many stops": (COMPLETIONS, {"stop": ["x"] * 17}, "stop", "found 17 stop strings, expected at most 16"),
+    "a long stop": (COMPLETIONS, {"stop": ["x", "x" * 1025]}, "stop", "of 1025 characters, expected at most 1024"),
     "a stop of a number": (COMPLETIONS, {"stop": [1]}, "stop", "expected a string or a list of strings"),
     "usage without a stream": (COMPLETIONS, {"stream_options": {}}, "stream_options", "expected stream: true"),
     "other stream options": (
@@ -240,7 +241,7 @@ WRONG = {
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("stop", ["x"] * 16),
+        ("stop", ["x" * 1024] * 16),
         ("prompt", [0, 2**31 - 1]),
         ("stop_token_ids", [2**31 - 1] * 64),
         ("model", "m" * 512),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 
@@ -12,11 +16,15 @@ from queue_objects import WrappedRunner
 from ballast_engine.build import build_engine
 from ballast_engine.options import EngineOptions
 from ballast_engine.tokenizer import Tokenizer
+from ballast_openai.body import COMPLETIONS_URL
 from ballast_policy.request import RequestClass
 from ballast_policy.step.planner import plan
+from ballast_worker.api import GenerateRoute
+from ballast_worker.drain import drain
 from ballast_worker.engine import Engine
 from ballast_worker.requests import RequestOutcome
 from ballast_worker.slot_wait import SlotWait
+from ballast_worker.worker import Worker
 
 BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}
 ENDLESS = BODY | {"max_tokens": 2000, "ignore_eos": True, "stream": True}
@@ -71,9 +79,44 @@ def test_with_no_queue_allowed_a_request_needs_a_free_slot(serve, make_config) -
     assert full == 429
 
 
-def test_a_request_that_would_wait_too_long_is_a_429(serve, make_config, eventually) -> None:
-    from concurrent.futures import ThreadPoolExecutor
+def test_a_tenant_that_fills_the_queue_leaves_the_others_their_share(serve, make_config, tmp_path, eventually) -> None:
+    (tmp_path / "keys.yaml").write_text("a: a\nb: b\nc: c\nd: d\n")
+    config = make_config(
+        slots=1,
+        offline={"reservedPercent": 0},
+        limits={"maxQueuedRequests": 2},
+        runtime={"apiKeysFile": str(tmp_path / "keys.yaml")},
+    )
+    ended: list[str] = []
+    with serve(config) as serving, ThreadPoolExecutor(4) as pool, ExitStack() as stack:
+        tenants = {
+            name: stack.enter_context(serving.client(headers={"authorization": f"Bearer {name}"})) for name in "abcd"
+        }
 
+        def ask(name: str) -> int:
+            body = BODY | {"max_tokens": 64, "ignore_eos": True}
+            status = tenants[name].post("/v1/completions", json=body).status_code
+            ended.append(name)
+            return status
+
+        with ExitStack() as endless:
+            occupy(tenants["a"], endless, 1)
+            waiting, refused = [], []
+            for name, other in (("a", ""), ("a", "a"), ("b", "b"), ("c", "d")):
+                waiting.append(pool.submit(ask, name))
+                eventually(lambda: serving.worker.loop.num_waiting(RequestClass.ONLINE) == len(waiting), name)
+                refused += [ask(other)] if other else []
+            ended.clear()
+        statuses = [request.result() for request in waiting]
+        by_tenant = serving.worker.loop.waiting_by_tenant(RequestClass.ONLINE)
+
+    assert refused == [429] * 3, "the last one has no other request, but all together have twice the limit"
+    assert statuses == [200] * 4
+    assert sorted(ended[:2]) == ["b", "c"]
+    assert not any(by_tenant.values())
+
+
+def test_a_request_that_would_wait_too_long_is_a_429(serve, make_config, eventually) -> None:
     config = make_config(slots=1, offline={"reservedPercent": 0}, limits={"maxQueueMilliseconds": 1})
     stop = threading.Event()
     with serve(config) as serving, serving.client() as client, ThreadPoolExecutor(6) as pool:
@@ -127,8 +170,6 @@ def test_before_all_slots_were_taken_the_last_answers_bound_the_wait() -> None:
 
 
 def test_a_burst_at_one_moment_fills_the_queue_and_not_more(serve, make_config) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     config = make_config(slots=1, offline={"reservedPercent": 0}, limits={"maxQueuedRequests": 3})
     with serve(config) as serving, serving.client() as client:
 
@@ -207,6 +248,57 @@ def test_a_missed_ttft_is_in_the_metrics_while_the_request_still_waits(serve, ma
 
         assert 'ballast_slo_requests_total{class="online",met="false",slo="ttft"} 1.0' in scraped
         assert missed() == 1
+
+
+def test_a_client_that_asks_for_less_time_than_promised_causes_no_miss(serving) -> None:
+    recorder = serving.worker.recorder
+    before = dict(recorder.slo)
+    with serving.client(headers={"x-llm-d-slo-ttft-ms": "0.001", "x-llm-d-slo-tpot-ms": "0.001"}) as client:
+        client.post("/v1/completions", json=BODY)
+    added = {key[1:]: count - before[key] for key, count in recorder.slo.items() if count > before[key]}
+
+    assert added == {("ttft", True): 1, ("tpot", True): 1}
+
+
+def test_a_drain_waits_for_an_answer_that_is_being_sent_and_no_latency_counts_this_time(serve, make_config) -> None:
+    async def main(worker: Worker) -> tuple[bool, bool]:
+        is_sending, may_read, sent_at = asyncio.Event(), asyncio.Event(), []
+        bodies = [json.dumps(BODY).encode()]
+
+        async def receive():
+            if not bodies:
+                await asyncio.Event().wait()
+            return {"type": "http.request", "body": bodies.pop()}
+
+        async def send(_message) -> None:
+            sent_at.append(time.monotonic())
+            is_sending.set()
+            await may_read.wait()
+
+        route = GenerateRoute(worker, COMPLETIONS_URL)
+        answer = asyncio.create_task(route({"type": "http", "method": "POST", "headers": []}, receive, send))
+        await is_sending.wait()
+        draining = asyncio.create_task(drain(worker, hang_up=lambda: None))
+        await asyncio.wait({draining}, timeout=0.2)
+        is_over_before = draining.done()
+        may_read.set()
+        await asyncio.gather(answer, draining)
+        return is_over_before, worker.recorder.recent[-1][0] <= sent_at[0]
+
+    with serve(make_config()) as serving:
+        worker = serving.worker
+        found = asyncio.run_coroutine_threadsafe(main(worker), worker.loop.events).result(60)
+
+    assert found == (False, True)
+
+
+def test_a_request_that_fails_by_a_defect_before_the_engine_has_it_counts_as_failed(serve, make_config) -> None:
+    with serve(make_config()) as serving, serving.client() as client:
+        serving.worker.readers.close()
+        status = client.post("/v1/completions", json=BODY | {"prompt": "a" * 10_000}).status_code
+        num_failed = serving.worker.recorder.outcomes[RequestClass.ONLINE, RequestOutcome.FAILED]
+
+    assert (status, num_failed) == (500, 1)
 
 
 def test_a_failed_step_is_a_500_with_a_sentence_and_many_make_the_worker_unhealthy(serve, make_config) -> None:
@@ -303,7 +395,7 @@ def test_a_raised_limit_of_waiting_requests_raises_that_of_connections(
         eventually(lambda: serving.worker.config.limits.max_queued_requests == 101, "the changed limit")
         after = serving.worker.connections.limits.connections
 
-    assert after == before + 200
+    assert after == before + 400, "two queues, each of up to twice the limit"
 
 
 def test_a_raised_limit_of_bodies_raises_their_memory(serve, make_config, tmp_path, eventually) -> None:

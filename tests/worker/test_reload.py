@@ -163,8 +163,11 @@ def test_rotated_api_keys_are_noticed(tmp_path: Path) -> None:
     watcher.check()
     rewrite(keys, "b: team-a")
     watcher.check()
+    before = watcher.is_invalid
+    keys.unlink()
 
     assert taken.keys == 1
+    assert (before, watcher.is_invalid) == (False, True)
 
 
 class Failing(Taken):

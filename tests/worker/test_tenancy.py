@@ -136,7 +136,7 @@ def test_a_header_that_means_nothing_gets_400_and_says_what_was_wanted(header: b
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "is not a mapping"),
+        ("", "is not a mapping: write one `key: tenant` line per key, or {} for no key"),
         ("[a]", "is not a mapping"),
         ("a: [secret-key", "cannot be read (ParserError)"),
         ("1: team", "Entry 1"),

@@ -159,7 +159,7 @@ def test_a_raised_limit_of_waiting_requests_raises_that_of_connections(variables
             await _until(lambda: found.server.config.limits.max_queued_requests == 101)
             return connections.limits.connections - HttpLimits.beside(slots).connections
 
-    assert asyncio.run(main()) == 202
+    assert asyncio.run(main()) == 404
 
 
 def test_a_model_that_generates_keeps_its_slo_when_a_latency_is_set(variables, tmp_path):
@@ -231,8 +231,8 @@ def test_a_full_queue_answers_429_with_a_time(variables):
 class Posts:
     """Requests that stay until the test gives their outputs."""
 
-    def __init__(self, found: Running, request_class: str = "online") -> None:
-        self._found, self._headers = found, {"x-ballast-class": request_class}
+    def __init__(self, found: Running, request_class: str = "online", key: str = "") -> None:
+        self._found, self._headers = found, {"x-ballast-class": request_class, "authorization": f"Bearer {key}"}
         self._posts: list[asyncio.Task[httpx.Response]] = []
 
     async def is_accepted(self, **fields: Any) -> bool:
@@ -256,6 +256,25 @@ async def reported(found: Running, request_class: RequestClass, num_running: int
     """Return when the server knows from the scheduler that requests hold slots."""
     found.engine.report(request_class, num_running)
     await _until(lambda: found.server.engine.latest.of(request_class).running == num_running)
+
+
+def test_a_tenant_that_fills_the_queue_leaves_the_others_their_share(variables, tmp_path):
+    (tmp_path / "keys.yaml").write_text("a: a\nb: b\n")
+    variables("BALLAST_RUNTIME_API_KEYS_FILE", str(tmp_path / "keys.yaml"))
+    variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "2")
+
+    async def main():
+        async with running() as found:
+            a, b = (Posts(found, key=key) for key in "ab")
+            accepted = [await posts.is_accepted() for posts in (a, a, a, a, a, b, b)]
+            for posts in (a, b):
+                await posts.end()
+            return accepted, found.server.tap.by_tenant
+
+    accepted, by_tenant = asyncio.run(main())
+
+    assert accepted == [True] * 4 + [False, True, False], "two slots, two requests of a that wait, and one of b"
+    assert not any(by_tenant.values())
 
 
 def test_an_encoder_counts_a_call_with_several_inputs_once(variables):
@@ -783,9 +802,15 @@ def test_a_key_that_is_revoked_is_unknown_without_a_restart_and_without_a_config
             async with asyncio.timeout(60):
                 while await status("k") == 200:  # noqa: ASYNC110 - other threads set no event
                     await asyncio.sleep(0.005)
-            return before, (await status("k"), await status("other"))
+            after = await status("k"), await status("other")
+            for text, is_invalid in (("other: [", "1.0"), ("{}", "0.0")):
+                (tmp_path / "fresh").write_text(text)
+                (tmp_path / "fresh").rename(keys)
+                shown = f"ballast_config_invalid {is_invalid}".encode()
+                await _until(lambda: shown in found.server.metrics.render())  # noqa: B023
+            return before, after, await status("other")
 
-    assert asyncio.run(main()) == ((200, 200), (401, 200))
+    assert asyncio.run(main()) == ((200, 200), (401, 200), 401)
 
 
 def test_requests_that_ballast_refuses_are_counted(variables, tmp_path):

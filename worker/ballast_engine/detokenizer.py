@@ -35,7 +35,7 @@ class Detokenizer:
         self._pieces = pieces
         self._utf8 = _Utf8(errors="replace")
         self.has_stop = bool(stop)
-        self._stop = tuple(stop)
+        self._stop, self._overlaps = tuple(stop), [0] * len(stop)
         self._keep_stop = keep_stop
         self._held = ""
         self._strips_blank = pieces.strips_first_blank and not any(pieces[token] for token in prompt)
@@ -61,7 +61,7 @@ class Detokenizer:
             text = text.removeprefix(" ")
         if not self.has_stop or not text:
             return text
-        text = self._held + text
+        added, text = len(text), self._held + text
         # The first complete stop string counts, so that the cut does not depend on how tokens are grouped.
         ends = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
         if ends:
@@ -69,14 +69,16 @@ class Detokenizer:
             self.is_stopped = True
             self._held = ""
             return text[:end] if self._keep_stop else text[:begin]
-        keep = max(_overlap(text, stop) for stop in self._stop)
+        # An overlap grows by no more than the new text, so a long stop string that does not match costs nothing.
+        self._overlaps = [_overlap(text, stop, n + added) for stop, n in zip(self._stop, self._overlaps, strict=True)]
+        keep = max(self._overlaps)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that `stop` starts with."""
-    for length in range(min(len(stop) - 1, len(text)), 0, -1):
+def _overlap(text: str, stop: str, most: int) -> int:
+    """Return the length of the longest end of `text`, at most `most`, that `stop` starts with."""
+    for length in range(min(len(stop) - 1, most), 0, -1):
         if text.endswith(stop[:length]):
             return length
     return 0

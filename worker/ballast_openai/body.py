@@ -43,6 +43,8 @@ VLLM_URLS = frozenset({"/v1/embeddings", "/v1/responses", "/v1/score", "/v1/rera
 """Those of them that Ballast serves with vLLM, if the model has them."""
 MAX_STOPS = 16
 """Limit of stop strings in a request. OpenAI allows 4."""
+MOST_STOP_CHARACTERS = 1024
+"""Limit of a stop string. After each token, the engine compares the end of the answer with all of them."""
 MOST_FIELDS = 256
 """Limit of fields in an object of a body."""
 COUNT_LIMIT = 2**31
@@ -84,6 +86,9 @@ def _check_stop(value: object) -> object:
         raise _refuse(f"found {len(stops)} stop strings, expected at most {MAX_STOPS}")
     if "" in stops:
         raise _refuse("found an empty stop string, expected at least one character")
+    longest = max(map(len, stops), default=0)
+    if longest > MOST_STOP_CHARACTERS:
+        raise _refuse(f"found a stop string of {longest} characters, expected at most {MOST_STOP_CHARACTERS}")
     return tuple(stops)
 
 

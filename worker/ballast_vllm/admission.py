@@ -6,6 +6,7 @@ Each request that enters is counted once, when it ends. The request of a refused
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ballast_engine.request import FinishReason
@@ -13,8 +14,9 @@ from ballast_engine.stats import EngineStats
 from ballast_policy.request import RequestClass
 from ballast_vllm.calls import Call
 from ballast_worker.errors import Refused
+from ballast_worker.openai import Caller
 from ballast_worker.queue_limit import QueueLimit
-from ballast_worker.requests import RequestOutcome
+from ballast_worker.requests import RequestOutcome, promised
 from ballast_worker.responses import stopping
 
 if TYPE_CHECKING:
@@ -40,14 +42,21 @@ class Admission:
         if self._tap.is_dead:
             raise Refused(500, DIED, code="engine_failed", kind="server_error")
 
-    def check_queue(self, request_class: RequestClass, *, num_more: int = 0) -> None:
+    def check_queue(self, caller: Caller, *, num_more: int = 0) -> None:
         """Refuse a request if the waiting queue of its class is full: 429 with a time for the next try.
 
         `num_more`: requests that enter before it, and do not wait yet.
         """
-        stats = self._server.engine.stats()
+        stats, request_class = self._server.engine.stats(), caller.request_class
         waiting = self._num_waiting(stats, request_class) + num_more
-        self._queue_limit.check(self._server.config.limits, lambda: stats, request_class, waiting)
+
+        def num_before() -> float:
+            # Requests in a slot without an output count as well: the scheduler does not report whose they are.
+            by_tenant = Counter(self._tap.by_tenant[request_class])
+            by_tenant[caller.tenant] += num_more
+            return self._server.tenancy.num_before(caller.tenant, by_tenant)
+
+        self._queue_limit.check(self._server.config.limits, lambda: stats, request_class, waiting, num_before)
 
     def _num_waiting(self, stats: EngineStats, request_class: RequestClass) -> int:
         """Return the HTTP requests of a class that wait for a slot, with the calls on their way to EngineCore.
@@ -67,7 +76,7 @@ class Admission:
         if self._tap.is_encoder:
             return
         try:
-            self.check_queue(call.request_class, num_more=number - 1 - call.is_entering)
+            self.check_queue(call.caller, num_more=number - 1 - call.is_entering)
         except Refused as refused:
             call.refused = refused
             limit = self._server.config.limits.max_queued_requests
@@ -86,14 +95,14 @@ class Admission:
         call.counts_once = self._tap.is_encoder
         if is_queued:
             self._tap.enter(call)
-        slo = self._server.config.slo
-        is_online = call.request_class is RequestClass.ONLINE
         timing, caller = call.timing, call.caller
-        if slo.latency_milliseconds is None:
-            timing.ttft_slo = caller.ttft_seconds or (slo.seconds("ttft") if is_online else None)
-            timing.tpot_slo = caller.tpot_seconds or (slo.seconds("tpot") if is_online else None)
+        configured = self._server.config.slo
+        slo = configured if call.request_class is RequestClass.ONLINE else None
+        if configured.latency_milliseconds is None:
+            timing.ttft_slo = promised(slo, "ttft", caller.ttft_seconds)
+            timing.tpot_slo = promised(slo, "tpot", caller.tpot_seconds)
         else:
-            timing.latency_slo = caller.ttft_seconds or (slo.seconds("latency") if is_online else None)
+            timing.latency_slo = promised(slo, "latency", caller.ttft_seconds)
         self.calls.add(call)
         self.num_entered[call.request_class] += 1
 

@@ -49,6 +49,8 @@ class EngineTap:
         """Calls of which EngineCore has no request yet. A call that counts once stays until its first output."""
         self.num_unanswered = dict.fromkeys(RequestClass, 0)
         """Requests of other calls in EngineCore without an output. Items are left out."""
+        self.by_tenant: dict[RequestClass, dict[str, int]] = {c: {} for c in RequestClass}
+        """Those of both numbers by tenant, without tenants that have none."""
         self.num_answered = dict.fromkeys(RequestClass, 0)
         """Calls that count once, and other requests, that had an output so far, with those that ended."""
         self.isolates_tenants = False
@@ -125,10 +127,19 @@ class EngineTap:
         """Count a call as waiting from now on: its requests reach EngineCore only after vLLM read its body."""
         call.is_entering = True
         self.num_entering[call.request_class] += 1
+        self._count(call, 1)
 
     def _entered(self, call: Call) -> None:
         self.num_entering[call.request_class] -= call.is_entering
+        self._count(call, -call.is_entering)
         call.is_entering = False
+
+    def _count(self, call: Call, number: int) -> None:
+        """Change the number of requests that wait for the tenant of a call."""
+        tenant, counts = call.caller.tenant, self.by_tenant[call.request_class]
+        counts[tenant] = counts.get(tenant, 0) + number
+        if not counts[tenant]:
+            del counts[tenant]
 
     def end(self, call: Call) -> None:
         """Forget the requests of a call that vLLM forgot."""
@@ -215,6 +226,7 @@ class EngineTap:
             self._entered(call)
         self.num_live[call.request_class] += 1
         self.num_unanswered[call.request_class] += record.is_counted
+        self._count(call, record.is_counted)
         call.requests.append(record)
         return request
 
@@ -256,6 +268,7 @@ class EngineTap:
         record.is_begun = True
         self.num_begun[call.request_class] += 1
         self.num_unanswered[call.request_class] -= record.is_counted
+        self._count(call, -record.is_counted)
         is_first = call.timing.first_at is None
         self.num_answered[call.request_class] += is_first or not call.counts_once
         if is_first:
@@ -269,7 +282,9 @@ class EngineTap:
         if record is not None:
             self.num_live[record.call.request_class] -= 1
             self.num_begun[record.call.request_class] -= record.is_begun
-            self.num_unanswered[record.call.request_class] -= record.is_counted and not record.is_begun
+            is_unanswered = record.is_counted and not record.is_begun
+            self.num_unanswered[record.call.request_class] -= is_unanswered
+            self._count(record.call, -is_unanswered)
 
 
 def _invalid(message: str, parameter: str | None = None) -> Exception:

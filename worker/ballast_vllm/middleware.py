@@ -146,7 +146,7 @@ class BallastMiddleware:
             timing.request_class = caller.request_class
             is_queued = UNQUEUED.fullmatch(path) is None
             if is_queued:
-                server.admission.check_queue(caller.request_class)
+                server.admission.check_queue(caller)
             server.admission.check_open()  # again, because a long body takes time
         except Refused as refused:
             server.recorder.refused(timing.request_class, _outcome(refused))

@@ -375,8 +375,9 @@ class VllmServer:
         self.loaded = loaded  # last: the status states that its generation is in force
 
     def _reload_keys(self) -> None:
-        self._keys = settings.reloaded_keys(self.config, self._keys)
+        self._keys = settings.api_keys(self.config)
         self.tenancy = Tenancy(self.config.offline.tenants, self._keys)
+        log.info("API keys loaded")
 
 
 def load(arguments: Any) -> tuple[Loaded, Path | None]:

@@ -111,16 +111,21 @@ class GenerateRoute:
                     body, caller = await reader.run(partial(self._read, raw, call.headers))
                     del raw
                     request_class = caller.request_class
-                    worker.check_queue(request_class)
+                    worker.check_queue(caller)
                     request = await reader.run(partial(self._request, body, caller))
             worker.check_open()  # again, because a long body takes time
-            worker.check_queue(request_class)
+            worker.check_queue(caller)
             stream = worker.loop.stream(replace(request, arrival=arrival))
         except InvalidRequest as error:
             worker.recorder.refused(request_class, RequestOutcome.INVALID)
             raise Refused(400, str(error), code="invalid_request") from None
         except Refused as refused:
             worker.recorder.refused(request_class, _outcome(refused))
+            raise
+        except ClientGone:
+            raise
+        except Exception:  # a defect, which gets 500
+            worker.recorder.refused(request_class, RequestOutcome.FAILED)
             raise
         return _Accepted(stream, worker.began(request, arrival, stream), body.stream, body.includes_usage)
 

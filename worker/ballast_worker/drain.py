@@ -33,7 +33,7 @@ async def drain(worker: Worker, *, hang_up: Callable[[], None]) -> None:
     seconds = runtime.drain_seconds
     worker.is_draining = True
     feeder = worker.feeder
-    log.info("draining", online=worker.loop.num_streams, offline=feeder.num_held if feeder else 0, seconds=seconds)
+    log.info("draining", online=worker.num_answering, offline=feeder.num_held if feeder else 0, seconds=seconds)
     if feeder is not None:
         feeder.drain()
     if runtime.unready_seconds:
@@ -41,11 +41,11 @@ async def drain(worker: Worker, *, hang_up: Callable[[], None]) -> None:
     worker.is_closed = True
     hang_up()
     end = time.monotonic() + seconds
-    await _until(lambda: not worker.loop.num_streams and (feeder is None or feeder.drained.is_set()), worker, end)
-    if worker.loop.num_streams:
-        log.warning("drain time is over, online requests are aborted", count=worker.loop.num_streams)
+    await _until(lambda: not worker.num_answering and (feeder is None or feeder.drained.is_set()), worker, end)
+    if worker.num_answering:
+        log.warning("drain time is over, online requests are aborted", count=worker.num_answering)
         worker.loop.abort_streams()
-        await _until(lambda: not worker.loop.num_streams, worker, time.monotonic() + ABORT_SECONDS)
+        await _until(lambda: not worker.num_answering, worker, time.monotonic() + ABORT_SECONDS)
     if feeder is not None and not feeder.drained.is_set():
         log.warning("drain time is over, leases of offline items expire", count=feeder.num_held)
 

@@ -31,18 +31,34 @@ FAILURES_TO_BE_UNHEALTHY = 3
 BROKEN = "The engine of this worker failed: send the request again."
 
 
+@dataclass(slots=True)
+class WaitingCount:
+    """The HTTP requests of one tenant and class. Each number has one thread that writes it."""
+
+    entered: int = 0
+    """Streams so far; only the event loop writes."""
+    served: int = 0
+    """Streams that got a slot, or ended without one; only the engine's thread writes."""
+
+
 class Stream:
     """The outputs of one HTTP request. Filled and read on the event loop, by one reader."""
 
-    __slots__ = ("_outputs", "_waiter", "first_at", "has_slot", "is_hung_up", "request_class", "request_id")
+    __slots__ = (
+        "_outputs", "_waiter", "first_at", "has_slot", "is_hung_up", "last_at", "of_tenant", "request_class",
+        "request_id",
+    )  # fmt: skip
 
-    def __init__(self, request_id: str, request_class: RequestClass) -> None:
+    def __init__(self, request_id: str, request_class: RequestClass, of_tenant: WaitingCount) -> None:
         self.request_id = request_id
         self.request_class = request_class
+        self.of_tenant = of_tenant
         self.has_slot = False
         """Whether the request got a slot; written by the engine's thread."""
         self.first_at: float | None = None
         """End of the step that made its first token."""
+        self.last_at: float | None = None
+        """End of the step that made its newest output."""
         self.is_hung_up = False
         """The client is gone."""
         self._outputs: list[Output] = []
@@ -52,6 +68,7 @@ class Stream:
         """Add an output and wake the reader."""
         if self.first_at is None and output.num_output:
             self.first_at = at
+        self.last_at = at
         self._outputs.append(output)
         self.wake()
 
@@ -110,6 +127,8 @@ class EngineLoop:
         """Streams so far; only the event loop writes."""
         self._served = dict.fromkeys(RequestClass, 0)
         """Streams that got a slot, or ended without one; only the engine's thread writes."""
+        self._by_tenant: dict[RequestClass, dict[str, WaitingCount]] = {c: {} for c in RequestClass}
+        """The same by tenant, for the tenants that wait; only the event loop adds and removes tenants."""
         self.events: asyncio.AbstractEventLoop | None = None
         """The event loop of the streams; None before `start`."""
         self._stopping = False
@@ -145,6 +164,15 @@ class EngineLoop:
         """Return the number of HTTP requests of a class that wait for a slot, in the engine or in its inbox."""
         return self._entered[request_class] - self._served[request_class]
 
+    def waiting_by_tenant(self, request_class: RequestClass) -> dict[str, int]:
+        """Return these requests by tenant, and forget the tenants without one. Call it on the event loop."""
+        counts = self._by_tenant[request_class]
+        found = {tenant: count.entered - count.served for tenant, count in counts.items()}
+        for tenant, waiting in found.items():
+            if not waiting:
+                del counts[tenant]
+        return found
+
     def submit(self, request: GenerationRequest) -> None:
         """Submit a request whose end `take_ended` returns.
 
@@ -163,8 +191,11 @@ class EngineLoop:
         Raises:
             InvalidRequest: the message is a sentence for the user.
         """
-        stream = Stream(request.request_id, request.request_class)
+        counts = self._by_tenant[request.request_class]
+        of_tenant = counts.get(request.tenant) or counts.setdefault(request.tenant, WaitingCount())
+        stream = Stream(request.request_id, request.request_class, of_tenant)
         self._entered[request.request_class] += 1
+        of_tenant.entered += 1
         self._streams[request.request_id] = stream
         # Read after the entry is made: a failure either finds the entry, or is found here.
         if self.failure is None:
@@ -173,6 +204,7 @@ class EngineLoop:
             except InvalidRequest:
                 del self._streams[request.request_id]
                 self._entered[request.request_class] -= 1
+                of_tenant.entered -= 1
                 raise
         elif self._streams.pop(request.request_id, None) is not None:
             stream.push(_failed(request.request_id, self.failure), time.monotonic())
@@ -244,8 +276,13 @@ class EngineLoop:
             stream = self._streams.get(admission.request_id)
             if stream is not None:
                 stream.has_slot = True
-                self._served[stream.request_class] += 1
+                self._serve(stream)
         return is_taken
+
+    def _serve(self, stream: Stream) -> None:
+        """Count a stream that does not wait any more."""
+        self._served[stream.request_class] += 1
+        stream.of_tenant.served += 1
 
     def _hand_out(self, outputs: list[Output]) -> bool:
         """Pass outputs on. Return whether a request ended, so that a slot may be free."""
@@ -262,7 +299,7 @@ class EngineLoop:
                 if is_over:
                     del streams[output.request_id]
                     if not stream.has_slot:
-                        self._served[stream.request_class] += 1
+                        self._serve(stream)
             elif is_over:
                 first_at, num_cached = begun.pop(output.request_id, (None, output.num_cached))
                 self._ended.append(Ended(output, now, first_at or (now if output.num_output else None), num_cached))

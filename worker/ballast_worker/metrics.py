@@ -226,9 +226,9 @@ def _requests(figures: ScrapeData) -> Iterator[Metric]:
     )
     yield counter(
         "ballast_slo_requests",
-        "Requests with an SLO, by whether it was met. TTFT counts at the first token, or when its SLO passes without "
-        "one; TPOT at the end; the latency of a model that returns vectors or scores at the end, or when its SLO "
-        "passes before.",
+        "Requests with an SLO, by whether it was met: the configured SLO, or that of the request if it is longer. TTFT "
+        "counts at the first token, or when its SLO passes without one; TPOT at the end; the latency of a model that "
+        "returns vectors or scores at the end, or when its SLO passes before.",
         ("class", "slo", "met"),
         [
             ((c.value, slo, str(met).lower()), sum(r.slo[c, slo, met] for r in recorders))
@@ -292,7 +292,11 @@ def _process(figures: ScrapeData) -> Iterator[Metric]:
             "Changed fields of the configuration file that need a restart.",
             figures.restart_required,
         ),
-        ("ballast_config_invalid", "1 if the configuration file is invalid; else 0.", figures.config_invalid),
+        (
+            "ballast_config_invalid",
+            "1 if the configuration file or that of API keys is invalid, or a file that it names is missing; else 0.",
+            figures.config_invalid,
+        ),
         ("ballast_draining", "1 after SIGTERM, while the worker drains; else 0.", figures.is_draining),
         (
             "ballast_engine_healthy",

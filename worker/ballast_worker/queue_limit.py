@@ -1,4 +1,8 @@
-"""The limit of the waiting queue: requests that would wait too long get 429 and a time for the next try."""
+"""The limit of the waiting queue: requests that would wait too long get 429 and a time for the next try.
+
+With API keys, tenants share the queue by weight: see `Tenancy.num_before`. A tenant that comes to a full queue still
+gets its share of the limit, so the queue of a class may have more requests than the limit, up to twice as many.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ from ballast_worker.slot_wait import SlotWait
 from ballast_worker.status import SmoothedRates
 
 MAX_RETRY_SECONDS = 30
+MOST_SHARED = 2
+"""Most requests that wait in a queue that tenants share, in multiples of `limits.maxQueuedRequests`."""
 
 
 class QueueLimit:
@@ -29,8 +35,18 @@ class QueueLimit:
         """Read how many online requests started so far, and how many wait. Call it about once a second."""
         self._slot_wait.sample(started, now, is_full=waiting > _num_free(stats, RequestClass.ONLINE))
 
-    def check(self, limits: Limits, read: Callable[[], EngineStats], request_class: RequestClass, waiting: int) -> None:
+    def check(
+        self,
+        limits: Limits,
+        read: Callable[[], EngineStats],
+        request_class: RequestClass,
+        waiting: int,
+        num_before: Callable[[], float],
+    ) -> None:
         """Refuse a new request of a class in which `waiting` requests wait. `read` returns the counters of the engine.
+
+        `num_before` returns how many requests get a slot before the new one by the shares of the tenants. If all
+        requests that wait are fewer, they count.
 
         Raises:
             Refused: the queue is full, or an online request would wait too long for a slot.
@@ -39,7 +55,9 @@ class QueueLimit:
         if waiting < limit and (longest is None or not waiting or request_class is not RequestClass.ONLINE):
             return
         stats = read()
-        behind = waiting - _num_free(stats, request_class)
+        behind: float = waiting - _num_free(stats, request_class)
+        if behind < MOST_SHARED * limit:
+            behind = min(behind, num_before())
         wait = self._slot_wait.expected(behind, stats.slots) if request_class is RequestClass.ONLINE else 0.0
         noun = "request waits" if waiting == 1 else "requests wait"
         if behind >= limit:

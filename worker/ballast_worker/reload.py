@@ -17,6 +17,7 @@ from ballast_api.errors import InvalidConfig
 from ballast_api.hot import changed_fields, with_hot_fields
 from ballast_api.worker_config import WorkerConfig
 from ballast_log import Log
+from ballast_worker.errors import NotServed
 
 log = Log(__name__)
 
@@ -55,8 +56,9 @@ class ConfigWatcher:
     """Poll one file, and other files that belong to it, once a second on its own thread.
 
     That thread calls `apply` with the configuration that is now in force. It calls the function that `also` names for
-    another file, such as the API keys, when that file changes. The calls do not overlap. `parse` reads the text of the
-    file; its second argument names the file. Without a `path`, there are only other files.
+    another file, such as the API keys, when that file changes; it raises `NotServed` if the file is invalid. The calls
+    do not overlap. `parse` reads the text of the file; its second argument names the file. Without a `path`, there are
+    only other files.
     """
 
     def __init__(
@@ -69,19 +71,23 @@ class ConfigWatcher:
         parse: Callable[[str, str], WorkerConfig] = WorkerConfig.parse,
     ) -> None:
         self.loaded = loaded
-        self.is_invalid = False
-        """True while the file is not a valid configuration."""
         self._path = path
         self._apply = apply
         self._also = dict(also or {})
         self._parse = parse
-        self._last_error = ""
+        self._errors: dict[Path, str] = {}
+        """What is wrong with a file that is not in force."""
         self._last_failure = ""
         self._seen: Stamp | None = None
         self._also_seen = {path: stamp(path) for path in self._also}
         self._text_hash = loaded.content_hash
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ballast-reload", daemon=True)
+
+    @property
+    def is_invalid(self) -> bool:
+        """Whether a file is invalid, or one that `also` names does not exist."""
+        return bool(self._errors) or any(stamp(path) is None for path in self._also)
 
     def start(self) -> None:
         """Start polling."""
@@ -114,7 +120,7 @@ class ConfigWatcher:
             text = self._path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             self._text_hash = ""
-            self._refuse(str(error))
+            self._refuse(self._path, str(error))
             return False
         self._seen = now
         text_hash = content_hash(text)
@@ -124,10 +130,11 @@ class ConfigWatcher:
         try:
             wanted = self._parse(text, str(self._path))
         except InvalidConfig as error:
-            self._refuse(str(error))
+            self._refuse(self._path, str(error))
             return False
         try:
             self._apply_file(wanted, text_hash)
+            self._errors.pop(self._path, None)
         except Exception:
             self._seen, self._text_hash = None, ""
             raise
@@ -138,8 +145,6 @@ class ConfigWatcher:
         loaded = reloaded(self.loaded, wanted, text_hash)
         self._apply(loaded)
         self.loaded = loaded
-        self.is_invalid = False
-        self._last_error = ""
         if loaded.restart_required:
             log.warning("fields changed that need a restart", fields=", ".join(loaded.restart_required))
         log.info(
@@ -148,17 +153,22 @@ class ConfigWatcher:
             changed=", ".join(changed_fields(before, loaded.config)) or "nothing",
         )
 
-    def _refuse(self, why: str) -> None:
-        if why != self._last_error:
-            log.error("invalid configuration file, the old configuration stays in force", because=why)
-        self._last_error = why
-        self.is_invalid = True
+    def _refuse(self, path: Path, why: str) -> None:
+        if why != self._errors.get(path):
+            log.error("invalid file, the old one stays in force", because=why)
+        self._errors[path] = why
 
     def _check_also(self, path: Path) -> None:
         now = stamp(path)
-        if now is not None and now != self._also_seen[path]:
+        if now is None or now == self._also_seen[path]:
+            return
+        try:
             self._also[path]()
-            self._also_seen[path] = now
+        except NotServed as error:
+            self._refuse(path, str(error))
+        else:
+            self._errors.pop(path, None)
+        self._also_seen[path] = now
 
     def _run(self) -> None:
         while not self._stop.wait(POLL_SECONDS):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, floor
 
+from ballast_api.sections import Slo, SloName
 from ballast_engine.request import FinishReason
 from ballast_policy.request import RequestClass
 from ballast_queue.status import SloStatus
@@ -57,6 +58,15 @@ class RequestTiming:
         if self.latency_slo is not None:
             return "latency", self.latency_slo, self.answered_at
         return "ttft", self.ttft_slo, self.first_at
+
+
+def promised(slo: Slo | None, name: SloName, own: float | None) -> float | None:
+    """Return the limit in seconds that a request is judged by: the looser of its own and the configured one.
+
+    A client that asks for more than the deployment promises causes no miss. `slo` is None if nothing is promised.
+    """
+    configured = None if slo is None else slo.seconds(name)
+    return max((limit for limit in (own, configured) if limit is not None), default=None)
 
 
 class Recorder:
@@ -145,7 +155,8 @@ class Recorder:
         is_met = value <= limit
         self.slo[request_class, slo, is_met] += 1
         if request_class is RequestClass.ONLINE:
-            if not self._judged or self._judged[-1][0] != floor(at):
+            # A client may read its answer long after the last token, which is the time of the answer.
+            if not self._judged or self._judged[-1][0] < floor(at):
                 self._judged.append((floor(at), {}))
             counts = self._judged[-1][1]
             counts[slo, is_met] = counts.get((slo, is_met), 0) + 1

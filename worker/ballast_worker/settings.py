@@ -13,15 +13,12 @@ from urllib.parse import unquote, urlsplit
 
 from ballast_api.worker_config import WorkerConfig
 from ballast_engine.options import EngineOptions
-from ballast_log import Log
 from ballast_policy.snapshot import PolicyConfig, TenantShare
 from ballast_queue.errors import QueueForbidden
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings, TenantSettings
 from ballast_worker.errors import NotServed
 from ballast_worker.tenancy import ApiKeys
-
-log = Log(__name__)
 
 DAY = 86400.0
 SAMPLE_BYTES = 65536
@@ -196,17 +193,6 @@ def api_keys(config: WorkerConfig) -> ApiKeys | None:
     """
     path = config.runtime.api_keys_file
     return None if path is None else ApiKeys.load(path)
-
-
-def reloaded_keys(config: WorkerConfig, current: ApiKeys | None) -> ApiKeys | None:
-    """Return the API keys from their file, or the current keys if it cannot be read."""
-    try:
-        found = api_keys(config)
-    except NotServed as error:
-        log.warning("API keys not loaded, the old keys stay in force", because=str(error))
-        return current
-    log.info("API keys loaded")
-    return found
 
 
 def watched_files(

@@ -40,7 +40,7 @@ class SlotWait:
             self._rate = self._rate * keep + rate * (1 - keep)
         self._before = (now, started)
 
-    def expected(self, num_before: int, slots: int) -> float:
+    def expected(self, num_before: float, slots: int) -> float:
         """Return the expected seconds until one of the slots is free, with `num_before` requests before the new one."""
         seconds_per_slot = 1 / self._rate if self._rate else self._decode_seconds / slots
         return max(0, num_before) * seconds_per_slot

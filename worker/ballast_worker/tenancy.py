@@ -50,8 +50,10 @@ class ApiKeys:
             # A YAML error quotes its line, which may have a key.
             shown = error.strerror if isinstance(error, OSError) else type(error).__name__
             raise NotServed(f"The API keys file {path} cannot be read ({shown}): write `key: tenant` lines") from error
-        if not isinstance(data, dict) or not data:
-            raise NotServed(f"The API keys file {path} is not a mapping: write one `key: tenant` line per key")
+        if not isinstance(data, dict):
+            raise NotServed(
+                f"The API keys file {path} is not a mapping: write one `key: tenant` line per key, or {{}} for no key"
+            )
         tenants: dict[bytes, str] = {}
         for line, (key, tenant) in enumerate(data.items(), 1):
             if not isinstance(key, str) or not isinstance(tenant, str) or not _NAME.fullmatch(tenant):
@@ -106,6 +108,23 @@ class Tenancy:
         """Return the priority, at most that of the tenant."""
         declared = self._declared.get(tenant)
         return priority if declared is None else min(priority, declared.max_priority)
+
+    def num_before(self, tenant: str, waiting: Mapping[str, int]) -> float:
+        """Return how many of the `waiting` requests get a slot before a new one of the tenant, if slots go by weight.
+
+            its waiting requests * weights of the tenants that wait, with this one / its weight
+
+        Without API keys, the clients choose their tenants, so the number is inf.
+        """
+        if self._keys is None:
+            return math.inf
+        own = self._weight(tenant)
+        others = sum(self._weight(other) for other, number in waiting.items() if number and other != tenant)
+        return waiting.get(tenant, 0) * (own + others) / own
+
+    def _weight(self, tenant: str) -> float:
+        declared = self._declared.get(tenant)
+        return 1.0 if declared is None else declared.weight
 
     def _tenant(self, headers: Headers) -> str:
         if self._keys is not None:

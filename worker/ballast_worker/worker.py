@@ -26,11 +26,11 @@ from ballast_worker.http_connection import Connections, HttpLimits
 from ballast_worker.items import GenerationReader
 from ballast_worker.loop import BROKEN, EngineLoop, Stream
 from ballast_worker.metrics import ScrapeData, Spending, StepMetrics, WorkerMetrics, queue_view
-from ballast_worker.openai import PublishedModel
+from ballast_worker.openai import Caller, PublishedModel
 from ballast_worker.prompt_length import longest_token_bytes
 from ballast_worker.queue_limit import QueueLimit
 from ballast_worker.reload import ConfigWatcher, Loaded
-from ballast_worker.requests import Recorder, RequestTiming
+from ballast_worker.requests import Recorder, RequestTiming, promised
 from ballast_worker.responses import AnswerBuffer, stopping
 from ballast_worker.status import Identity, SmoothedRates, worker_status
 from ballast_worker.tenancy import Tenancy
@@ -170,29 +170,40 @@ class Worker:
         if not self.loop.is_healthy:
             raise Refused(500, self.loop.failure or BROKEN, code="engine_failed", kind="server_error")
 
-    def check_queue(self, request_class: RequestClass) -> None:
+    def check_queue(self, caller: Caller) -> None:
         """Refuse a request if the waiting queue of its class is full: 429 with a time for the next try."""
-        waiting = self.loop.num_waiting(request_class)
-        self._queue_limit.check(self.config.limits, self.engine.stats, request_class, waiting)
+        request_class, loop = caller.request_class, self.loop
+        self._queue_limit.check(
+            self.config.limits,
+            self.engine.stats,
+            request_class,
+            loop.num_waiting(request_class),
+            lambda: self.tenancy.num_before(caller.tenant, loop.waiting_by_tenant(request_class)),
+        )
 
     def began(self, request: GenerationRequest, arrival: float, stream: Stream) -> RequestTiming:
         """Return the timing of an HTTP request that the engine has, with its SLO."""
-        slo = self.config.slo
-        is_online = request.request_class is RequestClass.ONLINE
-        ttft = request.ttft_seconds or (slo.seconds("ttft") if is_online else None)
-        tpot = request.tpot_seconds or (slo.seconds("tpot") if is_online else None)
+        slo = self.config.slo if request.request_class is RequestClass.ONLINE else None
+        ttft = promised(slo, "ttft", request.ttft_seconds)
+        tpot = promised(slo, "tpot", request.tpot_seconds)
         timing = self._answering[stream] = RequestTiming(request.request_class, arrival, ttft, tpot)
         return timing
 
+    @property
+    def num_answering(self) -> int:
+        """HTTP requests that the engine got, whose answer is not sent yet."""
+        return len(self._answering)
+
     def ended(self, timing: RequestTiming, stream: Stream, answer: AnswerBuffer) -> None:
         """Count an HTTP request that ended. Without a finish reason, its client is gone."""
-        now = time.monotonic()
         del self._answering[stream]
         timing.first_at = stream.first_at
         reason = answer.finish_reason or FinishReason.ABORTED
-        self.recorder.ended(timing, reason, answer.num_prompt, answer.num_output, now)
+        # The client may read the answer for long after its last token.
+        at = time.monotonic() if stream.last_at is None else stream.last_at
+        self.recorder.ended(timing, reason, answer.num_prompt, answer.num_output, at)
         if reason in {FinishReason.STOP, FinishReason.LENGTH} and stream.first_at is not None:
-            self._queue_limit.add_answer(now - stream.first_at)
+            self._queue_limit.add_answer(at - stream.first_at)
 
     # Status and metrics
 
@@ -247,6 +258,8 @@ class Worker:
         self.rates.sample(stats, started, self.recorder.num_ended(), now)
         waiting = self.loop.num_waiting(RequestClass.ONLINE)
         self._queue_limit.sample(stats, num_online - waiting, waiting, now)
+        for request_class in RequestClass:
+            self.loop.waiting_by_tenant(request_class)  # clients without keys may invent tenants without end
         self._utilization.sample(stats, now)
         self._spending.sample(stats, self.config.cost.dollars_per_gpu_hour, now)
 
@@ -281,8 +294,9 @@ class Worker:
             self.certificate.reload()
 
     def _reload_keys(self) -> None:
-        self._keys = settings.reloaded_keys(self.config, self._keys)
+        self._keys = settings.api_keys(self.config)
         self.tenancy = Tenancy(self.config.offline.tenants, self._keys)
+        log.info("API keys loaded")
 
     def _feed(self, config: WorkerConfig) -> Feeder | None:
         if settings.redis_url(config) is None:

@@ -35,7 +35,7 @@ class Server:
     def check_open(self):
         """Admit the call."""
 
-    def check_queue(self, request_class):
+    def check_queue(self, caller):
         """Admit the call."""
 
     def begin(self, call, *, is_queued):
