@@ -34,7 +34,15 @@ from ballast_vllm.drain import Drain
 from ballast_vllm.engine_client import EngineDead, EngineTap
 from ballast_vllm.items import HttpItemLoop, HttpReader, VllmEngine
 from ballast_vllm.metrics import ServerMetrics
-from ballast_vllm.served_app import address, chat_rendering, check_start, item_scope, item_urls, slo_problem
+from ballast_vllm.served_app import (
+    address,
+    chat_rendering,
+    check_start,
+    item_scope,
+    item_urls,
+    limit_media,
+    slo_problem,
+)
 from ballast_vllm.settings import message_of
 from ballast_vllm.stats import engine_stats, steps
 from ballast_worker import settings
@@ -137,6 +145,7 @@ class VllmServer:
         """
         check_start(self.tap, self.config, self._app.state.vllm_config, self._app.state.args)
         self.revision = await asyncio.to_thread(self._revision)
+        limit_media()
         found = await self.tap.stats(0)
         stats = engine_stats(found)
         num_blocks = stats.kv_used + stats.kv_cached + stats.kv_free
