@@ -277,7 +277,7 @@ def test_an_encoder_counts_a_call_with_several_inputs_once(variables):
     assert others == [True] * 5 + [False], "two slots, and four requests that wait"
     assert after_an_output == [True, False]
     assert set(tap.num_entering.values()) == set(tap.num_unanswered.values()) == {0}
-    assert tap.num_answered["online"] == 7
+    assert tap.num_answered["online"] == tap.num_online == 7
 
 
 def test_a_request_that_computes_its_prompt_in_a_slot_does_not_wait(variables):
@@ -807,12 +807,15 @@ def test_requests_that_ballast_refuses_are_counted(variables, tmp_path):
             for headers, status in refused:
                 assert (await found.client.post("/v1/completions", json=BODY, headers=headers)).status_code == status
             assert (await found.client.get("/v1/models")).status_code == 401, "not a request to the model"
-            return found.server.recorder.outcomes, found.engine.sent
+            for path, body, status in (("/tokenize", BODY, 404), ("/v1/completions", BODY | {"max_tokens": 0}, 400)):
+                assert (await found.client.post(path, json=body, headers=known)).status_code == status
+            return found.server.recorder.outcomes, found.engine.sent, found.server.tap.num_online
 
-    outcomes, sent = asyncio.run(main())
+    outcomes, sent, num_online = asyncio.run(main())
 
-    assert {key: count for key, count in outcomes.items() if count} == {("online", "invalid"): len(refused)}
+    assert {key: count for key, count in outcomes.items() if count} == {("online", "invalid"): len(refused) + 2}
     assert sent == {}
+    assert num_online == 0, "the load of the server"
 
 
 def test_a_body_above_the_limit_never_reaches_vllm(variables):

@@ -31,7 +31,6 @@ class Admission:
         self._queue_limit = QueueLimit(server.rates)
         self.calls: set[Call] = set()
         """HTTP requests that wait for an answer."""
-        self.num_entered = dict.fromkeys(RequestClass, 0)
 
     def check_open(self) -> None:
         """Refuse a request if the server shuts down or EngineCore ended."""
@@ -95,7 +94,6 @@ class Admission:
         else:
             timing.latency_slo = caller.ttft_seconds or (slo.seconds("latency") if is_online else None)
         self.calls.add(call)
-        self.num_entered[call.request_class] += 1
 
     def end(self, call: Call, status: int | None, *, is_complete: bool) -> None:
         """Count an HTTP request that ended. `status` is that of the response, None without one."""

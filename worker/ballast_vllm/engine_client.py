@@ -51,6 +51,8 @@ class EngineTap:
         """Requests of other calls in EngineCore without an output. Items are left out."""
         self.num_answered = dict.fromkeys(RequestClass, 0)
         """Calls that count once, and other requests, that had an output so far, with those that ended."""
+        self.num_online = 0
+        """Online calls of which EngineCore got a request so far."""
         self.isolates_tenants = False
         """Whether tenants share no blocks of the prefix cache."""
         self.check_queue: Callable[[Call, int], None] = lambda _call, _number: None
@@ -211,6 +213,7 @@ class EngineTap:
                 params.max_tokens -= len(generated)
                 record.replay = generated
         self.live[request.request_id] = record
+        self.num_online += not call.requests and call.request_class is RequestClass.ONLINE
         if not call.counts_once:
             self._entered(call)
         self.num_live[call.request_class] += 1

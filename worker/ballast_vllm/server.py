@@ -350,7 +350,7 @@ class VllmServer:
         if self.feeder is not None and self.models != self._queue_models:  # an adapter was loaded
             self.feeder.configure(self._queue_settings(self.config))
         stats = self.engine.stats()
-        started = {**self.admission.num_entered, RequestClass.OFFLINE: self.loop.num_started}
+        started = {RequestClass.ONLINE: self.tap.num_online, RequestClass.OFFLINE: self.loop.num_started}
         self.rates.sample(stats, started, self.recorder.num_ended(), now)
         self.admission.sample(stats, now)
         self._spending.sample(stats, self.config.cost.dollars_per_gpu_hour, now)
