@@ -29,6 +29,7 @@ from ballast_vllm import configuration
 from ballast_vllm.adapters import TenantAdapters
 from ballast_vllm.admission import DIED, Admission
 from ballast_vllm.arguments import LAUNCHED
+from ballast_vllm.bodies import MOST_BODY_BYTES
 from ballast_vllm.compiler import OFF, missing_compiler
 from ballast_vllm.drain import Drain
 from ballast_vllm.engine_client import EngineDead, EngineTap
@@ -87,7 +88,7 @@ class VllmServer:
         self.feeder: Feeder | None = None
         self.metrics = ServerMetrics(self._figures, shows_tenants=False)
         self.tenant_metrics = ServerMetrics(self._figures, shows_tenants=True)
-        self.bodies = BodyMemory()
+        self.bodies = BodyMemory(MOST_BODY_BYTES)
         self.bodies.fit(config.limits.max_body_kibibytes)
         self._app, self._inner = app, inner
         self.loaded, self._path = loaded, path
@@ -144,8 +145,8 @@ class VllmServer:
             NotServed: the configuration or vLLM's arguments ask for something that Ballast cannot do.
         """
         check_start(self.tap, self.config, self._app.state.vllm_config, self._app.state.args)
-        self.revision = await asyncio.to_thread(self._revision)
         limit_media()
+        self.revision = await asyncio.to_thread(self._revision)
         found = await self.tap.stats(0)
         stats = engine_stats(found)
         num_blocks = stats.kv_used + stats.kv_cached + stats.kv_free
