@@ -59,7 +59,11 @@ def test_an_item_may_use_any_field_and_its_tokens_are_counted(url, fields, expec
         (COMPLETIONS_URL, {"prompt": ["a", "b"], "n": 2}, 4),
         (COMPLETIONS_URL, {"prompt": []}, 1),
         (RESPONSES_URL, {"input": [{}, {}]}, 1),
+        (COMPLETIONS_URL, {"prompt_embeds": ["a", "b"], "n": 1024}, 2048),
         (EMBEDDINGS_URL, {"input": [[1, 2], [3]]}, 2),
+        (EMBEDDINGS_URL, {"input": [1] * 5000, "n": 5000}, 1),
+        (EMBEDDINGS_URL, {"input": [{}, {}]}, 1),
+        (EMBEDDINGS_URL, {"messages": [[{}], [{}]]}, 2),
         (SCORE_URL, {"text_1": "a", "text_2": ["b", "c", "d"]}, 3),
         (SCORE_URL, {"queries": ["a"], "documents": ["b", "c"]}, 2),
         (RERANK_URL, {"query": "a", "documents": ["b", {"content": []}]}, 2),
@@ -67,6 +71,20 @@ def test_an_item_may_use_any_field_and_its_tokens_are_counted(url, fields, expec
 )
 def test_the_requests_of_an_item_are_counted(url, fields, expected):
     assert parse_item(url, {"model": "m", **fields}, ITEM_URLS).num_requests == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "fields", "number"),
+    [
+        (COMPLETIONS_URL, {"prompt": ["a"] * 1024, "n": 16384}, 2**24),
+        (CHAT_URL, {"messages": [], "n": 2049}, 2049),
+        (EMBEDDINGS_URL, {"input": ["a"] * 2049}, 2049),
+        (SCORE_URL, {"data_1": "a", "data_2": ["a"] * 2049}, 2049),
+    ],
+)
+def test_an_item_of_more_requests_than_the_limit_is_refused(url, fields, number):
+    with pytest.raises(InvalidBody, match=rf"found {number} requests .*, expected at most 2048: divide it"):
+        parse_item(url, {"model": "m", **fields}, ITEM_URLS)
 
 
 def test_items_with_one_opening_have_one_prefix_key():
@@ -97,11 +115,12 @@ def test_a_url_that_the_model_does_not_serve_is_refused_with_those_that_it_serve
         ({"model": 3}, "model: found the number 3"),
         ({"model": "m", "background": True}, "every item runs in the background"),
         ({"model": "m", "priority": "high"}, "priority: found the string 'high'"),
+        ({"model": "m", "n": "16384"}, "n: found the string '16384', expected an integer"),
     ],
 )
 def test_fields_that_ballast_reads_are_checked(fields, sentence):
     with pytest.raises(InvalidBody, match=sentence):
-        parse_item(RESPONSES_URL, fields, ITEM_URLS)
+        parse_item(CHAT_URL, fields, ITEM_URLS)
 
 
 @pytest.mark.parametrize(
@@ -111,9 +130,8 @@ def test_fields_that_ballast_reads_are_checked(fields, sentence):
             COMPLETIONS_URL,
             {"prompt": ["a", "b"], "max_tokens": 2_000_000_000, "n": 1000},
             "max_tokens",
-            "2000000000 tokens for each of 1000 choices of 2 prompts",
+            "2000000000 tokens for each of 2000 requests",
         ),
-        (COMPLETIONS_URL, {"prompt": ["a"] * 2**18, "n": 512}, "max_tokens", "16 tokens for each of 512 choices of"),
         (CHAT_URL, {"messages": [], "max_completion_tokens": 2**30, "n": 2}, "max_completion_tokens", "1073741824"),
     ],
 )

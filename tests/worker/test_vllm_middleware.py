@@ -143,7 +143,7 @@ def test_a_raised_limit_of_bodies_raises_their_memory(variables, tmp_path):
             await _until(lambda: found.server.config.limits.max_body_kibibytes == 204800)
             return before, found.server.bodies.limit
 
-    assert asyncio.run(main()) == (64 * 1024 * 1024, 800 * 1024 * 1024)
+    assert asyncio.run(main()) == (256 * 1024 * 1024, 800 * 1024 * 1024)
 
 
 def test_a_raised_limit_of_waiting_requests_raises_that_of_connections(variables, tmp_path):
@@ -296,7 +296,7 @@ def test_an_encoder_counts_a_call_with_several_inputs_once(variables):
     assert others == [True] * 5 + [False], "two slots, and four requests that wait"
     assert after_an_output == [True, False]
     assert set(tap.num_entering.values()) == set(tap.num_unanswered.values()) == {0}
-    assert tap.num_answered["online"] == 7
+    assert tap.num_answered["online"] == tap.num_online == 7
 
 
 def test_a_request_that_computes_its_prompt_in_a_slot_does_not_wait(variables):
@@ -832,12 +832,15 @@ def test_requests_that_ballast_refuses_are_counted(variables, tmp_path):
             for headers, status in refused:
                 assert (await found.client.post("/v1/completions", json=BODY, headers=headers)).status_code == status
             assert (await found.client.get("/v1/models")).status_code == 401, "not a request to the model"
-            return found.server.recorder.outcomes, found.engine.sent
+            for path, body, status in (("/tokenize", BODY, 404), ("/v1/completions", BODY | {"max_tokens": 0}, 400)):
+                assert (await found.client.post(path, json=body, headers=known)).status_code == status
+            return found.server.recorder.outcomes, found.engine.sent, found.server.tap.num_online
 
-    outcomes, sent = asyncio.run(main())
+    outcomes, sent, num_online = asyncio.run(main())
 
-    assert {key: count for key, count in outcomes.items() if count} == {("online", "invalid"): len(refused)}
+    assert {key: count for key, count in outcomes.items() if count} == {("online", "invalid"): len(refused) + 2}
     assert sent == {}
+    assert num_online == 0, "the load of the server"
 
 
 def test_a_body_above_the_limit_never_reaches_vllm(variables):
@@ -855,29 +858,74 @@ def test_a_body_above_the_limit_never_reaches_vllm(variables):
     assert asyncio.run(main()) == (413, {})
 
 
-def test_a_body_takes_memory_of_ballast_only_until_vllm_has_it(variables):
+@asynccontextmanager
+async def before_app(server: VllmServer, app: Callable[..., Any]) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of an app with the middleware of a server."""
+    middleware = BallastMiddleware(app)
+    middleware.server = server
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(middleware), base_url="http://vllm") as client:
+        yield client
+
+
+async def accept(scope, receive, send):
+    """Answer with 200."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def test_a_body_counts_with_its_objects_until_its_response_ends(variables):
+    lists = b"[" + b"[]," * 1_390_000 + b"[]]"
+    ids = json.dumps({"prompt": [10_000] * 100_000}).encode()
+
     async def main():
         async with running() as found:
-            seen = []
+            bodies, seen = found.server.bodies, []
 
             async def app(scope, receive, send):
-                before = found.server.bodies.used
-                message = await receive()
-                body = message["body"]
-                del message
-                seen.extend((before > 0, found.server.bodies.used, len(body), sys.getrefcount(body)))
-                await send({"type": "http.response.start", "status": 200, "headers": []})
-                await send({"type": "http.response.body", "body": b""})
+                body = (await receive())["body"]
+                seen.append((bodies.used, sys.getrefcount(body)))
+                if len(seen) == 1:
+                    others = [await client.post("/v1/completions", content=other) for other in (lists, ids)]
+                    seen.extend([other.status_code for other in others])
+                await accept(scope, receive, send)
 
-            middleware = BallastMiddleware(app)
-            middleware.server = found.server
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(middleware), base_url="http://vllm") as client:
-                status = (await client.post("/v1/completions", content=b"a" * 100_000)).status_code
-            return status, seen, found.server.bodies.used
+            async with before_app(found.server, app) as client:
+                await client.post("/v1/completions", content=lists)
+                after, bodies.limit = bodies.used, 5_000_000
+                alone = await client.post("/v1/completions", content=lists)
+            return seen, after, alone.status_code
 
-    own = 2  # the variable, and the argument of getrefcount
+    (first, (with_ids, _), *statuses, _), after, alone = asyncio.run(main())
 
-    assert asyncio.run(main()) == (200, [True, 0, 100_000, own], 0)
+    assert first == (len(lists) + 64 * 2_780_002 - 65_536, 2), "one reference is that of getrefcount"
+    assert with_ids - first[0] == len(ids) + 64 * 100_001 - 65_536
+    assert statuses == [429, 200]
+    assert after == 0
+    assert alone == 200, "a body whose objects exceed the limit passes alone"
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"input": ["a"] * 2049}, 400),
+        ({"texts": ["a"] * 2049}, 400),
+        ({"input": ["a"] * 2048}, 200),
+        ({"input": [1] * 5000}, 200),
+        ({"input": "," * 5000}, 200),
+    ],
+)
+def test_an_encoder_gets_calls_with_a_limited_number_of_inputs(variables, fields, status):
+    async def main():
+        async with (
+            running(model_config={"runner_type": "pooling"}) as found,
+            before_app(found.server, accept) as client,
+        ):
+            return await client.post("/v1/embeddings", json=fields)
+
+    response = asyncio.run(main())
+
+    assert response.status_code == status
+    assert status == 200 or "has 2049 inputs, the limit is 2048" in response.json()["error"]["message"]
 
 
 def test_routers_see_online_requests_only(variables):

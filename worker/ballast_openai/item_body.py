@@ -27,17 +27,15 @@ _LIMITS = {
     RESPONSES_URL: ("max_output_tokens",),
 }
 """URL -> the fields that limit generated tokens. The other URLs generate none."""
-_PROMPTS = {
-    COMPLETIONS_URL: ("prompt",),
-    EMBEDDINGS_URL: ("input",),
-    SCORE_URL: ("text_1", "text_2", "queries", "documents", "items"),
-    RERANK_URL: ("documents",),
-}
-"""URL -> the fields that may hold a list of prompts."""
+_PROMPTS = {CHAT_URL: (), COMPLETIONS_URL: ("prompt", "prompt_embeds"), RESPONSES_URL: ()}
+"""URL -> the fields that may hold a list of prompts. With another URL, any field may hold a list of inputs."""
+_CONVERSATIONS = ("messages", "input")
+"""Fields in which a list of objects is one conversation."""
 _OPENINGS = ("messages", "instructions", "prompt", "input", "query", "text_1")
 """Fields with the start of the prompt, the first found counts."""
 _OPENING_CHARS = 1024
-_MOST_CHOICES = 1024
+MOST_REQUESTS = 2048
+"""Requests of one item, and of one call to an encoder. OpenAI's API takes as many inputs in a call."""
 _COMPLETION_TOKENS = 16
 """The default of `max_tokens` of `/v1/completions`."""
 
@@ -80,11 +78,29 @@ def parse_item(url: str, body: object, urls: Sequence[str]) -> ItemBody:
     priority = body.get("priority") or 0
     if type(priority) is not int:
         raise InvalidBody("priority", f"priority: found {describe(priority)}, expected an integer", "invalid_type")
-    num_output, num_requests = _num_output(url, body), _num_prompts(url, body) * _num_choices(body)
+    num_requests = _num_prompts(url, body) * _num_choices(url, body)
+    if num_requests > MOST_REQUESTS:
+        message = f"body: found {num_requests} requests (prompts times choices), expected at most {MOST_REQUESTS}"
+        raise InvalidBody(None, f"{message}: divide it into several items", "too_many_requests")
+    num_output = _num_output(url, body, num_requests)
     return ItemBody(model, bool(body.get("stream")), priority, num_output, _prefix_key(model, body), num_requests)
 
 
-def _num_output(url: str, body: Mapping[str, Any]) -> int | None:
+def num_inputs(body: Mapping[str, Any]) -> int:
+    """Return the inputs of a body whose fields may all hold a list of them: the longest list counts.
+
+    A list of numbers is one prompt of tokens.
+    """
+    return max((_length(field, value) for field, value in body.items()), default=1)
+
+
+def _length(field: str, value: object) -> int:
+    if not isinstance(value, list) or not value or isinstance(value[0], (int, float)):
+        return 1
+    return 1 if field in _CONVERSATIONS and isinstance(value[0], dict) else len(value)
+
+
+def _num_output(url: str, body: Mapping[str, Any], num_requests: int) -> int | None:
     fields = _LIMITS.get(url)
     if fields is None:
         return 0
@@ -94,22 +110,25 @@ def _num_output(url: str, body: Mapping[str, Any]) -> int | None:
         limit = _COMPLETION_TOKENS
     if type(limit) is not int or not 0 <= limit < COUNT_LIMIT:
         return None  # the engine refuses it
-    count, many = _num_choices(body), _num_prompts(url, body)
-    total = limit * many * count
+    total = limit * num_requests
     if total >= COUNT_LIMIT:
-        found = f"{limit} tokens for each of {count} choices of {many} prompts"
+        found = f"{limit} tokens for each of {num_requests} requests"
         raise InvalidBody(field, f"{field}: found {found}, expected less than {COUNT_LIMIT} in all")
     return total
 
 
-def _num_choices(body: Mapping[str, Any]) -> int:
+def _num_choices(url: str, body: Mapping[str, Any]) -> int:
     given = body.get("n")
-    return given if type(given) is int and 0 < given < _MOST_CHOICES else 1
+    if given is None or url not in (CHAT_URL, COMPLETIONS_URL):
+        return 1
+    if type(given) is not int:  # vLLM would read "16384" as a number
+        raise InvalidBody("n", f"n: found {describe(given)}, expected an integer", "invalid_type")
+    return max(1, given)
 
 
 def _num_prompts(url: str, body: Mapping[str, Any]) -> int:
-    lists = [found for field in _PROMPTS.get(url, ()) if isinstance(found := body.get(field), list) and found]
-    return max((len(found) for found in lists if not isinstance(found[0], int)), default=1)  # integers are one prompt
+    fields = _PROMPTS.get(url)
+    return num_inputs(body if fields is None else {field: body.get(field) for field in fields})
 
 
 def _prefix_key(model: str, body: Mapping[str, Any]) -> int:

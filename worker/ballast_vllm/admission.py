@@ -33,7 +33,6 @@ class Admission:
         self._queue_limit = QueueLimit(server.rates)
         self.calls: set[Call] = set()
         """HTTP requests that wait for an answer."""
-        self.num_entered = dict.fromkeys(RequestClass, 0)
 
     def check_open(self) -> None:
         """Refuse a request if the server shuts down or EngineCore ended."""
@@ -104,7 +103,6 @@ class Admission:
         else:
             timing.latency_slo = promised(slo, "latency", caller.ttft_seconds)
         self.calls.add(call)
-        self.num_entered[call.request_class] += 1
 
     def end(self, call: Call, status: int | None, *, is_complete: bool) -> None:
         """Count an HTTP request that ended. `status` is that of the response, None without one."""

@@ -53,6 +53,8 @@ class EngineTap:
         """Those of both numbers by tenant, without tenants that have none."""
         self.num_answered = dict.fromkeys(RequestClass, 0)
         """Calls that count once, and other requests, that had an output so far, with those that ended."""
+        self.num_online = 0
+        """Online calls of which EngineCore got a request so far."""
         self.isolates_tenants = False
         """Whether tenants share no blocks of the prefix cache."""
         self.check_queue: Callable[[Call, int], None] = lambda _call, _number: None
@@ -222,6 +224,7 @@ class EngineTap:
                 params.max_tokens -= len(generated)
                 record.replay = generated
         self.live[request.request_id] = record
+        self.num_online += not call.requests and call.request_class is RequestClass.ONLINE
         if not call.counts_once:
             self._entered(call)
         self.num_live[call.request_class] += 1

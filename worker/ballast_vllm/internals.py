@@ -11,6 +11,8 @@ vLLM's `schedule()` builds the batch as always. Three points make it do what the
 A request without a grant keeps its KV, but not its place in the cache of encoded images, which may hold only one large
 image: vLLM encodes an image again that another one replaced meanwhile.
 
+`limit_media` replaces vLLM's reader of media in the API server, so that clients cannot make the server open their URLs.
+
 While drafts are off, `dynamic_sd_lookup`, vLLM's number of drafts by batch size, is 0 for each size. Then the drafter
 proposes nothing. A draft model runs once in such a step, to keep its KV complete, instead of once for each draft.
 
@@ -24,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
+from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -250,6 +253,39 @@ def invalid_request(message: str, parameter: str | None) -> Exception:
     """Return the exception that vLLM answers with 400."""
     error: Exception = VLLMValidationError(message, parameter=parameter)
     return error
+
+
+class DataUrls(MediaConnector):  # type: ignore[misc]
+    """vLLM's reader of images and other media. It opens only data URLs, and those that an option of vLLM admits.
+
+    Without `--allowed-media-domains`, vLLM would open any URL, also of hosts that only the pod can reach.
+    """
+
+    def load_from_url(self, url: str, *args: Any, **kwargs: Any) -> Any:
+        """Return the content of a URL."""
+        self._check(url)
+        return super().load_from_url(url, *args, **kwargs)
+
+    async def load_from_url_async(self, url: str, *args: Any, **kwargs: Any) -> Any:
+        """Return the content of a URL."""
+        self._check(url)
+        return await super().load_from_url_async(url, *args, **kwargs)
+
+    def _check(self, url: str) -> None:
+        start = url[:5].lower()
+        is_file = start == "file:"
+        if start == "data:" or (self.allowed_local_media_path if is_file else self.allowed_media_domains):
+            return
+        option = "--allowed-local-media-path" if is_file else "--allowed-media-domains"
+        raise VLLMValidationError(
+            f"The URL of a media part begins with {url[:40]!r}, and this server opens data: URLs only. Send the "
+            f"content as a data: URL, or ask the administrator to start vLLM with {option}."
+        )
+
+
+def limit_media() -> None:
+    """Let vLLM read media with `DataUrls` in this process, unless VLLM_MEDIA_CONNECTOR names another reader."""
+    MEDIA_CONNECTOR_REGISTRY.register("http")(DataUrls)
 
 
 def image_places(request: Any) -> list[range]:

@@ -10,7 +10,6 @@ setting and sees no other request.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import sys
@@ -25,6 +24,7 @@ from ballast_log import Log, configure_packages
 from ballast_policy.request import RequestClass
 from ballast_queue.settings import MAX_PRIORITY
 from ballast_vllm.admission import outcome_of
+from ballast_vllm.bodies import check_inputs, decoded, decoded_bytes
 from ballast_vllm.calls import CALL, Call
 from ballast_vllm.server import VllmServer, load
 from ballast_vllm.versions import UnsupportedVllm, check_installed
@@ -140,6 +140,9 @@ class BallastMiddleware:
             timing.request_class = server.tenancy.caller(headers).request_class
             server.admission.check_open()
             body = bytes(await exchange.body(server.config.limits.max_body_kibibytes * 1024, share))
+            share.grow(min(decoded_bytes(body), server.bodies.limit))  # at most all, so that each body passes alone
+            if server.tap.is_encoder:
+                check_inputs(body)
             if path == "/v1/responses":
                 _refuse_background(body)
             caller = server.tenancy.caller(headers, is_flex=_is_flex(body))
@@ -157,7 +160,7 @@ class BallastMiddleware:
             states_priority=PRIORITY_HEADER in headers,
             most_priority=server.tenancy.capped(caller.tenant, MAX_PRIORITY),
         )
-        passed = _Passed(body, share, receive, send, call, is_last=server.is_draining)
+        passed = _Passed(body, receive, send, call, is_last=server.is_draining)
         del body  # the response may take minutes
         call.hang_up = passed.gone.set
         CALL.set(call)
@@ -181,24 +184,20 @@ class BallastMiddleware:
 class _Passed:
     """What vLLM receives and sends for one request."""
 
-    def __init__(
-        self, body: bytes, share: BodyShare, receive: Receive, send: Send, call: Call, *, is_last: bool
-    ) -> None:
+    def __init__(self, body: bytes, receive: Receive, send: Send, call: Call, *, is_last: bool) -> None:
         self.status: int | None = None
         self.is_complete = False
         self.gone = asyncio.Event()
         """Set when vLLM should believe that the client is gone."""
         self._body: bytes | None = body
-        self._share = share
         self._receive, self._send = receive, send
         self._call = call
         self._is_last = is_last
 
     async def receive(self) -> Message:
-        """Return the body and end its share of the memory, then wait until the client closes the connection."""
+        """Return the body, then wait until the client closes the connection."""
         if self._body is not None:
             body, self._body = self._body, None
-            self._share.end()
             return {"type": "http.request", "body": body, "more_body": False}
         tasks = {asyncio.ensure_future(self._receive()), asyncio.ensure_future(self.gone.wait())}
         try:
@@ -255,22 +254,13 @@ async def _own(server: VllmServer, path: str, exchange: HttpExchange) -> bool:
 
 def _refuse_background(body: bytes) -> None:
     """Refuse a response that goes on after its call: neither the drain nor the counts of requests would see it."""
-    if _field(body, "background"):
+    if decoded(body).get("background"):
         raise Refused(400, BACKGROUND, code="unsupported_background", param="background")
 
 
 def _is_flex(body: bytes) -> bool:
     """Return whether the body asks for the class offline. Only a body with the plain words is decoded here."""
-    return _FLEX.search(body) is not None and _field(body, "service_tier") == "flex"
-
-
-def _field(body: bytes, name: str) -> object:
-    """Return a field of the body; None without it."""
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        return None  # vLLM refuses it
-    return found.get(name) if isinstance(found, dict) else None
+    return _FLEX.search(body) is not None and decoded(body).get("service_tier") == "flex"
 
 
 def _outcome(refused: Refused) -> RequestOutcome:

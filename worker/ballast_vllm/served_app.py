@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -40,6 +41,14 @@ def check_start(tap: EngineTap, config: WorkerConfig, vllm_config: Any, argument
             "Both vLLM's --api-key (or VLLM_API_KEY) and Ballast's runtime.apiKeysFile are set, and a request has "
             "one key. Remove --api-key"
         )
+
+
+def limit_media() -> None:
+    """Refuse the URLs of media that no option of vLLM admits. Without vLLM, as in some tests, do nothing."""
+    if importlib.util.find_spec("vllm") is not None:
+        from ballast_vllm import internals  # noqa: PLC0415 - it imports vLLM
+
+        internals.limit_media()
 
 
 def slo_problem(config: WorkerConfig, tap: EngineTap) -> str | None:

@@ -29,12 +29,21 @@ from ballast_vllm import configuration
 from ballast_vllm.adapters import TenantAdapters
 from ballast_vllm.admission import DIED, Admission
 from ballast_vllm.arguments import LAUNCHED
+from ballast_vllm.bodies import MOST_BODY_BYTES
 from ballast_vllm.compiler import OFF, missing_compiler
 from ballast_vllm.drain import Drain
 from ballast_vllm.engine_client import EngineDead, EngineTap
 from ballast_vllm.items import HttpItemLoop, HttpReader, VllmEngine
 from ballast_vllm.metrics import ServerMetrics
-from ballast_vllm.served_app import address, chat_rendering, check_start, item_scope, item_urls, slo_problem
+from ballast_vllm.served_app import (
+    address,
+    chat_rendering,
+    check_start,
+    item_scope,
+    item_urls,
+    limit_media,
+    slo_problem,
+)
 from ballast_vllm.settings import message_of
 from ballast_vllm.stats import engine_stats, steps
 from ballast_worker import settings
@@ -79,7 +88,7 @@ class VllmServer:
         self.feeder: Feeder | None = None
         self.metrics = ServerMetrics(self._figures, shows_tenants=False)
         self.tenant_metrics = ServerMetrics(self._figures, shows_tenants=True)
-        self.bodies = BodyMemory()
+        self.bodies = BodyMemory(MOST_BODY_BYTES)
         self.bodies.fit(config.limits.max_body_kibibytes)
         self._app, self._inner = app, inner
         self.loaded, self._path = loaded, path
@@ -136,6 +145,7 @@ class VllmServer:
             NotServed: the configuration or vLLM's arguments ask for something that Ballast cannot do.
         """
         check_start(self.tap, self.config, self._app.state.vllm_config, self._app.state.args)
+        limit_media()
         self.revision = await asyncio.to_thread(self._revision)
         found = await self.tap.stats(0)
         stats = engine_stats(found)
@@ -341,7 +351,7 @@ class VllmServer:
         if self.feeder is not None and self.models != self._queue_models:  # an adapter was loaded
             self.feeder.configure(self._queue_settings(self.config))
         stats = self.engine.stats()
-        started = {**self.admission.num_entered, RequestClass.OFFLINE: self.loop.num_started}
+        started = {RequestClass.ONLINE: self.tap.num_online, RequestClass.OFFLINE: self.loop.num_started}
         self.rates.sample(stats, started, self.recorder.num_ended(), now)
         self.admission.sample(stats, now)
         self._spending.sample(stats, self.config.cost.dollars_per_gpu_hour, now)

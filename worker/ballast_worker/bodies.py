@@ -34,13 +34,14 @@ _T = TypeVar("_T")
 class BodyMemory:
     """Bytes of request bodies in memory. Only the event loop uses it; any thread may change the limit."""
 
-    def __init__(self, limit: int = MOST_BODY_BYTES) -> None:
-        self.limit = limit
+    def __init__(self, least: int = MOST_BODY_BYTES) -> None:
+        """Start with the limit `least`, which it never falls below."""
+        self.limit = self._least = least
         self.used = 0
 
     def fit(self, max_body_kibibytes: int) -> None:
-        """Set the limit so that four bodies of the largest size fit, at least `MOST_BODY_BYTES`."""
-        self.limit = max(MOST_BODY_BYTES, 4 * 1024 * max_body_kibibytes)
+        """Set the limit so that four bodies of the largest size fit, at least the limit of the start."""
+        self.limit = max(self._least, 4 * 1024 * max_body_kibibytes)
 
     @contextlib.contextmanager
     def share(self) -> Iterator[BodyShare]:
@@ -84,7 +85,7 @@ class BodyShare:
         more = max(0, num_bytes - FREE_BYTES - self.size)
         if more and memory.used + more > memory.limit:
             raise _too_many(
-                f"The request bodies that the worker receives now have {memory.used} bytes, the limit is "
+                f"The request bodies in the memory of the worker take {memory.used} bytes, the limit is "
                 f"{memory.limit} bytes"
             )
         return more

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import closing
 
 import pytest
 from small_models import make_idefics, picture
+from vllm.exceptions import VLLMValidationError
 
 from ballast_queue.redis_store import Queue
+from ballast_vllm.internals import DataUrls
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -75,6 +78,42 @@ def test_a_tenant_that_names_its_image_as_another_tenant_does_gets_its_own(servi
     assert ask("red", "lab") == answers["red"]
     assert ask("blue", "web") == answers["blue"]
     assert ask("blue", "lab") == answers["red"], "vLLM takes the name, not the image"
+
+
+def test_no_url_of_a_client_or_of_an_item_is_opened(serving, valkey, eventually, as_line):
+    with socket.create_server(("127.0.0.1", 0)) as listener, closing(Queue.connect(valkey.url, QUEUE)) as queue:
+        listener.setblocking(False)
+        url = f"HTTP://127.0.0.1:{listener.getsockname()[1]}/"
+        bodies = [body({"type": "image_url", "image_url": {"url": found}}) for found in (url, "file:///etc/passwd")]
+        with serving.client() as client:
+            found = [client.post(URL, json={"model": "m", **sent}) for sent in bodies]
+        eventually(lambda: queue.settings.read().urls, "the server to configure the queue")
+        job_id = queue.submissions.submit([as_line("a", URL, **bodies[0])]).job_id
+        eventually(lambda: queue.jobs.get(job_id).state.is_over, "the job to be over")
+        (result,) = queue.results.read(job_id)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+    messages = [response.json()["error"]["message"] for response in found]
+    assert [response.status_code for response in found] == [400, 400]
+    assert f"begins with '{url}', and this server opens data: URLs only" in messages[0]
+    assert "start vLLM with --allowed-local-media-path" in messages[1]
+    assert result.error["message"] == messages[0]
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "sentence"),
+    [
+        ("https://a.invalid/x", {"allowed_media_domains": ["b.invalid"]}, "one of the allowed domains"),
+        ("https://a.invalid/x", {"allowed_local_media_path": "/tmp"}, "with --allowed-media-domains"),
+        ("file:///etc/passwd", {"allowed_local_media_path": "/tmp"}, "must be a subpath"),
+        ("file:///etc/passwd", {"allowed_media_domains": ["b.invalid"]}, "with --allowed-local-media-path"),
+        ("/etc/passwd", {"allowed_local_media_path": "/tmp"}, "with --allowed-media-domains"),
+    ],
+)
+def test_vllm_checks_the_urls_that_an_option_admits(url, options, sentence):
+    with pytest.raises((ValueError, VLLMValidationError), match=sentence):
+        DataUrls(**options).load_from_url(url, None)
 
 
 def test_the_reasoning_is_apart_from_the_answer(online):

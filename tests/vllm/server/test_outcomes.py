@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import source
@@ -26,6 +27,7 @@ class Server:
         self.config = WorkerConfig.model_validate({"model": {"uri": "hf://a/m"}})
         self.tenancy = Tenancy((), None)
         self.bodies = BodyMemory(1 << 20)
+        self.tap = SimpleNamespace(is_encoder=False)
         self.is_draining = False
         self.recorder = Recorder()
         self.call = self.is_queued = None

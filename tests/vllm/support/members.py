@@ -14,6 +14,12 @@ USED: dict[str, dict[str, tuple[str, ...]]] = {
     "internals": {
         "AsyncScheduler": (),
         "EngineCore": ("scheduler",),
+        "MediaConnector": (
+            "allowed_local_media_path",
+            "allowed_media_domains",
+            "load_from_url",
+            "load_from_url_async",
+        ),
         "RequestQueue": (
             "add_request",
             "pop_request",

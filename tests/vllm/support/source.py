@@ -38,6 +38,7 @@ FILES = {
     "LoRAConfig": "config/lora.py",
     "LoRARequest": "lora/request.py",
     "LoggingConfig": "config/logging.py",
+    "MediaConnector": "multimodal/media/connector.py",
     "ModelConfig": "config/model.py",
     "OpenAIServingModels": "entrypoints/openai/models/serving.py",
     "OutputProcessor": "v1/engine/output_processor.py",
