@@ -344,7 +344,7 @@ class VllmServer:
         started = {**self.admission.num_entered, RequestClass.OFFLINE: self.loop.num_started}
         self.rates.sample(stats, started, self.recorder.num_ended(), now)
         self.admission.sample(stats, now)
-        self._spending.sample(stats, self.config.cost.dollars_per_gpu_hour, now)
+        self._spending.sample(stats, self.config.dollars_per_hour, now)
 
     # Configuration
 

@@ -248,7 +248,7 @@ class Worker:
         waiting = self.loop.num_waiting(RequestClass.ONLINE)
         self._queue_limit.sample(stats, num_online - waiting, waiting, now)
         self._utilization.sample(stats, now)
-        self._spending.sample(stats, self.config.cost.dollars_per_gpu_hour, now)
+        self._spending.sample(stats, self.config.dollars_per_hour, now)
 
     # Configuration, on the watcher's thread
 
