@@ -51,6 +51,8 @@ RATIO = "ballast:slo_miss_ratio:rate"
 """Prefix of the recorded share of misses. The window follows."""
 TRAFFIC = "ballast:slo_requests:rate1h"
 """Recorded counted requests per second."""
+_OPERATOR = "pod, instance, state"
+"""Labels in which series of the operator about one resource differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,11 @@ class Alert:
 
 
 def rule_groups(
-    resource: InferenceDeployment, *, match: str | None = None, runbooks: str | None = None
+    resource: InferenceDeployment,
+    *,
+    match: str | None = None,
+    runbooks: str | None = None,
+    keeps_head_state: bool = True,
 ) -> list[RuleJson]:
     """Return the groups of a PrometheusRule's spec or of a rules file.
 
@@ -106,11 +112,12 @@ def rule_groups(
         resource: The resource to watch.
         match: PromQL matchers of the scraped workers; by default the labels that the resource's ServiceMonitor sets.
         runbooks: Base URL of the runbook pages. Without it, alerts have no `runbook_url`.
+        keeps_head_state: Whether a Redis keeps the state of Ray's head, if the resource runs on Ray.
     """
     own = Labels(resource, match)
     ids = {"namespace": resource.metadata.namespace, "inferencedeployment": resource.metadata.name}
     prefix = f"ballast/{own.namespace}/{own.name}"
-    alerts = [*_burn_alerts(own, resource.spec.slo), *_other_alerts(own, resource)]
+    alerts = [*_burn_alerts(own, resource.spec.slo), *_other_alerts(own, resource, keeps_head_state=keeps_head_state)]
     return [
         *(
             {
@@ -141,6 +148,10 @@ class Labels:
     def of(self, metric: str, *more: str) -> str:
         """Return the selector of a metric of the workers."""
         return f"{metric}{{{','.join(part for part in (self.match, *more) if part)}}}"
+
+    def replicas(self, state: Literal["desired", "ready"]) -> str:
+        """Return the selector of a number of workers, which each replica of the operator may export."""
+        return f'{metrics.OPERATOR_REPLICAS}{{{self.operator},state="{state}"}}'
 
 
 def objectives(own: Labels, slo: Slo) -> tuple[Objective, ...]:
@@ -213,7 +224,7 @@ def _burning(labels: str, burn: Burn, budget: float) -> str:
     return f"({RATIO}{burn.long}{labels} {over} and {RATIO}{burn.short}{labels} {over})"
 
 
-def _other_alerts(own: Labels, resource: InferenceDeployment) -> Iterator[Alert]:
+def _other_alerts(own: Labels, resource: InferenceDeployment, *, keeps_head_state: bool) -> Iterator[Alert]:
     offline = resource.spec.offline
     if offline.reserved_percent > 0:
         yield _reservation_not_met(own, offline.reserved_percent)
@@ -260,11 +271,13 @@ def _other_alerts(own: Labels, resource: InferenceDeployment) -> Iterator[Alert]
         "feeder-failing",
     )
     yield from _workers_not_ready(own, resource)
+    if resource.spec.scaling is None or resource.spec.scaling.min_replicas:
+        yield _no_worker_ready(own, resource)
     if resource.spec.runtime.ray is not None:
-        yield from _ray_alerts(own, resource)
+        yield from _ray_alerts(own, resource, keeps_head_state=keeps_head_state)
 
 
-def _ray_alerts(own: Labels, resource: InferenceDeployment) -> Iterator[Alert]:
+def _ray_alerts(own: Labels, resource: InferenceDeployment, *, keeps_head_state: bool) -> Iterator[Alert]:
     def condition(kind: ConditionType, reason: ConditionReason) -> str:
         labels = f'{own.operator},type="{kind}",reason="{reason}"'
         return f"max without (pod, instance) ({metrics.OPERATOR_CONDITION}{{{labels}}}) == 1"
@@ -272,7 +285,7 @@ def _ray_alerts(own: Labels, resource: InferenceDeployment) -> Iterator[Alert]:
     yield Alert(
         "BallastRayHeadDown",
         "critical",
-        "3m",
+        "3m" if keeps_head_state else "30s",  # without the state, all workers end after a minute
         condition(ConditionType.DEGRADED, ConditionReason.RAY_HEAD_DOWN),
         f"{own}: the head of the Ray cluster is not ready",
         "The workers serve on without their head for ten minutes if a Redis keeps its state, and otherwise for one "
@@ -323,11 +336,12 @@ def _workers_not_ready(own: Labels, resource: InferenceDeployment) -> Iterator[A
     In a rollout, up to `maxUnavailable` workers are always missing, and one pod after another does not answer yet. So
     the first alert allows for these workers, and counts the time of each pod alone. No metric distinguishes a rollout
     from a worker that does not come back, so the second alert waits for longer than most rollouts take.
+
+    A failed scrape counts only without the figures of the operator. Some pods never listen, such as the further pods of
+    a worker over several nodes, and Prometheus may be unable to reach workers that serve.
     """
     startup, missing = resource.spec.startup_seconds, resource.spec.rollout.max_unavailable
-    ready, wanted = (f'max without (pod, instance, state) '
-                     f'({metrics.OPERATOR_REPLICAS}{{{own.operator},state="{state}"}})'
-                     for state in ("ready", "desired"))  # fmt: skip
+    wanted, ready = (f"max without ({_OPERATOR}) ({own.replicas(state)})" for state in ("desired", "ready"))
     labels = f'{own.operator},type="{ConditionType.READY}",reason="{ConditionReason.SCHEDULING_GATED}"'
     gated = f"unless on (namespace, name) {metrics.OPERATOR_CONDITION}{{{labels}}} == 1"
     summary = f"{own}: {{{{ $value }}}} workers are not ready"
@@ -338,7 +352,7 @@ def _workers_not_ready(own: Labels, resource: InferenceDeployment) -> Iterator[A
         f"{startup + 120}s",
         f"({wanted} - {ready} > {missing} {gated})"
         f" or ({wanted} > 0 and {ready} == 0)"
-        f" or (count by (namespace, pod) ({own.of('up')} == 0) > 0)"
+        f" or (count by (namespace, pod) ({own.of('up')} == 0) > 0 unless on () {wanted})"
         f" or (count by (namespace, pod) ({own.of(metrics.ENGINE_HEALTHY)} == 0) > 0)",
         summary,
         f"The workers are not ready for longer than spec.rollout.startupSeconds ({startup} s) and 2 minutes. {shown}",
@@ -352,6 +366,29 @@ def _workers_not_ready(own: Labels, resource: InferenceDeployment) -> Iterator[A
         summary,
         f"Fewer workers than spec.replicas are ready for {MISSING_FOR}. {shown}",
         "worker-not-ready",
+    )
+
+
+def _no_worker_ready(own: Labels, resource: InferenceDeployment) -> Alert:
+    """Return the alert for an outage of workers that served, which need no time to load a model.
+
+    A rollout leaves a worker ready if there are more than `maxUnavailable`, or more than one on Ray, where Serve
+    restarts replicas in their pods. The window lasts until `BallastWorkerNotReady` fires.
+    """
+    window = f"[{resource.spec.startup_seconds + 300}s]"
+    missing = resource.spec.rollout.max_unavailable if resource.spec.runtime.ray is None else 1
+    wanted, ready = own.replicas("desired"), own.replicas("ready")
+    return Alert(
+        "BallastNoWorkerReady",
+        "critical",
+        "3m",
+        f"min without ({_OPERATOR}) (min_over_time({wanted}{window})) > {missing}"
+        f" and max without ({_OPERATOR}) ({ready}) == 0"
+        f" and max without ({_OPERATOR}) (max_over_time({ready}{window})) > 0",
+        f"{own}: none of {{{{ $value }}}} workers is ready",
+        f"Workers were ready, and for 3 minutes none is. Online requests fail, and no job proceeds. "
+        f"`kubectl get infd {own.name} -n {own.namespace} -o wide` shows the reason.",
+        "no-worker-ready",
     )
 
 

@@ -330,4 +330,4 @@ class Cost(ApiModel):
     """The price of the hardware, for the cost metrics."""
 
     dollars_per_gpu_hour: Hot[float] = Field(default=0, ge=0)
-    """Price of the device of one worker for an hour. With 0 the cost metrics stay at zero."""
+    """Price of a GPU for an hour, or of a worker without GPUs. With 0 the cost metrics stay at zero."""

@@ -12,6 +12,7 @@ from ballast_openai.errors import counted
 from ballast_operator.children.config import VERSION
 from ballast_operator.children.ray import cluster_of, is_ray_pod, is_ready
 from ballast_operator.kinds import STATEFUL_SET, Body
+from ballast_operator.plan import is_live
 from ballast_operator.pod_problem import pod_problem, scheduling_gates
 from ballast_operator.poll_result import FRESH_SECONDS, PollResult
 from ballast_operator.ray_status import failure, is_fault_tolerant, pending, serving_cluster, upgrade
@@ -182,7 +183,7 @@ def _is_refused(given: Given) -> ConditionValue | None:
 
 
 def _pod_has_problem(given: Given) -> ConditionValue | None:
-    for pod in given.live:
+    for pod in (*given.live, *filter(is_live, given.snapshot.heads)):
         found = pod_problem(pod)
         if found is not None:
             return ConditionValue(
@@ -235,9 +236,11 @@ def _ray_has_failed(given: Given) -> ConditionValue | None:
 
 
 def _ray_storage_is_down(given: Given) -> ConditionValue | None:
+    if _serving_cluster(given) is None:
+        return None
     name = gcs_redis(given.resource.metadata.name)
     found = given.snapshot.child(STATEFUL_SET, given.resource.metadata, name)
-    if found is None or not given.count("readyReplicas") or (found.get("status") or {}).get("readyReplicas"):
+    if found is None or (found.get("status") or {}).get("readyReplicas"):
         return None
     message = (
         f"the Redis {name} with the state of Ray's head is not ready, so the head cannot run; {_without_head(given)}"
@@ -246,19 +249,32 @@ def _ray_storage_is_down(given: Given) -> ConditionValue | None:
 
 
 def _ray_head_is_down(given: Given) -> ConditionValue | None:
-    cluster = serving_cluster(given.ray_service) if given.ray_service is not None else None
-    if cluster is None or not given.count("readyReplicas"):
-        return None  # the head of a Ray cluster that starts is no problem yet
-    if any(is_ready(pod) for pod in given.snapshot.heads if cluster_of(pod) == cluster):
+    cluster = _serving_cluster(given)
+    if cluster is None:
         return None
-    message = f"the head of the Ray cluster {cluster} is not ready; {_without_head(given)}"
+    heads = [pod for pod in given.snapshot.heads if cluster_of(pod) == cluster]
+    if any(is_ready(pod) for pod in heads):
+        return None
+    problem = next((found for pod in heads if is_live(pod) and (found := pod_problem(pod))), None)
+    why = f" ({problem.message})" if problem is not None else ""
+    message = f"the head of the Ray cluster {cluster} is not ready{why}; {_without_head(given)}"
     return ConditionValue("True", ConditionReason.RAY_HEAD_DOWN, message)
+
+
+def _serving_cluster(given: Given) -> str | None:
+    """Return the Ray cluster that has served, which must have a head. That of one that starts may not be ready yet."""
+    if given.ray_service is None or given.resource.spec.runtime.ray is None:
+        return None
+    return serving_cluster(given.ray_service)
 
 
 def _without_head(given: Given) -> str:
     assert given.ray_service is not None, "the caller checked it"
+    ready = given.count("readyReplicas")
+    if not ready:
+        return "no worker serves. Until the head is back, Ray starts no worker"
     lasting = "ten minutes" if is_fault_tolerant(given.ray_service) else "a minute"
-    serving = counted(given.count("readyReplicas"), "worker serves", "workers serve")
+    serving = counted(ready, "worker serves", "workers serve")
     return f"{serving} on for {lasting}. Until the head is back, Ray replaces no worker, and no change reaches them"
 
 
@@ -499,9 +515,9 @@ def _deadlines(given: Given) -> ConditionValue:
 _DEGRADED = (
     _is_refused,
     _pods_cannot_be_created,
-    _pod_has_problem,
     _ray_storage_is_down,
     _ray_head_is_down,
+    _pod_has_problem,  # without their head, workers fail one after the other
     _ray_has_failed,
     _secret_is_missing,
     _exceeds_deadline,

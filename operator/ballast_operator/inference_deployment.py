@@ -156,7 +156,7 @@ def _wanted(
             yield from gcs_children(resource, context, placement(resource, resource.spec.runtime.ray), found)
         if resource.spec.replicas:  # Serve has no application without a replica
             yield RAY_SERVICE, ray_service(resource, texts[version], context)
-    rule = prometheus_rule(resource, runbooks=context.runbooks)
+    rule = prometheus_rule(resource, context)
     for kind, body in ((SERVICE_MONITOR, service_monitor(resource)), (RULE, rule)):
         if body is not None and kind.name in context.kinds:
             yield kind, body

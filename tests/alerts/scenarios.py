@@ -20,6 +20,7 @@ class Scenario:
     at: str
     fires: set[tuple[str, str]] = field(default_factory=set)
     spec: dict[str, Any] = field(default_factory=dict)
+    keeps_head_state: bool = True
 
 
 def judged(slo: str, met: str, missed: str) -> dict[str, str]:
@@ -61,6 +62,7 @@ def one_after_another(pods: int) -> dict[str, str]:
 ON_RAY: dict[str, Any] = {"runtime": {"ray": {}}}
 IN_PLACE: dict[str, Any] = {"rollout": {"startupSeconds": 600, "maxSurge": 0, "maxUnavailable": 1}}
 """A rollout stops a worker before it starts the next, because there is no free GPU."""
+TO_ZERO: dict[str, Any] = {"scaling": {"minReplicas": 0, "maxReplicas": 2}}
 GATED = condition("Ready", "SchedulingGated", "1x60")
 CRITICAL, WARNING = "critical", "warning"
 SCENARIOS = (
@@ -195,7 +197,28 @@ SCENARIOS = (
         "20m",
         {("BallastWorkerNotReady", CRITICAL)},
     ),
+    Scenario("a scrape fails, and all workers are ready", gauge("up", "0x60") | replicas("1x60", "1x60"), "20m"),
     Scenario("the operator misses a worker", replicas("3x60", "2x60"), "20m", {("BallastWorkerNotReady", CRITICAL)}),
+    Scenario("no worker of two serves", replicas("2x60", "2x20 0x40"), "27m", {("BallastNoWorkerReady", CRITICAL)}),
+    Scenario(
+        "no worker of two serves for long",
+        replicas("2x60", "2x20 0x40"),
+        "34m",
+        {("BallastNoWorkerReady", CRITICAL), ("BallastWorkerNotReady", CRITICAL)},
+    ),
+    Scenario(
+        "no worker of two serves, and one may be missing",
+        replicas("2x60", "2x20 0x40"),
+        "27m",
+        {("BallastNoWorkerReady", CRITICAL)},
+        IN_PLACE,
+    ),
+    Scenario("a rollout stops the only worker", replicas("1x60", "1x20 0x40"), "27m", spec=IN_PLACE),
+    Scenario("Ray restarts the only worker in its pod", replicas("1x60", "1x20 0x40"), "27m", spec=ON_RAY),
+    Scenario("a resource was stopped for a moment", replicas("1x20 0x5 1x40", "1x20 0x40"), "33m"),
+    Scenario(
+        "the last worker of a resource that scales to zero ends", replicas("1x60", "1x20 0x40"), "27m", spec=TO_ZERO
+    ),
     Scenario("all replicas are ready", replicas("3x60", "3x60"), "20m"),
     Scenario("the resource is scaled to zero", replicas("0x60", "0x60"), "20m", spec=IN_PLACE),
     Scenario("a rollout replaces 20 workers on their own GPUs", replicas("20x120", "19x120"), "1h40m", spec=IN_PLACE),
@@ -244,6 +267,14 @@ SCENARIOS = (
         "10m",
         {("BallastRayHeadDown", CRITICAL)},
         ON_RAY,
+    ),
+    Scenario(
+        "Ray's head is away, and no Redis keeps its state",
+        condition("Degraded", "RayHeadDown", "1x30"),
+        "2m",
+        {("BallastRayHeadDown", CRITICAL)},
+        ON_RAY,
+        keeps_head_state=False,
     ),
     Scenario(
         "the Redis of Ray's head is away",

@@ -192,4 +192,5 @@ def check_what_fires(promtool: str, scenario: Scenario, groups: list[Any], folde
 @pytest.mark.promtool
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_what_fires(promtool: str, tmp_path: Path, scenario: Scenario) -> None:
-    check_what_fires(promtool, scenario, rule_groups(make_resource(**scenario.spec)), tmp_path)
+    groups = rule_groups(make_resource(**scenario.spec), keeps_head_state=scenario.keeps_head_state)
+    check_what_fires(promtool, scenario, groups, tmp_path)

@@ -112,14 +112,17 @@ def test_a_password_changed_in_the_secret_is_taken_over_by_an_upgrade(release: R
     assert release.hash_of_valkey != hashed
 
 
-def test_an_upgrade_keeps_the_certificate_until_it_is_old(release: Release) -> None:
+def test_an_upgrade_keeps_the_certificate_until_it_is_old(release: Release, cluster: ControlPlane) -> None:
     hashed, before = release.hash_of_valkey, release.certificate
     release.run("upgrade", "--set", "operator.replicas=2")
     kept = release.certificate
-    release.run("upgrade", "--set", "valkey.tls.renewDays=0")
+    cluster.kubectl("annotate", "secret", "ballast-valkey-tls", "-n", "system", "ballast.dev/made-")
+    release.run("upgrade")
     renewed = release.certificate
+    release.run("upgrade")
 
     assert kept == before
+    assert renewed == release.certificate, "the next upgrade keeps it"
     assert renewed["tls.crt"] != before["tls.crt"]
     assert renewed["ca.crt"].endswith(before["ca.crt"]), "clients trust both while they learn of it"
     assert renewed["ca.crt"].count("BEGIN CERTIFICATE") == 2
@@ -136,6 +139,23 @@ def test_an_upgrade_to_tls_keeps_the_plain_port_until_the_next_upgrade(release: 
     assert before == ("redis://ballast-valkey.system.svc:6379/0", [6379])
     assert during == ("rediss://ballast-valkey.system.svc:6380/0", [6379, 6380])
     assert (release.address, release.ports) == (during[0], [6380])
+
+
+def test_a_valkey_of_an_older_commit_keeps_the_policy_of_its_pods(release: Release, cluster: ControlPlane) -> None:
+    """No upgrade can change it."""
+    found = release.get("statefulset", "ballast-valkey")
+    assert found["spec"]["podManagementPolicy"] == "Parallel"
+    found["spec"]["podManagementPolicy"] = "OrderedReady"
+    for field in ("uid", "resourceVersion"):
+        del found["metadata"][field]
+    cluster.kubectl("delete", "statefulset", "ballast-valkey", "-n", "system")
+    cluster.kubectl("apply", "--server-side", "--field-manager=helm", "-f", "-", manifest=found)
+
+    release.run("upgrade", "--set", "valkey.image.tag=corrected")
+
+    spec = release.get("statefulset", "ballast-valkey")["spec"]
+    assert spec["podManagementPolicy"] == "OrderedReady"
+    assert spec["template"]["spec"]["containers"][0]["image"].endswith(":corrected")
 
 
 def test_resources_outlive_the_release_and_meet_the_next_one(release: Release, cluster: ControlPlane) -> None:

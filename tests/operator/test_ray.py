@@ -332,12 +332,15 @@ def test_the_redis_of_a_head_keeps_its_volume_and_gets_every_other_change(before
     there = applied(plan(make_resource(), EMPTY, old), EMPTY, make_pod("1"), make_pod("2"))
     new = replace(CONTEXT, gcs=GcsValkey("valkey:2", after, "slow"))
     kept = there.child(STATEFUL_SET, make_resource().metadata, "llm-ballast-gcs")["spec"]
+    assert kept["podManagementPolicy"] == "Parallel"
+    kept["podManagementPolicy"] = "OrderedReady"  # of an older commit
 
     spec = made(plan(make_resource(), there, new), STATEFUL_SET, "llm-ballast-gcs")["spec"]
 
     assert spec["template"]["spec"]["containers"][0]["image"] == "valkey:2"
     assert spec.get("volumeClaimTemplates") == kept.get("volumeClaimTemplates")
     assert spec["template"]["spec"]["volumes"] == kept["template"]["spec"]["volumes"]
+    assert spec["podManagementPolicy"] == "OrderedReady"
 
 
 def test_each_ray_cluster_has_its_own_part_of_the_redis():
@@ -557,6 +560,13 @@ def make_head(*, is_ready: bool = True, cluster: str = "llm-1") -> Body:
     return make_pod("head", is_ready=is_ready, cluster=cluster)
 
 
+def make_failing(name: str) -> Body:
+    pod = make_pod(name, is_ready=False)
+    ended = {"lastState": {"terminated": {"exitCode": 1}}, "restartCount": 3}
+    pod["status"]["containerStatuses"] = [ended]
+    return pod
+
+
 @pytest.mark.parametrize(
     ("heads", "pods", "reason"),
     [
@@ -564,25 +574,43 @@ def make_head(*, is_ready: bool = True, cluster: str = "llm-1") -> Body:
         ([make_head(is_ready=False)], [make_pod("1")], Reason.RAY_HEAD_DOWN),
         ([make_head(cluster="llm-0")], [make_pod("1")], Reason.RAY_HEAD_DOWN),
         ([], [make_pod("1")], Reason.RAY_HEAD_DOWN),
-        ([], [make_pod("1", is_ready=False)], Reason.HEALTHY),
+        ([], [make_pod("1", is_ready=False)], Reason.RAY_HEAD_DOWN),
+        ([], [make_failing("1")], Reason.RAY_HEAD_DOWN),
+        ([make_failing("head")], [make_pod("1")], Reason.RAY_HEAD_DOWN),
     ],
 )
-def test_a_head_that_is_away_is_named_while_workers_serve(heads: list[Body], pods: list[Body], reason: Reason):
-    assert given(*pods, heads=heads)[Type.DEGRADED].reason == reason
+def test_a_head_that_is_away_is_named_until_it_is_back(heads: list[Body], pods: list[Body], reason: Reason):
+    found = given(*pods, heads=heads)[Type.DEGRADED]
+
+    assert found.reason == reason
+    assert ("no worker serves" in found.message) is (reason is Reason.RAY_HEAD_DOWN and pods != [make_pod("1")])
+    assert ("(exit code 1" in found.message) is (make_failing("head") in heads)
 
 
+def test_a_head_that_starts_is_a_problem_only_if_its_pod_has_one():
+    found = [
+        given(make_pod("1", is_ready=False), heads=[head], ray_status={"activeServiceStatus": {}})[Type.DEGRADED]
+        for head in (make_head(is_ready=False), make_failing("head"))
+    ]
+
+    assert [each.reason for each in found] == [Reason.HEALTHY, Reason.CRASHING]
+    assert found[1].message == "pod head: exit code 1, 3 restarts"
+
+
+@pytest.mark.parametrize("worker", [make_pod("1"), make_pod("1", is_ready=False)], ids=["serving", "ended"])
 @pytest.mark.parametrize(("ready", "reason"), [(1, Reason.HEALTHY), (0, Reason.RAY_STORAGE_DOWN)])
-def test_a_redis_of_the_head_that_is_away_is_named(ready: int, reason: Reason):
+def test_a_redis_of_the_head_that_is_away_is_named(ready: int, reason: Reason, worker: Body):
     resource = make_resource()
     done = plan(resource, EMPTY, OWN_GCS)
-    there = replace(applied(done, EMPTY, make_pod("1")), heads=(make_head(),))
+    status = {"activeServiceStatus": {"rayClusterName": "llm-1"}}
+    there = replace(applied(done, EMPTY, worker, ray_status=status), heads=(make_head(),))
     storage = there.child(STATEFUL_SET, resource.metadata, "llm-ballast-gcs")
     assert storage is not None
     storage["status"] = {"readyReplicas": ready}
     found = conditions(ConditionInput(resource, there, done, None, 0.0))[Type.DEGRADED]
 
     assert found.reason == reason
-    assert ("serves on for ten minutes" in found.message) is (ready == 0)
+    assert ("serves on for ten minutes" in found.message) is (ready == 0 and worker == make_pod("1"))
 
 
 def test_replicas_for_which_ray_finds_no_place_are_named():

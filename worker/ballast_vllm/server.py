@@ -354,7 +354,7 @@ class VllmServer:
         started = {RequestClass.ONLINE: self.tap.num_online, RequestClass.OFFLINE: self.loop.num_started}
         self.rates.sample(stats, started, self.recorder.num_ended(), now)
         self.admission.sample(stats, now)
-        self._spending.sample(stats, self.config.cost.dollars_per_gpu_hour, now)
+        self._spending.sample(stats, self.config.dollars_per_hour, now)
 
     # Configuration
 

@@ -57,9 +57,9 @@ class StepMetrics:
 
 
 class Spending:
-    """The cost of the device so far, split between the classes by their service.
+    """The cost of the worker so far, split between the classes by their service.
 
-    Idle time is charged to online, because the device is kept for it. One thread calls `sample` about once a second.
+    Idle time is charged to online, because the worker is kept for it. One thread calls `sample` about once a second.
     """
 
     def __init__(self) -> None:
@@ -240,7 +240,7 @@ def _requests(figures: ScrapeData) -> Iterator[Metric]:
 def _cost(spending: Spending) -> Metric:
     return counter(
         "ballast_cost_dollars",
-        "Cost of the device so far in dollars, split by the service of each class.",
+        "Cost of the worker so far in dollars, split by the service of each class.",
         ("class",),
         [((c.value,), dollars) for c, dollars in spending.dollars.items()],
     )

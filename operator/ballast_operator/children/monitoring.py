@@ -5,7 +5,9 @@ from __future__ import annotations
 from ballast_api.alerts import rule_groups
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import HTTP_PORT_NAME, METRICS_PATH, METRICS_PORT_NAME, selector
+from ballast_operator.children.gcs import options
 from ballast_operator.children.manifest import manifest
+from ballast_operator.context import OperatorContext
 from ballast_operator.kinds import RULE, SERVICE_MONITOR, Body
 
 
@@ -26,15 +28,16 @@ def service_monitor(resource: InferenceDeployment) -> Body | None:
     return manifest(SERVICE_MONITOR, resource, {"spec": spec}, labels=dict(monitoring.labels))
 
 
-def prometheus_rule(resource: InferenceDeployment, *, runbooks: str | None) -> Body | None:
+def prometheus_rule(resource: InferenceDeployment, context: OperatorContext) -> Body | None:
     """Return the alert rules of the resource, or None if they are turned off.
 
     Args:
         resource: The desired state.
-        runbooks: Base URL of the runbook pages, if there is one.
+        context: The base URL of the runbook pages, and whether the operator runs a Redis for Ray's head.
     """
     monitoring = resource.spec.monitoring
     if not monitoring.prometheus_rule:
         return None
-    spec = {"groups": rule_groups(resource, runbooks=runbooks)}
+    keeps_head_state = options(resource, context) is not None
+    spec = {"groups": rule_groups(resource, runbooks=context.runbooks, keeps_head_state=keeps_head_state)}
     return manifest(RULE, resource, {"spec": spec}, labels=dict(monitoring.labels))
