@@ -20,6 +20,7 @@ from ballast_sim.planner.fleet import plan_fleet
 from ballast_sim.planner.forecast import draw_lengths, plan_ahead
 from ballast_sim.planner.inputs import (
     AheadInput,
+    EnergyInput,
     EngineInput,
     FleetInput,
     GpuInput,
