@@ -128,7 +128,7 @@ class RecordingEngine:
         return getattr(self._engine, name)
 
     def submit(self, request: GenerationRequest) -> None:
-        self.requests[request.request_id.rpartition(":")[0]] = request
+        self.requests[request.request_id.rpartition(":")[0].rpartition(":")[0]] = request  # job and index
         self._engine.submit(request)
 
 
