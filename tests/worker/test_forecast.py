@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from queue_objects import make_status
 
 from ballast_policy.jobs.choice import job_slack
-from ballast_queue.job import Job, JobHead, JobState, Outlook, RequestCounts
-from ballast_queue.jobs import MOST_ACTIVE
+from ballast_queue.job import MOST_ACTIVE, Job, JobHead, JobState, Outlook, RequestCounts
 from ballast_worker.forecast import Forecast, duration, rates_of, work_of
 
 

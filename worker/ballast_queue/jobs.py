@@ -8,7 +8,7 @@ from functools import partial
 from typing import Literal
 
 from ballast_queue.errors import JobNotFound, JobStateConflict
-from ballast_queue.job import Job, JobState, Outlook, Redriven
+from ballast_queue.job import MOST_ACTIVE, Job, JobState, Outlook, Redriven
 from ballast_queue.records import job_of, parse_record, readable
 from ballast_queue.store import Store
 from ballast_queue.unreadable import text_of
@@ -17,8 +17,6 @@ READ_JOBS = 200
 """Records read in one call."""
 SWEEP_ITEMS = 200
 """Items that get their error result in one call."""
-MOST_ACTIVE = 2000
-"""Jobs that `active` returns by default."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from ballast_openai.errors import counted
 from ballast_policy.jobs.deadline import Feasibility, JobWork, Rates, Verdict, feasible
-from ballast_queue.job import Job, JobHead, JobState, Outlook
-from ballast_queue.jobs import MOST_ACTIVE
+from ballast_queue.job import MOST_ACTIVE, Job, JobHead, JobState, Outlook
 from ballast_queue.status import WorkerStatus
 
 NEAREST = f"the {MOST_ACTIVE:,} jobs with the nearest deadlines"

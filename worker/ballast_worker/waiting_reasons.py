@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from ballast_openai.errors import counted
 from ballast_policy.jobs.choice import job_slack
-from ballast_queue.job import Job, JobState
-from ballast_queue.jobs import MOST_ACTIVE
+from ballast_queue.job import MOST_ACTIVE, Job, JobState
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import QueueStats, WorkerStatus
 from ballast_worker.forecast import NEAREST, Forecast, duration, rates_of, work_of
