@@ -150,7 +150,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     thread.start()
     fake.url = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("HF_ENDPOINT", fake.url)
-    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
     yield fake
     fake.go_on.set()
     server.shutdown()
