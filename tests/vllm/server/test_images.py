@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 import pytest
 from small_models import make_idefics, picture
-
-from ballast_queue.redis_store import Queue
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -85,12 +81,8 @@ def test_the_reasoning_is_apart_from_the_answer(online):
     assert not ended["reasoning"]
 
 
-def test_an_item_with_images_has_the_answer_of_the_same_online_request(serving, online, valkey, eventually, as_line):
-    with closing(Queue.connect(valkey.url, QUEUE)) as queue:
-        eventually(lambda: queue.settings.read().urls, "the server to configure the queue")
-        job_id = queue.submissions.submit([as_line(name, URL, **body) for name, body in BODIES.items()]).job_id
-        eventually(lambda: queue.jobs.get(job_id).state.is_over, "the job to be over")
-        results = {result.custom_id: result for result in queue.results.read(job_id)}
+def test_an_item_with_images_has_the_answer_of_the_same_online_request(online, run_job, as_line):
+    results = run_job(QUEUE, [as_line(name, URL, **body) for name, body in BODIES.items()])
 
     for name, expected in online.items():
         assert results[name].body["choices"] == expected["choices"], name
