@@ -74,7 +74,7 @@ def restricted_pod(
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}}, "spec": spec}
 
 
-NOBODY = {"runAsUser": 65534, "fsGroup": 65534}
+UNPRIVILEGED = {"runAsUser": 65534, "fsGroup": 65534}
 """The user of a container whose image runs as root."""
 
 

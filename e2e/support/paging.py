@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 from client import SCRIPTS
-from cluster import NOBODY, Cluster, restricted_pod
+from cluster import UNPRIVILEGED, Cluster, restricted_pod
 from images import ALERTMANAGER, CLIENT
 from prometheus import NAMESPACE
 
@@ -155,7 +155,7 @@ def serving(name: str, port: int, container: dict[str, Any], mounts: dict[str, d
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
     }
     return [
-        restricted_pod(name, about | container, mounts=mounts, user=NOBODY),
+        restricted_pod(name, about | container, mounts=mounts, user=UNPRIVILEGED),
         {
             "apiVersion": "v1",
             "kind": "Service",

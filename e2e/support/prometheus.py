@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 import yaml
-from cluster import NOBODY, Cluster, restricted_pod, until
+from cluster import UNPRIVILEGED, Cluster, restricted_pod, until
 from images import PROMETHEUS
 
 NAMESPACE = "e2e-monitoring"
@@ -97,7 +97,7 @@ def manifests(config: dict[str, Any], rules: list[dict[str, Any]], node: str) ->
         "resources": {"requests": {"cpu": "250m", "memory": "256Mi"}},
     }
     mounts = {"/etc/prometheus": {"configMap": {"name": NAME}}, "/data": {"emptyDir": {}}}
-    pod = restricted_pod(NAME, container, mounts=mounts, user=NOBODY)
+    pod = restricted_pod(NAME, container, mounts=mounts, user=UNPRIVILEGED)
     account = {"serviceAccountName": NAME, "automountServiceAccountToken": True}
     placed = {"nodeSelector": {"kubernetes.io/hostname": node}} if node else {}
     subject = {"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}
