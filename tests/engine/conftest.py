@@ -113,6 +113,12 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
+@pytest.fixture(params=MODELS)
+def architecture(request: pytest.FixtureRequest) -> str:
+    """The name of each tiny checkpoint, one after the other."""
+    return str(request.param)
+
+
 @dataclass
 class Part:
     """What one request contributes to a batch by hand."""

@@ -14,20 +14,6 @@ from ballast_engine.request import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
 BLOCK_TOKENS = 8
-NAMES = [
-    "llama",
-    "llama, tied embeddings, one key head",
-    "llama, llama3 rope",
-    "llama, linear rope",
-    "llama, biases everywhere",
-    "llama, wide heads",
-    "mistral",
-    "mistral, sliding window",
-    "qwen2",
-    "qwen2, tied embeddings, window in the upper layers",
-    "qwen3",
-    "qwen3, tied embeddings, biases",
-]
 
 
 @pytest.fixture(params=["sdpa", "cpu"])
@@ -46,9 +32,8 @@ def relative_errors(ours, theirs):
     return float(difference.norm() / theirs.double().norm()), float(difference.abs().max() / theirs.abs().max())
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_logits_of_a_chunked_prompt_agree(name, attention, checkpoints, batch_of, part):
-    directory, reference = checkpoints(name)
+def test_logits_of_a_chunked_prompt_agree(architecture, attention, checkpoints, batch_of, part):
+    directory, reference = checkpoints(architecture)
     prompt = np.random.default_rng(1).integers(3, 193, 77).tolist()
     executor = make_executor(directory, attention)
     blocks = np.random.default_rng(2).permutation(64)[:10].tolist()
@@ -64,9 +49,8 @@ def test_logits_of_a_chunked_prompt_agree(name, attention, checkpoints, batch_of
     assert max(relative_errors(torch.cat(ours), theirs)) < 1e-4
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_greedy_output_agrees_token_for_token_in_a_mixed_batch(name, attention, checkpoints, batch_of, part):
-    directory, reference = checkpoints(name)
+def test_greedy_output_agrees_token_for_token_in_a_mixed_batch(architecture, attention, checkpoints, batch_of, part):
+    directory, reference = checkpoints(architecture)
     rng = np.random.default_rng(3)
     prompts = [rng.integers(3, 193, length).tolist() for length in (5, 40)]
     expected = [greedy_of(reference, prompt, 64) for prompt in prompts]

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from control_plane import ControlPlane
 from every_field import BY_OWN_REDIS, BY_RAY, BY_SCALING, REFUSED, SPEC, changed, everything
-from operated import Cluster, optional_kinds, running, until
+from operated import Cluster, installed, optional_kinds, running, until
 
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import config_map
@@ -34,11 +33,8 @@ CONTEXT = OperatorContext(image="worker:1", kinds=frozenset({"ServiceMonitor", "
 @pytest.fixture
 def monitored(controllers: ControlPlane) -> Iterator[ControlPlane]:
     """With the prometheus-operator's kinds, for this test alone."""
-    manifest = yaml.safe_dump_all(optional_kinds())
-    controllers.kubectl("apply", "--server-side", "-f", "-", manifest=manifest)
-    controllers.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
-    yield controllers
-    controllers.kubectl("delete", "-f", "-", "--wait", manifest=manifest)
+    with installed(controllers, optional_kinds()):
+        yield controllers
 
 
 def missing(cluster: Cluster) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from control_plane import ControlPlane, control_plane
 from faults import Answer, Call, Proxy, proxy
-from operated import Cluster, Operator, optional_kinds, running, until
+from operated import Cluster, Operator, installed, optional_kinds, running, until
 
 pytestmark = pytest.mark.envtest
 
@@ -271,9 +271,6 @@ def test_kinds_of_others_may_come_and_go(own: Cluster, tmp_path: Path) -> None:
 @pytest.mark.parametrize("asked", ["list", "watch"])
 def test_a_watch_survives_a_kind_that_is_gone(own: Cluster, tmp_path: Path, asked: str) -> None:
     """The API server answers 404 before the watch of the CRDs shows a deletion. Here, no CRD is deleted."""
-    kinds = yaml.safe_dump_all(optional_kinds())
-    own.plane.kubectl("apply", "--server-side", "-f", "-", manifest=kinds)
-    own.plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
     gone: list[Call] = []
 
     def refuse_once(call: Call) -> Answer | None:
@@ -284,7 +281,11 @@ def test_a_watch_survives_a_kind_that_is_gone(own: Cluster, tmp_path: Path, aske
         return 404, {}
 
     name = f"gone-at-{asked}"
-    with proxy(own.plane) as between, running(between.kubeconfig, tmp_path) as operator:
+    with (
+        installed(own.plane, optional_kinds()),
+        proxy(own.plane) as between,
+        running(between.kubeconfig, tmp_path) as operator,
+    ):
         between.before = refuse_once
         assert operator.process is not None
         own.make(name)
@@ -293,8 +294,7 @@ def test_a_watch_survives_a_kind_that_is_gone(own: Cluster, tmp_path: Path, aske
         own.patch("servicemonitors", name, {"spec": {"endpoints": []}})
         until(lambda: own.get("servicemonitors", name)["spec"]["endpoints"], said="the watch shows changes again")
         assert operator.process.poll() is None
-    own.delete("inferencedeployments", name)
-    own.plane.kubectl("delete", "-f", "-", manifest=kinds)
+        own.delete("inferencedeployments", name)
 
 
 def test_deletion_needs_neither_operator_nor_redis(cluster: Cluster, tmp_path: Path) -> None:

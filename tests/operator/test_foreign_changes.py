@@ -116,25 +116,17 @@ def test_what_others_add_to_a_child_is_removed(operator: Operator, cluster: Clus
 KINDS = {"deployments": "Deployment", "services": "Service", "networkpolicies": "NetworkPolicy"}
 
 
+@pytest.mark.parametrize("change", [None, {"slots": 3}], ids=["alone", "with a change of the resource"])
 def test_an_addition_is_removed_although_the_operator_was_away(
-    operator: Operator, cluster: Cluster, controllers: Any, tmp_path: Any
+    operator: Operator, cluster: Cluster, change: dict[str, Any] | None
 ) -> None:
     """Nothing in the memory of a process is needed to detect it."""
     cluster.make()
     cluster.says("Degraded", "False")
     operator.stop()
-    add(cluster, "deployments", [("/spec/paused", True)])
-    operator.start()
-
-    until(lambda: "paused" not in cluster.get("deployments", "llm")["spec"])
-
-
-def test_an_addition_that_comes_with_a_change_of_the_resource_is_removed(operator: Operator, cluster: Cluster) -> None:
-    cluster.make()
-    cluster.says("Degraded", "False")
-    operator.stop()
     add(cluster, "deployments", [(f"{POD}/containers/0/env/-", {"name": "LD_PRELOAD", "value": "/tmp/x.so"})])
-    cluster.patch("inferencedeployments", "llm", {"spec": {"slots": 3}})
+    if change:
+        cluster.patch("inferencedeployments", "llm", {"spec": change})
     operator.start()
 
     until(lambda: "LD_PRELOAD" not in str(pod_of(cluster)))

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from control_plane import ControlPlane
-from operated import Cluster, Operator, optional_kinds, running, until
+from operated import Cluster, Operator, installed, optional_kinds, running, until
 
 from ballast_api.names import MANAGED_BY_LABEL, OPERATOR, RAY_HEAD_LABEL, RAY_LABEL, selector
 
@@ -19,13 +18,10 @@ pytestmark = pytest.mark.envtest
 @pytest.fixture
 def operator(controllers: ControlPlane, cluster: Cluster, tmp_path: Path) -> Iterator[Operator]:
     """An operator in a cluster with the kinds of KubeRay."""
-    manifest = yaml.safe_dump_all(kind for kind in optional_kinds() if kind["spec"]["group"] == "ray.io")
-    controllers.kubectl("apply", "--server-side", "-f", "-", manifest=manifest)
-    controllers.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+    kinds = [kind for kind in optional_kinds() if kind["spec"]["group"] == "ray.io"]
     gcs = {"BALLAST_GCS_REDIS_IMAGE": "valkey:1", "BALLAST_GCS_REDIS_STORAGE": "1Gi"}
-    with running(controllers.kubeconfig, tmp_path, **gcs) as found:
+    with installed(controllers, kinds), running(controllers.kubeconfig, tmp_path, **gcs) as found:
         yield found
-    controllers.kubectl("delete", "-f", "-", "--wait", manifest=manifest)
 
 
 def make(cluster: Cluster, **spec: Any) -> None:

@@ -61,18 +61,21 @@ def test_former_names_of_children_are_free_for_others(served: Operator, cluster:
     assert all(is_untouched(cluster, kind, each) for kind, each in before.items())
 
 
-def test_an_object_with_the_labels_of_a_child_is_not_taken_over(served: Operator, cluster: Cluster) -> None:
+def test_an_object_with_the_labels_of_a_child_is_not_taken_over_and_holds_the_resource_up_while_it_exists(
+    served: Operator, cluster: Cluster
+) -> None:
     labels = {
         "app.kubernetes.io/name": "ballast-worker",
         "app.kubernetes.io/instance": "llm",
         "app.kubernetes.io/managed-by": "ballast-operator",
     }
-    metadata = {"name": "llm-ballast-config", "labels": labels}
-    before = cluster.create("configmaps", {"metadata": metadata, "data": {"note": "theirs"}})
+    before = foreign(cluster, "configmaps", "llm-ballast-config", **labels)
     cluster.make()
 
     cluster.says("Degraded", "True", "NameTaken")
     assert is_untouched(cluster, "configmaps", before)
+    cluster.delete("configmaps", "llm-ballast-config")
+    cluster.says("Degraded", "False")
 
 
 def test_an_object_that_is_created_just_before_the_operators_write_is_not_taken_over(
@@ -91,24 +94,6 @@ def test_an_object_that_is_created_just_before_the_operators_write_is_not_taken_
 
         cluster.says("Degraded", "True", "NameTaken")
         assert is_untouched(cluster, "configmaps", created[0])
-
-
-def test_a_resource_goes_on_when_the_name_is_free(served: Operator, cluster: Cluster) -> None:
-    foreign(
-        cluster,
-        "configmaps",
-        "llm-ballast-config",
-        **{
-            "app.kubernetes.io/name": "ballast-worker",
-            "app.kubernetes.io/instance": "llm",
-            "app.kubernetes.io/managed-by": "ballast-operator",
-        },
-    )
-    cluster.make()
-    cluster.says("Degraded", "True", "NameTaken")
-    cluster.delete("configmaps", "llm-ballast-config")
-
-    cluster.says("Degraded", "False")
 
 
 def test_a_child_that_lost_its_labels_is_still_the_resources_own(served: Operator, cluster: Cluster) -> None:

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from control_plane import ControlPlane
 from faults import Call, proxy
-from operated import Cluster, Operator, optional_kinds, running, until
+from operated import Cluster, Operator, installed, optional_kinds, running, until
 from queue_objects import make_status
 
 from ballast_operator.permissions import CLUSTER, NAMESPACES, OWN_NAMESPACE, Permission, rules
@@ -54,11 +54,8 @@ def declared(permissions: tuple[Permission, ...]) -> set[tuple[str, str, str]]:
 @pytest.fixture
 def monitoring(controllers: ControlPlane) -> Iterator[None]:
     """The prometheus-operator's kinds, for this test alone."""
-    manifest = yaml.safe_dump_all(optional_kinds())
-    controllers.kubectl("apply", "--server-side", "-f", "-", manifest=manifest)
-    controllers.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
-    yield
-    controllers.kubectl("delete", "-f", "-", "--wait", manifest=manifest)
+    with installed(controllers, optional_kinds()):
+        yield
 
 
 @pytest.mark.slow

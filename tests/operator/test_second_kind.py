@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import second_kind
-import yaml
 from control_plane import ControlPlane
-from operated import Cluster, Operator, running, until
+from operated import Cluster, Operator, installed, running, until
 
 pytestmark = pytest.mark.envtest
 
@@ -21,13 +20,12 @@ COLLECTED_SECONDS = 120
 
 @pytest.fixture(scope="module")
 def both(controllers: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    manifest = yaml.safe_dump(second_kind.crd())
-    controllers.kubectl("apply", "--server-side", "-f", "-", manifest=manifest)
-    controllers.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
-    folder = tmp_path_factory.mktemp("both")
-    with running(controllers.kubeconfig, folder, script=Path(second_kind.__file__)) as operator:
+    folder, script = tmp_path_factory.mktemp("both"), Path(second_kind.__file__)
+    with (
+        installed(controllers, [second_kind.crd()]),
+        running(controllers.kubeconfig, folder, script=script) as operator,
+    ):
         yield operator
-    controllers.kubectl("delete", "-f", "-", "--wait", manifest=manifest)
 
 
 def path(cluster: Cluster, name: str = "") -> str:

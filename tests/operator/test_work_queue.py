@@ -67,14 +67,3 @@ def test_failures_in_a_row_wait_longer_and_success_forgets_them() -> None:
         delays.append(queue.finish(KEYS[0], failed=failed))
 
     assert delays == [0.25, 0.5, 1.0, 0.0, 0.25]
-
-
-def test_an_earlier_due_time_replaces_a_later_one() -> None:
-    queue = WorkQueue()
-    queue.add(KEYS[0], 5)
-    queue.add(KEYS[0], 1)
-    taken = queue.take(1)
-    queue.finish(KEYS[0])
-
-    assert taken == KEYS[0]
-    assert queue.take(9) is None

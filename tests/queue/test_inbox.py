@@ -108,70 +108,52 @@ def test_an_item_with_ends_of_lines_in_it_is_claimed_with_the_same_seed_by_every
     assert claimed.seed == 8709044997843909330
 
 
+NO_ITEM = "item: found nothing, expected a line in OpenAI's batch format"
+WRONG_ENTRIES = {
+    "line:2": ({"item": b"{"}, "invalid_json", None, "found no JSON"),
+    "line:3": ({"item": None}, "invalid_entry", "item", NO_ITEM),
+    "b": ({"tenant": "blue"}, "wrong_tenant", "tenant", "tenant: found the string 'blue', expected the tenant of the "),
+    "c": ({"tenant": "green"}, "unknown_tenant", "tenant", "tenant: found 'green', expected a tenant that this queue "),
+    "d": ({"colour": "red"}, "invalid_entry", None, "entry: found an unknown field (the string 'colour'), expected "),
+    "e": ({"priority": "high"}, "invalid_entry", None, "priority: found the string 'high', expected an integer"),
+    "f": ({"deadline": "soon"}, "invalid_entry", None, "deadline: found the string 'soon', expected Unix seconds"),
+    "g": (
+        {"end": "maybe"},
+        "invalid_entry",
+        "end",
+        "end: found the string 'maybe', expected 1 in the last entry of a ",
+    ),
+}
+"""The fields of entries, and the error of each: code, field and a part of its message."""
+
+
 def test_what_is_wrong_with_an_entry_is_its_error_result(queue, add, line):
     queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
     add(line("a"), of="acme", job="j", tenant="acme")
-    add(b"{", of="acme", job="j")
-    add(of="acme", job="j")
-    add(line("b"), of="acme", job="j", tenant="blue")
-    add(line("c"), of="acme", job="j", tenant="green")
-    add(line("d"), of="acme", job="j", colour="red")
-    add(line("e"), of="acme", job="j", priority="high")
-    add(line("f"), of="acme", job="j", deadline="soon")
-    add(line("g"), of="acme", job="j", end="maybe")
+    for name, (fields, *_) in WRONG_ENTRIES.items():
+        add(of="acme", job="j", **{"item": line(name)} | fields)
     add(line("a"), of="acme", job="j")
     queue.inbox.take_in()
+    found = {result.custom_id: result.error for result in queue.results.read("j@acme")}
 
-    assert codes(queue, "j@acme") == {
-        "line:2": "invalid_json",
-        "line:3": "invalid_entry",
-        "b": "wrong_tenant",
-        "c": "unknown_tenant",
-        "d": "invalid_entry",
-        "e": "invalid_entry",
-        "f": "invalid_entry",
-        "g": "invalid_entry",
-        "line:10": "duplicate_custom_id",
-    }
+    assert found.pop("line:10")["code"] == "duplicate_custom_id"
+    assert found.keys() == WRONG_ENTRIES.keys()
+    for name, (_, code, param, message) in WRONG_ENTRIES.items():
+        assert (found[name]["code"], found[name]["param"]) == (code, param), name
+        assert message in found[name]["message"], name
     assert queue.jobs.get("j@acme").counts.waiting == 1
 
 
-def test_what_is_wrong_with_an_entry_names_the_field(queue, add, line):
-    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
-    add(line("a"), of="acme", job="j", tenant="acme")
-    add(of="acme", job="j")
-    add(line("b"), of="acme", job="j", tenant="blue")
-    add(line("c"), of="acme", job="j", tenant="green")
-    add(line("d"), of="acme", job="j", end="maybe")
-    entry = add(line("e"), of="acme", job="a b", tenant="acme").decode()
-    add(line("f"), of="acme", job="j", colour="red")
-    add(line("g"), of="acme", job="j", deadline="soon")
-    add(line("h"), of="acme", job="j", priority="high")
+def test_the_id_of_a_job_that_is_none_is_named(queue, add, line):
+    entry = add(line("e"), job="a b", tenant="acme").decode()
     queue.inbox.take_in()
-    fields = {found.custom_id: (found.error["param"], found.error["message"]) for found in queue.results.read("j@acme")}
-    ((param, message),) = [
-        (found.error["param"], found.error["message"]) for found in queue.results.read(f"inbox-acme-{entry}")
-    ]
+    (found,) = queue.results.read(f"inbox-{entry}")
 
-    assert {name: param for name, (param, _) in fields.items()} == {
-        "line:2": "item",
-        "b": "tenant",
-        "c": "tenant",
-        "d": "end",
-        "f": None,
-        "g": None,
-        "h": None,
-    }
-    assert fields["g"][1] == "deadline: found the string 'soon', expected Unix seconds"
-    assert fields["h"][1] == "priority: found the string 'high', expected an integer"
-    assert fields["line:2"][1] == "item: found nothing, expected a line in OpenAI's batch format"
-    assert fields["b"][1] == "tenant: found the string 'blue', expected the tenant of the job's first entry"
-    assert "tenant: found 'green', expected a tenant that this queue declares: acme, blue" in fields["c"][1]
-    assert fields["d"][1] == "end: found the string 'maybe', expected 1 in the last entry of a job"
-    assert fields["f"][1].startswith("entry: found an unknown field (the string 'colour'), expected deadline, end, ")
-    assert param == "job"
-    assert message.startswith("job: found the string 'a b', expected an id of at most 128 letters, digits and . _ / -")
-    assert message.endswith("no job with unreadable values has, and no id of an inbox entry")
+    assert found.error["param"] == "job"
+    assert found.error["message"].startswith(
+        "job: found the string 'a b', expected an id of at most 128 letters, digits and . _ / -"
+    )
+    assert found.error["message"].endswith("no job with unreadable values has, and no id of an inbox entry")
 
 
 def test_an_entry_that_is_no_unicode_is_refused_and_holds_up_nothing(queue, desk, add, line):

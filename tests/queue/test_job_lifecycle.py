@@ -65,6 +65,15 @@ def test_a_result_names_the_worker_that_finished_it(queue, line, result):
     assert [found.worker for found in queue.results.read(job_id)] == ["w1", "its own name"]
 
 
+def test_a_repeated_finish_changes_nothing(queue, line, result):
+    job_id = submit(queue, line, 1)
+    (claimed,) = queue.leases.claim(job_id, 1, "w1")
+    outcomes = [queue.leases.finish("w1", claimed, result(claimed)) for _ in range(3)]
+
+    assert outcomes == [Outcome.DONE, Outcome.ALREADY_DONE, Outcome.ALREADY_DONE]
+    assert ids(queue, job_id) == ["r0"]
+
+
 def test_a_result_of_an_expired_lease_stays_invisible(queue, desk, line, result):
     job_id = submit(queue, line, 1)
     (late,) = queue.leases.claim(job_id, 1, "w1")
@@ -155,6 +164,14 @@ def test_the_next_attempt_knows_what_a_lost_one_computed(queue, desk, line):
         Prefix(num_computed=20),
         Prefix(token_ids=(5,), seed=3, num_computed=21),
     ]
+
+
+def test_items_come_back_in_their_own_order(queue, line):
+    job_id = submit(queue, line, 6)
+    claimed = queue.leases.claim(job_id, 4, "w1")
+    queue.leases.give_back_many([(claimed[3], None), (claimed[1], None)])
+
+    assert [c.index for c in queue.leases.claim(job_id, 4, "w2")] == [1, 3, 4, 5]
 
 
 def test_all_that_is_due_is_moved_and_counted(queue, desk, line):
@@ -277,6 +294,33 @@ def test_cancelling_ends_waiting_items_at_once_and_leased_ones_at_their_heartbea
     assert queue.jobs.cancel(job_id).state is JobState.CANCELLED
 
 
+@pytest.mark.parametrize("how", ["give_back", "retry", "expire"])
+def test_an_item_of_a_cancelled_job_that_comes_back_is_cancelled(queue, desk, line, how):
+    job_id = submit(queue, line, 1)
+    (claimed,) = queue.leases.claim(job_id, 1, "w1")
+    queue.jobs.cancel(job_id)
+    if how == "give_back":
+        assert queue.leases.give_back(claimed, Prefix(token_ids=(1,))) is Outcome.CANCELLED
+    elif how == "retry":
+        assert queue.leases.retry(claimed, "oops", "x") is Outcome.CANCELLED
+    else:
+        desk.end_lease(job_id, 0)
+        queue.timers.run_due()
+
+    assert queue.jobs.get(job_id).state is JobState.CANCELLED
+    assert ids(queue, job_id) == ["r0"]
+
+
+def test_cancelling_takes_items_in_backoff_along(queue, line):
+    queue.settings.apply(QueueSettings(backoff_seconds=3600))
+    job_id = submit(queue, line, 2)
+    first, second = queue.leases.claim(job_id, 2, "w1")
+    queue.leases.retry(first, "oops", "x")
+    queue.leases.give_back(second)
+
+    assert queue.jobs.cancel(job_id).state is JobState.CANCELLED
+
+
 def test_a_cancel_that_died_half_way_is_finished_by_reap(queue, line):
     job_id = submit(queue, line, 1200)
     queue.store.call(queue.store.functions.begin_end(job_id, "cancelled"))
@@ -301,6 +345,15 @@ def test_a_paused_job_finishes_what_runs_and_starts_nothing(queue, line, result)
     assert outcome is Outcome.DONE
     assert resumed.state is JobState.IN_PROGRESS
     assert len(queue.leases.claim(job_id, 5, "w1")) == 1
+
+
+def test_a_paused_job_whose_last_item_finishes_is_complete(queue, line, result):
+    job_id = submit(queue, line, 1)
+    (claimed,) = queue.leases.claim(job_id, 1, "w1")
+    queue.jobs.pause(job_id)
+    queue.leases.finish("w1", claimed, result(claimed))
+
+    assert queue.jobs.get(job_id).state is JobState.COMPLETED
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume"])

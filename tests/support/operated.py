@@ -243,6 +243,16 @@ def optional_kinds() -> list[Any]:
 
 
 @contextmanager
+def installed(plane: ControlPlane, kinds: list[Any]) -> Iterator[None]:
+    """Add kinds to the cluster for the block."""
+    manifest = yaml.safe_dump_all(kinds)
+    plane.kubectl("apply", "--server-side", "-f", "-", manifest=manifest)
+    plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+    yield
+    plane.kubectl("delete", "-f", "-", "--wait", manifest=manifest)
+
+
+@contextmanager
 def running(
     kubeconfig: Path, folder: Path, *, script: Path | None = None, keeps_lease: bool = False, **environment: str
 ) -> Iterator[Operator]:

@@ -14,11 +14,8 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture(scope="module")
 def plain_answers(wandering_model):
-    core = RealCore(wandering_model)
-    try:
+    with RealCore(wandering_model) as core:
         return dict(run_mixed(core))
-    finally:
-        core.close()
 
 
 def test_the_answers_of_the_model_wander(plain_answers):
@@ -39,12 +36,9 @@ def test_the_answers_of_the_model_wander(plain_answers):
 )
 def test_answers_are_those_of_plain_vllm(wandering_model, plain_answers, blocks, policy, is_async):
     few = {"num_gpu_blocks_override": blocks, "enable_prefix_caching": True} if blocks else {}
-    core = RealCore(wandering_model, policy=policy, is_async=is_async, **few)
-    try:
+    with RealCore(wandering_model, policy=policy, is_async=is_async, **few) as core:
         answers = run_mixed(core)
         found = core.core.ballast_stats()
-    finally:
-        core.close()
 
     assert answers == plain_answers
     assert found["exact_steps"] == found["steps"]
@@ -56,12 +50,9 @@ def test_answers_are_those_of_plain_vllm(wandering_model, plain_answers, blocks,
 
 
 def test_steps_with_offline_prompts_are_a_multiple_of_tokens(wandering_model, plain_answers):
-    core = RealCore(wandering_model, policy=SLO | {"chunk_tokens": 96})
-    steps: list[dict[str, int]] = []
-    try:
+    with RealCore(wandering_model, policy=SLO | {"chunk_tokens": 96}) as core:
+        steps: list[dict[str, int]] = []
         answers = run_mixed(core, after_step=lambda: steps.append(dict(core.core.scheduler.driver.grants)))
-    finally:
-        core.close()
 
     assert answers == plain_answers
     even = 0

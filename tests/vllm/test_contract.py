@@ -46,7 +46,7 @@ def test_every_import_from_vllm_is_there(module: str, name: str) -> None:
 @pytest.mark.parametrize(("module", "name"), [(module, name) for module, classes in USED.items() for name in classes])
 def test_every_private_member_exists(module: str, name: str) -> None:
     assert module in OWN
-    assert set(USED[module][name]) - source.members(name) == set()
+    assert set(USED[module][name].split()) - source.members(name) == set()
 
 
 def test_a_variable_inside_a_method_is_no_member() -> None:
@@ -149,9 +149,7 @@ def test_images_are_encoded_after_the_hook_saw_the_tokens_of_the_request():
 def test_a_running_request_without_tokens_is_left_out_and_keeps_its_place():
     running = source.text("Scheduler", "schedule").split("_reserve_prefill_lookahead")[1]
 
-    assert "if num_new_tokens == 0:\n            req_index += 1\n            continue" in running.replace(
-        "    " * 3, "    " * 3
-    )
+    assert "if num_new_tokens == 0:\n            req_index += 1\n            continue" in running
 
 
 def test_admissions_come_from_the_waiting_queue_in_its_order():

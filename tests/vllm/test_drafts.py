@@ -138,20 +138,17 @@ def test_answers_with_drafts_are_those_without(wandering_model, method, is_async
     """Drafts go on and off every few steps."""
     policy, answers = {"ttft": 0.5, "tpot": 0.1, "chunk_tokens": 48}, []
     for arguments in ({}, {"speculative_config": drafts_of(method, wandering_model)}):
-        core = RealCore(wandering_model, policy=policy, is_async=is_async, **arguments)
-        gain, drafted = core.core.scheduler.driver.draft_gain, {True: 0, False: 0}
+        with RealCore(wandering_model, policy=policy, is_async=is_async, **arguments) as core:
+            gain, drafted = core.core.scheduler.driver.draft_gain, {True: 0, False: 0}
 
-        def switch(core=core, gain=gain, drafted=drafted):
-            found = core.core.ballast_stats()["draft_tokens"]
-            drafted[gain.is_on] += found - sum(drafted.values())
-            gain.is_on = core.num_steps % 10 < 6
+            def switch(core=core, gain=gain, drafted=drafted):
+                found = core.core.ballast_stats()["draft_tokens"]
+                drafted[gain.is_on] += found - sum(drafted.values())
+                gain.is_on = core.num_steps % 10 < 6
 
-        try:
             repeated = prompt_of("repeated", shortest=12, longest=12) * 6
             core.add("repeated", repeated, 20)
             answers.append(dict(run_mixed(core, number=5, output=(8, 20), after_step=switch)))
-        finally:
-            core.close()
 
     assert answers[0] == answers[1]
     assert drafted[True] > 0
@@ -161,20 +158,16 @@ def test_answers_with_drafts_are_those_without(wandering_model, method, is_async
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_a_draft_model_runs_once_in_a_step_while_drafts_are_off(wandering_model, is_async):
-    core = RealCore(
-        wandering_model, policy={}, is_async=is_async, speculative_config=drafts_of("draft_model", wandering_model)
-    )
-    gain, runs, found = core.core.scheduler.driver.draft_gain, [], {True: set(), False: set()}
-    drafter = core.core.model_executor.driver_worker.worker.model_runner.drafter.model
-    drafter.register_forward_hook(lambda *_: runs.append(1))
-    try:
+    drafts = drafts_of("draft_model", wandering_model)
+    with RealCore(wandering_model, policy={}, is_async=is_async, speculative_config=drafts) as core:
+        gain, runs, found = core.core.scheduler.driver.draft_gain, [], {True: set(), False: set()}
+        drafter = core.core.model_executor.driver_worker.worker.model_runner.drafter.model
+        drafter.register_forward_hook(lambda *_: runs.append(1))
         core.add("x", prompt_of("x"), 40)
         for step in range(16):
             gain.is_on = step % 8 < 4
             runs.clear()
             core.step()
             found[gain.is_on].add(len(runs))
-    finally:
-        core.close()
 
     assert found == {True: {NUM_DRAFTS}, False: {1}}

@@ -176,8 +176,7 @@ def test_an_image_that_is_encoded_again_decides_the_same_answer(seeing_model: Pa
 
     colors = ["red", "blue", "green", "white", "black", "gray"]
     sizes = {"slots": 2, "max_num_batched_tokens": 16, "mm_processor_cache_gb": 0, "enable_prefix_caching": False}
-    core = RealCore(seeing_model, policy=POLICY | {"chunk_tokens": 4}, **sizes)
-    try:
+    with RealCore(seeing_model, policy=POLICY | {"chunk_tokens": 4}, **sizes) as core:
         for number in range(2):
             ask(core, "offline", colors[number:])
         for _ in range(6):
@@ -186,13 +185,8 @@ def test_an_image_that_is_encoded_again_decides_the_same_answer(seeing_model: Pa
             ask(core, "online", colors[number : number + 2])
             core.step()
         finish(core)
-        alone = RealCore(seeing_model, policy=None, **sizes)
-        try:
+        with RealCore(seeing_model, policy=None, **sizes) as alone:
             for kind, number, end in [("offline", 0, 6), ("offline", 1, 6), *(("online", i, i + 2) for i in range(3))]:
                 ask(alone, kind, colors[number:end])
                 finish(alone)
             assert core.tokens == alone.tokens
-        finally:
-            alone.close()
-    finally:
-        core.close()

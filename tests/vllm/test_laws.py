@@ -56,13 +56,10 @@ def test_laws_hold_under_churn(tiny_model, scheduler, blocks):
 @pytest.mark.parametrize("scheduler", [Lawful, AsyncLawful], ids=["sync", "async"])
 def test_laws_hold_on_real_steps(wandering_model, scheduler):
     policy = {"ttft": 0.5, "tpot": 0.05, "offline_share": 0.25, "chunk_tokens": 64}
-    is_async = scheduler is AsyncLawful
-    core = RealCore(wandering_model, policy=policy, scheduler=scheduler, is_async=is_async, num_gpu_blocks_override=24)
-    try:
+    options = {"scheduler": scheduler, "is_async": scheduler is AsyncLawful, "num_gpu_blocks_override": 24}
+    with RealCore(wandering_model, policy=policy, **options) as core:
         answers = run_mixed(core, number=18)
         found = core.core.ballast_stats()
-    finally:
-        core.close()
 
     assert len(answers) == 18
     assert found["exact_steps"] == found["steps"]

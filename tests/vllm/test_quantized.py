@@ -65,12 +65,9 @@ def test_a_quantized_model_answers_as_in_plain_vllm(case: str, request: pytest.F
     arguments = arguments_of(model, dtype, **engine)
     found = {}
     for policy in (None, POLICY):
-        core = RealCore(model, policy=policy, **arguments)
-        try:
+        with RealCore(model, policy=policy, **arguments) as core:
             found[policy is None] = answers(core, ("online", "offline"))
             config = core.engine.vllm_config
-        finally:
-            core.close()
 
     assert found[False] == found[True]
     assert config.cache_config.cache_dtype == engine.get("kvDtype", "auto")
@@ -84,12 +81,9 @@ def test_fp8_kv_changes_the_answers_and_has_twice_the_blocks_of_bfloat16(wanderi
     found, blocks = {}, {}
     for name, engine in {"fp8": {"kvDtype": "fp8"}, "bfloat16": {}}.items():
         arguments = arguments_of(wandering_model, "bfloat16", **engine)
-        core = RealCore(wandering_model, policy=POLICY, kv_cache_memory_bytes=64 << 20, **arguments)
-        try:
+        with RealCore(wandering_model, policy=POLICY, kv_cache_memory_bytes=64 << 20, **arguments) as core:
             found[name] = answers(core, ("online", "offline"))
             blocks[name] = core.engine.vllm_config.cache_config.num_gpu_blocks
-        finally:
-            core.close()
 
     assert found["fp8"] != found["bfloat16"]
     assert blocks["fp8"] == pytest.approx(2 * blocks["bfloat16"], abs=2)

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from ballast_serve.served import ReadyApp, serve_app
 from ballast_worker.errors import NotServed
 from ballast_worker.http_connection import Connections, HttpLimits
 
+pytestmark = pytest.mark.anyio
 PATIENCE = 120.0
 ASK = {"model": "tiny", "prompt": "The method returns", "max_tokens": 8, "temperature": 0}
 
@@ -68,115 +69,94 @@ def make_text(model_dir: Path) -> Callable[..., str]:
     return make
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(test())  # type: ignore[arg-type]
-
-
-def test_a_replica_serves_its_port_and_a_proxy_with_one_worker_and_applies_hot_fields(make_text):
-    async def test() -> None:
-        replica = ServeReplica()
-        async with lived(replica) as proxy:
-            early = await proxy.get("/ready")
-            await replica.reconfigure({"config": make_text()})
-            address = await replica.address()
-            async with httpx.AsyncClient(base_url=address) as port:
-                answers = [await client.post("/v1/completions", json=ASK) for client in (port, proxy)]
-                before = (await port.get("/ballast/status")).json()
-                await replica.reconfigure({"config": make_text(slo={"ttftMilliseconds": 7})})
-                await eventually(lambda: replica.served.app.state.worker.config.slo.ttft_milliseconds == 7, "hot field")
-                after = (await port.get("/ballast/status")).json()
-            replica.check_health()
-
-        texts = {answer.json()["choices"][0]["text"] for answer in answers}
-        assert early.status_code == 503
-        assert len(texts) == 1
-        assert before["address"] == address
-        assert after["worker_id"] == before["worker_id"]
-        assert after["config_hash"] != before["config_hash"]
-        with pytest.raises(OSError, match="onnect"):
-            await asyncio.open_connection("127.0.0.1", httpx.URL(address).port)
-
-    run(test)
-
-
-def test_a_replica_that_ends_returns_its_items(make_text, queue, valkey, queue_name):
-    async def test() -> None:
-        replica = ServeReplica()
-        async with lived(replica):
-            sections = {"offline": {"queue": queue_name, "leaseSeconds": 600}, "runtime": {"redisUrl": valkey.url}}
-            await replica.reconfigure({"config": make_text(**sections)})
-            job_id = queue.submissions.submit([make_line(n, max_tokens=1000) for n in range(8)]).job_id
-            await eventually(lambda: queue.jobs.get(job_id).counts.leased, "an item to be leased")
-
-        assert queue.jobs.get(job_id).counts.leased == 0
-        assert queue.jobs.get(job_id).counts.waiting > 0
-
-    run(test)
-
-
-def test_a_pod_that_is_to_end_waits_until_its_replica_has_drained(
-    make_text, queue: Queue, valkey, tmp_path, monkeypatch
-):
+@pytest.fixture
+def in_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let replicas of this process take it for a pod."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv(IN_POD, "1")
+
+
+async def test_a_replica_serves_its_port_and_a_proxy_with_one_worker_and_applies_hot_fields(make_text):
+    replica = ServeReplica()
+    async with lived(replica) as proxy:
+        early = await proxy.get("/ready")
+        await replica.reconfigure({"config": make_text()})
+        address = await replica.address()
+        async with httpx.AsyncClient(base_url=address) as port:
+            answers = [await client.post("/v1/completions", json=ASK) for client in (port, proxy)]
+            before = (await port.get("/ballast/status")).json()
+            await replica.reconfigure({"config": make_text(slo={"ttftMilliseconds": 7})})
+            await eventually(lambda: replica.served.app.state.worker.config.slo.ttft_milliseconds == 7, "hot field")
+            after = (await port.get("/ballast/status")).json()
+        replica.check_health()
+
+    texts = {answer.json()["choices"][0]["text"] for answer in answers}
+    assert early.status_code == 503
+    assert len(texts) == 1
+    assert before["address"] == address
+    assert after["worker_id"] == before["worker_id"]
+    assert after["config_hash"] != before["config_hash"]
+    with pytest.raises(OSError, match="onnect"):
+        await asyncio.open_connection("127.0.0.1", httpx.URL(address).port)
+
+
+async def test_a_replica_that_ends_returns_its_items(make_text, queue, valkey, queue_name):
+    replica = ServeReplica()
+    async with lived(replica):
+        sections = {"offline": {"queue": queue_name, "leaseSeconds": 600}, "runtime": {"redisUrl": valkey.url}}
+        await replica.reconfigure({"config": make_text(**sections)})
+        job_id = queue.submissions.submit([make_line(n, max_tokens=1000) for n in range(8)]).job_id
+        await eventually(lambda: queue.jobs.get(job_id).counts.leased, "an item to be leased")
+
+    assert queue.jobs.get(job_id).counts.leased == 0
+    assert queue.jobs.get(job_id).counts.waiting > 0
+
+
+async def test_a_pod_that_is_to_end_waits_until_its_replica_has_drained(make_text, queue: Queue, valkey, in_pod):
     queue_name = queue.name
+    replica = ServeReplica()
+    async with lived(replica) as proxy:
+        sections = {"offline": {"queue": queue_name, "leaseSeconds": 600}, "runtime": {"redisUrl": valkey.url}}
+        await replica.reconfigure({"config": make_text(**sections)})
+        await eventually((leave.directory() / leave.REPLICA).exists, "the replica to watch for the end of its pod")
+        job_id = queue.submissions.submit([make_line(n, max_tokens=1000) for n in range(8)]).job_id
+        await eventually(lambda: queue.jobs.get(job_id).counts.leased, "an item to be leased")
+        await asyncio.to_thread(leave.main)
+        leased = queue.jobs.get(job_id).counts.leased
+        refused = await proxy.post("/v1/completions", json=ASK)
+        await replica.reconfigure({"config": make_text()})
+        replica.check_health()  # Serve must not start another replica in this pod
 
-    async def test() -> None:
-        replica = ServeReplica()
-        async with lived(replica) as proxy:
-            sections = {"offline": {"queue": queue_name, "leaseSeconds": 600}, "runtime": {"redisUrl": valkey.url}}
-            await replica.reconfigure({"config": make_text(**sections)})
-            await eventually((leave.directory() / leave.REPLICA).exists, "the replica to watch for the end of its pod")
-            job_id = queue.submissions.submit([make_line(n, max_tokens=1000) for n in range(8)]).job_id
-            await eventually(lambda: queue.jobs.get(job_id).counts.leased, "an item to be leased")
-            await asyncio.to_thread(leave.main)
-            leased = queue.jobs.get(job_id).counts.leased
-            refused = await proxy.post("/v1/completions", json=ASK)
-            await replica.reconfigure({"config": make_text()})
-            replica.check_health()  # Serve must not start another replica in this pod
-
-        assert leased == 0
-        assert refused.status_code == 503
-
-    run(test)
+    assert leased == 0
+    assert refused.status_code == 503
 
 
-def test_a_pod_whose_replica_serve_has_ended_waits_for_nothing(make_text, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv(IN_POD, "1")
+async def test_a_pod_whose_replica_serve_has_ended_waits_for_nothing(make_text, in_pod):
+    replica = ServeReplica()
+    async with lived(replica):
+        await replica.reconfigure({"config": make_text()})
+        await eventually((leave.directory() / leave.REPLICA).exists, "the replica to watch for the end of its pod")
 
-    async def test() -> None:
-        replica = ServeReplica()
-        async with lived(replica):
-            await replica.reconfigure({"config": make_text()})
-            await eventually((leave.directory() / leave.REPLICA).exists, "the replica to watch for the end of its pod")
-
-    run(test)
     assert (leave.directory() / leave.DONE).exists()
     leave.main()
 
 
-def test_a_pod_that_is_to_end_while_serve_ends_its_replica_waits_for_it(make_text, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv(IN_POD, "1")
+async def test_a_pod_that_is_to_end_while_serve_ends_its_replica_waits_for_it(make_text, in_pod):
 
     async def end(replica: ServeReplica) -> None:
         async with lived(replica):
             await replica.reconfigure({"config": make_text(runtime={"unreadySeconds": 3})})
             await eventually((leave.directory() / leave.REPLICA).exists, "the replica to watch for the end of its pod")
 
-    async def test() -> None:
-        replica = ServeReplica()
-        ending = asyncio.create_task(end(replica))
-        address = httpx.URL(await eventually(lambda: replica.served and replica.served.address, "the replica"))
-        worker = replica.served.app.state.worker
-        await eventually(lambda: worker.is_draining, "Serve to end the replica")
-        await asyncio.to_thread(leave.main)
-        with pytest.raises(OSError, match="onnect"):
-            await asyncio.open_connection("127.0.0.1", address.port)
-        await ending
-
-    run(test)
+    replica = ServeReplica()
+    ending = asyncio.create_task(end(replica))
+    address = httpx.URL(await eventually(lambda: replica.served and replica.served.address, "the replica"))
+    worker = replica.served.app.state.worker
+    await eventually(lambda: worker.is_draining, "Serve to end the replica")
+    await asyncio.to_thread(leave.main)
+    with pytest.raises(OSError, match="onnect"):
+        await asyncio.open_connection("127.0.0.1", address.port)
+    await ending
 
 
 def test_without_a_replica_a_pod_ends_at_once(tmp_path, monkeypatch):
@@ -194,24 +174,18 @@ def test_a_pod_whose_replica_was_killed_ends_at_once(tmp_path):
     assert (killed.returncode, left.returncode) == (-signal.SIGKILL, 0)
 
 
-def test_a_replica_that_starts_while_its_pod_is_to_end_is_asked_too(make_text, tmp_path, monkeypatch):
+async def test_a_replica_that_starts_while_its_pod_is_to_end_is_asked_too(make_text, in_pod):
     """The hook of a restarted container, whose files are in a volume of the pod, has no effect on it."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv(IN_POD, "1")
     leave.watch_for()
     (leave.directory() / leave.ASKED).touch()
+    replica = ServeReplica()
+    async with lived(replica) as proxy:
+        await replica.reconfigure({"config": make_text()})
+        ready = await proxy.get("/ready")
+        await asyncio.to_thread(leave.main)
+        left = await proxy.get("/ready")
 
-    async def test() -> None:
-        replica = ServeReplica()
-        async with lived(replica) as proxy:
-            await replica.reconfigure({"config": make_text()})
-            ready = await proxy.get("/ready")
-            await asyncio.to_thread(leave.main)
-            left = await proxy.get("/ready")
-
-        assert (ready.status_code, left.status_code) == (200, 503)
-
-    run(test)
+    assert (ready.status_code, left.status_code) == (200, 503)
 
 
 def test_the_end_of_a_replica_does_not_answer_for_the_one_that_replaces_it(tmp_path, monkeypatch):
@@ -241,45 +215,35 @@ class BrokenFeeder:
         pass
 
 
-def test_a_pod_whose_replica_fails_to_drain_ends_at_once(make_text, tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv(IN_POD, "1")
-
-    async def test() -> None:
-        replica = ServeReplica()
-        await replica.reconfigure({"config": make_text()})
-        replica.served.app.state.worker.feeder = BrokenFeeder()
-        await asyncio.to_thread(leave.main)
-        await replica.stop()
-
-    run(test)
+async def test_a_pod_whose_replica_fails_to_drain_ends_at_once(make_text, in_pod, capfd):
+    replica = ServeReplica()
+    await replica.reconfigure({"config": make_text()})
+    replica.served.app.state.worker.feeder = BrokenFeeder()
+    await asyncio.to_thread(leave.main)
+    await replica.stop()
 
     assert "the replica did not drain" in capfd.readouterr().err
 
 
-def test_a_pod_whose_home_cannot_be_written_has_a_sentence(make_text, tmp_path, monkeypatch):
+async def test_a_pod_whose_home_cannot_be_written_has_a_sentence(make_text, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     monkeypatch.setenv(IN_POD, "1")
-
-    async def test() -> None:
-        replica = ServeReplica()
-        with pytest.raises(NotServed, match="Set HOME to a directory that can be written"):
-            await replica.reconfigure({"config": make_text()})
-        await replica.stop()
-
-    run(test)
+    replica = ServeReplica()
+    with pytest.raises(NotServed, match="Set HOME to a directory that can be written"):
+        await replica.reconfigure({"config": make_text()})
+    await replica.stop()
 
 
-def test_what_a_replica_cannot_serve_is_a_sentence_for_serve(make_text, tmp_path):
+async def test_what_a_replica_cannot_serve_is_a_sentence_for_serve(make_text, tmp_path):
     async def start(text: str) -> None:
         async with lived(replica := ServeReplica()):
             await replica.reconfigure({"config": text})
 
     with pytest.raises(InvalidConfig, match="slots"):
-        run(lambda: start(make_text() + "\nslots: none\n"))
+        await start(make_text() + "\nslots: none\n")
     with pytest.raises(NotServed, match="does not exist"):
-        run(lambda: start(make_text(model={"uri": str(tmp_path / "missing")})))
+        await start(make_text(model={"uri": str(tmp_path / "missing")}))
 
 
 class UnfitApp(Starlette):
@@ -292,27 +256,23 @@ class UnfitApp(Starlette):
         await send({"type": "lifespan.startup.failed", "message": self.state.ballast_error})
 
 
-def test_an_app_that_does_not_start_is_a_sentence_for_serve():
+async def test_an_app_that_does_not_start_is_a_sentence_for_serve():
     async def drain(_hang_up: Callable[[], None]) -> None:
         raise AssertionError
 
-    async def test() -> None:
-        opened = ReadyApp(UnfitApp(), Connections(HttpLimits()), lambda: None, drain)
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            async with serve_app(opened, listener):
-                pass
+    opened = ReadyApp(UnfitApp(), Connections(HttpLimits()), lambda: None, drain)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(NotServed, match=r"^The model serves none of the URLs of items\.$"),
+    ):
+        async with serve_app(opened, listener):
+            pass
 
-    with pytest.raises(NotServed, match=r"^The model serves none of the URLs of items\.$"):
-        run(test)
 
-
-def test_a_broken_engine_is_a_reason_for_another_replica(make_text):
-    async def test() -> None:
-        replica = ServeReplica()
-        async with lived(replica):
-            await replica.reconfigure({"config": make_text()})
-            replica.served.app.state.worker.loop.failure = "The engine failed."
-            with pytest.raises(RuntimeError, match=r"The engine failed\."):
-                replica.check_health()
-
-    run(test)
+async def test_a_broken_engine_is_a_reason_for_another_replica(make_text):
+    replica = ServeReplica()
+    async with lived(replica):
+        await replica.reconfigure({"config": make_text()})
+        replica.served.app.state.worker.loop.failure = "The engine failed."
+        with pytest.raises(RuntimeError, match=r"The engine failed\."):
+            replica.check_health()

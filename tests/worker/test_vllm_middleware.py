@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,7 @@ from ballast_vllm.server import VllmServer
 from ballast_worker.http_connection import Connections, HttpLimits
 from ballast_worker.settings import model_revision
 
+pytestmark = pytest.mark.anyio
 BODY = {"model": "m", "prompt": "Once"}
 
 
@@ -56,6 +57,13 @@ def variables(monkeypatch):
     return monkeypatch.setenv
 
 
+@pytest.fixture
+def file(variables, tmp_path):
+    """The configuration file of the server, which it follows."""
+    variables("BALLAST_CONFIG", str(tmp_path / "worker.yaml"))
+    return tmp_path / "worker.yaml"
+
+
 @asynccontextmanager
 async def running(**arguments: Any) -> AsyncIterator[Running]:
     """Run the app with the middleware, as an ASGI server does."""
@@ -79,20 +87,16 @@ async def running(**arguments: Any) -> AsyncIterator[Running]:
     await life
 
 
-def test_a_request_reaches_enginecore_with_its_place_and_an_unchanged_body(variables):
+async def test_a_request_reaches_enginecore_with_its_place_and_an_unchanged_body(variables):
     variables("BALLAST_OFFLINE_TENANTS", "[{name: lab, maxPriority: 3}]")
-
-    async def main():
-        async with running() as found:
-            headers = {"x-llm-d-inference-fairness-id": "lab", "x-ballast-class": "offline"}
-            forged = {"sampling": {"extra_args": {"ballast": {"class": "online"}, "mine": 1}}, "priority": -7}
-            answer = asyncio.create_task(found.client.post("/v1/completions", json=BODY | forged, headers=headers))
-            request = await found.sent("r1")
-            found.engine.give("r1", 5)
-            found.engine.give("r1", 6, reason="length")
-            return request, (await answer).json(), found.server.recorder
-
-    request, answer, recorder = asyncio.run(main())
+    async with running() as found:
+        headers = {"x-llm-d-inference-fairness-id": "lab", "x-ballast-class": "offline"}
+        forged = {"sampling": {"extra_args": {"ballast": {"class": "online"}, "mine": 1}}, "priority": -7}
+        answer = asyncio.create_task(found.client.post("/v1/completions", json=BODY | forged, headers=headers))
+        request = await found.sent("r1")
+        found.engine.give("r1", 5)
+        found.engine.give("r1", 6, reason="length")
+        answer, recorder = (await answer).json(), found.server.recorder
 
     assert request.sampling_params.extra_args == {
         "ballast": {"class": "offline", "tenant": "lab", "priority": 3},
@@ -104,124 +108,93 @@ def test_a_request_reaches_enginecore_with_its_place_and_an_unchanged_body(varia
     assert sum(recorder.ttft["offline"].counts) == 1
 
 
-def test_the_policy_of_the_configuration_is_in_force_from_the_start(variables):
+async def test_the_policy_of_the_configuration_is_in_force_from_the_start(variables):
     variables("BALLAST_SLOTS", "1")
     variables("BALLAST_SLO_TTFT_MILLISECONDS", "250")
-
-    async def main():
-        async with running() as found:
-            return found.engine.configured
-
-    (message,) = asyncio.run(main())
+    async with running() as found:
+        (message,) = found.engine.configured
 
     assert (message["slots"], message["ttft"]) == (1, 0.25)
 
 
-def test_the_latency_of_a_model_that_returns_vectors_changes_while_it_serves(variables, tmp_path):
-    file = tmp_path / "worker.yaml"
+async def test_the_latency_of_a_model_that_returns_vectors_changes_while_it_serves(file):
     file.write_text("slo: {latencyMilliseconds: 30}")
-    variables("BALLAST_CONFIG", str(file))
+    async with running(model_config={"runner_type": "pooling"}) as found:
+        file.write_text("slo: {latencyMilliseconds: 20}")
+        await _until(lambda: len(found.engine.configured) > 1)
 
-    async def main():
-        async with running(model_config={"runner_type": "pooling"}) as found:
-            file.write_text("slo: {latencyMilliseconds: 20}")
-            await _until(lambda: len(found.engine.configured) > 1)
-            return [(message["ttft"], message["tpot"]) for message in found.engine.configured]
-
-    assert asyncio.run(main()) == [(0.03, None), (0.02, None)]
+        assert [(message["ttft"], message["tpot"]) for message in found.engine.configured] == [
+            (0.03, None),
+            (0.02, None),
+        ]
 
 
-def test_a_raised_limit_of_bodies_raises_their_memory(variables, tmp_path):
-    file = tmp_path / "worker.yaml"
+async def test_a_raised_limit_of_bodies_raises_their_memory(file):
     file.write_text("limits: {maxBodyKibibytes: 1024}")
-    variables("BALLAST_CONFIG", str(file))
+    async with running() as found:
+        before = found.server.bodies.limit
+        file.write_text("limits: {maxBodyKibibytes: 204800}")
+        await _until(lambda: found.server.config.limits.max_body_kibibytes == 204800)
 
-    async def main():
-        async with running() as found:
-            before = found.server.bodies.limit
-            file.write_text("limits: {maxBodyKibibytes: 204800}")
-            await _until(lambda: found.server.config.limits.max_body_kibibytes == 204800)
-            return before, found.server.bodies.limit
-
-    assert asyncio.run(main()) == (256 * 1024 * 1024, 800 * 1024 * 1024)
+        assert (before, found.server.bodies.limit) == (256 * 1024 * 1024, 800 * 1024 * 1024)
 
 
-def test_a_raised_limit_of_waiting_requests_raises_that_of_connections(variables, tmp_path):
-    file = tmp_path / "worker.yaml"
+async def test_a_raised_limit_of_waiting_requests_raises_that_of_connections(file):
     file.write_text("limits: {maxQueuedRequests: 1}")
-    variables("BALLAST_CONFIG", str(file))
+    async with running() as found:
+        connections = found.app.state.connections = Connections(HttpLimits())
+        slots = found.server.policy.slots
+        file.write_text("limits: {maxQueuedRequests: 101}")
+        await _until(lambda: found.server.config.limits.max_queued_requests == 101)
 
-    async def main():
-        async with running() as found:
-            connections = found.app.state.connections = Connections(HttpLimits())
-            slots = found.server.policy.slots
-            file.write_text("limits: {maxQueuedRequests: 101}")
-            await _until(lambda: found.server.config.limits.max_queued_requests == 101)
-            return connections.limits.connections - HttpLimits.beside(slots).connections
-
-    assert asyncio.run(main()) == 404
+        assert connections.limits.connections - HttpLimits.beside(slots).connections == 404
 
 
-def test_a_model_that_generates_keeps_its_slo_when_a_latency_is_set(variables, tmp_path):
-    file = tmp_path / "worker.yaml"
+async def test_a_model_that_generates_keeps_its_slo_when_a_latency_is_set(file):
     file.write_text("slo: {ttftMilliseconds: 250}")
-    variables("BALLAST_CONFIG", str(file))
-
-    async def main():
-        async with running(model_config={"runner_type": "generate"}) as found:
-            file.write_text("slo: {latencyMilliseconds: 20}")
-            await _until(lambda: b"ballast_config_invalid 1.0" in found.server.metrics.render())
-            return found.server.config.slo.milliseconds, len(found.engine.configured)
-
-    slo, num_configured = asyncio.run(main())
+    async with running(model_config={"runner_type": "generate"}) as found:
+        file.write_text("slo: {latencyMilliseconds: 20}")
+        await _until(lambda: b"ballast_config_invalid 1.0" in found.server.metrics.render())
+        slo, num_configured = found.server.config.slo.milliseconds, len(found.engine.configured)
 
     assert slo["ttft"] == 250
     assert num_configured == 1
 
 
-def test_a_configuration_is_in_force_only_when_enginecore_took_it_and_is_tried_again(fed, variables, tmp_path):
-    file = tmp_path / "worker.yaml"
+async def test_a_configuration_is_in_force_only_when_enginecore_took_it_and_is_tried_again(fed, file):
     file.write_text("runtime: {generation: 1}")
-    variables("BALLAST_CONFIG", str(file))
+    async with running() as found:
+        await _until(lambda: fed.settings.read().generation == 1)
+        core, calls = found.engine.engine_core, []
+        call, first = core.call_utility_async, found.server.policy
 
-    async def main():
-        async with running() as found:
-            await _until(lambda: fed.settings.read().generation == 1)
-            core, calls = found.engine.engine_core, []
-            call, first = core.call_utility_async, found.server.policy
+        async def failing(method, argument):
+            if method == "ballast_configure":
+                calls.append(argument)
+                raise TimeoutError
+            return await call(method, argument)
 
-            async def failing(method, argument):
-                if method == "ballast_configure":
-                    calls.append(argument)
-                    raise TimeoutError
-                return await call(method, argument)
+        core.call_utility_async = failing
+        file.write_text("runtime: {generation: 2}\nslo: {ttftMilliseconds: 250}")
+        await _until(lambda: len(calls) > 1)
+        failed = found.server.status().generation, fed.settings.read().generation, found.server.policy == first
+        core.call_utility_async = call
+        await _until(lambda: found.server.status().generation == 2)
+        await _until(lambda: fed.settings.read().generation == 2)
 
-            core.call_utility_async = failing
-            file.write_text("runtime: {generation: 2}\nslo: {ttftMilliseconds: 250}")
-            await _until(lambda: len(calls) > 1)
-            failed = found.server.status().generation, fed.settings.read().generation, found.server.policy == first
-            core.call_utility_async = call
-            await _until(lambda: found.server.status().generation == 2)
-            await _until(lambda: fed.settings.read().generation == 2)
-            return failed, found.engine.configured[-1]["ttft"], found.server.policy.ttft
-
-    assert asyncio.run(main()) == ((1, 1, True), 0.25, 0.25)
+        assert (failed, found.engine.configured[-1]["ttft"], found.server.policy.ttft) == ((1, 1, True), 0.25, 0.25)
 
 
-def test_a_full_queue_answers_429_with_a_time(variables):
+async def test_a_full_queue_answers_429_with_a_time(variables):
     variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "1")
-
-    async def main():
-        async with running() as found:
-            posts = [asyncio.create_task(found.client.post("/v1/completions", json=BODY)) for _ in range(3)]
-            for number in (1, 2, 3):
-                await found.sent(f"r{number}")
-            refused = await found.client.post("/v1/completions", json=BODY)
-            for number in (1, 2, 3):
-                found.engine.give(f"r{number}", 5, reason="length")
-            return refused, [(await post).status_code for post in posts]
-
-    refused, statuses = asyncio.run(main())
+    async with running() as found:
+        posts = [asyncio.create_task(found.client.post("/v1/completions", json=BODY)) for _ in range(3)]
+        for number in (1, 2, 3):
+            await found.sent(f"r{number}")
+        refused = await found.client.post("/v1/completions", json=BODY)
+        for number in (1, 2, 3):
+            found.engine.give(f"r{number}", 5, reason="length")
+        statuses = [(await post).status_code for post in posts]
 
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
     assert refused.json()["error"]["message"].startswith("The waiting queue is full: 3 online requests wait")
@@ -258,39 +231,36 @@ async def reported(found: Running, request_class: RequestClass, num_running: int
     await _until(lambda: found.server.engine.latest.of(request_class).running == num_running)
 
 
-def test_a_tenant_that_fills_the_queue_leaves_the_others_their_share(variables, tmp_path):
+async def submit(queue: Queue, lines: Sequence[str], tenant: str = "default") -> str:
+    """Submit a job as soon as the server has written the settings of the queue, and return its id."""
+    await _until(lambda: queue.settings.read().urls)
+    return (await asyncio.to_thread(queue.submissions.submit, lines, tenant=tenant)).job_id
+
+
+async def test_a_tenant_that_fills_the_queue_leaves_the_others_their_share(variables, tmp_path):
     (tmp_path / "keys.yaml").write_text("a: a\nb: b\n")
     variables("BALLAST_RUNTIME_API_KEYS_FILE", str(tmp_path / "keys.yaml"))
     variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "2")
-
-    async def main():
-        async with running() as found:
-            a, b = (Posts(found, key=key) for key in "ab")
-            accepted = [await posts.is_accepted() for posts in (a, a, a, a, a, b, b)]
-            for posts in (a, b):
-                await posts.end()
-            return accepted, found.server.tap.by_tenant
-
-    accepted, by_tenant = asyncio.run(main())
+    async with running() as found:
+        a, b = (Posts(found, key=key) for key in "ab")
+        accepted = [await posts.is_accepted() for posts in (a, a, a, a, a, b, b)]
+        for posts in (a, b):
+            await posts.end()
 
     assert accepted == [True] * 4 + [False, True, False], "two slots, two requests of a that wait, and one of b"
-    assert not any(by_tenant.values())
+    assert not any(found.server.tap.by_tenant.values())
 
 
-def test_an_encoder_counts_a_call_with_several_inputs_once(variables):
+async def test_an_encoder_counts_a_call_with_several_inputs_once(variables):
     variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "4")
-
-    async def main():
-        async with running(model_config={"runner_type": "pooling"}) as found:
-            posts = Posts(found)
-            many = await posts.is_accepted(prompt=["Once"] * 50)
-            others = [await posts.is_accepted() for _ in range(6)]
-            found.engine.give("r1", 5, reason="stop")
-            after_an_output = [await posts.is_accepted() for _ in range(2)]
-            await posts.end()
-            return many, others, after_an_output, found.server.tap
-
-    many, others, after_an_output, tap = asyncio.run(main())
+    async with running(model_config={"runner_type": "pooling"}) as found:
+        posts = Posts(found)
+        many = await posts.is_accepted(prompt=["Once"] * 50)
+        others = [await posts.is_accepted() for _ in range(6)]
+        found.engine.give("r1", 5, reason="stop")
+        after_an_output = [await posts.is_accepted() for _ in range(2)]
+        await posts.end()
+        tap = found.server.tap
 
     assert many
     assert others == [True] * 5 + [False], "two slots, and four requests that wait"
@@ -299,120 +269,99 @@ def test_an_encoder_counts_a_call_with_several_inputs_once(variables):
     assert tap.num_answered["online"] == tap.num_online == 7
 
 
-def test_a_request_that_computes_its_prompt_in_a_slot_does_not_wait(variables):
+async def test_a_request_that_computes_its_prompt_in_a_slot_does_not_wait(variables):
     variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "0")
+    async with running() as found:
+        posts = Posts(found)
+        first = await posts.is_accepted()
+        await reported(found, RequestClass.ONLINE, 1)
+        others = [await posts.is_accepted() for _ in range(2)]
+        await posts.end()
 
-    async def main():
-        async with running() as found:
-            posts = Posts(found)
-            first = await posts.is_accepted()
-            await reported(found, RequestClass.ONLINE, 1)
-            others = [await posts.is_accepted() for _ in range(2)]
-            await posts.end()
-            return first, others
-
-    assert asyncio.run(main()) == (True, [True, False])
+        assert (first, others) == (True, [True, False])
 
 
 @pytest.mark.parametrize("num_reported", [0, 1, 2])
-def test_a_burst_between_two_reports_fills_the_slots_and_the_queue_and_not_more(variables, num_reported):
+async def test_a_burst_between_two_reports_fills_the_slots_and_the_queue_and_not_more(variables, num_reported):
     variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "3")
+    async with running() as found:
+        posts = Posts(found)
+        await reported(found, RequestClass.ONLINE, num_reported)
+        accepted = [await posts.is_accepted() for _ in range(9)]
+        await posts.end()
 
-    async def main():
-        async with running() as found:
-            posts = Posts(found)
-            await reported(found, RequestClass.ONLINE, num_reported)
-            accepted = [await posts.is_accepted() for _ in range(9)]
-            await posts.end()
-            return accepted
-
-    assert asyncio.run(main()).count(True) == 2 + 3
+        assert accepted.count(True) == 2 + 3
 
 
-def test_a_draining_server_finishes_its_requests_and_takes_no_others(variables):
-    async def main():
-        async with running() as found:
-            post = asyncio.create_task(found.client.post("/v1/completions", json=BODY))
-            await found.sent("r1")
-            drain = asyncio.create_task(found.server.drain.run())
-            await _until(lambda: found.server.is_closed)
-            seen = await found.client.get("/ready"), await found.client.post("/v1/completions", json=BODY)
-            health = await found.client.get("/health")
-            found.engine.give("r1", 5, reason="length")
-            await drain
-            return [response.status_code for response in (*seen, health, await post)]
+async def test_a_draining_server_finishes_its_requests_and_takes_no_others(variables):
+    async with running() as found:
+        post = asyncio.create_task(found.client.post("/v1/completions", json=BODY))
+        await found.sent("r1")
+        drain = asyncio.create_task(found.server.drain.run())
+        await _until(lambda: found.server.is_closed)
+        seen = await found.client.get("/ready"), await found.client.post("/v1/completions", json=BODY)
+        health = await found.client.get("/health")
+        found.engine.give("r1", 5, reason="length")
+        await drain
 
-    assert asyncio.run(main()) == [503, 503, 200, 200]
+        assert [response.status_code for response in (*seen, health, await post)] == [503, 503, 200, 200]
 
 
-def test_a_web_socket_that_a_proxy_of_ray_serve_passes_on_is_closed(variables):
-    async def main():
-        async with running() as found:
-            sent = []
+async def test_a_web_socket_that_a_proxy_of_ray_serve_passes_on_is_closed(variables):
+    async with running() as found:
+        received, sent = asyncio.Queue(), asyncio.Queue()
+        received.put_nowait({"type": "websocket.connect"})
+        scope = {"type": "websocket", "path": "/v1/realtime", "headers": [], "query_string": b""}
+        await found.app(scope, received.get, sent.put)
 
-            async def receive():
-                return {"type": "websocket.connect"}
-
-            async def send(message):
-                sent.append(message)
-
-            scope = {"type": "websocket", "path": "/v1/realtime", "headers": [], "query_string": b""}
-            await found.app(scope, receive, send)
-            return sent
-
-    assert [message["type"] for message in asyncio.run(main())] == ["websocket.close"]
+        assert [sent.get_nowait()["type"] for _ in range(sent.qsize())] == ["websocket.close"]
 
 
-def test_requests_that_outlive_the_drain_are_aborted(variables):
+async def test_requests_that_outlive_the_drain_are_aborted(variables):
     variables("BALLAST_RUNTIME_DRAIN_SECONDS", "0")
-
-    async def main():
-        async with running() as found:
-            post = asyncio.create_task(found.client.post("/v1/completions", json=BODY))
-            await found.sent("r1")
-            await found.server.drain.run()
-            await _until(lambda: not found.server.tap.live)
-            return await post, found.engine.answers
-
-    response, answers = asyncio.run(main())
+    async with running() as found:
+        post = asyncio.create_task(found.client.post("/v1/completions", json=BODY))
+        await found.sent("r1")
+        await found.server.drain.run()
+        await _until(lambda: not found.server.tap.live)
+        response, answers = await post, found.engine.answers
 
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
     assert answers == {}
 
 
-def test_a_request_that_does_not_reach_enginecore_is_forgotten(variables):
-    async def main():
-        async with running() as found:
-            found.engine.error = ValueError("not to be sent")
-            with pytest.raises(ValueError, match="not to be sent"):
-                await found.client.post("/v1/completions", json=BODY)
-            return found.engine.answers, found.server.tap.live, sum(found.server.tap.num_unanswered.values())
+async def test_a_request_that_does_not_reach_enginecore_is_forgotten(variables):
+    async with running() as found:
+        found.engine.error = ValueError("not to be sent")
+        with pytest.raises(ValueError, match="not to be sent"):
+            await found.client.post("/v1/completions", json=BODY)
 
-    assert asyncio.run(main()) == ({}, {}, 0)
+        assert (found.engine.answers, found.server.tap.live, sum(found.server.tap.num_unanswered.values())) == (
+            {},
+            {},
+            0,
+        )
 
 
-def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_its_request(variables):
-    async def main():
-        async with running() as found:
-            received, answered = asyncio.Queue(), asyncio.Queue()
-            scope = {
-                "type": "http",
-                "method": "POST",
-                "path": "/v1/completions",
-                "headers": [],
-                "query_string": b"",
-                "client": ("10.0.0.1", 1),
-            }
-            received.put_nowait({"type": "http.request", "body": json.dumps(BODY | {"stream": True}).encode()})
-            call = asyncio.create_task(found.app(scope, received.get, answered.put))
-            await found.sent("r1")
-            found.engine.give("r1", 5)
-            parts = [await answered.get() for _ in range(2)]
-            received.put_nowait({"type": "http.disconnect"})
-            await call
-            return parts[1]["body"], found.engine.aborted, found.server
-
-    part, aborted, server = asyncio.run(main())
+async def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_its_request(variables):
+    async with running() as found:
+        received, answered = asyncio.Queue(), asyncio.Queue()
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/completions",
+            "headers": [],
+            "query_string": b"",
+            "client": ("10.0.0.1", 1),
+        }
+        received.put_nowait({"type": "http.request", "body": json.dumps(BODY | {"stream": True}).encode()})
+        call = asyncio.create_task(found.app(scope, received.get, answered.put))
+        await found.sent("r1")
+        found.engine.give("r1", 5)
+        parts = [await answered.get() for _ in range(2)]
+        received.put_nowait({"type": "http.disconnect"})
+        await call
+        part, aborted, server = parts[1]["body"], found.engine.aborted, found.server
 
     assert part == b"5"
     assert aborted == ["r1"]
@@ -422,62 +371,49 @@ def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_its_request(variab
 
 
 @pytest.mark.parametrize("isolates", [False, True], ids=["shared", "isolated"])
-def test_a_salt_of_a_client_reaches_the_prefix_cache_of_another_tenant_only_if_it_is_shared(variables, isolates):
+async def test_a_salt_of_a_client_reaches_the_prefix_cache_of_another_tenant_only_if_it_is_shared(variables, isolates):
     variables("BALLAST_ENGINE_ISOLATE_TENANTS", str(isolates).lower())
     salts = (None, "x", "a", "b", "a\n", "b\n", "\na", "\nb", "a\nx", "b\nx")
-
-    async def main():
-        found_salts = {"a": [], "b": []}
-        async with running() as found:
-            for i, (tenant, salt) in enumerate([(tenant, salt) for tenant in found_salts for salt in salts], 1):
-                headers = {"x-llm-d-inference-fairness-id": tenant}
-                body = BODY | {"cache_salt": salt}
-                post = asyncio.create_task(found.client.post("/v1/completions", json=body, headers=headers))
-                found_salts[tenant].append((await found.sent(f"r{i}")).cache_salt)
-                found.engine.give(f"r{i}", 5, reason="stop")
-                await post
-        return found_salts
-
-    found = asyncio.run(main())
+    seen = {"a": [], "b": []}
+    async with running() as found:
+        for i, (tenant, salt) in enumerate([(tenant, salt) for tenant in seen for salt in salts], 1):
+            headers = {"x-llm-d-inference-fairness-id": tenant}
+            body = BODY | {"cache_salt": salt}
+            post = asyncio.create_task(found.client.post("/v1/completions", json=body, headers=headers))
+            seen[tenant].append((await found.sent(f"r{i}")).cache_salt)
+            found.engine.give(f"r{i}", 5, reason="stop")
+            await post
 
     if isolates:
-        assert not set(found["a"]) & set(found["b"])
-        assert [len(set(of)) for of in found.values()] == [len(salts)] * 2
+        assert not set(seen["a"]) & set(seen["b"])
+        assert [len(set(of)) for of in seen.values()] == [len(salts)] * 2
     else:
-        assert found == {"a": list(salts), "b": list(salts)}
+        assert seen == {"a": list(salts), "b": list(salts)}
 
 
-def test_the_health_turns_bad_when_enginecore_ends(variables):
-    async def main():
-        async with running() as found:
-            found.engine.errored = True
-            paths = ("/health", "/ready")
-            return [await found.client.get(path) for path in paths], await found.client.post(
-                "/v1/completions", json=BODY
-            )
-
-    probes, refused = asyncio.run(main())
+async def test_the_health_turns_bad_when_enginecore_ends(variables):
+    async with running() as found:
+        found.engine.errored = True
+        probes = [await found.client.get(path) for path in ("/health", "/ready")]
+        refused = await found.client.post("/v1/completions", json=BODY)
 
     assert [(probe.status_code, probe.json()["reason"]) for probe in probes] == [(503, "EngineCore of vLLM ended.")] * 2
     assert refused.status_code == 500
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_the_health_turns_bad_when_the_feeder_ends(variables, valkey, queue_name):
+async def test_the_health_turns_bad_when_the_feeder_ends(variables, valkey, queue_name):
     variables("BALLAST_RUNTIME_REDIS_URL", valkey.url)
     variables("BALLAST_OFFLINE_QUEUE", queue_name)
 
     def exits(_: float) -> bool:
         raise SystemExit
 
-    async def main():
-        async with running() as found:
-            before = (await found.client.get("/health")).status_code
-            found.server.loop.wait_as_feeder = exits
-            await _until(lambda: not any(thread.name == "ballast-feeder" for thread in threading.enumerate()))
-            return before, await found.client.get("/health")
-
-    before, after = asyncio.run(main())
+    async with running() as found:
+        before = (await found.client.get("/health")).status_code
+        found.server.loop.wait_as_feeder = exits
+        await _until(lambda: not any(thread.name == "ballast-feeder" for thread in threading.enumerate()))
+        after = await found.client.get("/health")
 
     assert before == 200
     assert (after.status_code, after.json()) == (
@@ -495,27 +431,22 @@ def fed(variables, valkey, queue_name):
     queue.close()
 
 
-def test_an_item_that_is_given_back_goes_on_after_its_tokens(fed, as_item):
-    async def main():
-        async with running() as first:
-            await _until(lambda: fed.settings.read().urls)
-            job_id = (await asyncio.to_thread(fed.submissions.submit, [as_item("a")])).job_id
-            await first.sent("r1")
-            first.engine.give("r1", 11)
-            first.engine.give("r1", 12)
-            await first.server.drain.run()
-        counts = fed.jobs.get(job_id).counts
-        async with running() as second:
-            request = await second.sent("r1")
-            second.engine.give("r1", 13)
-            await second.server.drain.run()
-        async with running() as third:
-            last = await third.sent("r1")
-            third.engine.give("r1", 14, reason="length")
-            await _until(lambda: fed.jobs.get(job_id).state is JobState.COMPLETED)
-        return job_id, counts, request, last
-
-    job_id, counts, request, last = asyncio.run(main())
+async def test_an_item_that_is_given_back_goes_on_after_its_tokens(fed, as_item):
+    async with running() as first:
+        job_id = await submit(fed, [as_item("a")])
+        await first.sent("r1")
+        first.engine.give("r1", 11)
+        first.engine.give("r1", 12)
+        await first.server.drain.run()
+    counts = fed.jobs.get(job_id).counts
+    async with running() as second:
+        request = await second.sent("r1")
+        second.engine.give("r1", 13)
+        await second.server.drain.run()
+    async with running() as third:
+        last = await third.sent("r1")
+        third.engine.give("r1", 14, reason="length")
+        await _until(lambda: fed.jobs.get(job_id).state is JobState.COMPLETED)
     (result,) = fed.results.read(job_id)
 
     assert (counts.waiting, counts.leased) == (1, 0)
@@ -533,167 +464,149 @@ async def _leave(found: Running) -> None:
     await found.server.drain.run()
 
 
-def test_items_that_run_leave_the_limit_of_other_offline_requests_as_it_is(fed, as_item, variables):
+async def test_items_that_run_leave_the_limit_of_other_offline_requests_as_it_is(fed, as_item, variables):
     variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "1")
+    async with running() as found:
+        await submit(fed, [as_item("a"), as_item("b")])
+        for request_id in ("r1", "r2"):
+            await found.sent(request_id)
+            found.engine.give(request_id, 11)
+        await reported(found, RequestClass.OFFLINE, 2)
+        posts = Posts(found, "offline")
+        accepted = [await posts.is_accepted() for _ in range(2)]
+        await posts.end()
+        await _leave(found)
 
-    async def main():
-        async with running() as found:
-            await _until(lambda: fed.settings.read().urls)
-            await asyncio.to_thread(fed.submissions.submit, [as_item("a"), as_item("b")])
-            for request_id in ("r1", "r2"):
-                await found.sent(request_id)
-                found.engine.give(request_id, 11)
-            await reported(found, RequestClass.OFFLINE, 2)
-            posts = Posts(found, "offline")
-            accepted = [await posts.is_accepted() for _ in range(2)]
-            await posts.end()
-            await _leave(found)
-            return accepted
-
-    assert asyncio.run(main()) == [True, False]
+        assert accepted == [True, False]
 
 
-def test_the_prompts_of_an_item_do_not_fill_the_queue_of_other_offline_requests(fed, as_item, variables):
+async def test_the_prompts_of_an_item_do_not_fill_the_queue_of_other_offline_requests(fed, as_item, variables):
     variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "2")
+    async with running() as found:
+        await submit(fed, [as_item("a", prompt=["Once"] * 40)])
+        await found.sent("r40")
+        posts = Posts(found, "offline")
+        accepted = await posts.is_accepted()
+        await posts.end()
+        await _leave(found)
 
-    async def main():
-        async with running() as found:
-            await _until(lambda: fed.settings.read().urls)
-            await asyncio.to_thread(fed.submissions.submit, [as_item("a", prompt=["Once"] * 40)])
-            await found.sent("r40")
-            posts = Posts(found, "offline")
-            accepted = await posts.is_accepted()
-            await posts.end()
-            await _leave(found)
-            return accepted
+        assert accepted
 
-    assert asyncio.run(main())
+
+async def rounds(found: Running, number: int) -> None:
+    """Wait until the feeder has run at least this number of rounds."""
+    loop, begun = found.server.loop, 0
+    wait = loop.wait_as_feeder
+
+    def counted(timeout: float) -> bool:
+        nonlocal begun
+        begun += 1
+        return wait(timeout)
+
+    loop.wait_as_feeder = counted
+    await _until(lambda: loop.wake_feeder() or begun > number)
+    loop.wait_as_feeder = wait
 
 
 @pytest.mark.parametrize("kind", ["generate", "pooling"])
-def test_items_with_many_prompts_are_claimed_as_their_requests_get_slots(fed, as_item, kind):
+async def test_items_with_many_prompts_are_claimed_as_their_requests_get_slots(fed, as_item, kind):
     """The scheduler of an encoder reports between two steps, when no request of it holds a slot."""
-
-    async def main():
-        async with running(slots=8, model_config={"runner_type": kind}) as found:
-            await _until(lambda: fed.settings.read().urls)
-            lines = [as_item(f"{i}", prompt=["Once"] * 40) for i in range(30)]
-            job_id = (await asyncio.to_thread(fed.submissions.submit, lines)).job_id
-            held = []
-            for ended in range(3):
-                await found.sent(f"r{40 * ended + 8}")
-                await reported(found, RequestClass.OFFLINE, 8 if kind == "generate" else 0)
-                for round_number in range(10):
-                    if round_number == 5:
-                        found.engine.give(f"r{40 * ended + 1}", 5, reason="stop")
-                    found.server.loop.wake_feeder()
-                    await asyncio.sleep(0.03)
-                held.append(len(found.server.engine.items))
-                for i in range(40 * ended + 2, 40 * ended + 41):
-                    found.engine.give(f"r{i}", 5, reason="stop")
-            await _leave(found)
-            return held, fed.jobs.get(job_id).counts
-
-    held, counts = asyncio.run(main())
+    async with running(slots=8, model_config={"runner_type": kind}) as found:
+        job_id = await submit(fed, [as_item(f"{i}", prompt=["Once"] * 40) for i in range(30)])
+        held = []
+        for ended in range(3):
+            await found.sent(f"r{40 * ended + 8}")
+            await reported(found, RequestClass.OFFLINE, 8 if kind == "generate" else 0)
+            await rounds(found, 5)
+            found.engine.give(f"r{40 * ended + 1}", 5, reason="stop")
+            await _until(lambda: len(found.server.engine.items) == 2)
+            await rounds(found, 5)
+            held.append(len(found.server.engine.items))
+            for i in range(40 * ended + 2, 40 * ended + 41):
+                found.engine.give(f"r{i}", 5, reason="stop")
+        await _leave(found)
+        counts = fed.jobs.get(job_id).counts
 
     assert set(held) == {2}, "one that has begun, and one ahead"
     assert (counts.succeeded, counts.waiting, counts.failed) == (3, 27, 0)
 
 
-def test_an_item_with_many_prompts_at_the_cap_of_its_tenant_leaves_the_other_slots_to_others(fed, as_item, variables):
+async def test_an_item_with_many_prompts_at_the_cap_of_its_tenant_leaves_the_other_slots_to_others(
+    fed, as_item, variables
+):
     variables("BALLAST_OFFLINE_TENANTS", "[{name: capped, maxSlots: 3}, {name: other}]")
-
-    async def main():
-        async with running(slots=8) as found:
-            await _until(lambda: fed.settings.read().urls)
-            submit = fed.submissions.submit
-            many = [as_item(f"{i}", prompt=["Once"] * 40) for i in range(9)]
-            await asyncio.to_thread(submit, many, tenant="capped")
-            await found.sent("r40")
-            found.engine.give("r1", 5)
-            await reported(found, RequestClass.OFFLINE, 3)
-            await asyncio.to_thread(submit, [as_item(f"{i}") for i in range(9)], tenant="other")
-            await _until(lambda: len(found.server.engine.items) >= 1 + 5)
-            tenants = [item.call.caller.tenant for item in found.server.engine.items.values()]
-            await _leave(found)
-            return tenants
-
-    tenants = asyncio.run(main())
+    async with running(slots=8) as found:
+        await submit(fed, [as_item(f"{i}", prompt=["Once"] * 40) for i in range(9)], tenant="capped")
+        await found.sent("r40")
+        found.engine.give("r1", 5)
+        await reported(found, RequestClass.OFFLINE, 3)
+        await submit(fed, [as_item(f"{i}") for i in range(9)], tenant="other")
+        await _until(lambda: len(found.server.engine.items) >= 1 + 5)
+        tenants = [item.call.caller.tenant for item in found.server.engine.items.values()]
+        await _leave(found)
 
     assert tenants.count("capped") == 1
     assert tenants.count("other") >= 5
 
 
-def test_an_item_that_cannot_go_on_starts_again_and_its_tokens_count_as_computed(fed, as_item):
-    async def main():
-        async with running() as first:
-            await _until(lambda: fed.settings.read().urls)
-            item = as_item("a", sampling={"logprobs": 1})
-            await asyncio.to_thread(fed.submissions.submit, [item])
-            await first.sent("r1")
-            first.engine.give("r1", 11)
-            await first.server.drain.run()
-        async with running() as second:
-            request = await second.sent("r1")
-            await second.server.drain.run()
-        return request
-
-    request = asyncio.run(main())
+async def test_an_item_that_cannot_go_on_starts_again_and_its_tokens_count_as_computed(fed, as_item):
+    async with running() as first:
+        await submit(fed, [as_item("a", sampling={"logprobs": 1})])
+        await first.sent("r1")
+        first.engine.give("r1", 11)
+        await first.server.drain.run()
+    async with running() as second:
+        request = await second.sent("r1")
+        await second.server.drain.run()
 
     assert request.prompt_token_ids == [1, 2, 3]
     assert request.sampling_params.extra_args["ballast"]["num_computed"] == 4
 
 
-def test_an_item_starts_again_when_the_arguments_of_vllm_changed(fed, as_item, variables):
-    async def main():
-        async with running() as first:
-            await _until(lambda: fed.settings.read().urls)
-            await asyncio.to_thread(fed.submissions.submit, [as_item("a")])
-            await first.sent("r1")
-            first.engine.give("r1", 11)
-            await first.server.drain.run()
-        variables("BALLAST_ENGINE_BACKEND", "vllm")
-        variables("BALLAST_ENGINE_VLLM", "{args: [--tokenizer=other]}")
-        async with running() as second:
-            changed = await second.sent("r1")
-            second.engine.give("r1", 12)
-            await second.server.drain.run()
-        async with running() as third:
-            same = await third.sent("r1")
-            await third.server.drain.run()
-        return changed.prompt_token_ids, same.prompt_token_ids
+async def test_an_item_starts_again_when_the_arguments_of_vllm_changed(fed, as_item, variables):
+    async with running() as first:
+        await submit(fed, [as_item("a")])
+        await first.sent("r1")
+        first.engine.give("r1", 11)
+        await first.server.drain.run()
+    variables("BALLAST_ENGINE_BACKEND", "vllm")
+    variables("BALLAST_ENGINE_VLLM", "{args: [--tokenizer=other]}")
+    async with running() as second:
+        changed = await second.sent("r1")
+        second.engine.give("r1", 12)
+        await second.server.drain.run()
+    async with running() as third:
+        same = await third.sent("r1")
+        await third.server.drain.run()
 
-    assert asyncio.run(main()) == ([1, 2, 3], [1, 2, 3, 12])
+    assert (changed.prompt_token_ids, same.prompt_token_ids) == ([1, 2, 3], [1, 2, 3, 12])
+
+
+async def revision(**arguments: Any) -> str:
+    async with running(**arguments) as found:
+        return found.server.revision
 
 
 @pytest.mark.parametrize("field", DECIDING)
-def test_a_field_of_vllm_that_decides_tokens_is_part_of_the_revision(variables, field):
-    async def revision(**changed):
-        async with running(**changed) as found:
-            return found.server.revision
-
-    assert asyncio.run(revision()) == asyncio.run(revision())
-    assert asyncio.run(revision()) != asyncio.run(revision(model_config={field: "another"}))
+async def test_a_field_of_vllm_that_decides_tokens_is_part_of_the_revision(variables, field):
+    assert await revision() == await revision()
+    assert await revision() != await revision(model_config={field: "another"})
 
 
-def test_the_rendering_of_chats_is_part_of_the_revision(variables, tmp_path):
+async def test_the_rendering_of_chats_is_part_of_the_revision(variables, tmp_path):
     file = tmp_path / "template.jinja"
     file.write_text("<{{ messages }}>")
 
-    async def revision(**arguments):
-        async with running(**arguments) as found:
-            return found.server.revision
-
-    def revisions():
+    async def revisions():
         stated = {"chat_template": str(file)}
         options = ({}, stated, {"chat_template": "[{{ messages }}]"}, {"chat_template": "tool.jinja"})
         thinking = {"default_chat_template_kwargs": {"enable_thinking": False}}
-        return [asyncio.run(revision(**arguments)) for arguments in (*options, stated | thinking)]
+        return [await revision(**arguments) for arguments in (*options, stated | thinking)]
 
-    before = revisions()
-    again = revisions()
+    before = await revisions()
+    again = await revisions()
     file.write_text("({{ messages }})")
-    after = revisions()
+    after = await revisions()
 
     assert len(set(before)) == 5
     assert before == again
@@ -712,33 +625,25 @@ def test_a_file_that_decides_prompts_is_part_of_the_revision_of_a_directory(tmp_
     assert model_revision(config, tmp_path) != before
 
 
-def test_an_item_that_vllm_refuses_keeps_the_sentence_and_spends_no_other_attempt(fed, as_item):
-    async def main():
-        async with running():
-            await _until(lambda: fed.settings.read().urls)
-            job_id = (await asyncio.to_thread(fed.submissions.submit, [as_item("a", max_tokens=0)])).job_id
-            await _until(lambda: fed.jobs.get(job_id).state.is_over)
-        return job_id
-
-    (result,) = fed.results.read(asyncio.run(main()))
+async def test_an_item_that_vllm_refuses_keeps_the_sentence_and_spends_no_other_attempt(fed, as_item):
+    async with running():
+        job_id = await submit(fed, [as_item("a", max_tokens=0)])
+        await _until(lambda: fed.jobs.get(job_id).state.is_over)
+    (result,) = fed.results.read(job_id)
 
     assert (result.status_code, result.error["message"]) == (400, "max_tokens must be at least 1")
 
 
-def test_an_item_that_runs_is_aborted_when_its_job_is_cancelled(fed, as_item):
-    async def main():
-        async with running() as found:
-            await _until(lambda: fed.settings.read().urls)
-            job_id = (await asyncio.to_thread(fed.submissions.submit, [as_item("a")])).job_id
-            await found.sent("r1")
-            found.engine.give("r1", 11)
-            await asyncio.to_thread(fed.jobs.cancel, job_id)
-            outcomes = found.server.feeder.recorder.outcomes
-            await _until(lambda: outcomes["offline", "aborted"])
-            await _until(lambda: fed.jobs.get(job_id).state.is_over and not found.server.tap.live)
-            return fed.jobs.get(job_id), found.engine.aborted, found.server.engine.items
-
-    job, aborted, items = asyncio.run(main())
+async def test_an_item_that_runs_is_aborted_when_its_job_is_cancelled(fed, as_item):
+    async with running() as found:
+        job_id = await submit(fed, [as_item("a")])
+        await found.sent("r1")
+        found.engine.give("r1", 11)
+        await asyncio.to_thread(fed.jobs.cancel, job_id)
+        outcomes = found.server.feeder.recorder.outcomes
+        await _until(lambda: outcomes["offline", "aborted"])
+        await _until(lambda: fed.jobs.get(job_id).state.is_over and not found.server.tap.live)
+        job, aborted, items = fed.jobs.get(job_id), found.engine.aborted, found.server.engine.items
 
     assert job.state is JobState.CANCELLED
     assert (job.counts.leased, job.counts.waiting, job.counts.succeeded) == (0, 0, 0)
@@ -746,17 +651,13 @@ def test_an_item_that_runs_is_aborted_when_its_job_is_cancelled(fed, as_item):
     assert items == {}
 
 
-def test_items_in_flight_are_tried_again_when_enginecore_ends(fed, as_item):
-    async def main():
-        async with running() as found:
-            await _until(lambda: fed.settings.read().urls)
-            job_id = (await asyncio.to_thread(fed.submissions.submit, [as_item("a")])).job_id
-            await found.sent("r1")
-            found.engine.errored = True
-            await _until(lambda: fed.jobs.get(job_id).counts.waiting)
-        return job_id
-
-    counts = fed.jobs.get(asyncio.run(main())).counts
+async def test_items_in_flight_are_tried_again_when_enginecore_ends(fed, as_item):
+    async with running() as found:
+        job_id = await submit(fed, [as_item("a")])
+        await found.sent("r1")
+        found.engine.errored = True
+        await _until(lambda: fed.jobs.get(job_id).counts.waiting)
+    counts = fed.jobs.get(job_id).counts
 
     assert (counts.leased, counts.waiting) == (0, 1)
 
@@ -769,51 +670,48 @@ def as_item():
     return line
 
 
-def test_keys_are_needed_for_everything_but_probes(variables, tmp_path):
+async def test_keys_are_needed_for_everything_but_probes(variables, tmp_path):
     keys = tmp_path / "keys.yaml"
     keys.write_text("k: lab\n")
     variables("BALLAST_RUNTIME_API_KEYS_FILE", str(keys))
+    async with running() as found:
+        paths = ("/v1/models", "/docs", "/health", "/ready", "/metrics")
+        seen = [(await found.client.get(path)).status_code for path in paths]
+        known = await found.client.get("/v1/models", headers={"authorization": "Bearer k"})
 
-    async def main():
-        async with running() as found:
-            paths = ("/v1/models", "/docs", "/health", "/ready", "/metrics")
-            seen = [(await found.client.get(path)).status_code for path in paths]
-            known = await found.client.get("/v1/models", headers={"authorization": "Bearer k"})
-            return seen, known.status_code
-
-    assert asyncio.run(main()) == ([401, 401, 200, 200, 200], 200)
+        assert (seen, known.status_code) == ([401, 401, 200, 200, 200], 200)
 
 
-def test_a_key_that_is_revoked_is_unknown_without_a_restart_and_without_a_configuration_file(variables, tmp_path):
+async def test_a_key_that_is_revoked_is_unknown_without_a_restart_and_without_a_configuration_file(variables, tmp_path):
     keys = tmp_path / "keys.yaml"
     keys.write_text("k: lab\nother: lab\n")
     variables("BALLAST_RUNTIME_API_KEYS_FILE", str(keys))
+    async with running() as found:
 
-    async def main():
-        async with running() as found:
+        async def status(key):
+            headers = {"authorization": f"Bearer {key}"}
+            return (await found.client.get("/v1/models", headers=headers)).status_code
 
-            async def status(key):
-                headers = {"authorization": f"Bearer {key}"}
-                return (await found.client.get("/v1/models", headers=headers)).status_code
+        before = await status("k"), await status("other")
+        (tmp_path / "fresh").write_text("other: lab\n")
+        (tmp_path / "fresh").rename(keys)
+        async with asyncio.timeout(60):
+            while await status("k") == 200:  # noqa: ASYNC110 - other threads set no event
+                await asyncio.sleep(0.005)
 
-            before = await status("k"), await status("other")
-            (tmp_path / "fresh").write_text("other: lab\n")
+        assert before == (200, 200)
+        assert (await status("k"), await status("other")) == (401, 200)
+
+        for text, is_invalid in (("other: [", "1.0"), ("{}", "0.0")):
+            (tmp_path / "fresh").write_text(text)
             (tmp_path / "fresh").rename(keys)
-            async with asyncio.timeout(60):
-                while await status("k") == 200:  # noqa: ASYNC110 - other threads set no event
-                    await asyncio.sleep(0.005)
-            after = await status("k"), await status("other")
-            for text, is_invalid in (("other: [", "1.0"), ("{}", "0.0")):
-                (tmp_path / "fresh").write_text(text)
-                (tmp_path / "fresh").rename(keys)
-                shown = f"ballast_config_invalid {is_invalid}".encode()
-                await _until(lambda: shown in found.server.metrics.render())  # noqa: B023
-            return before, after, await status("other")
+            shown = f"ballast_config_invalid {is_invalid}".encode()
+            await _until(lambda: shown in found.server.metrics.render())  # noqa: B023
 
-    assert asyncio.run(main()) == ((200, 200), (401, 200), 401)
+        assert await status("other") == 401
 
 
-def test_requests_that_ballast_refuses_are_counted(variables, tmp_path):
+async def test_requests_that_ballast_refuses_are_counted(variables, tmp_path):
     keys = tmp_path / "keys.yaml"
     keys.write_text("k: lab\nother: undeclared\n")
     variables("BALLAST_RUNTIME_API_KEYS_FILE", str(keys))
@@ -826,36 +724,30 @@ def test_requests_that_ballast_refuses_are_counted(variables, tmp_path):
         (known | {"x-ballast-class": "offline", "x-ballast-priority": "urgent"}, 400),
         (known | {"x-llm-d-slo-ttft-ms": "0"}, 400),
     ]
-
-    async def main():
-        async with running() as found:
-            for headers, status in refused:
-                assert (await found.client.post("/v1/completions", json=BODY, headers=headers)).status_code == status
-            assert (await found.client.get("/v1/models")).status_code == 401, "not a request to the model"
-            for path, body, status in (("/tokenize", BODY, 404), ("/v1/completions", BODY | {"max_tokens": 0}, 400)):
-                assert (await found.client.post(path, json=body, headers=known)).status_code == status
-            return found.server.recorder.outcomes, found.engine.sent, found.server.tap.num_online
-
-    outcomes, sent, num_online = asyncio.run(main())
+    async with running() as found:
+        for headers, status in refused:
+            assert (await found.client.post("/v1/completions", json=BODY, headers=headers)).status_code == status
+        assert (await found.client.get("/v1/models")).status_code == 401, "not a request to the model"
+        for path, body, status in (("/tokenize", BODY, 404), ("/v1/completions", BODY | {"max_tokens": 0}, 400)):
+            assert (await found.client.post(path, json=body, headers=known)).status_code == status
+        outcomes = found.server.recorder.outcomes
 
     assert {key: count for key, count in outcomes.items() if count} == {("online", "invalid"): len(refused) + 2}
-    assert sent == {}
-    assert num_online == 0, "the load of the server"
+    assert found.engine.sent == {}
+    assert found.server.tap.num_online == 0, "the load of the server"
 
 
-def test_a_body_above_the_limit_never_reaches_vllm(variables):
+async def test_a_body_above_the_limit_never_reaches_vllm(variables):
     variables("BALLAST_LIMITS_MAX_BODY_KIBIBYTES", "1")
 
     async def parts():
         for _ in range(3):
             yield b"a" * 500
 
-    async def main():
-        async with running() as found:
-            chunked = await found.client.post("/v1/completions", content=parts())
-            return chunked.status_code, found.engine.sent
+    async with running() as found:
+        chunked = await found.client.post("/v1/completions", content=parts())
 
-    assert asyncio.run(main()) == (413, {})
+        assert (chunked.status_code, found.engine.sent) == (413, {})
 
 
 @asynccontextmanager
@@ -873,35 +765,30 @@ async def accept(scope, receive, send):
     await send({"type": "http.response.body", "body": b""})
 
 
-def test_a_body_counts_with_its_objects_until_its_response_ends(variables):
+async def test_a_body_counts_with_its_objects_until_its_response_ends(variables):
     lists = b"[" + b"[]," * 1_390_000 + b"[]]"
     ids = json.dumps({"prompt": [10_000] * 100_000}).encode()
+    async with running() as found:
+        bodies, seen, others = found.server.bodies, [], []
 
-    async def main():
-        async with running() as found:
-            bodies, seen = found.server.bodies, []
+        async def app(scope, receive, send):
+            body = (await receive())["body"]
+            seen.append((bodies.used, sys.getrefcount(body)))
+            if len(seen) == 1:
+                others.extend([await client.post("/v1/completions", content=other) for other in (lists, ids)])
+            await accept(scope, receive, send)
 
-            async def app(scope, receive, send):
-                body = (await receive())["body"]
-                seen.append((bodies.used, sys.getrefcount(body)))
-                if len(seen) == 1:
-                    others = [await client.post("/v1/completions", content=other) for other in (lists, ids)]
-                    seen.extend([other.status_code for other in others])
-                await accept(scope, receive, send)
+        async with before_app(found.server, app) as client:
+            await client.post("/v1/completions", content=lists)
+            after, bodies.limit = bodies.used, 5_000_000
+            alone = await client.post("/v1/completions", content=lists)
 
-            async with before_app(found.server, app) as client:
-                await client.post("/v1/completions", content=lists)
-                after, bodies.limit = bodies.used, 5_000_000
-                alone = await client.post("/v1/completions", content=lists)
-            return seen, after, alone.status_code
-
-    (first, (with_ids, _), *statuses, _), after, alone = asyncio.run(main())
-
+    first, (with_ids, _), _ = seen
     assert first == (len(lists) + 64 * 2_780_002 - 65_536, 2), "one reference is that of getrefcount"
     assert with_ids - first[0] == len(ids) + 64 * 100_001 - 65_536
-    assert statuses == [429, 200]
+    assert [other.status_code for other in others] == [429, 200]
     assert after == 0
-    assert alone == 200, "a body whose objects exceed the limit passes alone"
+    assert alone.status_code == 200, "a body whose objects exceed the limit passes alone"
 
 
 @pytest.mark.parametrize(
@@ -914,32 +801,25 @@ def test_a_body_counts_with_its_objects_until_its_response_ends(variables):
         ({"input": "," * 5000}, 200),
     ],
 )
-def test_an_encoder_gets_calls_with_a_limited_number_of_inputs(variables, fields, status):
-    async def main():
-        async with (
-            running(model_config={"runner_type": "pooling"}) as found,
-            before_app(found.server, accept) as client,
-        ):
-            return await client.post("/v1/embeddings", json=fields)
-
-    response = asyncio.run(main())
+async def test_an_encoder_gets_calls_with_a_limited_number_of_inputs(variables, fields, status):
+    async with (
+        running(model_config={"runner_type": "pooling"}) as found,
+        before_app(found.server, accept) as client,
+    ):
+        response = await client.post("/v1/embeddings", json=fields)
 
     assert response.status_code == status
     assert status == 200 or "has 2049 inputs, the limit is 2048" in response.json()["error"]["message"]
 
 
-def test_routers_see_online_requests_only(variables):
-    async def main():
-        async with running() as found:
-            headers = {"x-ballast-class": "offline"}
-            post = asyncio.create_task(found.client.post("/v1/completions", json=BODY, headers=headers))
-            await found.sent("r1")
-            text = (await found.client.get("/metrics")).text
-            found.engine.give("r1", 5, reason="stop")
-            await post
-            return text
-
-    text = asyncio.run(main())
+async def test_routers_see_online_requests_only(variables):
+    async with running() as found:
+        headers = {"x-ballast-class": "offline"}
+        post = asyncio.create_task(found.client.post("/v1/completions", json=BODY, headers=headers))
+        await found.sent("r1")
+        text = (await found.client.get("/metrics")).text
+        found.engine.give("r1", 5, reason="stop")
+        await post
 
     assert 'ballast_requests_waiting{class="offline"} 1.0' in text
     assert 'ballast_requests_waiting{class="online"} 0.0' in text

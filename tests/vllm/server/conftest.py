@@ -7,17 +7,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from control_plane import free_port
+from ports import free_port
+from waiting import until
 
+from ballast_queue.job import Result
 from ballast_queue.redis_store import Queue
 
 PATIENCE = 600.0
@@ -29,12 +30,7 @@ TEMPLATE = (
 
 
 def _eventually(is_true: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        if found := is_true():
-            return found
-        time.sleep(0.02)
-    pytest.fail(f"waited {PATIENCE:.0f} s for: {what}")
+    return until(is_true, seconds=PATIENCE, said=what)
 
 
 @pytest.fixture(scope="session")
@@ -156,9 +152,22 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., AbstractCo
 
 @pytest.fixture
 def queue(valkey: Any, queue_name: str) -> Iterator[Queue]:
-    found = Queue.connect(valkey.url, queue_name)
-    yield found
-    found.close()
+    with closing(Queue.connect(valkey.url, queue_name)) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def run_job(valkey: Any) -> Callable[..., dict[str, Result]]:
+    """`run_job("queue", lines)` returns the results of a job by custom_id."""
+
+    def run(queue_name: str, lines: list[str], **terms: Any) -> dict[str, Result]:
+        with closing(Queue.connect(valkey.url, queue_name)) as queue:
+            _eventually(lambda: queue.settings.read().urls, "the server to configure the queue")
+            job_id = queue.submissions.submit(lines, **terms).job_id
+            _eventually(lambda: queue.jobs.get(job_id).state.is_over, f"job {job_id} to be over")
+            return {result.custom_id: result for result in queue.results.read(job_id)}
+
+    return run
 
 
 def line(custom_id: str, url: str, **body: Any) -> str:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 
 import pytest
-from small_models import make_adapter
+from small_models import config_of, make_adapter
 
-from ballast_queue.redis_store import Queue
 from ballast_vllm.engine_client import PROMPT_LOGPROBS
 
 pytestmark = pytest.mark.timeout(900)
@@ -26,19 +24,8 @@ def config(wandering_model, valkey, tmp_path_factory):
         for seed, name in enumerate("abc")
     ]
     adapters[1]["tenants"] = ["legal"]
-    return {
-        "model": {
-            "uri": f"file://{wandering_model}",
-            "servedName": "m",
-            "dtype": "float32",
-            "maxModelLen": 512,
-            "adapters": adapters,
-        },
-        "engine": {"backend": "vllm", "kvMemoryMebibytes": 128, "vllm": {"args": ["--enforce-eager"]}},
-        "slots": 5,
-        "offline": {"queue": QUEUE},
-        "runtime": {"redisUrl": valkey.url},
-    }
+    sections = {"model": {"adapters": adapters}, "offline": {"queue": QUEUE}, "runtime": {"redisUrl": valkey.url}}
+    return config_of(wandering_model, slots=5, **sections)
 
 
 @pytest.fixture(scope="module")
@@ -72,17 +59,13 @@ def test_logprobs_of_a_prompt_are_refused_because_vllm_would_end(serving, more):
 
 
 @pytest.fixture
-def run(valkey, eventually, as_line):
+def run(run_job, as_line):
     """`run(models, tenant)` runs a job with an item for each model, and returns the results in order."""
 
     def ran(models, tenant, queue_name=QUEUE):
-        with closing(Queue.connect(valkey.url, queue_name)) as queue:
-            eventually(lambda: queue.settings.read().urls, "the server to configure the queue")
-            body = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
-            lines = [as_line(str(n), "/v1/completions", **{**body, "model": model}) for n, model in enumerate(models)]
-            job_id = queue.submissions.submit(lines, tenant=tenant).job_id
-            eventually(lambda: queue.jobs.get(job_id).state.is_over, "the job to be over")
-            found = {result.custom_id: result for result in queue.results.read(job_id)}
+        body = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+        lines = [as_line(str(n), "/v1/completions", **{**body, "model": model}) for n, model in enumerate(models)]
+        found = run_job(queue_name, lines, tenant=tenant)
         return [found[str(n)] for n in range(len(models))]
 
     return ran

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from small_models import config_of
 from tls import LOOPBACK, OTHER, certificate_of, shown
 
 pytestmark = pytest.mark.timeout(900)
@@ -34,13 +35,8 @@ def publish(volume: Path, pem: Path, number: int) -> None:
 def test_each_new_certificate_of_a_secret_volume_is_shown_on_both_ports(launch, wandering_model, tmp_path, eventually):
     volume, path = tmp_path / "volume", tmp_path / "worker.yaml"
     publish(volume, LOOPBACK, 0)
-    config = {
-        "model": {"uri": f"file://{wandering_model}", "servedName": "m", "dtype": "float32", "maxModelLen": 512},
-        "engine": {"backend": "vllm", "kvMemoryMebibytes": 128, "vllm": {"args": ["--enforce-eager"]}},
-        "slots": 2,
-        "runtime": {"tlsCertFile": str(volume / "tls.crt"), "tlsKeyFile": str(volume / "tls.key")},
-    }
-    with launch(path, config) as serving:
+    files = {"tlsCertFile": str(volume / "tls.crt"), "tlsKeyFile": str(volume / "tls.key")}
+    with launch(path, config_of(wandering_model, slots=2, runtime=files)) as serving:
         runtime = json.loads(path.read_text())["runtime"]
         ports = runtime["port"], runtime["metricsPort"]
         trusted = ssl.create_default_context(cafile=str(LOOPBACK))

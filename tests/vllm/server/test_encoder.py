@@ -94,12 +94,3 @@ def test_requests_are_judged_by_their_latency(served):
     assert series['ballast_time_to_first_token_seconds_count{class="online"}'] == 0
     assert status["latency_p99_seconds"] > 0
     assert (status["ttft_p99_seconds"], status["tpot_p99_seconds"]) == (None, None)
-
-
-def test_a_latency_slo_is_refused_for_a_model_that_generates(start, tiny_model):
-    with start(tiny_model, is_awaited=False, BALLAST_SLO_LATENCY_MILLISECONDS="30") as serving:
-        code = serving.process.wait(600)
-        log = serving.log.read_text()
-
-    assert code != 0
-    assert "slo.latencyMilliseconds is the SLO of a model that returns vectors or scores" in log

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import socket
-from contextlib import closing
 
 import pytest
 from small_models import make_idefics, picture
 from vllm.exceptions import VLLMValidationError
 
-from ballast_queue.redis_store import Queue
 from ballast_vllm.internals import DataUrls
 
 pytestmark = pytest.mark.timeout(900)
@@ -80,17 +78,14 @@ def test_a_tenant_that_names_its_image_as_another_tenant_does_gets_its_own(servi
     assert ask("blue", "lab") == answers["red"], "vLLM takes the name, not the image"
 
 
-def test_no_url_of_a_client_or_of_an_item_is_opened(serving, valkey, eventually, as_line):
-    with socket.create_server(("127.0.0.1", 0)) as listener, closing(Queue.connect(valkey.url, QUEUE)) as queue:
+def test_no_url_of_a_client_or_of_an_item_is_opened(serving, run_job, as_line):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         url = f"HTTP://127.0.0.1:{listener.getsockname()[1]}/"
         bodies = [body({"type": "image_url", "image_url": {"url": found}}) for found in (url, "file:///etc/passwd")]
         with serving.client() as client:
             found = [client.post(URL, json={"model": "m", **sent}) for sent in bodies]
-        eventually(lambda: queue.settings.read().urls, "the server to configure the queue")
-        job_id = queue.submissions.submit([as_line("a", URL, **bodies[0])]).job_id
-        eventually(lambda: queue.jobs.get(job_id).state.is_over, "the job to be over")
-        (result,) = queue.results.read(job_id)
+        result = run_job(QUEUE, [as_line("a", URL, **bodies[0])])["a"]
         with pytest.raises(BlockingIOError):
             listener.accept()
 
@@ -124,12 +119,8 @@ def test_the_reasoning_is_apart_from_the_answer(online):
     assert not ended["reasoning"]
 
 
-def test_an_item_with_images_has_the_answer_of_the_same_online_request(serving, online, valkey, eventually, as_line):
-    with closing(Queue.connect(valkey.url, QUEUE)) as queue:
-        eventually(lambda: queue.settings.read().urls, "the server to configure the queue")
-        job_id = queue.submissions.submit([as_line(name, URL, **body) for name, body in BODIES.items()]).job_id
-        eventually(lambda: queue.jobs.get(job_id).state.is_over, "the job to be over")
-        results = {result.custom_id: result for result in queue.results.read(job_id)}
+def test_an_item_with_images_has_the_answer_of_the_same_online_request(online, run_job, as_line):
+    results = run_job(QUEUE, [as_line(name, URL, **body) for name, body in BODIES.items()])
 
     for name, expected in online.items():
         assert results[name].body["choices"] == expected["choices"], name

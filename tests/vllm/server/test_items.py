@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
-
-from ballast_queue.redis_store import Queue
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -74,18 +73,9 @@ def serving(start, wandering_model, valkey):
 
 
 @pytest.fixture
-def items(serving, valkey, eventually):
-    """`items(lines)` runs a job and returns its results by custom_id."""
-    queue = Queue.connect(valkey.url, "test/items")
-
-    def run(lines: list[str], **terms):
-        eventually(lambda: queue.settings.read().urls, "the server to configure the queue")
-        job_id = queue.submissions.submit(lines, **terms).job_id
-        eventually(lambda: queue.jobs.get(job_id).state.is_over, f"job {job_id} to be over")
-        return {result.custom_id: result for result in queue.results.read(job_id)}
-
-    yield run
-    queue.close()
+def items(serving, run_job):
+    """`items(lines)` runs a job on the server, and returns its results by custom_id."""
+    return partial(run_job, "test/items")
 
 
 CHANGING = {"id", "created", "created_at", "completed_at", "metadata"}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from small_models import config_of
 
 from ballast_worker.errors import WorkerError
 
@@ -23,21 +24,11 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def serving(launch, wandering_model, path):
-    config = {
-        "model": {
-            "uri": f"file://{wandering_model}",
-            "servedName": "m",
-            "dtype": "float32",
-            "maxModelLen": 512,
-        },
-        "engine": {
-            "backend": "vllm",
-            "kvMemoryMebibytes": 128,
-            "speculative": {"method": "ngram", "draftTokens": 3},
-            "vllm": {"args": ["--enforce-eager", "--max-logprobs=7"]},
-        },
-        "slots": 5,
+    engine = {
+        "speculative": {"method": "ngram", "draftTokens": 3},
+        "vllm": {"args": ["--enforce-eager", "--max-logprobs=7"]},
     }
+    config = config_of(wandering_model, slots=5, engine=engine)
     with launch(path, config) as found:
         yield found
 
@@ -93,13 +84,7 @@ def test_a_hot_change_of_the_file_is_in_force_without_a_restart(serving, change,
 
 
 def test_the_death_of_engine_core_is_stated_and_no_success(launch, tiny_model, tmp_path):
-    config = {
-        "model": {"uri": f"file://{tiny_model}", "dtype": "float32", "maxModelLen": 512},
-        "engine": {"backend": "vllm", "kvMemoryMebibytes": 128, "vllm": {"args": ["--enforce-eager"]}},
-        "slots": 2,
-    }
-
-    with launch(tmp_path / "worker.yaml", config) as serving:
+    with launch(tmp_path / "worker.yaml", config_of(tiny_model, slots=2)) as serving:
         os.kill(serving.engine_core(), signal.SIGKILL)
         code = serving.process.wait(60)
 
@@ -108,11 +93,7 @@ def test_the_death_of_engine_core_is_stated_and_no_success(launch, tiny_model, t
 
 
 def test_without_a_compiler_vllm_answers_with_logprobs_and_compiles_nothing(launch, tiny_model, tmp_path):
-    config = {
-        "model": {"uri": f"file://{tiny_model}", "servedName": "m", "dtype": "float32", "maxModelLen": 512},
-        "engine": {"backend": "vllm", "kvMemoryMebibytes": 128},
-        "slots": 2,
-    }
+    config = config_of(tiny_model, slots=2, engine={"vllm": {}})
     variables = {"CXX": str(tmp_path / "g++"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
 
     with launch(tmp_path / "worker.yaml", config, **variables) as serving:
@@ -142,13 +123,3 @@ def test_an_encoder_is_served_with_the_defaults(launch, tmp_path):
         answer = client.post("/v1/embeddings", json={"model": "m", "input": "a ship"})
 
     assert answer.json()["data"][0]["embedding"] == pytest.approx(expected, abs=1e-5)
-
-
-def test_a_policy_in_additional_config_is_refused_beside_the_middleware(start, tiny_model):
-    stated = json.dumps({"ballast": {"ttft": 1.0}})
-    with start(tiny_model, "--additional-config", stated, is_awaited=False) as serving:
-        code = serving.process.wait(600)
-        log = serving.log.read_text()
-
-    assert code != 0
-    assert "set the fields in the file that BALLAST_CONFIG names" in log

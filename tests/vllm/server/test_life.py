@@ -8,24 +8,14 @@ import signal
 import httpx
 import pytest
 
-from ballast_queue.redis_store import Queue
-
 pytestmark = pytest.mark.timeout(1500)
 
-NAME = "test/life"
 LONG = {"prompt": "Once upon", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
 
 
 @pytest.fixture
-def queue(valkey):
-    found = Queue.connect(valkey.url, NAME)
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def started(start, wandering_model, valkey):
-    variables = {"BALLAST_RUNTIME_REDIS_URL": valkey.url, "BALLAST_OFFLINE_QUEUE": NAME}
+def started(start, wandering_model, valkey, queue_name):
+    variables = {"BALLAST_RUNTIME_REDIS_URL": valkey.url, "BALLAST_OFFLINE_QUEUE": queue_name}
     variables |= {"BALLAST_OFFLINE_LEASE_SECONDS": "600", "BALLAST_RUNTIME_DRAIN_SECONDS": "60"}
     return lambda: start(wandering_model, **variables)
 
@@ -101,27 +91,36 @@ def _kill_the_engine(serving, queue, as_line, eventually):
     assert "EngineCore of vLLM ended" in serving.log.read_text()
 
 
-def test_several_api_servers_are_refused(start, wandering_model, eventually):
-    with start(wandering_model, "--api-server-count", "2", is_awaited=False) as serving:
-        eventually(lambda: serving.process.poll() is not None, "the server to end")
+REFUSED = {
+    "several API servers": (
+        ("--api-server-count", "2"), {}, "vLLM runs 2 API server processes, and Ballast supports one",
+    ),
+    "keys of vLLM beside those of Ballast": (
+        ("--api-key", "x"), {"BALLAST_RUNTIME_API_KEYS_FILE": "{folder}/keys.yaml"},
+        "a request has one key. Remove --api-key",
+    ),
+    "the scheduler of vLLM": (
+        ("--scheduler-cls", "vllm.v1.core.sched.scheduler.Scheduler"), {},
+        "start it with --scheduler-cls ballast_vllm.scheduler.BallastScheduler",
+    ),
+    "a policy in additional_config beside the middleware": (
+        ("--additional-config", '{"ballast": {"ttft": 1.0}}'), {},
+        "set the fields in the file that BALLAST_CONFIG names",
+    ),
+    "a latency SLO of a model that generates": (
+        (), {"BALLAST_SLO_LATENCY_MILLISECONDS": "30"},
+        "slo.latencyMilliseconds is the SLO of a model that returns vectors or scores",
+    ),
+}  # fmt: skip
 
-        assert serving.process.returncode != 0
-        assert "vLLM runs 2 API server processes, and Ballast supports one" in serving.log.read_text()
 
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_server_that_cannot_keep_its_promises_does_not_start(start, tiny_model, tmp_path, case):
+    (tmp_path / "keys.yaml").write_text("key: tenant\n")
+    arguments, variables, sentence = REFUSED[case]
+    variables = {name: value.format(folder=tmp_path) for name, value in variables.items()}
+    with start(tiny_model, *arguments, is_awaited=False, **variables) as serving:
+        code = serving.process.wait(600)
 
-def test_keys_of_vllm_beside_those_of_ballast_are_refused(start, wandering_model, tmp_path, eventually):
-    keys = tmp_path / "keys.yaml"
-    keys.write_text("key: tenant\n")
-    with start(wandering_model, "--api-key", "x", is_awaited=False, BALLAST_RUNTIME_API_KEYS_FILE=str(keys)) as serving:
-        eventually(lambda: serving.process.poll() is not None, "the server to end")
-
-        assert serving.process.returncode != 0
-        assert "a request has one key. Remove --api-key" in serving.log.read_text()
-
-
-def test_a_server_without_the_scheduler_of_ballast_is_refused(start, wandering_model, eventually):
-    with start(wandering_model, "--scheduler-cls", "vllm.v1.core.sched.scheduler.Scheduler", is_awaited=False) as plain:
-        eventually(lambda: plain.process.poll() is not None, "the server to end")
-
-        assert plain.process.returncode != 0
-        assert "start it with --scheduler-cls ballast_vllm.scheduler.BallastScheduler" in plain.log.read_text()
+    assert code != 0
+    assert sentence in serving.log.read_text()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from small_models import make_idefics, picture
 
-from ballast_queue.redis_store import Queue
 from ballast_vllm.items import NOT_JSON
 
 pytestmark = pytest.mark.timeout(900)
@@ -27,25 +26,18 @@ def numbers(found: object) -> list[float]:
     return [float(found)] if isinstance(found, int | float) else []
 
 
-def test_items_of_a_pooling_model_have_the_values_of_online_requests(
-    start, wandering_model, valkey, as_line, eventually
-):
-    queue = Queue.connect(valkey.url, NAME)
+def test_items_of_a_pooling_model_have_the_values_of_online_requests(start, wandering_model, valkey, as_line, run_job):
     variables = {"BALLAST_RUNTIME_REDIS_URL": valkey.url, "BALLAST_OFFLINE_QUEUE": NAME}
     with start(wandering_model, "--runner", "pooling", "--convert", "embed", **variables) as serving:
         with serving.client() as client:
             online = {name: client.post(url, json={"model": "m", **body}) for name, (url, body) in BODIES.items()}
-        eventually(lambda: queue.settings.read().urls, "the server to configure the queue")
         lines = [as_line(name, url, **body) for name, (url, body) in BODIES.items()]
         lines += [
             as_line("chat", "/v1/chat/completions", messages=[]),
             as_line("bytes", "/v1/embeddings", input="Once", encoding_format="bytes"),
         ]
-        job_id = queue.submissions.submit(lines).job_id
-        eventually(lambda: queue.jobs.get(job_id).state.is_over, "the job to be over")
+        results = run_job(NAME, lines)
         series = serving.series()
-    results = {result.custom_id: result for result in queue.results.read(job_id)}
-    queue.close()
 
     assert {name: response.status_code for name, response in online.items()} == dict.fromkeys(BODIES, 200)
     for name, response in online.items():

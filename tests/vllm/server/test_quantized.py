@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from small_models import make_gptq
+from small_models import config_of, make_gptq
 
 pytestmark = pytest.mark.timeout(900)
 
 
 def test_a_checkpoint_with_weights_of_4_bits_is_served_with_fp8_kv(launch, tmp_path):
     model = make_gptq(tmp_path / "gptq")
-    config = {
-        "model": {"uri": f"file://{model}", "servedName": "m", "dtype": "bfloat16", "maxModelLen": 512},
-        "engine": {
-            "backend": "vllm",
-            "quantization": "gptq",
-            "kvDtype": "fp8",
-            "kvMemoryMebibytes": 64,
-            "vllm": {"args": ["--enforce-eager", "--enable-mfu-metrics"]},
-        },
-        "slots": 4,
+    engine = {
+        "quantization": "gptq",
+        "kvDtype": "fp8",
+        "kvMemoryMebibytes": 64,
+        "vllm": {"args": ["--enforce-eager", "--enable-mfu-metrics"]},
     }
+    config = config_of(model, slots=4, model={"dtype": "bfloat16"}, engine=engine)
     body = {"model": "m", "prompt": "Once upon a time", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
 
     with launch(tmp_path / "worker.yaml", config) as serving, serving.client() as client:

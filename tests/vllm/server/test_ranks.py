@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+from small_models import config_of
 
 from ballast_worker.errors import WorkerError
 
@@ -15,18 +16,12 @@ pytestmark = pytest.mark.timeout(1500)
 @pytest.fixture
 def serve(launch, wandering_model, valkey, queue_name, tmp_path):
     """`with serve() as serving` runs a server with two ranks."""
-    config = {
-        "model": {"uri": f"file://{wandering_model}", "servedName": "m", "dtype": "float32", "maxModelLen": 512},
-        "engine": {
-            "backend": "vllm",
-            "threads": 1,
-            "kvMemoryMebibytes": 128,
-            "vllm": {"args": ["--enforce-eager"]},
-        },
-        "slots": 4,
+    sections = {
+        "engine": {"threads": 1},
         "offline": {"queue": queue_name, "leaseSeconds": 600},
         "runtime": {"tensorParallel": 2, "redisUrl": valkey.url},
     }
+    config = config_of(wandering_model, slots=4, **sections)
     return lambda: launch(tmp_path / "worker.yaml", config)
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from vllm import EngineArgs, LLMEngine, SamplingParams
@@ -73,7 +73,10 @@ class RealCore:
             if output.finished:
                 self.reasons[output.request_id] = output.outputs[0].finish_reason
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.core.shutdown()
         del self.engine, self.core
         gc.collect()

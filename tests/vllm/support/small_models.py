@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from pathlib import Path
+from typing import Any
 
 
 def make_llama(directory: Path, *, spread: float | None = None, seed: int = 3) -> Path:
@@ -169,3 +170,12 @@ def make_tokenizer(*special: str):
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([*special])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+
+
+def config_of(folder: Path, /, *, slots: int, **sections: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration of a worker that serves a model as `m`; `sections` add fields, or change them."""
+    usual: dict[str, Any] = {
+        "model": {"uri": f"file://{folder}", "servedName": "m", "dtype": "float32", "maxModelLen": 512},
+        "engine": {"backend": "vllm", "kvMemoryMebibytes": 128, "vllm": {"args": ["--enforce-eager"]}},
+    }
+    return usual | {"slots": slots} | {name: usual.get(name, {}) | fields for name, fields in sections.items()}
