@@ -309,7 +309,7 @@ class Limits(ApiModel):
     max_queued_requests: Hot[int] = Field(default=256, ge=0)
     """Maximum online requests that wait for a slot. Above it, HTTP answers 429 with a Retry-After header. With API
     keys, a tenant is refused only if its own requests fill its share of the queue, by weight among the tenants that
-    wait."""
+    wait, or if twice this number waits."""
     max_queue_milliseconds: Hot[float | None] = Field(default=None, gt=0)
     """Maximum time that a new online request is expected to wait for a slot while all slots are taken. Above it, HTTP
     answers 429 with a Retry-After header. With a value below `slo.ttftMilliseconds`, accepted requests keep their TTFT

@@ -49,7 +49,8 @@ def alerts(
 ) -> None:
     """Print the alert rules of a resource: burn rates of the SLO, and other alerts.
 
-    The operator makes a PrometheusRule with the same rules if the cluster has that kind.
+    The operator makes a PrometheusRule with the same rules if the cluster has that kind. Its rule for the head of a Ray
+    cluster has a shorter time if no Redis keeps the state of the head.
     """
     if (name is None) == (file is None):
         raise Usage(

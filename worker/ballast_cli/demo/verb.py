@@ -119,14 +119,14 @@ def play(plan: DemoPlan, out: Path, *, keep: bool) -> dict[str, Any]:
     try:
         with _interruptible(), _telling(plan.total_seconds) as tell:
             record = _perform(plan, work, tell)
-    except CliError:
-        keep = True  # the message names the worker's log
+    except Exception:
+        keep = True  # the logs of the worker and of Valkey show the cause
         raise
     finally:
         if keep:
             say(f"Valkey's data and the worker's log and configuration: {work}")
         else:
-            shutil.rmtree(work)
+            shutil.rmtree(work, ignore_errors=True)
     found = figures(record, versions())
     (out / "figures.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
     draw(record, found, out / "slots.png")
