@@ -48,7 +48,7 @@ def fill(queue: Queue, line) -> None:
 
 
 def publish(queue: Queue) -> None:
-    queue.workers.publish(make_status(at=queue.now()), 60)
+    queue.workers.publish(make_status("w", at=queue.now()), 60)
 
 
 def test_an_unused_queue_is_kept_for_its_time_and_then_removed_without_a_trace(queue, line, release) -> None:
