@@ -82,7 +82,7 @@ class Bucket:
             try:
                 self._made = boto3.session.Session().client("s3", config=self._config)
             except ValueError as error:
-                raise Usage(f"{error}. Check the region, and AWS_ENDPOINT_URL, which starts with http:// or https://.") from None
+                raise Usage(f"{error}. Check the region, and AWS_ENDPOINT_URL (http:// or https://).") from None
         return self._made
 
     @contextmanager

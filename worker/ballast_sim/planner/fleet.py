@@ -362,7 +362,7 @@ class _Planner:
         if done < self.offline_tokens:
             steps = f"within the SLO (steps filled to {STEP_SHARES[fits[0]]:.0%})"
             return [f"{gpus} mixed {unit}s do {done:,.0f} of the {self.offline_tokens:,.0f} offline tokens/s {steps}."]
-        return [f"{gpus} mixed {unit}s are enough with even parts of the requests, but not behind the simulated router."]
+        return [f"{gpus} mixed {unit}s are enough with even parts of the requests, not behind the simulated router."]
 
     def _verdict(self, apart: Option, mixed: Option | None) -> str:
         """Return whether mixing pays."""
