@@ -82,7 +82,8 @@ class Bucket:
             try:
                 self._made = boto3.session.Session().client("s3", config=self._config)
             except ValueError as error:
-                raise Usage(f"{error}. Check the region, and AWS_ENDPOINT_URL (http:// or https://).") from None
+                advice = "Check AWS_ENDPOINT_URL, which starts with http:// or https://, and the region."
+                raise Usage(f"{error}. {advice}") from None
         return self._made
 
     @contextmanager
