@@ -313,8 +313,8 @@ class Limits(ApiModel):
     max_queue_milliseconds: Hot[float | None] = Field(default=None, gt=0)
     """Maximum time that a new online request is expected to wait for a slot while all slots are taken. Above it, HTTP
     answers 429 with a Retry-After header. With a value below `slo.ttftMilliseconds`, accepted requests keep their TTFT
-    in an overload. With API keys, a tenant with few waiting requests is expected to wait for its own ones only, at its
-    share of the slots. By default only `limits.maxQueuedRequests` limits the queue."""
+    in an overload. With API keys, the requests of other tenants count as far as they get a slot before the new one, by
+    weight. By default only `limits.maxQueuedRequests` limits the queue."""
     max_body_kibibytes: Hot[int] = Field(default=4096, ge=1)
     """Maximum size of an HTTP body and of a line of a job."""
 

@@ -126,11 +126,6 @@ class WorkerConfig(YamlFile):
         """The queue that this worker serves."""
         return self.offline.queue or f"{self.runtime.namespace}/{self.runtime.name}"
 
-    @property
-    def dollars_per_hour(self) -> float:
-        """The price of this worker: that of all its GPUs."""
-        return self.cost.dollars_per_gpu_hour * self.runtime.tensor_parallel
-
     def dump(self) -> str:
         """Return YAML from which `parse` returns an equal value."""
         data = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)

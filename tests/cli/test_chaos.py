@@ -76,10 +76,10 @@ def test_an_acknowledged_job_that_is_gone_is_a_problem(queue: Queue):
 
 def test_a_lease_and_a_status_without_a_worker_are_problems(queue: Queue, valkey, make_line):
     job = submit(queue, make_line, "a")
-    queue.leases.claim(job.job_id, 1, "w")
+    (claimed,) = queue.leases.claim(job.job_id, 1, "w")
     with redis.Redis.from_url(valkey.url) as connection:
         found = "\n".join(leaks_in_redis(queue, connection, []))
-        finish_anyway(queue, job)
+        finish_anyway(queue, job, claimed.token)
         clean = [text for text in leaks_in_redis(queue, connection, []) if "connections to Redis" not in text]
 
     assert "1 items are under lease" in found
@@ -88,9 +88,9 @@ def test_a_lease_and_a_status_without_a_worker_are_problems(queue: Queue, valkey
     assert clean == []
 
 
-def finish_anyway(queue: Queue, job: SubmittedJob) -> None:
+def finish_anyway(queue: Queue, job: SubmittedJob, token: int) -> None:
     queue.jobs.cancel(job.job_id)
-    queue.leases.heartbeat([(job.job_id, 0, 1)])
+    queue.leases.heartbeat([(job.job_id, 0, token)])
 
 
 WHOLE = b'HTTP/1.1 200 OK\r\n\r\ndata: {"finish_reason":"length"}\n\ndata: [DONE]\n\n'

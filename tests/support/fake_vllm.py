@@ -71,7 +71,7 @@ class FakeEngine:
         )
         self.vllm_config = SimpleNamespace(
             additional_config={},
-            parallel_config=SimpleNamespace(_api_process_count=1),
+            parallel_config=SimpleNamespace(_api_process_count=1, world_size=2),
             device_config=SimpleNamespace(device_type="cpu"),
             cache_config=SimpleNamespace(block_size=16, cache_dtype="auto"),
         )

@@ -17,11 +17,12 @@ from ballast_policy.jobs.choice import LEAST_AHEAD
 from ballast_policy.request import RequestClass
 from ballast_queue import unused
 from ballast_queue.claimable import HEADS_OF_GROUP
+from ballast_queue.errors import QueueFull
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_worker.claimer import FIRST_COST
-from ballast_worker.feeder import Feeder
+from ballast_worker.feeder import FULL, Feeder
 from ballast_worker.items import GenerationReader
 from ballast_worker.requests import RequestOutcome
 from ballast_worker.waiting_reasons import why
@@ -701,3 +702,15 @@ def test_a_feeder_whose_thread_ended_states_it(serve, make_config, valkey, queue
 
     assert not was_dead
     assert not feeder.is_up
+
+
+def test_each_time_that_redis_is_full_for_a_task_is_in_the_log(fed, caplog):
+    def fails():
+        raise QueueFull("no memory left")
+
+    with fed() as serving:
+        for task in (fails, fails, bool, fails):
+            serving.worker.feeder._try("some", task)  # noqa: SLF001 -- no usual task but two meets a full Redis
+    full = [record for record in caplog.records if record.message == FULL]
+
+    assert len(full) == 2

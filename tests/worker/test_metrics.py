@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from ballast_api.worker_config import WorkerConfig
 from ballast_engine.footprint import Footprint, PhaseWork
 from ballast_engine.request import FinishReason
 from ballast_engine.stats import NO_STEP, OTHERS, AdmissionRecord, ClassStats, EngineStats, StepKind
@@ -239,13 +238,6 @@ def test_the_price_of_the_device_is_split_by_service_and_adds_up() -> None:
     spending.sample(make_stats(service={(ONLINE, "a"): 100.0, (OFFLINE, "b"): 300.0}), 3600.0, 2.0)
 
     assert spending.dollars == {ONLINE: pytest.approx(1.25), OFFLINE: pytest.approx(0.75)}
-
-
-def test_the_price_of_a_worker_is_that_of_all_its_gpus() -> None:
-    config = {"engine": {"backend": "vllm"}, "cost": {"dollarsPerGpuHour": 2.5}, "runtime": {"tensorParallel": 4}}
-    found = WorkerConfig.model_validate({"model": {"uri": "file:///m"}} | config)
-
-    assert found.dollars_per_hour == 10
 
 
 def test_rates_follow_the_counters() -> None:

@@ -155,3 +155,18 @@ def test_a_broken_keys_file_is_refused_without_showing_a_key(tmp_path: Path, tex
 def test_a_missing_keys_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotServed, match="No such file"):
         ApiKeys.load(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("waiting", "expected"),
+    [
+        ({f"t{i}": 1 for i in range(40)}, (0, 40)),
+        ({"heavy": 9, "t": 9}, (0, 3)),
+        ({"me": 2, "heavy": 9, "t": 2}, (8, 10)),
+    ],
+    ids=["many tenants with one request", "one turn of each tenant", "own requests"],
+)
+def test_by_weight_a_request_waits_for_its_own_and_for_those_of_others_that_come_first(waiting, expected) -> None:
+    tenancy = Tenancy([Tenant(name="heavy", weight=2)], ApiKeys({}))
+
+    assert tenancy.num_before("me", waiting) == expected

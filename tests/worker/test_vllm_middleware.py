@@ -129,6 +129,12 @@ async def test_the_latency_of_a_model_that_returns_vectors_changes_while_it_serv
         ]
 
 
+async def test_the_price_of_a_worker_is_that_of_all_its_gpus(variables):
+    variables("BALLAST_COST_DOLLARS_PER_GPU_HOUR", "2.5")
+    async with running() as found:
+        assert found.server.dollars_per_hour == 5
+
+
 async def test_a_raised_limit_of_bodies_raises_their_memory(file):
     file.write_text("limits: {maxBodyKibibytes: 1024}")
     async with running() as found:
@@ -768,6 +774,8 @@ async def accept(scope, receive, send):
 async def test_a_body_counts_with_its_objects_until_its_response_ends(variables):
     lists = b"[" + b"[]," * 1_390_000 + b"[]]"
     ids = json.dumps({"prompt": [10_000] * 100_000}).encode()
+    text = json.dumps({"prompt": '\\",[' * 600_000}).encode()
+    plain = b"a" * 70_000
     async with running() as found:
         bodies, seen, others = found.server.bodies, [], []
 
@@ -775,7 +783,9 @@ async def test_a_body_counts_with_its_objects_until_its_response_ends(variables)
             body = (await receive())["body"]
             seen.append((bodies.used, sys.getrefcount(body)))
             if len(seen) == 1:
-                others.extend([await client.post("/v1/completions", content=other) for other in (lists, ids)])
+                others.extend(
+                    [await client.post("/v1/completions", content=other) for other in (lists, ids, text, plain)]
+                )
             await accept(scope, receive, send)
 
         async with before_app(found.server, app) as client:
@@ -783,10 +793,12 @@ async def test_a_body_counts_with_its_objects_until_its_response_ends(variables)
             after, bodies.limit = bodies.used, 5_000_000
             alone = await client.post("/v1/completions", content=lists)
 
-    first, (with_ids, _), _ = seen
+    first, (with_ids, _), (with_text, _), (with_plain, _), _ = seen
     assert first == (len(lists) + 64 * 2_780_002 - 65_536, 2), "one reference is that of getrefcount"
     assert with_ids - first[0] == len(ids) + 64 * 100_001 - 65_536
-    assert [other.status_code for other in others] == [429, 200]
+    assert with_text - first[0] == len(text) + 64 - 65_536, "the marks in a string are no objects"
+    assert with_plain - first[0] == len(plain) - 65_536
+    assert [other.status_code for other in others] == [429, 200, 200, 200]
     assert after == 0
     assert alone.status_code == 200, "a body whose objects exceed the limit passes alone"
 

@@ -72,8 +72,6 @@ def prepare_config(config: WorkerConfig, path: Path) -> None:
 
     api_keys(config)
     os.environ[configuration.FILE_VARIABLE] = str(path)
-    # vLLM compares only the first URL with --allowed-media-domains, and would follow its redirect to any host.
-    os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
     if config.engine.threads:
         os.environ.setdefault("OMP_NUM_THREADS", str(config.engine.threads))
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")

@@ -49,7 +49,7 @@ class Admission:
         stats, request_class = self._server.engine.stats(), caller.request_class
         waiting = self._num_waiting(stats, request_class) + num_more
 
-        def num_before() -> float:
+        def num_before() -> tuple[float, float]:
             # Requests in a slot without an output count as well: the scheduler does not report whose they are.
             by_tenant = Counter(self._tap.by_tenant[request_class])
             by_tenant[caller.tenant] += num_more

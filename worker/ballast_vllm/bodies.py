@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from ballast_openai.item_body import MOST_REQUESTS, num_inputs
 from ballast_worker.bodies import FREE_BYTES
 from ballast_worker.errors import Refused
@@ -20,13 +22,24 @@ that a pod requests if its template names no memory.
 OBJECT_BYTES = 64
 """Memory of a small object: an empty list takes 56 bytes, and its place in another list 8."""
 
+_OTHER = bytes(set(range(256)) - set(b'",[{'))
+
 
 def decoded_bytes(body: bytes) -> int:
     """Return about how much memory a body takes with its objects. A body within the free bytes counts as it is."""
     if len(body) <= FREE_BYTES:
         return len(body)
-    num_objects = sum(body.count(mark) for mark in (b",", b"[", b"{"))
-    return len(body) + OBJECT_BYTES * num_objects
+    return len(body) + OBJECT_BYTES * _num_objects(body)
+
+
+def _num_objects(body: bytes) -> int:
+    """Return the number of commas, `[` and `{` outside of strings. The call takes about 10 ms for each MiB."""
+    marks = body.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _OTHER)
+    found = np.frombuffer(marks, np.uint8)
+    is_quote = found == ord('"')
+    if b"\0" in body:  # no UTF-8: zeros are between the bytes of an escape, so its quote does not show
+        return int(np.count_nonzero(~is_quote))
+    return int(np.count_nonzero(~(is_quote | np.bitwise_xor.accumulate(is_quote))))
 
 
 def decoded(body: bytes) -> Mapping[str, Any]:

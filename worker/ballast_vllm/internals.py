@@ -21,6 +21,7 @@ proposes nothing. A draft model runs once in such a step, to keep its KV complet
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -285,6 +286,9 @@ class DataUrls(MediaConnector):  # type: ignore[misc]
 
 def limit_media() -> None:
     """Let vLLM read media with `DataUrls` in this process, unless VLLM_MEDIA_CONNECTOR names another reader."""
+    # vLLM compares only the first URL with --allowed-media-domains, and would follow its redirect to any host. It reads
+    # the variable for each URL.
+    os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
     MEDIA_CONNECTOR_REGISTRY.register("http")(DataUrls)
 
 

@@ -132,6 +132,11 @@ class VllmServer:
         return (*(model.name for model in models.base_model_paths), *models.lora_requests)
 
     @property
+    def dollars_per_hour(self) -> float:
+        """The price of all GPUs of the worker. vLLM knows them also if the configuration does not name them."""
+        return self.config.cost.dollars_per_gpu_hour * int(self._app.state.vllm_config.parallel_config.world_size)
+
+    @property
     def has_keys(self) -> bool:
         """Whether requests need an API key."""
         return self._keys is not None
@@ -354,7 +359,7 @@ class VllmServer:
         started = {RequestClass.ONLINE: self.tap.num_online, RequestClass.OFFLINE: self.loop.num_started}
         self.rates.sample(stats, started, self.recorder.num_ended(), now)
         self.admission.sample(stats, now)
-        self._spending.sample(stats, self.config.dollars_per_hour, now)
+        self._spending.sample(stats, self.dollars_per_hour, now)
 
     # Configuration
 

@@ -77,7 +77,7 @@ class Feeder:
         self._logged: set[str] = set()
         """Tasks whose failure is in the log."""
         self._full: set[str] = set()
-        """Tasks for which Redis had no memory, and that have moved no item since."""
+        """Tasks for which Redis had no memory, and that have not succeeded since. Inbox and claim must move an item."""
         self.drained = threading.Event()
         """Set when a draining feeder has no items left."""
         self._connect = connect
@@ -198,6 +198,8 @@ class Feeder:
         except Exception as error:  # noqa: BLE001 -- a defect in one task must not end the others
             self._fail(what, error)
         else:
+            if what not in {"inbox", "claim"}:  # these succeed without an item, too
+                self._full.discard(what)
             return True
         return False
 

@@ -151,11 +151,6 @@ class EngineLoop:
         """Whether the engine works. Several failed steps in a row make it unhealthy until one succeeds."""
         return self.failure is None and self._num_failed < FAILURES_TO_BE_UNHEALTHY
 
-    @property
-    def num_streams(self) -> int:
-        """HTTP requests that wait for outputs."""
-        return len(self._streams)
-
     def num_entered(self, request_class: RequestClass) -> int:
         """Return the number of HTTP requests of a class so far."""
         return self._entered[request_class]

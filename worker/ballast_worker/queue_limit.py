@@ -41,12 +41,12 @@ class QueueLimit:
         read: Callable[[], EngineStats],
         request_class: RequestClass,
         waiting: int,
-        num_before: Callable[[], float],
+        num_before: Callable[[], tuple[float, float]],
     ) -> None:
         """Refuse a new request of a class in which `waiting` requests wait. `read` returns the counters of the engine.
 
-        `num_before` returns how many requests get a slot before the new one by the shares of the tenants. If all
-        requests that wait are fewer, they count.
+        `num_before` returns how much of the queue the tenant fills, and how many requests get a slot before the new
+        one, both by the shares of the tenants. If all requests that wait are fewer, they count.
 
         Raises:
             Refused: the queue is full, or an online request would wait too long for a slot.
@@ -56,11 +56,12 @@ class QueueLimit:
             return
         stats = read()
         behind: float = waiting - _num_free(stats, request_class)
+        filled, before = behind, behind
         if behind < MOST_SHARED * limit:
-            behind = min(behind, num_before())
-        wait = self._slot_wait.expected(behind, stats.slots) if request_class is RequestClass.ONLINE else 0.0
+            filled, before = (min(behind, number) for number in num_before())
+        wait = self._slot_wait.expected(before, stats.slots) if request_class is RequestClass.ONLINE else 0.0
         noun = "request waits" if waiting == 1 else "requests wait"
-        if behind >= limit:
+        if filled >= limit:
             because = f"{waiting} {request_class} {noun}, the limit is {limit} (limits.maxQueuedRequests)"
         elif longest is not None and 1000 * wait > longest:
             because = (

@@ -109,18 +109,28 @@ class Tenancy:
         declared = self._declared.get(tenant)
         return priority if declared is None else min(priority, declared.max_priority)
 
-    def num_before(self, tenant: str, waiting: Mapping[str, int]) -> float:
-        """Return how many of the `waiting` requests get a slot before a new one of the tenant, if slots go by weight.
+    def num_before(self, tenant: str, waiting: Mapping[str, int]) -> tuple[float, float]:
+        """Return two numbers of requests for a new request of the tenant, if slots go by weight.
+
+        The first is how much of the queue the tenant fills, which is 0 if none of its requests waits:
 
             its waiting requests * weights of the tenants that wait, with this one / its weight
 
-        Without API keys, the clients choose their tenants, so the number is inf.
+        The second is how many of the `waiting` requests get a slot before the new one:
+
+            its waiting requests + sum over the others of
+                min(waiting requests of the other, (its waiting requests + 1) * weight of the other / its weight)
+
+        Without API keys, the clients choose their tenants, so both are inf.
         """
         if self._keys is None:
-            return math.inf
-        own = self._weight(tenant)
-        others = sum(self._weight(other) for other, number in waiting.items() if number and other != tenant)
-        return waiting.get(tenant, 0) * (own + others) / own
+            return math.inf, math.inf
+        own, num_own = self._weight(tenant), waiting.get(tenant, 0)
+        others = [
+            (self._weight(other) / own, number) for other, number in waiting.items() if number and other != tenant
+        ]
+        filled = num_own * (1 + sum(weight for weight, _ in others))
+        return filled, num_own + sum(min(number, (num_own + 1) * weight) for weight, number in others)
 
     def _weight(self, tenant: str) -> float:
         declared = self._declared.get(tenant)

@@ -261,7 +261,7 @@ class Worker:
         for request_class in RequestClass:
             self.loop.waiting_by_tenant(request_class)  # clients without keys may invent tenants without end
         self._utilization.sample(stats, now)
-        self._spending.sample(stats, self.config.dollars_per_hour, now)
+        self._spending.sample(stats, self.config.cost.dollars_per_gpu_hour, now)
 
     # Configuration, on the watcher's thread
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -150,15 +149,6 @@ def test_each_server_refuses_the_backend_of_the_other(places: dict[str, Path], t
         pass
     with pytest.raises(NotServed, match="start `ballast-worker`"):
         prepare_config(WorkerConfig.load(path), path)
-
-
-def test_vllm_follows_no_redirect_from_a_host_that_may_serve_media(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "environ", {})
-    prepare_config(WorkerConfig.model_validate({"model": {"uri": "hf://a/m"}, "engine": {"backend": "vllm"}}), tmp_path)
-
-    assert os.environ["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import pytest
 from small_models import make_idefics, picture
 from vllm.exceptions import VLLMValidationError
 
-from ballast_vllm.internals import DataUrls
+from ballast_vllm.internals import DataUrls, limit_media
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -125,3 +126,10 @@ def test_an_item_with_images_has_the_answer_of_the_same_online_request(online, r
     for name, expected in online.items():
         assert results[name].body["choices"] == expected["choices"], name
         assert results[name].tokens_in == expected["usage"]["prompt_tokens"], name
+
+
+def test_vllm_follows_no_redirect_from_a_host_that_may_serve_media(monkeypatch):
+    monkeypatch.delenv("VLLM_MEDIA_URL_ALLOW_REDIRECTS", raising=False)
+    limit_media()
+
+    assert os.environ["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"

@@ -82,7 +82,8 @@ USED: dict[str, dict[str, str]] = {
         "EngineArgs": "model",
         "FrontendArgs": "api_key host port ssl_keyfile",
         "OpenAIServingModels": "base_model_paths lora_requests",
-        "VllmConfig": "additional_config cache_config",
+        "ParallelConfig": "world_size",
+        "VllmConfig": "additional_config cache_config parallel_config",
     },
     "middleware": {"EngineArgs": "logging_config", "LoggingConfig": "formatter"},
     "serve": {
