@@ -28,7 +28,6 @@ from test_break import (
     Held,
     holding,
     once,
-    queue,
     test_a_pod_that_is_deleted_gives_its_items_back_and_no_token_is_computed_twice,
     test_answers_that_run_on_a_pod_in_deletion_end_whole,
     test_force_deletion_of_the_pod_loses_nothing,
