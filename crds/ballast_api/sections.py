@@ -303,6 +303,10 @@ class Offline(ApiModel):
         return self
 
 
+MOST_SHARED = 2
+"""Most requests that wait in a queue that tenants share, in multiples of `limits.maxQueuedRequests`."""
+
+
 class Limits(ApiModel):
     """Limits above which a worker refuses requests."""
 
@@ -323,7 +327,7 @@ class Limits(ApiModel):
 
         With API keys, a queue has up to twice its limit of requests.
         """
-        return slots + 2 * 2 * self.max_queued_requests
+        return slots + 2 * MOST_SHARED * self.max_queued_requests
 
 
 class Cost(ApiModel):

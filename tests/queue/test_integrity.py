@@ -55,7 +55,7 @@ COUNTS = {"waiting": 3, "leased": 1, "dead": 1, "succeeded": 1, "failed": 1, "to
 TOTALS = {"waiting": 3, "dead": 1, "at_risk": 1, "unclaimable": 0, "jobs:in_progress": 1}
 """Numbers of the queue."""
 SETS = {"ready": "'1000|default|", "groups": "'1000|default|'", "backlog": "'job-", "active": "'job-"}
-"""Keys of the queue, and the begin of what each contains."""
+"""Keys of the queue, and how the content of each starts."""
 TAMPERED: dict[str, tuple[Callable[[Books], object], str]] = {
     **{
         f"a job counts too much as {field}": (partial(Books.add, field=field), f"{field}: found {n + 1}, expected {n}")

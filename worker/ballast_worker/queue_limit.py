@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ballast_api.sections import Limits
+from ballast_api.sections import MOST_SHARED, Limits
 from ballast_engine.stats import EngineStats
 from ballast_policy.request import RequestClass
 from ballast_worker.errors import Refused
@@ -16,8 +16,6 @@ from ballast_worker.slot_wait import SlotWait
 from ballast_worker.status import SmoothedRates
 
 MAX_RETRY_SECONDS = 30
-MOST_SHARED = 2
-"""Most requests that wait in a queue that tenants share, in multiples of `limits.maxQueuedRequests`."""
 
 
 class QueueLimit:
