@@ -60,7 +60,7 @@ LACKS = {
     "minimal": ("ModelNotFound", "Qwen/Qwen3-8B"),
     "model-cache": ("Unschedulable|ModelNotFound", "(?i)persistent ?volume|Qwen/Qwen3-8B"),
     "ray": ("SecretNotAllowed|NoKubeRay", "Secret ray-redis .* ballast.dev/allow|KubeRay"),
-    "spot": ("InvalidPod|Unschedulable", 'PriorityClass|priority class|node affinity|"inference"'),
+    "spot": ("Unschedulable", "node affinity"),
     "tenants": ("SecretNotAllowed", "Secret keys .* ballast.dev/allow"),
     "vllm": ("Unschedulable", 'persistentvolumeclaim "adapters" not found|Insufficient memory'),
 }

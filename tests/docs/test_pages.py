@@ -1,21 +1,30 @@
-"""Checks that the pages name files, commands, options, metrics, and fields that exist."""
+"""Checks that the pages name files, commands, options, metrics, and fields that exist, and what a step needs."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
+import yaml
+from control_plane import ControlPlane, assets
 from pydantic.alias_generators import to_camel
 
 from ballast_api.inference_deployment import InferenceDeployment, Spec
 from ballast_api.pods import PodTemplate
 from ballast_api.worker_config import WorkerConfig
 from ballast_cli.app import app
+from ballast_operator.children.files import sources
+from ballast_operator.named_secrets import named_secrets
+from ballast_operator.permitted import PodRules
 
 ROOT = Path(__file__).parents[2]
+HOW_TO = ROOT / "docs" / "how-to"
+SAMPLES = sorted((ROOT / "docs" / "samples").glob("*.yaml"))
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "e2e" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CHART = (ROOT / "docs" / "reference" / "chart.md").read_text()
 METRICS = "\n".join((ROOT / "docs" / "reference" / name).read_text() for name in ("metrics.md", "operator.md"))
@@ -177,3 +186,80 @@ def test_every_page_can_be_reached_from_the_readme():
             todo += sorted(target.glob("*.md")) if target.is_dir() else [target] if target.exists() else []
 
     assert not {str(page.relative_to(ROOT)) for page in PAGES} - {str(page.relative_to(ROOT)) for page in reached}
+
+
+def test_a_page_that_names_a_redis_states_who_loads_the_functions():
+    names = re.compile(r"redisUrl|RUNTIME_REDIS_URL|`spec\.redis`")
+    loads = re.compile("ballast queue init|#load-the-functions-once")
+    texts = {page.name: page.read_text() for page in HOW_TO.glob("*.md")}
+
+    assert [name for name, text in texts.items() if names.search(text) and not loads.search(text)] == []
+
+
+def needs(resource: InferenceDeployment) -> Iterator[str]:
+    """Yield what a resource needs that no cluster has by default."""
+    secrets, spec, template = named_secrets(resource), resource.spec, resource.spec.template
+    yield from (*secrets, "ballast.dev/allow=true") if secrets else ()
+    yield from re.findall(r"\((allowed\w+)\)", " ".join(PodRules().violations(resource)))
+    yield from (source.claim for source in sources(resource) if source.claim is not None)
+    yield from ("redisHosts", "functions of Ballast") if spec.redis is not None else ()
+    if template.priority_class_name is not None:
+        yield f"PriorityClass {template.priority_class_name}"
+    if template.runtime_class_name is not None:
+        yield f"RuntimeClass {template.runtime_class_name}"
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_the_first_lines_of_a_sample_state_what_it_needs(path: Path):
+    header = re.match(r"(#.*\n)*", path.read_text())[0]
+    words = " ".join(header.replace("#", " ").split())
+    (manifest,) = (
+        each for each in yaml.safe_load_all(path.read_text()) if each["kind"] == InferenceDeployment.__name__
+    )
+
+    assert [each for each in needs(InferenceDeployment.read(manifest, path.name)) if each not in words] == []
+
+
+ALL_SECRETS: tuple[dict[str, Any], ...] = (
+    {
+        "model": {"uri": "hf://a/b", "credentialsSecret": "s-model"},
+        "redis": {"secretName": "s-redis"},
+        "apiKeys": {"secretName": "s-keys"},
+        "runtime": {"ray": {"gcsRedis": {"address": "ray:6379", "passwordSecret": "s-ray"}}},
+        "template": {
+            "imagePullSecrets": ["s-pull", "s-pull-too"],
+            "env": [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "s-variable", "key": "k"}}}],
+            "volumes": [
+                {"name": "a", "secret": {"secretName": "s-volume"}},
+                {
+                    "name": "b",
+                    "projected": {"sources": [{"secret": {"name": "s-part", "items": [{"key": "k", "path": "p"}]}}]},
+                },
+                {"name": "c", "csi": {"driver": "d", "nodePublishSecretRef": {"name": "s-csi"}}},
+                {"name": "d", "cephfs": {"monitors": ["m"], "secretRef": {"name": "s-ceph"}}},
+            ],
+        },
+    },
+    {
+        "model": {"uri": "file:///m"},
+        "network": {"tlsSecret": "s-tls"},
+        "queueAccess": {"submitters": [{"secretName": "ci-ballast-submitter"}]},
+    },
+)
+
+
+@pytest.mark.envtest
+def test_the_command_before_an_upgrade_lists_every_secret(plane: ControlPlane, namespace: str):
+    resources = [
+        {"apiVersion": "ballast.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": f"r{i}"}, "spec": s}
+        for i, s in enumerate(ALL_SECRETS)
+    ]
+    plane.kubectl(
+        "apply", "-n", namespace, "-f", "-", manifest={"apiVersion": "v1", "kind": "List", "items": resources}
+    )
+    command = re.search(r"kubectl get infd -A (.*?)\n *```", (HOW_TO / "secrets.md").read_text(), re.DOTALL)[1]
+    kubectl = f"{assets() / 'kubectl'} --kubeconfig {plane.kubeconfig} get infd -n {namespace}"
+    done = subprocess.run(["bash", "-c", f"{kubectl} {command}"], capture_output=True, text=True, check=True)
+
+    expected = [{f"{namespace}:", *named_secrets(InferenceDeployment.read(each, "test"))} for each in resources]
+    assert [set(line.split()) for line in done.stdout.splitlines() if line.strip()] == expected

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,8 +22,6 @@ from ballast_cli.errors import CliError
 from ballast_cli.fetch import store
 from ballast_cli.fetch.location import Scheme, parse
 from ballast_cli.fetch.manifest import MANIFEST
-from ballast_cli.fetch.model_files import File, ModelFiles
-from ballast_cli.fetch.source import Unavailable
 
 FROM_HUB = "hf://org/name"
 
@@ -390,45 +385,6 @@ def test_two_pods_that_start_at_once_download_once(hub: Any, tmp_path: Path, is_
     assert [first.returncode, second.returncode] == [0, 0], said
     assert [asked for path, asked in hub.requests if path.endswith("/model.safetensors")] == [None], said
     assert all(holds(place, hub.files, NEEDED) for place in places)
-
-
-class _Source:
-    """Returns bytes from memory, and raises the given errors first."""
-
-    origin = ""
-
-    def __init__(self, content: bytes, errors: list[Exception]) -> None:
-        self.content, self.errors = content, errors
-
-    def resolve(self) -> ModelFiles:
-        return ModelFiles("here", "1", (File("config.json", len(self.content)),))
-
-    @contextmanager
-    def read(self, _: File, start: int) -> Iterator[Iterator[bytes]]:
-        if self.errors:
-            raise self.errors.pop()
-        yield iter([self.content[start:]])
-
-
-def _download(source: _Source, directory: Path) -> bool:
-    return store.download(source, source.resolve(), directory, notify=lambda _: None, advance=lambda _: None)
-
-
-def test_a_full_disk_is_reported_and_keeps_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CliError, match=r"is full\. Free some"):
-        _download(_Source(b"x" * 10, [OSError(errno.ENOSPC, "No space left on device")]), tmp_path)
-    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=3))
-    with pytest.raises(CliError, match="but the model needs"):
-        _download(_Source(b"x" * 10, []), tmp_path)
-
-
-def test_the_error_of_a_source_that_never_answers_is_its_own(tmp_path: Path) -> None:
-    began = time.monotonic()
-    with pytest.raises(Unavailable, match="gone away"):
-        _download(_Source(b"x" * 10, [Unavailable("gone away")] * 9), tmp_path)
-    assert time.monotonic() - began >= 0.01 + 0.02 + 0.04 + 0.08, "the pauses grow"
-    assert _download(_Source(b"x" * 10, [Unavailable("gone away")] * 2), tmp_path), "twice is forgiven"
-    assert not _download(_Source(b"x" * 10, []), tmp_path), "whole"
 
 
 @given(st.text(max_size=40))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,14 +41,17 @@ class Endless:
 
     origin = ""
 
-    def __init__(self, announced: int | None, num_pieces: int = 600) -> None:
-        self.announced, self.num_pieces, self.num_sent = announced, num_pieces, 0
+    def __init__(self, announced: int | None, num_pieces: int = 600, errors: Sequence[Exception] = ()) -> None:
+        """Raise each of the errors before anything is sent."""
+        self.announced, self.num_pieces, self.errors, self.num_sent = announced, num_pieces, [*errors], 0
 
     def resolve(self) -> ModelFiles:
         return ModelFiles("here", "1", (File("config.json", self.announced),))
 
     @contextmanager
     def read(self, _: File, start: int) -> Iterator[Iterator[bytes]]:
+        if self.errors:
+            raise self.errors.pop()
         yield self._pieces(start)
 
     def _pieces(self, start: int) -> Iterator[bytes]:
@@ -118,6 +122,27 @@ def test_a_model_above_the_limit_is_refused_before_anything_is_downloaded(
     assert fetch(FROM_HUB, tmp_path / "model", "--max-gigabytes", "0.001") == 1
     assert "but --max-gigabytes admits 1.0 MB" in capsys.readouterr().err
     assert not [path for path, _ in hub.requests if "/resolve/" in path]
+
+
+# Errors
+
+
+def test_a_full_disk_is_reported_and_keeps_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CliError, match=r"is full\. Free some"):
+        download(Endless(10, errors=[OSError(errno.ENOSPC, "No space left on device")]), tmp_path)
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=3))
+    with pytest.raises(CliError, match="but the model needs"):
+        download(Endless(10), tmp_path)
+
+
+def test_the_error_of_a_source_that_never_answers_is_its_own(tmp_path: Path) -> None:
+    gone, began = Unavailable("gone away"), time.monotonic()
+    with pytest.raises(Unavailable, match="gone away"):
+        download(Endless(MIB, 1, [gone] * 9), tmp_path)
+
+    assert time.monotonic() - began >= 0.01 + 0.02 + 0.04 + 0.08, "the pauses grow"
+    assert download(Endless(MIB, 1, [gone] * 2), tmp_path), "twice is forgiven"
+    assert not download(Endless(MIB, 1), tmp_path), "whole"
 
 
 # Names that a source chooses

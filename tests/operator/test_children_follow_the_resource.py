@@ -27,10 +27,6 @@ def pod_of(cluster: Cluster, name: str = "llm") -> Any:
     return cluster.get("deployments", name)["spec"]["template"]["spec"]
 
 
-def requests_of(cluster: Cluster) -> Any:
-    return pod_of(cluster)["containers"][0]["resources"]["requests"]
-
-
 def made(cluster: Cluster, name: str = "llm") -> None:
     until(lambda: all(cluster.get(kind, name) for kind in CHILDREN), said=f"children of {name}")
 
@@ -43,110 +39,6 @@ def test_a_resource_gets_all_its_children(operator: Operator, cluster: Cluster) 
     owners = [cluster.get(kind, "llm")["metadata"]["ownerReferences"][0]["kind"] for kind in CHILDREN]
     assert owners == ["InferenceDeployment"] * 4
     assert cluster.get("services", "llm")["spec"]["ports"][0]["port"] == 8000
-
-
-FIELDS: dict[str, tuple[dict[str, Any], Any, Any]] = {
-    "image": ({"template": {"image": "worker:2"}}, lambda c: pod_of(c)["containers"][0]["image"], "worker:2"),
-    "replicas": ({"replicas": 3}, lambda c: c.get("deployments", "llm")["spec"]["replicas"], 3),
-    "slo": ({"slo": {"ttftMilliseconds": 250}}, lambda c: config_of(c)["slo"]["ttftMilliseconds"], 250.0),
-    "slots": ({"slots": 7}, lambda c: config_of(c)["slots"], 7),
-    "tenants": (
-        {"offline": {"tenants": [{"name": "blue", "weight": 3}]}},
-        lambda c: [tenant["name"] for tenant in config_of(c)["offline"]["tenants"]],
-        ["blue"],
-    ),
-    "gpu": (
-        {"gpu": {"count": 1}},
-        lambda c: [(each["command"], each["resources"]["limits"]) for each in pod_of(c)["containers"]],
-        [(["ballast-vllm"], {"nvidia.com/gpu": "1"})],
-    ),
-    "drain": ({"rollout": {"drainSeconds": 90}}, lambda c: pod_of(c)["terminationGracePeriodSeconds"], 110),
-    "evictions": (
-        {"disruption": {"maxUnavailable": 2}},
-        lambda c: c.get("poddisruptionbudgets", "llm")["spec"]["maxUnavailable"],
-        2,
-    ),
-    "peers": (
-        {"network": {"ingressFrom": [{"podSelector": {"matchLabels": {"app": "router"}}}]}},
-        lambda c: c.get("networkpolicies", "llm")["spec"]["ingress"][0]["from"],
-        [{"podSelector": {"matchLabels": {"app": "router"}}}],
-    ),
-    "metrics with tenants": (
-        {"network": {"metricsFrom": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]}},
-        lambda c: [
-            config_of(c)["runtime"].get("metricsPort"),
-            [port["name"] for port in c.get("services", "llm")["spec"]["ports"]],
-            [port["containerPort"] for port in pod_of(c)["containers"][0]["ports"]],
-            c.get("networkpolicies", "llm")["spec"]["ingress"][1:],
-        ],
-        [
-            8001,
-            ["http", "metrics"],
-            [8000, 8001],
-            [
-                {
-                    "ports": [{"port": 8001, "protocol": "TCP"}],
-                    "from": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}],
-                }
-            ],
-        ],
-    ),
-    "no policy": ({"network": {"policy": False}}, lambda c: c.get("networkpolicies", "llm"), None),
-    "keys": (
-        {"apiKeys": {"secretName": "keys"}},
-        lambda c: config_of(c)["runtime"]["apiKeysFile"],
-        "/etc/ballast/keys/keys.yaml",
-    ),
-    "fetched model": (
-        {"model": {"uri": "hf://a/b", "revision": "main"}},
-        lambda c: pod_of(c)["initContainers"][0]["command"][:3],
-        ["ballast", "fetch", "hf://a/b"],
-    ),
-    "memory": (
-        {"template": {"resources": {"limits": {"memory": "4096Mi"}}}},
-        lambda c: pod_of(c)["containers"][0]["resources"]["limits"],
-        {"memory": "4Gi"},
-    ),
-    "no word of the CPU": (
-        {"template": {"resources": {"requests": {"memory": "4Gi"}}}},
-        requests_of,
-        {"cpu": "250m", "memory": "4Gi"},
-    ),
-    "CPU requested": ({"template": {"resources": {"requests": {"cpu": "2"}}}}, requests_of, {"cpu": "2"}),
-    # Kubernetes takes a limit for the request where there is none, in a pod and not yet in its Deployment.
-    "CPU limited": (
-        {"template": {"resources": {"limits": {"cpu": "2"}}}},
-        lambda c: pod_of(c)["containers"][0]["resources"],
-        {"limits": {"cpu": "2"}},
-    ),
-}
-
-
-def test_each_change_of_a_field_reaches_its_child(operator: Operator, cluster: Cluster) -> None:
-    """One resource for each field, all changed at once."""
-    names = {case: f"llm-{i}" for i, case in enumerate(FIELDS)}
-    for name in names.values():
-        cluster.make(name)
-    cluster.secret("keys")
-    for name in names.values():
-        made(cluster, name)
-    for case, (spec, _, _) in FIELDS.items():
-        cluster.patch("inferencedeployments", names[case], {"spec": spec})
-
-    for case, (_, found, wanted) in FIELDS.items():
-        view = _Named(cluster, names[case])
-        until(lambda view=view, found=found, wanted=wanted: found(view) == wanted, said=case)
-
-
-class _Named(Cluster):
-    """A cluster in which `llm` means another resource."""
-
-    def __init__(self, cluster: Cluster, name: str) -> None:
-        super().__init__(cluster.plane, cluster.namespace)
-        self._name = name
-
-    def get(self, kind: str, name: str) -> Any:
-        return super().get(kind, name.replace("llm", self._name, 1))
 
 
 def test_what_somebody_changes_or_deletes_is_restored(operator: Operator, cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""Worker pods: their volumes, their two containers, and their place in the cluster."""
+"""Worker pods: their volumes, their two containers, and their place in the cluster. What fields give other children."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import pytest
 from control_plane import ControlPlane
 
 from ballast_api.inference_deployment import InferenceDeployment
+from ballast_operator.children.config import worker_config
 from ballast_operator.children.monitoring import service_monitor
 from ballast_operator.children.pods import CPU_REQUEST, LOST_NODE_TAINTS, deployment
+from ballast_operator.context import OperatorContext
+from ballast_operator.inference_deployment import plan
 from ballast_operator.named_secrets import named_secrets
+from ballast_operator.plan import ClusterSnapshot
 
 FETCHED = "hf://a/b"
 TEMPLATE = {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "50Gi"}}}}
@@ -176,12 +180,18 @@ def test_the_taint_of_gpu_nodes_is_tolerated(case: str) -> None:
     assert found == expected
 
 
+ADAPTERS = [{"name": "a", "uri": "hf://a/a"}, {"name": "b", "uri": "pvc://b/c"}]
+DRAFT = {"method": "draftModel", "draftUri": "hf://a/draft"}
 RESTRICTED: dict[str, tuple[dict[str, Any], bool]] = {
-    "an emptyDir": ({"uri": FETCHED, "sizeLimitGibibytes": 80}, True),
-    "a shared claim": (SHARED, True),
-    "a claim per pod": (PER_POD, True),
-    "a claim in place": ({"uri": "pvc://models/b"}, True),
-    "a directory of the node": (OF_THE_NODE, False),
+    "an emptyDir": ({"model": {"uri": FETCHED, "sizeLimitGibibytes": 80}}, True),
+    "a shared claim": ({"model": SHARED}, True),
+    "a claim per pod": ({"model": PER_POD}, True),
+    "a claim in place": ({"model": {"uri": "pvc://models/b"}}, True),
+    "adapters and a draft model on several GPUs": (
+        {"model": {"uri": FETCHED, "adapters": ADAPTERS}, "gpu": {"count": 8}, "engine": {"speculative": DRAFT}},
+        True,
+    ),
+    "a directory of the node": ({"model": OF_THE_NODE}, False),
 }
 
 
@@ -190,9 +200,9 @@ RESTRICTED: dict[str, tuple[dict[str, Any], bool]] = {
 def test_a_restricted_namespace_admits_pods_without_a_directory_of_the_node(
     plane: ControlPlane, namespace: str, case: str
 ) -> None:
-    model, is_admitted = RESTRICTED[case]
+    spec, is_admitted = RESTRICTED[case]
     plane.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
-    made = pod(model) | {"automountServiceAccountToken": False}
+    made = pod(**spec) | {"automountServiceAccountToken": False}
     body = {"metadata": {"name": "llm"}, "spec": made}
 
     answer = plane.http.post(
@@ -224,3 +234,74 @@ def test_a_certificate_makes_probes_scrapes_and_the_address_https() -> None:
     assert "certificate" in named_secrets(resource)
     assert not [probe for probe in probes if "scheme" in plain_worker[probe]["httpGet"]]
     assert "scheme" not in plain_endpoint
+
+
+ROUTER = [{"podSelector": {"matchLabels": {"app": "router"}}}]
+FIELDS: dict[str, tuple[dict[str, Any], Any, Any]] = {
+    "image": ({"template": {"image": "worker:2"}}, lambda made: made["container"]["image"], "worker:2"),
+    "replicas": ({"replicas": 3}, lambda made: made["Deployment"]["spec"]["replicas"], 3),
+    "slo": ({"slo": {"ttftMilliseconds": 250}}, lambda made: made["config"]["slo"]["ttftMilliseconds"], 250.0),
+    "slots": ({"slots": 7}, lambda made: made["config"]["slots"], 7),
+    "tenants": (
+        {"offline": {"tenants": [{"name": "blue", "weight": 3}]}},
+        lambda made: [tenant["name"] for tenant in made["config"]["offline"]["tenants"]],
+        ["blue"],
+    ),
+    "drain": ({"rollout": {"drainSeconds": 90}}, lambda made: made["pod"]["terminationGracePeriodSeconds"], 110),
+    "evictions": (
+        {"disruption": {"maxUnavailable": 2}},
+        lambda made: made["PodDisruptionBudget"]["spec"]["maxUnavailable"],
+        2,
+    ),
+    "peers": (
+        {"network": {"ingressFrom": ROUTER}},
+        lambda made: made["NetworkPolicy"]["spec"]["ingress"][0]["from"],
+        ROUTER,
+    ),
+    "metrics with tenants": (
+        {"network": {"metricsFrom": ROUTER}},
+        lambda made: [
+            made["config"]["runtime"]["metricsPort"],
+            [port["name"] for port in made["Service"]["spec"]["ports"]],
+            [port["containerPort"] for port in made["container"]["ports"]],
+            made["NetworkPolicy"]["spec"]["ingress"][1:],
+        ],
+        [8001, ["http", "metrics"], [8000, 8001], [{"ports": [{"port": 8001, "protocol": "TCP"}], "from": ROUTER}]],
+    ),
+    "no policy": ({"network": {"policy": False}}, lambda made: made.get("NetworkPolicy"), None),
+    "keys": (
+        {"apiKeys": {"secretName": "keys"}},
+        lambda made: made["config"]["runtime"]["apiKeysFile"],
+        "/etc/ballast/keys/keys.yaml",
+    ),
+    "no word of the CPU": (
+        {"template": {"resources": {"requests": {"memory": "4Gi"}}}},
+        lambda made: made["container"]["resources"],
+        {"requests": {"cpu": "250m", "memory": "4Gi"}},
+    ),
+    # Kubernetes takes a limit for the request where there is none, in a pod and not yet in its Deployment.
+    "CPU limited": (
+        {"template": {"resources": {"limits": {"cpu": "2"}}}},
+        lambda made: made["container"]["resources"],
+        {"limits": {"cpu": "2"}},
+    ),
+    "CPU requested": (
+        {"template": {"resources": {"requests": {"cpu": "2"}}}},
+        lambda made: made["container"]["resources"],
+        {"requests": {"cpu": "2"}},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FIELDS)
+def test_a_field_gives_a_child_its_value(case: str) -> None:
+    spec, found, expected = FIELDS[case]
+    native = {"metadata": {"name": "llm"}, "spec": {"model": {"uri": "file:///m"}, "gpu": {"count": 0}} | spec}
+    resource = InferenceDeployment.read(native, "test")
+    steps = plan(resource, ClusterSnapshot("u-1"), OperatorContext(image="worker:1")).apply
+    made: dict[str, Any] = {step.key.kind.name: step.manifest for step in steps}
+    made["pod"] = made["Deployment"]["spec"]["template"]["spec"]
+    (made["container"],) = made["pod"]["containers"]
+    made["config"] = worker_config(resource, own_keys=frozenset()).model_dump(mode="json", by_alias=True)
+
+    assert found(made) == expected

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import yaml
-from control_plane import ControlPlane
 from operated import Cluster, Operator, until
 
 from ballast_api.conditions import ConditionReason
@@ -234,20 +233,6 @@ def test_what_libraries_write_after_the_last_line_of_a_worker_is_not_shown() -> 
     assert found is not None
     assert found.reason == ConditionReason.CRASHING
     assert found.message == "exit code 70, 2 restarts: ballast-vllm: EngineCore of vLLM ended."
-
-
-@pytest.mark.envtest
-def test_a_pod_with_adapters_on_several_gpus_is_admitted(plane: ControlPlane, namespace: str) -> None:
-    plane.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
-    adapters = [{"name": "a", "uri": "hf://a/a"}, {"name": "b", "uri": "pvc://b/c"}]
-    made = pod(model={"uri": "hf://a/b", "adapters": adapters}, gpu={"count": 8}, engine=VLLM | {"speculative": DRAFT})
-    answer = plane.http.post(
-        f"/api/v1/namespaces/{namespace}/pods",
-        params={"dryRun": "All", "fieldValidation": "Strict"},
-        json={"metadata": {"name": "llm"}, "spec": made},
-    ).json()
-
-    assert answer["kind"] == "Pod", answer.get("message")
 
 
 @pytest.mark.envtest

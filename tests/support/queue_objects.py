@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -51,3 +52,11 @@ class WrappedRunner:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
+
+
+class SlowRunner(WrappedRunner):
+    """An executor whose steps take long, so that no item ends by itself."""
+
+    def run(self, batch: Any, interrupt: Any) -> Any:
+        time.sleep(0.05)
+        return self.inner.run(batch, interrupt)

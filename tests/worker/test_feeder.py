@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from functools import partial
 
 import pytest
 import redis
-from queue_objects import WrappedRunner, make_line
+from queue_objects import SlowRunner, make_line
 
 from ballast_cli.explain import scene
 from ballast_engine.build import build_engine
@@ -650,14 +649,6 @@ def test_items_that_cannot_run_hold_up_no_item_behind_them(fed, queue, eventuall
 
     assert done.counts.succeeded == 1
     assert sum(waits) < 5, "two claims of six items each second take 20 seconds"
-
-
-class SlowRunner(WrappedRunner):
-    """An executor whose steps take long, so that no item ends by itself."""
-
-    def run(self, batch, interrupt):
-        time.sleep(0.05)
-        return self.inner.run(batch, interrupt)
 
 
 @pytest.mark.parametrize("changer", ["this worker", "another worker"])

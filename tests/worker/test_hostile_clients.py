@@ -14,14 +14,13 @@ from urllib.parse import urlsplit
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from streamed import BODY, ENDLESS, begun
 
 from ballast_worker.bodies import LONG_BYTES, MOST_WAITING, SHORT_BYTES, BodyReaders
 from ballast_worker.errors import Refused
 from ballast_worker.http_connection import Closed, HttpLimits
 from ballast_worker.prompt_length import longest_token_bytes
 
-BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}
-ENDLESS = BODY | {"max_tokens": 2000, "ignore_eos": True, "stream": True}
 HEALTH = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
 LAST = HEALTH.replace(b"host", b"connection: close\r\nhost")
 
@@ -178,9 +177,7 @@ def test_many_waiting_connections_do_not_keep_others_out(serve, make_config, eve
         serving.client() as client,
         ExitStack() as stack,
     ):
-        begun = stack.enter_context(client.stream("POST", "/v1/completions", json=ENDLESS))
-        lines = begun.iter_lines()
-        next(lines)
+        lines = stack.enter_context(begun(client))
         idle = [stack.enter_context(connect(serving)) for _ in range(100)]
         for number, raw in enumerate(idle):
             raw.sendall([b"", b"GET /", post(b"a" * 100)[:-50]][number % 3])
@@ -190,7 +187,6 @@ def test_many_waiting_connections_do_not_keep_others_out(serve, make_config, eve
         eventually(lambda: sum(serving.worker.connections.by_phase.values()) <= 20, "the number of connections")
         closed = serving.worker.connections.closed[Closed.CROWDED]
         goes_on = next(line for line in lines if line)
-        stack.callback(lines.close)
 
     assert status_of(answer) == 200
     assert closed >= 80

@@ -8,9 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from streamed import BODY, ENDLESS, begun
 
-BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}
-ENDLESS = BODY | {"max_tokens": 2000, "ignore_eos": True, "stream": True}
 ERROR_FIELDS = {"message", "type", "param", "code"}
 
 
@@ -92,9 +91,7 @@ def test_the_request_id_comes_back_and_one_is_made_where_there_is_none(http) -> 
 
 def test_one_request_id_may_be_used_by_several_requests_at_a_time(http) -> None:
     headers = {"x-request-id": "twice"}
-    with http.stream("POST", "/v1/completions", json=ENDLESS, headers=headers) as first:
-        lines = first.iter_lines()
-        next(lines)
+    with begun(http, headers):
         second = http.post("/v1/completions", json=BODY, headers=headers)
 
     assert second.status_code == 200
@@ -177,9 +174,7 @@ def test_a_stream_is_server_sent_events_that_end_with_done(http) -> None:
 
 
 def test_a_client_that_hangs_up_frees_its_slot(serving, http, eventually) -> None:
-    with http.stream("POST", "/v1/completions", json=ENDLESS) as response:
-        lines = response.iter_lines()  # httpx hangs up when it is collected
-        next(lines)
+    with begun(http):
         assert serving.worker.engine.stats().online.running == 1
 
     eventually(serving.is_idle, "the slot to be free")

@@ -12,6 +12,7 @@ from functools import partial
 
 import pytest
 from queue_objects import WrappedRunner
+from streamed import BODY, ENDLESS, begun
 
 from ballast_engine.build import build_engine
 from ballast_engine.options import EngineOptions
@@ -26,18 +27,11 @@ from ballast_worker.requests import RequestOutcome
 from ballast_worker.slot_wait import SlotWait
 from ballast_worker.worker import Worker
 
-BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}
-ENDLESS = BODY | {"max_tokens": 2000, "ignore_eos": True, "stream": True}
-
 
 def occupy(client, stack: ExitStack, count: int) -> None:
-    """Start answers that go on; returns when each has said its first word. The stack keeps their readers alive."""
+    """Start answers that go on until the stack is closed."""
     for _ in range(count):
-        response = stack.enter_context(client.stream("POST", "/v1/completions", json=ENDLESS))
-        assert response.status_code == 200
-        lines = response.iter_lines()
-        next(lines)
-        stack.callback(lines.close)
+        stack.enter_context(begun(client))
 
 
 def test_a_full_queue_is_a_429_with_the_time_to_try_again(serve, make_config, eventually) -> None:
@@ -309,9 +303,7 @@ def test_a_failed_step_is_a_500_with_a_sentence_and_many_make_the_worker_unhealt
         runner.fails = True
         codes = [client.post("/v1/completions", json=BODY).status_code for _ in range(2)]
         runner.fails = False
-        with client.stream("POST", "/v1/completions", json=ENDLESS) as begun:
-            lines = begun.iter_lines()
-            next(lines)  # a step that succeeds: failures are counted from here
+        with begun(client) as lines:  # a step that succeeds: failures are counted from here
             runner.fails = True
             rest = [line for line in lines if line]
         whole = client.post("/v1/completions", json=BODY)
@@ -340,9 +332,7 @@ def test_the_engine_loop_that_dies_tells_everybody_who_waits(serve, make_config,
         return plan(snapshot)
 
     with serve(make_config(), build=partial(build_engine, planner=decide)) as serving, serving.client() as client:
-        with client.stream("POST", "/v1/completions", json=ENDLESS) as begun:
-            lines = begun.iter_lines()
-            next(lines)
+        with begun(client) as lines:
             broken.set()
             rest = [line for line in lines if line]
         health = client.get("/health")

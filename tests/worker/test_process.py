@@ -14,14 +14,13 @@ from pathlib import Path
 
 import pytest
 from queue_objects import make_line
+from streamed import BODY, begun
 
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
 from ballast_worker.__main__ import main
 from ballast_worker.errors import AddressTaken
 from ballast_worker.preflight import listen
-
-BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}
 
 
 @pytest.fixture
@@ -146,10 +145,7 @@ def test_without_its_packages_the_worker_names_the_extra(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_signal_finishes_online_requests_and_refuses_new_ones(run_worker, make_config, tmp_path) -> None:
     with run_worker(make_config(), tmp_path) as running, running.client() as client, running.client() as other:
-        long = BODY | {"max_tokens": 300, "ignore_eos": True, "stream": True}
-        with client.stream("POST", "/v1/completions", json=long) as response:
-            lines = response.iter_lines()
-            next(lines)
+        with begun(client, max_tokens=300) as lines:
             running.signal(signal.SIGTERM)
             refused, final = None, ""
             for line in lines:
@@ -183,13 +179,10 @@ def test_a_worker_says_that_it_is_not_ready_before_it_refuses(run_worker, make_c
 @pytest.mark.slow
 def test_connections_that_nobody_uses_are_closed_before_requests_are_refused(run_worker, make_config, tmp_path) -> None:
     with run_worker(make_config(), tmp_path) as running, running.client() as client, running.client() as other:
-        long = BODY | {"max_tokens": 300, "ignore_eos": True, "stream": True}
         kept = HTTPConnection(other.base_url.host, other.base_url.port, timeout=60)
         kept.request("GET", "/ready")
         kept.getresponse().read()
-        with client.stream("POST", "/v1/completions", json=long) as response:
-            lines = response.iter_lines()
-            next(lines)
+        with begun(client, max_tokens=300) as lines:
             running.signal(signal.SIGTERM)
             left = kept.sock.recv(1)
             ready = other.get("/ready").status_code
@@ -205,10 +198,7 @@ def test_connections_that_nobody_uses_are_closed_before_requests_are_refused(run
 def test_after_the_drain_time_what_is_left_is_aborted_with_an_error(run_worker, make_config, tmp_path) -> None:
     config = make_config(runtime={"drainSeconds": 0.2})
     with run_worker(config, tmp_path) as running, running.client() as client:
-        long = BODY | {"max_tokens": 2000, "ignore_eos": True, "stream": True}
-        with client.stream("POST", "/v1/completions", json=long) as response:
-            lines = response.iter_lines()
-            next(lines)
+        with begun(client) as lines:
             running.signal(signal.SIGTERM)
             said = [line for line in lines if line]
         code = running.wait()
@@ -254,10 +244,7 @@ def test_a_request_that_has_not_arrived_when_the_worker_stops_gets_a_503(
 def test_a_second_signal_stops_at_once(run_worker, make_config, tmp_path, eventually) -> None:
     config = make_config(runtime={"drainSeconds": 3600})
     with run_worker(config, tmp_path) as running, running.client() as client:
-        long = BODY | {"max_tokens": 2000, "ignore_eos": True, "stream": True}
-        with client.stream("POST", "/v1/completions", json=long) as response:
-            lines = response.iter_lines()
-            next(lines)
+        with begun(client) as lines:
             running.signal(signal.SIGTERM)
             eventually(lambda: '"draining"' in running.log, "the drain to begin")
             running.signal(signal.SIGINT)

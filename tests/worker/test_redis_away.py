@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import socket
-import time
 from functools import partial
 
 import pytest
 import redis
 from ports import free_port
-from queue_objects import WrappedRunner, make_line
+from queue_objects import SlowRunner, make_line
 
 from ballast_engine.build import build_engine
 from ballast_queue.errors import QueueError
@@ -91,14 +90,6 @@ def test_redis_goes_and_comes_in_mid_job_and_every_item_is_done_once(own_valkey,
     assert held > 0, "results that Redis has not heard are kept"
     assert counts.succeeded == 30
     assert sorted(results) == sorted(f"item-{i}" for i in range(30))
-
-
-class SlowRunner(WrappedRunner):
-    """An executor whose steps take long, so that no item ends by itself."""
-
-    def run(self, batch, interrupt):
-        time.sleep(0.05)
-        return self.inner.run(batch, interrupt)
 
 
 def test_items_whose_claims_redis_lost_are_claimed_again_and_succeed(own_valkey, fed, queue_name, eventually) -> None:

@@ -21,8 +21,9 @@ def _queue() -> None:
 def init(*, redis_url: RedisUrl = None, password_file: PasswordFile = None, ca_file: CaFile = None) -> None:
     """Load the functions of Ballast, once for all queues of a Redis.
 
-    The user needs the right to load functions. Workers and submitters need no such right. The operator and `ballast up`
-    load the functions on their own if their user may do so. Run the command again after an upgrade of Ballast.
+    The user needs the right to load functions. Workers and submitters need no such right. If their user may do so, the
+    operator loads the functions into the Redis of its release, but not into that of `spec.redis`, and `ballast up` into
+    the Redis that it uses. Run the command again after an upgrade of Ballast.
     """
     place = Place.of(redis_url, DEFAULT_QUEUE, password_file, ca_file=ca_file)
     with open_queue(place, loads_functions=True) as connected:
