@@ -60,6 +60,7 @@ class ConditionReason(StrEnum):
     NO_REDIS_USER = "NoRedisUser"
     QUEUE_CONFLICT = "QueueConflict"
     QUEUE_LEFT = "QueueLeft"
+    OLDER_FUNCTIONS = "OlderFunctions"
     NO_KUBERAY = "KubeRayMissing"
     RAY_FAILED = "RayFailed"
     RAY_STORAGE_DOWN = "RayStorageDown"

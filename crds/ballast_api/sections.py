@@ -295,7 +295,8 @@ class Offline(ApiModel):
     results_days: Hot[float] = Field(default=7, gt=0)
     """Days that the results of a completed job are kept."""
     abandoned_days: Hot[float] = Field(default=30, gt=0)
-    """Days after which a job that is paused, or whose submission has not ended, expires if nothing in it changes."""
+    """Days after which a job that is paused, or whose submission has not ended, expires if nothing in it changes. So
+    does a job whose items name a model that no worker has served for this time."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

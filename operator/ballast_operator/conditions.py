@@ -219,6 +219,17 @@ def _has_left_a_queue(given: Given) -> ConditionValue | None:
     return None
 
 
+def _functions_are_older(given: Given) -> ConditionValue | None:
+    if given.poll is None or not given.poll.has_older_functions:
+        return None
+    return ConditionValue(
+        "True",
+        ConditionReason.OLDER_FUNCTIONS,
+        "Redis has the functions of an older version of Ballast, and no memory for those of this one, so workers of "
+        "this version take no offline work: raise maxmemory (valkey.maxMemory of the chart)",
+    )
+
+
 def _exceeds_deadline(given: Given) -> ConditionValue | None:
     if _deadline_passed(given) is None or _held_back(given):
         return None
@@ -426,7 +437,7 @@ def _reservation_is_met(given: Given) -> ConditionValue:
     elif in_use < reserved:
         message = (
             f"offline requests run in {in_use} of {reserved} reserved slots; the {waiting} that wait are paused, "
-            "delayed after a failure, or above the maxSlots of their tenant"
+            "delayed after a failure, of another model, or above the maxSlots of their tenant, or Redis is full"
         )
     else:
         message = f"offline requests run in all {reserved} reserved slots; {waiting} more wait"
@@ -506,8 +517,8 @@ def _deadlines(given: Given) -> ConditionValue:
     late = queue.jobs_at_risk if queue else 0
     if late:
         found = counted(late, "job will miss its deadline", "jobs will miss their deadline")
-        paused = queue.unclaimable_at_risk if queue else 0
-        including = f", including {counted(paused, 'paused job')}" if paused else ""
+        held = queue.unclaimable_at_risk if queue else 0
+        including = f", including {counted(held, 'job')} whose items no worker can claim" if held else ""
         return ConditionValue("True", ConditionReason.LATE, f"{found} at the present rate{including}")
     return ConditionValue("False", ConditionReason.ON_TIME, "no job is at risk")
 
@@ -520,6 +531,7 @@ _DEGRADED = (
     _pod_has_problem,  # without their head, workers fail one after the other
     _ray_has_failed,
     _secret_is_missing,
+    _functions_are_older,
     _exceeds_deadline,
     _has_left_a_queue,
     _is_healthy,

@@ -79,6 +79,8 @@ class PollResult:
     former: tuple[FormerQueue, ...] = ()
     has_newer_functions: bool = False
     """Whether Redis has the functions of a newer version of Ballast."""
+    has_older_functions: bool = False
+    """Whether Redis has those of an older version, and no memory for those of this one."""
 
     def only_workers_in(self, pods: tuple[Body, ...]) -> Self:
         """Return the result with the workers of these pods. Workers of other resources may serve the same queue."""

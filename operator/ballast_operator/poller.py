@@ -225,6 +225,8 @@ class Poller:
             of.worked = before
         else:
             of.worked = server
+            if result.has_older_functions:
+                self.connections.pop(server, None)  # the next one tries again to load the functions
             if before is not None and not any(other.worked == before for other in self._resources.values()):
                 self.connections.pop(before, None)
         return result
@@ -248,6 +250,7 @@ class Poller:
             former=tuple(_former(Queue(connection, name), source.owner) for name in source.former),
             follows=follows,
             has_newer_functions=connection.has_newer_library(),
+            has_older_functions=connection.is_outdated,
         )
 
     async def update_queues(self, redis: Mapping[str, str], used: AbstractSet[str], *, release: str) -> list[str]:

@@ -12,8 +12,8 @@ A new replica loads its model for minutes. A deadline at risk adds no other unti
 never becomes ready blocks this for `startupSeconds` after the last rise of `replicas`, and then no longer.
 Replicas rise to the smallest need of the last `scaleUpSeconds`, and fall to the largest need of the last
 `scaleDownSeconds` (`idleSeconds` for the last replica). Nothing changes if a window is not covered yet or contains a
-poll that failed. At zero replicas, waiting offline work adds one replica at once. Jobs that are paused or ending are no
-work: a worker could claim nothing of them.
+poll that failed. At zero replicas, waiting offline work adds one replica at once. Jobs that are paused or ending, or
+whose model no worker serves, are no work, and nothing is while Redis has no memory for results.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ def _online(scaling: Scaling, replicas: int, ready: int, poll: PollResult) -> tu
     silent = max(0, ready - len(workers))
     if not workers:
         if replicas == 0:
-            return 0, "only paused work waits" if poll.queue is not None and poll.queue.depth else "no work waits"
+            has_depth = poll.queue is not None and poll.queue.depth > 0
+            return 0, "only work that no worker can claim waits" if has_depth else "no work waits"
         # Starting pods have not reported yet, and silent ones may be busy.
         return replicas, f"no worker has reported, so replicas stay at {replicas}"
     ceiling = sum(max(1, min(w.slots, w.batch_ceiling)) for w in workers) / len(workers)

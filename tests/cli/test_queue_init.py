@@ -43,6 +43,17 @@ def test_init_leaves_a_newer_library(ballast, bare: str):
         assert raw.fcall_ro("ballast1_revision", 0) == REVISION + 1
 
 
+def test_init_names_a_full_server(ballast, bare: str):
+    older = SOURCE.replace(f"local REVISION = {REVISION}", f"local REVISION = {REVISION - 1}")
+    with redis.Redis.from_url(bare) as raw:
+        raw.function_load(older)
+        raw.config_set("maxmemory", 1)
+        ran = ballast("queue", "init", "--redis-url", bare)
+
+    assert ran.code == 5
+    assert "raise maxmemory" in ran.err
+
+
 def test_init_by_a_user_without_the_right_names_it(ballast, bare: str):
     with redis.Redis.from_url(bare) as raw:
         raw.execute_command("ACL", "SETUSER", "worker", "on", ">x", "~*", "+@all", "-function")

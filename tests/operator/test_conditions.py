@@ -245,6 +245,10 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
         {"poll": replace(make_poll(make_worker()), former=(FormerQueue("ns/q", 3, is_served=True),))},
         Type.DEGRADED, "False", Reason.HEALTHY, "no problem",
     ),
+    "older functions": (
+        {"poll": replace(make_poll(make_worker()), has_older_functions=True)},
+        Type.DEGRADED, "True", Reason.OLDER_FUNCTIONS, "raise maxmemory",
+    ),
     "applied": ({}, Type.CONFIG_APPLIED, "True", Reason.APPLIED, "the worker uses the settings"),
     "not applied": (
         {"poll": make_poll(make_worker(config_hash="old"))}, Type.CONFIG_APPLIED, "False", Reason.PENDING, "0 of 1",
@@ -278,7 +282,7 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
     "late": ({"poll": make_poll(make_worker(), at_risk=2)}, Type.DEADLINE_AT_RISK, "True", Reason.LATE, "2 jobs"),
     "late, because of a pause": (
         {"poll": make_poll(make_worker(), at_risk=2, unclaimable_at_risk=1)},
-        Type.DEADLINE_AT_RISK, "True", Reason.LATE, "at the present rate, including 1 paused job",
+        Type.DEADLINE_AT_RISK, "True", Reason.LATE, "at the present rate, including 1 job whose items no",
     ),
 }  # fmt: skip
 

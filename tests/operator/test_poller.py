@@ -232,6 +232,17 @@ def test_a_former_queue_that_cannot_be_read_stays_one(valkey: Any) -> None:
     assert [(found.num_unfinished, found.is_over) for found in result.former] == [(None, False)]
 
 
+def test_a_full_redis_with_older_functions_is_polled_and_the_next_poll_connects_again() -> None:
+    with ValkeyServer() as server, redis.Redis.from_url(server.connection_url) as raw:
+        raw.function_load(SOURCE.replace(f"local REVISION = {REVISION}", f"local REVISION = {REVISION - 1}"))
+        raw.config_set("maxmemory", 1)
+        own = {"url": base64.b64encode(server.connection_url.encode()).decode()}
+        result = asyncio.run(poll_once(QueueSource(own_redis("own", own), "honest/q", "honest/llm", own=own)))
+
+    assert result.queue is not None
+    assert result.has_older_functions
+
+
 LIBRARIES: dict[str, tuple[int | None, str, bool]] = {
     "none": (None, "run `ballast queue init`", False),
     "an older one": (-1, "those of an older version: run `ballast queue init`", False),

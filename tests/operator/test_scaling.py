@@ -115,7 +115,9 @@ def test_a_paused_job_does_not_keep_the_last_replica_and_starts_none() -> None:
         return run.take(make_poll(run.now + 10, **queue))
 
     assert (leased, idle) == ([1] * 5, [1, 1, 1, 0, 0])
-    assert at_zero(depth=5, at_risk=1, unclaimable=5, unclaimable_at_risk=1).because == "only paused work waits"
+    assert at_zero(depth=5, at_risk=1, unclaimable=5, unclaimable_at_risk=1).because == (
+        "only work that no worker can claim waits"
+    )
     assert run.replicas == 0
     assert at_zero(depth=5).replicas == 1, "it was resumed"
 

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import redis
+from redis.cluster import RedisCluster
 
 from ballast_queue.connection import REVISION, SOURCE, Connection
 from ballast_queue.errors import (
     CommandForbidden,
     HostNotAdmitted,
     JobNotFound,
+    LibraryUnfit,
     QueueError,
     QueueForbidden,
     QueueFull,
@@ -226,6 +228,48 @@ def test_only_the_calls_that_the_server_did_not_know_are_repeated(num_calls: int
 
     assert Connection(client, socket_timeout=5).call_many(calls) == list(range(num_calls))
     assert client.trips == trips
+
+
+class Shards(RedisCluster):
+    """A client of a cluster whose shards have these revisions, or do not answer."""
+
+    def __init__(self, *revisions: int | Exception) -> None:
+        self.revisions = revisions
+
+    def close(self) -> None:
+        pass
+
+    def get_primaries(self) -> list[int]:
+        return [*range(len(self.revisions))]
+
+    def get_node_from_key(self, key: bytes) -> int:
+        return 0
+
+    def execute_command(self, command: str, function: str, *_: Any, target_nodes: int) -> int:
+        found = self.revisions[target_nodes] if "revision" in function else redis.ResponseError("Function not found")
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+AWAY = redis.ConnectionError("no route to host")
+
+
+@pytest.mark.parametrize(
+    ("revisions", "is_newer", "failure"),
+    [
+        ((REVISION, REVISION - 1), False, LibraryUnfit),
+        ((REVISION - 1, REVISION + 1), True, LibraryUnfit),
+        ((AWAY, REVISION + 1), True, RefusedCall),
+    ],
+    ids=["an older one", "both", "a shard is away"],
+)
+def test_the_functions_of_every_shard_count(revisions, is_newer: bool, failure: type[QueueError]):
+    connection = Connection(Shards(*revisions), socket_timeout=5)
+    with pytest.raises(failure):
+        connection.call("claim", (b"k",))
+
+    assert connection.has_newer_library() is is_newer
 
 
 class Resized:

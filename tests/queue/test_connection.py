@@ -109,15 +109,20 @@ def test_a_full_server_takes_results_and_hands_out_items_while_results_may_free_
         with pytest.raises(QueueFull, match="raise maxmemory"):
             queue.submissions.submit([line("a")])
         outcomes = queue.leases.finish_many("w1", [(c, result(c)) for c in claimed])
+        raw.config_set("maxmemory", int(raw.info("memory")["used_memory"] / 1.3))
         with pytest.raises(QueueFull, match="raise maxmemory"):
             queue.leases.claim(job_id, 1, "w1")
+        exhausted = queue.stats()
         raw.config_set("maxmemory", int(raw.info("memory")["used_memory"] / 1.1))
+        full = queue.stats()
         with pytest.raises(QueueFull, match="raise maxmemory"):
             queue.submissions.submit([line("a")])
         last = queue.leases.claim(job_id, 1, "w1")
         queue.leases.finish("w1", last[0], result(last[0]))
 
         assert outcomes == [Outcome.DONE] * 4
+        assert (exhausted.is_exhausted, exhausted.depth, exhausted.claimable_depth) == (True, 1, 0)
+        assert (full.is_exhausted, full.claimable_depth) == (False, 1)
         assert queue.jobs.get(job_id).state is JobState.COMPLETED
         assert differences(raw, queue_name) == []
         queue.close()
@@ -211,6 +216,7 @@ def test_a_cluster_takes_every_call(queue_name, line, result):
         remove(gone)
         gone.close()
 
+        assert "cmdstat_command|getkeys" not in raw.info("commandstats"), "no call goes over the wire three times"
         assert {one["user"] for one in raw.client_list()} == {"default", "worker"}
         assert users == ["default", "worker"]
         assert redriven == Redriven(returned=1, left=0)

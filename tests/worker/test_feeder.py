@@ -611,11 +611,14 @@ def test_items_that_name_another_model_wait_for_a_worker_of_it(fed, queue, event
         waiting = eventually(
             lambda: (counts := queue.jobs.get(old).counts).waiting == 6 and counts, "all items to be back"
         )
+        eventually(lambda: not queue.workers.statuses()[0].can_claim, "nothing that the worker could run")
+        depth, said = queue.stats().claimable_depth, why(queue.jobs.get(old), scene(queue))
     with fed():
         finished = wait_for(queue, old, eventually)
 
     assert done.counts.succeeded == 1
-    assert (waiting.waiting, waiting.failed) == (6, 0)
+    assert (waiting.waiting, waiting.failed, depth) == (6, 0, 0)
+    assert said[0].startswith("It adds no replica, because no worker serves the model that its items name: serve that")
     assert finished.counts.succeeded == 6
 
 

@@ -10,12 +10,14 @@ import redis
 from ports import free_port
 from queue_objects import SlowRunner, make_line
 
+from ballast_cli.explain import scene
 from ballast_engine.build import build_engine
 from ballast_queue.errors import QueueError
 from ballast_queue.job import JobState
 from ballast_queue.keys import key_pattern
 from ballast_queue.redis_store import Queue
 from ballast_worker.feeder import FULL
+from ballast_worker.waiting_reasons import why
 
 BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}
 SAFE = {"maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "always"}
@@ -211,6 +213,8 @@ def test_a_full_redis_takes_no_more_jobs_and_work_goes_on(own_valkey, fed, queue
             feeder = serving.worker.feeder
             eventually(lambda: min(feeder.failures["claim"], feeder.failures["inbox"]) > 1, "two attempts at each")
             is_up, depth = has_redis(client, is_up=True), queue.stats().depth
+            eventually(lambda: not queue.workers.statuses()[0].can_claim, "nothing that the worker could run")
+            said = why(queue.jobs.get(stored), scene(queue))
             raw.config_set("maxmemory", int(raw.info("memory")["used_memory"] / 1.1))
             eventually(lambda: is_over(queue, stored), "the stored job to be over")
             raw.config_set("maxmemory", 0)
@@ -225,6 +229,7 @@ def test_a_full_redis_takes_no_more_jobs_and_work_goes_on(own_valkey, fed, queue
     queue.close()
 
     assert (is_up, depth) == (True, 4)
+    assert said[0].startswith("Redis gives out no item, because it uses more than 1.2 times its maxmemory: raise")
     assert succeeded == [3, 1]
     assert [record.fields["because"] for record in caplog.records if "unavailable" in record.message] == []
     full = [record for record in caplog.records if record.message == FULL]

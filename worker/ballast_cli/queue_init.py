@@ -32,4 +32,9 @@ def init(*, redis_url: RedisUrl = None, password_file: PasswordFile = None, ca_f
                 "Redis has the functions of a newer version of Ballast. They serve this version too, and were not "
                 "changed. Use the newer version of this command."
             )
+        if connected.store.connection.is_outdated:
+            raise NotNow(
+                "Redis has the functions of an older version of Ballast, and no memory for those of this one: raise "
+                "maxmemory, and run the command again."
+            )
     say(f"Redis at {place.shown_url} has the functions of Ballast.")

@@ -17,7 +17,7 @@
 --                                        `sequence` (of jobs) and `token` (the last fencing token, see `next_token`).
 --                                        `unclaimable` counts
 --                                        the waiting items, and `unclaimable_at_risk` the jobs at risk, of jobs that are
---                                        paused or ending
+--                                        paused, unserved or ending
 --   ballast:{<queue>}:jobs      zset     job id -> sequence
 --   ballast:{<queue>}:ready     zset     rank -> 0, for jobs with claimable items; a rank sorts as
 --                                        <1000 - priority>|<tenant>|<deadline>|<sequence>|<job id>
@@ -27,7 +27,8 @@
 --   ballast:{<queue>}:backlog   zset     job id -> created, for running jobs with waiting items
 --   ballast:{<queue>}:timers    zset     <kind>:<job id> -> when it is due: lease (no later than the earliest expiry),
 --                                        wake (the earliest backoff), deadline, sweep (an ending job's waiting items),
---                                        abandon (a job that is paused or still open, some time after its last change),
+--                                        abandon (a job that is paused or still open, some time after its last change,
+--                                        or that is unserved for this time),
 --                                        forget (the end of the retention of results). A timer whose work is not
 --                                        finished moves behind all that are due, so that they take turns
 --   ballast:{<queue>}:keys      hash     <tenant>\n<idempotency key> -> job id
@@ -47,7 +48,7 @@
 --   :ids                        set      custom ids, until the job is closed
 -- The items from `next` to `stored` - 1 wait and have an entry only in :items.
 
-local REVISION = 15
+local REVISION = 16
 
 local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
@@ -72,6 +73,7 @@ local MAX_PAGE_BYTES = 8 * 1024 * 1024
 local MAX_STATUS_BYTES, MAX_STATUSES, MAX_STATUSES_BYTES = 128 * 1024, 5000, 2 * 1024 * 1024
 local MAX_DECLARED = 2000
 local MOST_MEMORY = 1.2 -- times maxmemory: above it, a server leaves the items where they are
+local UNSERVED = 'no worker serves the model that its items name' -- the reason of a job whose items came back for this
 local RENEWAL_SECONDS = 300 -- after this time without renewal, another owner may replace settings
 
 -- redis.call does not exist while the library loads.
@@ -133,9 +135,23 @@ local function is_active(job)
   return job.state ~= '' and not OVER[job.state]
 end
 
+-- An item of such a job came back because its worker serves another model, and none has run since.
+local function is_unserved(job)
+  return job.reason == UNSERVED
+end
+
+local function note_served(job)
+  if is_unserved(job) then job.reason = '' end
+end
+
+-- More workers would not serve the waiting items of such a job.
+local function is_unclaimable(job)
+  return not RUNS[job.state] or is_unserved(job)
+end
+
 -- Such a job ends if nothing in it changes for a long time.
 local function is_open(job)
-  return is_active(job) and job.ending == '' and (job.state == 'paused' or job.closed == 0)
+  return is_active(job) and job.ending == '' and (job.state == 'paused' or job.closed == 0 or is_unserved(job))
 end
 
 local function num_at_risk(job)
@@ -162,8 +178,8 @@ end
 local function save_job(k, job)
   local was, changed = job.was, {}
   -- Fields, so that the totals change by what they count of this job: of a job that an older version paused, nothing yet.
-  job.unclaimable = RUNS[job.state] and 0 or job.waiting
-  job.unclaimable_at_risk = RUNS[job.state] and 0 or num_at_risk(job)
+  job.unclaimable = is_unclaimable(job) and job.waiting or 0
+  job.unclaimable_at_risk = is_unclaimable(job) and num_at_risk(job) or 0
   for _, field in ipairs(FIELDS) do
     if job[field] ~= was[field] then
       changed[#changed + 1] = field
@@ -184,7 +200,10 @@ local function save_job(k, job)
     call('HDEL', k.held, job.tenant)
   end
   if is_open(job) then
-    call('ZADD', k.timers, clock() + setting(k, 'abandoned_seconds', 2592000), 'abandon:' .. job.id)
+    -- Workers try an unserved job again and again. These claims are no change of it.
+    if job.state ~= was.state or not (is_unserved(job) and is_unserved(was)) then
+      call('ZADD', k.timers, clock() + setting(k, 'abandoned_seconds', 2592000), 'abandon:' .. job.id)
+    end
   elseif is_open(was) then
     call('ZREM', k.timers, 'abandon:' .. job.id)
   end
@@ -209,6 +228,7 @@ local function settle(k, job, now)
       or 'none of its ' .. job.total .. ' lines was accepted: each error result states the reason'
   else
     job.state = 'completed'
+    note_served(job)
   end
   job.finished = now
   call('UNLINK', k.live, k.returned, k.delayed, k.leases, k.prefixes, k.ids)
@@ -267,8 +287,8 @@ local function let_go(k, job, index)
   local message = 'the job was cancelled before this request finished'
   if job.ending == 'expired' then
     local is_late = job.deadline > 0 and clock() >= job.deadline
-    message = is_late and 'the deadline of the job passed before this request finished'
-      or 'the job was paused or open for too long before this request finished'
+    local why = is_late and 'the deadline of the job passed' or string.match(job.reason, '^[^,]*')
+    message = why .. ' before this request finished'
   end
   local status = job.ending == 'expired' and 408 or 499
   local custom_id, bytes = custom_id_of(k, index)
@@ -637,6 +657,7 @@ local function heartbeat(keys, argv)
     else
       kept[#kept + 1] = expires
       kept[#kept + 1] = index
+      note_served(job)
     end
   end
   if #kept > 0 then call('ZADD', k.leases, 'XX', unpack(kept)) end
@@ -696,6 +717,7 @@ local function finish(keys, argv)
     call('HDEL', k.prefixes, unpack(done))
     call('ZREM', k.leases, unpack(done))
     job.leased, job.succeeded = job.leased - #done, job.succeeded + #done
+    note_served(job)
   end
   if job then
     settle(k, job, now)
@@ -704,7 +726,8 @@ local function finish(keys, argv)
   return outcomes
 end
 
--- ARGV: job id, index, token, prefix ('' keeps an earlier prefix). Spends no attempt.
+-- ARGV: job id, index, token, prefix ('' keeps an earlier prefix), 1 if the worker serves another model than the item names.
+-- Spends no attempt.
 local function give_back(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
@@ -719,6 +742,7 @@ local function give_back(keys, argv)
     outcome = 'cancelled'
   else
     if prefix ~= '' then call('HSET', k.prefixes, index, prefix) end
+    if argv[5] == '1' then job.reason = UNSERVED end
     release(k, job, index, attempts - 1, 0)
   end
   settle(k, job, now)
@@ -735,6 +759,7 @@ local function retry(keys, argv)
   local held, attempts, worker = live_of(k, index)
   if held ~= token then return outcome_of_loss(k, index, token) end
   end_lease(k, job, index)
+  note_served(job)
   local outcome
   if job.ending ~= '' then
     let_go(k, job, index)
@@ -744,7 +769,10 @@ local function retry(keys, argv)
     local backoff = math.min(most, setting(k, 'backoff_seconds', 1) * 2 ^ math.min(attempts - 1, 60))
     -- Between half and all of the backoff, so that items that failed together do not return together.
     local wait = backoff * (1 + tonumber(argv[8])) / 2
+    -- The tokens may be the cause. Their number stays, so that they count as wasted when they are computed again.
+    local computed = string.match(string.sub(call('HGET', k.prefixes, index) or '', -40), ',"num_computed":([1-9]%d*)}$')
     call('HDEL', k.prefixes, index)
+    if computed then call('HSET', k.prefixes, index, '{"version":1,"num_computed":' .. computed .. '}') end
     release(k, job, index, attempts, wait > 0 and now + wait or 0)
     outcome = 'retried'
   else
@@ -845,11 +873,14 @@ local function begin_end(keys, argv)
     if job.deadline > 0 and now >= job.deadline then
       job.reason = 'the deadline passed with ' .. left
     elseif now >= abandoned then
-      job.reason = 'the job was paused or open for too long, with ' .. left
+      local is_served = job.state == 'paused' or not is_unserved(job)
+      job.reason = is_served and 'the job was paused or open for too long' or 'no worker served its model for too long'
+      job.reason = job.reason .. ', with ' .. left
     else
       return 0
     end
   end
+  note_served(job)
   job.ending = argv[2]
   job.state = argv[2] == 'expired' and 'finalizing' or 'cancelling'
   job.closed = 1
@@ -911,7 +942,7 @@ end
 
 -- Changes by users
 
--- ARGV: job id, paused | resumed. Reply: ok | missing | conflict, the state.
+-- ARGV: job id, paused | resumed. A resumed job is no longer unserved. Reply: ok | missing | conflict, the state.
 local function hold(keys, argv)
   local k = bind(keys)
   local job = load_job(k)
@@ -919,8 +950,9 @@ local function hold(keys, argv)
   if job.ending ~= '' or OVER[job.state] then return {'conflict', job.state} end
   if argv[2] == 'paused' then
     job.state = 'paused'
-  elseif job.state == 'paused' then
-    job.state = job.closed == 1 and 'in_progress' or 'validating'
+  else
+    note_served(job)
+    if job.state == 'paused' then job.state = job.closed == 1 and 'in_progress' or 'validating' end
   end
   save_job(k, job)
   return {'ok', job.state}
@@ -990,7 +1022,7 @@ local function take_turn(keys, argv)
 end
 
 -- KEYS: totals, inbox, backlog, inboxes of tenants. Reply: now, length of the inboxes, created of the oldest waiting job
--- ('' for none), id of the oldest inbox entry, then the totals.
+-- ('' for none), id of the oldest inbox entry, then the totals, with `exhausted` 1 if `claim` refuses every item.
 local function stats(keys, _)
   local oldest = call('ZRANGE', keys[3], 0, 0, 'WITHSCORES')
   local length, since, entry, bytes = 0, math.huge, '', 0
@@ -1006,7 +1038,12 @@ local function stats(keys, _)
       end
     end
   end
-  return {string.format('%.6f', clock()), length, oldest[2] or '', entry, call('HGETALL', keys[1])}
+  local totals = call('HGETALL', keys[1])
+  if is_exhausted() then
+    totals[#totals + 1] = 'exhausted'
+    totals[#totals + 1] = '1'
+  end
+  return {string.format('%.6f', clock()), length, oldest[2] or '', entry, totals}
 end
 
 -- KEYS: settings. ARGV: owner, rank, created, generation, JSON, then names and numbers. Of several owners, the one with

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 import redis
 from redis.backoff import NoBackoff
 from redis.cluster import RedisCluster
-from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import NoPermissionError, OutOfMemoryError, ResponseError
 from redis.retry import Retry
 
 from ballast_queue.address import RedisAddress, parse_address
@@ -30,6 +30,7 @@ from ballast_queue.errors import (
 )
 from ballast_queue.failures import STRICT, failure_of, is_refused_command
 from ballast_queue.reply_limits import ReplyLimits, limited
+from ballast_queue.unreadable import Unreadable
 
 Argument = bytes | str | int | float
 Call = tuple[str, Sequence[bytes], Sequence[Argument]]
@@ -66,6 +67,10 @@ class Connection:
     ) -> None:
         self.client: Any = client  # the two client classes have the same commands and no common base class
         """The client of redis-py. Its errors are not translated, so only this module and tests call it."""
+        self.unreadable: dict[str, Unreadable] = {}
+        """The unreadable values of each queue."""
+        self.is_outdated = False
+        """Whether Redis has no memory for the functions of this version, so that calls run those of an older one."""
         self._longest_wait = socket_timeout / 2
         self._loads_functions = loads_functions
         self._is_strict = is_strict
@@ -87,6 +92,8 @@ class Connection:
     ) -> Self:
         """Connect, and check the function library. An administrator's connection loads a missing or older one.
 
+        If Redis is full, the connection uses an older one (`is_outdated`).
+
         A submitter may not call functions: `checks_functions` is false then, and the first command connects.
 
         `admits` makes the connection strict, for a URL of somebody else: it uses `redis` and `rediss` only, connects
@@ -99,6 +106,7 @@ class Connection:
             InvalidAddress, HostNotAdmitted: the URL is malformed, or its host is not admitted.
             QueueUnavailable, QueueForbidden: the server does not answer, or refuses the user.
             LibraryUnfit: the server lacks the library, and this connection may not load it.
+            QueueFull: the server lacks the library, and has no memory for it.
         """
         address = parse_address(url, is_strict=admits is not None)
         if admits is not None and not admits(address.host):
@@ -232,9 +240,15 @@ class Connection:
         return reply
 
     @staticmethod
-    def _call(client: Any, function: str, keys: Sequence[bytes], arguments: Sequence[Argument]) -> Any:
+    def _call(
+        client: Any, function: str, keys: Sequence[bytes], arguments: Sequence[Argument], node: object = None
+    ) -> Any:
         command = "FCALL_RO" if function in _READS else "FCALL"
-        return client.execute_command(command, PREFIX + function, len(keys), *keys, *arguments)
+        if keys and isinstance(client, RedisCluster):
+            # Without a node, redis-py sends all arguments to the server twice more, which finds the keys in them.
+            node = client.get_node_from_key(keys[0])  # type: ignore[no-untyped-call]
+        options = {} if node is None else {"target_nodes": node}
+        return client.execute_command(command, PREFIX + function, len(keys), *keys, *arguments, **options)
 
     def _replies(self, calls: Sequence[Call]) -> list[Any]:
         """Return a reply or an error for each call. The pipeline of a cluster would repeat calls without a reply."""
@@ -257,7 +271,7 @@ class Connection:
         missing = [i for i, reply in enumerate(replies) if _is_missing(reply)]
         if missing and len(missing) < len(calls):
             # Another client flushed the functions during the pipeline. Repeat only the calls that did not run.
-            self._require_library()
+            self._require_library(lacks_function=True)
             for i in missing:
                 replies[i] = self._call(self.client, *calls[i])
         for reply in replies:
@@ -272,27 +286,50 @@ class Connection:
             except ResponseError as error:
                 if not _is_missing(error):
                     raise
-            self._require_library()
+            self._require_library(lacks_function=True)
             return attempt()
 
         return self._translated(attempt_twice)
 
     def has_newer_library(self) -> bool:
         """Return whether the server has the library of a newer version of Ballast, which serves this one too."""
-        return self._translated(self._revision) > REVISION
+        return max(self._translated(self._revisions)) > REVISION
 
-    def _require_library(self) -> None:
-        """Load the library, or raise `LibraryUnfit`, if it is missing or older. A newer one serves older clients."""
-        if self._revision() >= REVISION:
-            return
-        if not self._loads_functions:
+    def _require_library(self, *, lacks_function: bool = False) -> None:
+        """Load the library, or raise `LibraryUnfit`, if it is missing or older. A newer one serves older clients.
+
+        If Redis has no memory for it, an older one does, unless it `lacks_function` that was called.
+        """
+        found = min(self._revisions())
+        if found < REVISION and not self._loads_functions:
             raise LibraryUnfit(_MISSING)
-        self._load()
-
-    def _revision(self) -> int:
-        """Return the revision of the server's library, or 0 if it has none or one that is not Ballast's."""
         try:
-            found = self._call(self.client, "revision", (), ())
+            if found < REVISION:
+                self._load()
+            self.is_outdated = False
+        except OutOfMemoryError:
+            if not found or lacks_function:
+                raise
+            self.is_outdated = True
+
+    def _revisions(self) -> list[int]:
+        """Return the revision of the library of each primary that answers."""
+        if not self.is_cluster:
+            return [self._revision()]
+        found, failure = [], None
+        for node in self.client.get_primaries():
+            try:
+                found.append(self._revision(node))
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                failure = error
+        if failure is not None and not found:
+            raise failure
+        return found
+
+    def _revision(self, node: object = None) -> int:
+        """Return the revision of a server's library, or 0 if it has none or one that is not Ballast's."""
+        try:
+            found = self._call(self.client, "revision", (), (), node)
         except ResponseError as error:
             is_old = "unknown command" in str(error).lower()
             if not is_old and not _is_missing(error):

@@ -131,8 +131,9 @@ class Functions:
     def finish(self, job_id: str, worker: str, finished: Sequence[Finished]) -> Call:
         return self._of_job("finish", job_id, worker, *(value for item in finished for value in (*item, "", "")))
 
-    def give_back(self, job_id: str, index: int, token: int, prefix: str) -> Call:
-        return self._of_job("give_back", job_id, index, token, prefix)
+    def give_back(self, job_id: str, index: int, token: int, prefix: str, *, is_unserved: bool = False) -> Call:
+        """`is_unserved`: the worker serves another model than the item names."""
+        return self._of_job("give_back", job_id, index, token, prefix, int(is_unserved))
 
     def retry(
         self, job_id: str, index: int, token: int, *, code: str, message: str, again: bool, status: int, jitter: float
@@ -215,4 +216,5 @@ class Functions:
         return "remove_keys", (self._keys.totals,), (cursor, pattern)
 
     def now(self) -> Call:
-        return "now", (), ()
+        """With a key, so that in a cluster the server of the queue answers."""
+        return "now", (self._keys.totals,), ()

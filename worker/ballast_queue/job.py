@@ -115,7 +115,7 @@ class Job(_Wire):
     appraised: float | None = None
     """When the outlook was recorded."""
     reason: str = ""
-    """Why the job failed or expired: a sentence."""
+    """Why the job failed or expired, or that no worker serves its model: a sentence."""
 
     @property
     def is_at_risk(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -147,11 +147,19 @@ class Leases:
         """
         return self.give_back_many([(claimed, prefix)])[0]
 
-    def give_back_many(self, items: Sequence[tuple[Claimed, Prefix | None]]) -> list[Outcome]:
-        """Return several items in one round trip, as a draining worker does."""
+    def give_back_many(
+        self, items: Sequence[tuple[Claimed, Prefix | None]], unserved: Collection[Lease] = ()
+    ) -> list[Outcome]:
+        """Return several items in one round trip, as a draining worker does.
+
+        `unserved` has the leases of items that name another model than the worker serves. Until an item of their job
+        runs, the job adds no replica, and it ends as an abandoned one does.
+        """
         calls = [
             self._store.functions.give_back(
-                claimed.job_id, claimed.index, claimed.token, "" if prefix is None else prefix.model_dump_json()
+                *claimed.lease,
+                "" if prefix is None else prefix.model_dump_json(),
+                is_unserved=claimed.lease in unserved,
             )
             for claimed, prefix in items
         ]

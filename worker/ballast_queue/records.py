@@ -136,5 +136,6 @@ def stats_of(reply: Sequence[Any]) -> QueueStats:
         jobs_at_risk=whole(totals.get("at_risk", "0")),
         unclaimable=whole(totals.get("unclaimable", "0")),
         unclaimable_at_risk=whole(totals.get("unclaimable_at_risk", "0")),
+        is_exhausted="exhausted" in totals,
         jobs={state: whole(totals.get(f"jobs:{state}", "0")) for state in JobState},
     )

@@ -132,9 +132,11 @@ class QueueStats(_Published):
     jobs_at_risk: Count = 0
     """Jobs that will miss their deadline at the current rates."""
     unclaimable: Count = 0
-    """Waiting items of jobs that are paused or ending. Workers claim none of them."""
+    """Waiting items of jobs that are paused, unserved or ending. More workers would run none of them."""
     unclaimable_at_risk: Count = 0
-    """Jobs among `jobs_at_risk` that are paused."""
+    """Jobs among `jobs_at_risk` that are paused or unserved."""
+    is_exhausted: bool = False
+    """Redis has so little memory that it gives out no item: more than 1.2 times `maxmemory` is used."""
     jobs: dict[JobState, Count]
 
     @property
@@ -144,10 +146,10 @@ class QueueStats(_Published):
 
     @property
     def claimable_depth(self) -> int:
-        """Return the part of `depth` that more workers would serve: a pause or an end takes items out of it."""
-        return max(0, self.depth - self.unclaimable)
+        """Return the part of `depth` that more workers would serve: not the unclaimable; 0 if Redis is exhausted."""
+        return 0 if self.is_exhausted else max(0, self.depth - self.unclaimable)
 
     @property
     def claimable_at_risk(self) -> int:
-        """Return the part of `jobs_at_risk` that more workers would help: a pause takes a job out of it."""
-        return max(0, self.jobs_at_risk - self.unclaimable_at_risk)
+        """Return the part of `jobs_at_risk` that more workers would help: not the unclaimable, as above."""
+        return 0 if self.is_exhausted else max(0, self.jobs_at_risk - self.unclaimable_at_risk)

@@ -18,7 +18,7 @@ class Store:
         self.name = name
         self.keys = Keys(name)
         self.functions = Functions(self.keys)
-        self.unreadable = Unreadable()
+        self.unreadable = connection.unreadable.setdefault(name, Unreadable())
 
     def call(self, call: Call) -> Any:
         """Run one function and return its reply."""

@@ -284,6 +284,11 @@ class Claimer:
             )
         self._avoid(claimed.job_id, Group(claimed.priority, claimed.tenant))
         self._in_flight.returns.append((claimed, claimed.prefix))
+        self._in_flight.unserved.add(claimed.lease)
+
+    def avoids(self, group: Group) -> bool:
+        """Return whether this worker could run no item of a group when it last read its jobs."""
+        return group in self._avoided_groups
 
     def _usable_heads(self, queue: Queue, groups: Sequence[Group]) -> list[JobHead]:
         """Return the heads of jobs that are not avoided. A group with avoided jobs only is not read for some time."""

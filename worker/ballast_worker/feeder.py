@@ -394,11 +394,12 @@ class Feeder:
 
         The status publishes the answer, so that a worker that stops claiming does not look like a worker without work.
         """
+        if self.stats is not None and self.stats.is_exhausted:
+            return False
         held = Counter(item.claimed.tenant for item in self._in_flight.held.values())
         caps = {name: share.max_slots for name, share in self._loop.engine.policy.tenants.items()}
-        return any(
-            (cap := caps.get(tenant)) is None or held[tenant] < cap for tenant in queue.claimable.demand().tenants
-        )
+        tenants = {group.tenant for group in queue.claimable.demand().groups if not self._claimer.avoids(group)}
+        return any((cap := caps.get(tenant)) is None or held[tenant] < cap for tenant in tenants)
 
     def _take_in(self, queue: Queue) -> None:
         """Read a page of the inbox. If there may be more, the next page follows soon, after leases and claims."""

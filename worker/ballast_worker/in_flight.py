@@ -56,6 +56,8 @@ class InFlightItems:
     results: list[tuple[Claimed, Result]] = field(default_factory=list)
     failures: list[ItemFailure] = field(default_factory=list)
     returns: list[tuple[Claimed, Prefix | None]] = field(default_factory=list)
+    unserved: set[Lease] = field(default_factory=set)
+    """Leases among `returns` of items that name another model."""
 
     def __len__(self) -> int:
         return len(self.held) + len(self.results) + len(self.failures) + len(self.returns)
@@ -155,9 +157,10 @@ class InFlightItems:
                 count(outcome)
             self.failures.pop()
         if self.returns:
-            for outcome in _all_or_each(queue.leases.give_back_many, self.returns):
+            for outcome in _all_or_each(partial(queue.leases.give_back_many, unserved=self.unserved), self.returns):
                 count(outcome)
             self.returns = []
+            self.unserved.clear()
 
     def _report_results(self, queue: Queue, count: Callable[[Outcome], None]) -> None:
         try:

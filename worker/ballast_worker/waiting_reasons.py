@@ -66,8 +66,25 @@ def _waiting(job: Job, scene: Scene) -> Iterator[str]:
         yield f"{delayed} failed and will be retried after a backoff, {claimable:,} can be claimed now"
     if not claimable:
         return
-    reasons = [*_no_worker(scene)] or [*_no_slot(scene), *_own_cap(job, scene), *_before(job, scene)]
+    reasons = [*_no_memory(scene), *_no_model(job), *_no_worker(scene)]
+    reasons = reasons or [*_no_slot(scene), *_own_cap(job, scene), *_before(job, scene)]
     yield from reasons or [f"Nothing blocks it: a worker can claim {counted(claimable, 'item')} at any time"]
+
+
+def _no_memory(scene: Scene) -> Iterator[str]:
+    if scene.stats.is_exhausted:
+        yield (
+            "Redis gives out no item, because it uses more than 1.2 times its maxmemory: raise maxmemory, cancel jobs, "
+            "or wait until the results of old jobs expire"
+        )
+
+
+def _no_model(job: Job) -> Iterator[str]:
+    if job.reason:  # a job that is not over has no other one
+        yield (
+            f"It adds no replica, because {job.reason}: serve that model, or end the job with "
+            f"`ballast cancel {job.id}`. At zero replicas, `ballast resume {job.id}` lets it add one again"
+        )
 
 
 def _no_worker(scene: Scene) -> Iterator[str]:
