@@ -21,8 +21,6 @@ from ballast_api.worker_config import WorkerConfig
 from ballast_log import Log
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig
-from ballast_queue.errors import InvalidSubmission, QueueError
-from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import WorkerStatus
 from ballast_vllm import configuration
@@ -54,7 +52,7 @@ from ballast_worker.http_connection import SWEEP_SECONDS, Connections, HttpLimit
 from ballast_worker.http_server import HttpServer
 from ballast_worker.metrics import ScrapeData, Spending, StepMetrics, queue_view
 from ballast_worker.owner_port import owner_server
-from ballast_worker.preflight import listen_for_metrics
+from ballast_worker.preflight import check_queue, listen_for_metrics
 from ballast_worker.reload import ConfigWatcher, Loaded, content_hash
 from ballast_worker.requests import Recorder
 from ballast_worker.status import Identity, SmoothedRates, worker_status
@@ -233,16 +231,9 @@ class VllmServer:
 
     def _start_feeder(self) -> None:
         config = self.config
-        url = settings.redis_url(config)
-        if url is None:
+        if settings.redis_url(config) is None:
             return
-        try:
-            password, ca = settings.redis_password(config), settings.redis_ca(config)
-            Queue.connect(url, config.queue_name, password=password, ca=ca).close()
-        except InvalidSubmission as error:
-            raise NotServed(f"runtime.redisUrl: {error}") from error
-        except QueueError as error:
-            log.warning("queue is unavailable, only online requests are served", because=str(error))
+        check_queue(config)
         if not self._urls:
             raise NotServed("The model serves none of the URLs of items. Remove runtime.redisUrl")
         self.feeder = Feeder(

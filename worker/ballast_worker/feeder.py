@@ -6,7 +6,6 @@ it claims no items and keeps finished results. It stores them when Redis is back
 
 from __future__ import annotations
 
-import contextlib
 import random
 import threading
 import time
@@ -17,13 +16,12 @@ from functools import partial
 from ballast_engine.request import FinishReason
 from ballast_log import Log
 from ballast_queue.errors import QueueError, QueueFull, QueueUnavailable, RefusedCall, ServerUnfit, UnreadableValue
-from ballast_queue.job import Lease
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import QueueStats, WorkerStatus
 from ballast_worker.claimer import Claimer
-from ballast_worker.in_flight import InFlightItems
+from ballast_worker.in_flight import InFlightItems, all_or_each
 from ballast_worker.items import ItemLoop, ItemReader
 from ballast_worker.loop import Ended
 from ballast_worker.outlooks import update_outlooks
@@ -152,11 +150,6 @@ class Feeder:
     def num_held(self) -> int:
         """Items under lease in this worker."""
         return len(self._in_flight)
-
-    @property
-    def num_at_risk(self) -> int:
-        """Jobs that will miss their deadline at the current rates."""
-        return self.stats.jobs_at_risk if self.stats is not None else 0
 
     def _wake(self) -> None:
         self._loop.wake_feeder()
@@ -351,7 +344,7 @@ class Feeder:
 
     def _heartbeat(self, queue: Queue) -> None:
         leases, now = self._in_flight.leases(), time.monotonic()
-        lost = _heartbeat(queue, leases) if leases else []
+        lost = all_or_each(queue.leases.heartbeat, leases) if leases else []
         self._extended_at = now
         if lost:
             log.info("leases lost or cancelled", count=len(lost))
@@ -443,15 +436,3 @@ class Feeder:
 
     def _count(self, outcome: Outcome) -> None:
         self.outcomes[outcome] += 1
-
-
-def _heartbeat(queue: Queue, leases: list[Lease]) -> list[Lease]:
-    """Extend leases and return the lost ones. The leases of a job that cannot be read expire."""
-    try:
-        return queue.leases.heartbeat(leases)
-    except RefusedCall:
-        lost: list[Lease] = []
-        for lease in leases:
-            with contextlib.suppress(RefusedCall):
-                lost += queue.leases.heartbeat([lease])
-        return lost

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TypeVar
 
 from pydantic_core import PydanticSerializationError
@@ -23,7 +22,8 @@ from ballast_worker.responses import AnswerBuffer
 
 log = Log(__name__)
 
-_T = TypeVar("_T")
+_Sent = TypeVar("_Sent")
+_Answer = TypeVar("_Answer")
 
 UNWRITABLE = "The answer is nested too deeply, or has text that is not Unicode, so it cannot be stored as JSON."
 
@@ -151,11 +151,11 @@ class InFlightItems:
         if self.results:
             self._report_results(queue, count)
         while self.failures:
-            for outcome in _all_or_each(partial(_fail, queue), self.failures[-1:]):
-                count(outcome)
+            with contextlib.suppress(RefusedCall):
+                count(_fail(queue, self.failures[-1]))
             self.failures.pop()
         if self.returns:
-            for outcome in _all_or_each(queue.leases.give_back_many, self.returns):
+            for outcome in all_or_each(queue.leases.give_back_many, self.returns):
                 count(outcome)
             self.returns = []
 
@@ -201,17 +201,14 @@ class InFlightItems:
         return False
 
 
-def _fail(queue: Queue, failures: Sequence[ItemFailure]) -> list[Outcome]:
-    return [
-        queue.leases.retry(
-            failure.claimed,
-            _writable(failure.code),
-            _writable(failure.message),
-            is_retryable=failure.is_retryable,
-            status_code=failure.status_code,
-        )
-        for failure in failures
-    ]
+def _fail(queue: Queue, failure: ItemFailure) -> Outcome:
+    return queue.leases.retry(
+        failure.claimed,
+        _writable(failure.code),
+        _writable(failure.message),
+        is_retryable=failure.is_retryable,
+        status_code=failure.status_code,
+    )
 
 
 def _writable(text: str) -> str:
@@ -219,13 +216,13 @@ def _writable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def _all_or_each(send: Callable[[Sequence[_T]], list[Outcome]], reports: Sequence[_T]) -> list[Outcome]:
-    """Send all reports at once. If Redis cannot read a value, send each alone, and drop those that fail."""
+def all_or_each(send: Callable[[Sequence[_Sent]], list[_Answer]], values: Sequence[_Sent]) -> list[_Answer]:
+    """Send all values at once. If Redis cannot read a record, send each value alone, and skip those that fail."""
     try:
-        return send(reports)
+        return send(values)
     except RefusedCall:
-        outcomes: list[Outcome] = []
-        for report in reports:
+        answers: list[_Answer] = []
+        for value in values:
             with contextlib.suppress(RefusedCall):
-                outcomes += send([report])
-        return outcomes
+                answers += send([value])
+        return answers

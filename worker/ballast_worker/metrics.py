@@ -89,7 +89,6 @@ class QueueView:
     name: str
     is_up: bool
     stats: QueueStats | None
-    jobs_at_risk: int
     held: int
     """Items under lease in this worker."""
     failures: Mapping[str, int] = field(default_factory=dict)
@@ -104,7 +103,6 @@ def queue_view(feeder: Feeder, name: str) -> QueueView:
         name=name,
         is_up=feeder.is_up,
         stats=feeder.stats,
-        jobs_at_risk=feeder.num_at_risk,
         held=feeder.num_held,
         failures=dict(feeder.failures),
         unreadable=feeder.num_unreadable,
@@ -359,6 +357,6 @@ def _queue(view: QueueView) -> Iterator[Metric]:
             stats.oldest_waiting_seconds,
         ),
         ("ballast_dead_letters", "Dead letters: items that failed for good.", stats.dead_letters),
-        ("ballast_jobs_at_risk", "Jobs that will miss their deadline at the current rates.", view.jobs_at_risk),
+        ("ballast_jobs_at_risk", "Jobs that will miss their deadline at the current rates.", stats.jobs_at_risk),
     ):
         yield gauge(metric, text, ("queue",), [((name,), value)])
