@@ -200,7 +200,7 @@ def nothing_yet() -> ScrapeData:
     )  # fmt: skip
     items = QueueStats(at=0, items=RequestCounts(), inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs={})
     return ScrapeData(
-        model="model", stats=stats, steps=StepMetrics(), recorders=(Recorder(),), spending=Spending(),
+        model="model", stats=stats, steps=StepMetrics(), recorders=(Recorder(),), spending=Spending(0.0),
         utilization=Utilization(Footprint(*[1.0] * 7)), connections=Connections(HttpLimits()),
         queue=QueueView("queue", is_up=True, stats=items, held=0, failures={"": 0}),
         block_tokens=16, generation=0,

@@ -44,7 +44,7 @@ from ballast_vllm.served_app import (
 )
 from ballast_vllm.settings import message_of
 from ballast_vllm.stats import engine_stats, steps
-from ballast_worker import settings
+from ballast_worker import STARTED_AT, settings
 from ballast_worker.bodies import BodyMemory
 from ballast_worker.errors import NotServed
 from ballast_worker.feeder import Feeder
@@ -94,7 +94,7 @@ class VllmServer:
         self.tenancy = Tenancy(config.offline.tenants, self._keys)
         self._step_metrics = StepMetrics()
         self._num_steps = 0
-        self._spending = Spending()
+        self._spending = Spending(STARTED_AT)
         self.rates = SmoothedRates()
         self.admission = Admission(self)
         self.calls = self.admission.calls
