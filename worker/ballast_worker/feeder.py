@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from math import inf
 
 from ballast_engine.request import FinishReason
 from ballast_log import Log
@@ -44,6 +45,8 @@ FIRST_BACKOFF, LAST_BACKOFF = 0.05, 2.0
 RENEW_SECONDS = 1.0
 """How soon a new address or password is tried again while the old connection still works."""
 FULL = "redis is full and a task waits: raise maxmemory, cancel jobs, or wait until the results of old jobs expire"
+REPEAT_SECONDS = 600.0
+"""How soon the log has the same kind of error of a task again, so that it names the cause while the task fails."""
 GATHER_SECONDS = 0.002
 """How long the feeder waits after a wake-up, so that one round trip reports all requests that end together."""
 
@@ -54,6 +57,7 @@ class Feeder:
     is_up = False
     """Whether Redis answers and its configuration is safe for jobs."""
     stats: QueueStats | None = None
+    """The figures of the queue at the last tick; None if they could not be read."""
     can_claim = False
     """Whether the queue had items at the last tick whose tenant is below its slot cap here."""
 
@@ -72,8 +76,10 @@ class Feeder:
         """The answers of Redis to the reports of this worker."""
         self.failures: Counter[str] = Counter()
         """How often each task of a round failed."""
-        self._logged: set[str] = set()
-        """Tasks whose failure is in the log."""
+        self.held_requests = Counter[str]()
+        """Requests of the items in the engine at the last tick, by tenant. An item may be several."""
+        self._logged: dict[tuple[str, type[Exception]], float] = {}
+        """When the log last got an error of this kind of a task."""
         self._full: set[str] = set()
         """Tasks for which Redis had no memory, and that have not succeeded since. Inbox and claim must move an item."""
         self.drained = threading.Event()
@@ -197,16 +203,16 @@ class Feeder:
         return False
 
     def _fail(self, what: str, error: Exception) -> None:
-        """Count a failed task, and log it the first time, or each time that Redis becomes full for it."""
+        """Count a failed task. Log an error of each kind once in ten minutes, and each time that Redis becomes full."""
         self.failures[what] += 1
         if isinstance(error, QueueFull):
             if what not in self._full:
                 log.warning(FULL, task=what, because=str(error))
             self._full.add(what)
-        elif what not in self._logged:
-            self._logged.add(what)
-            is_defect = not isinstance(error, QueueError)
-            log.error("feeder task failed, the others go on", task=what, because=repr(error), exc_info=is_defect)
+        elif (now := time.monotonic()) >= self._logged.get((what, type(error)), -inf) + REPEAT_SECONDS:
+            self._logged[what, type(error)] = now
+            write = log.error if isinstance(error, QueueError) else log.exception  # with the trace of a defect
+            write("feeder task failed, the others go on", task=what, because=repr(error))
 
     def _collect(self) -> None:
         """Wait until a request ends, a slot is free or a task is due, then take in all requests that ended."""
@@ -367,7 +373,8 @@ class Feeder:
         self._try("timers", partial(queue.timers.run_due, TIMER_SECONDS))
         self._try("status", partial(self._publish, queue))
         self._try("ledger", lambda: self._claimer.update(queue, self._workers))
-        self._try("figures", partial(self._read_figures, queue))
+        if not self._try("figures", partial(self._read_figures, queue)):
+            self.stats = None  # old figures would look like the current ones
         self._try("outlooks", partial(self._update_outlooks, queue))
 
     def _publish(self, queue: Queue) -> None:
