@@ -378,6 +378,7 @@ class Feeder:
         self._try("outlooks", partial(self._update_outlooks, queue))
 
     def _publish(self, queue: Queue) -> None:
+        self.held_requests = self._in_flight.requests_by_tenant()
         self.can_claim = self._finds_work(queue)
         queue.workers.publish(self._status(), STATUS_TTL_SECONDS)
         self._workers = queue.workers.statuses()
@@ -394,7 +395,7 @@ class Feeder:
 
         The status publishes the answer, so that a worker that stops claiming does not look like a worker without work.
         """
-        held = Counter(item.claimed.tenant for item in self._in_flight.held.values())
+        held = self.held_requests
         caps = {name: share.max_slots for name, share in self._loop.engine.policy.tenants.items()}
         return any(
             (cap := caps.get(tenant)) is None or held[tenant] < cap for tenant in queue.claimable.demand().tenants

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -64,6 +65,13 @@ class InFlightItems:
     def has_reports(self) -> bool:
         """Whether there is something to report to Redis."""
         return bool(self.results or self.failures or self.returns)
+
+    def requests_by_tenant(self) -> Counter[str]:
+        """Return how many requests the items in the engine are, by tenant. Each of them takes a slot."""
+        found = Counter[str]()
+        for item in self.held.values():
+            found[item.claimed.tenant] += item.prepared.num_requests
+        return found
 
     def leases(self) -> list[Lease]:
         """Return every lease that this worker wants to keep."""
