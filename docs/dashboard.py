@@ -53,10 +53,10 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                "interference": "max(ballast_interference_ratio@)"}),
         Panel("Tokens", "short", "Tokens computed for the first time, per second.",
               {"{{class}} {{phase}}": "sum by (class, phase) (rate(ballast_tokens_total@[5m]))"}),
-        Panel("Dollars per million tokens", "currencyUSD", "Price of the device, divided by the service of each class. "
-              "It needs spec.cost.",
+        Panel("Dollars per million tokens", "currencyUSD", "Cost of the workers, split by the service of each "
+              "class, for the tokens that it computed for the first time. It needs spec.cost.",
               {"{{class}}": "1e6 * sum by (class) (rate(ballast_cost_dollars_total@[30m]))"
-                            " / sum by (class) (rate(ballast_tokens_total@[30m]))"}),
+                            " / (sum by (class) (rate(ballast_tokens_total@[30m])) > 0)"}),
         Panel("Preemptions and wasted tokens", "short", "Preemptions by reason, and tokens that were computed "
               "again, per second.",
               {"{{class}} {{reason}}": "sum by (class, reason) (rate(ballast_preemptions_total@[5m]))",

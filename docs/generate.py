@@ -200,9 +200,9 @@ def nothing_yet() -> ScrapeData:
     )  # fmt: skip
     items = QueueStats(at=0, items=RequestCounts(), inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs={})
     return ScrapeData(
-        model="model", stats=stats, steps=StepMetrics(), recorders=(Recorder(),), spending=Spending(),
+        model="model", stats=stats, steps=StepMetrics(), recorders=(Recorder(),), spending=Spending(0.0),
         utilization=Utilization(Footprint(*[1.0] * 7)), connections=Connections(HttpLimits()),
-        queue=QueueView("queue", is_up=True, stats=items, jobs_at_risk=0, held=0, failures={"": 0}),
+        queue=QueueView("queue", is_up=True, stats=items, held=0, failures={"": 0}),
         block_tokens=16, generation=0,
         restart_required=0, config_invalid=False, is_draining=False, is_healthy=True,
     )  # fmt: skip

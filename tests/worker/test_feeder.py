@@ -16,7 +16,7 @@ from ballast_policy.jobs.choice import LEAST_AHEAD
 from ballast_policy.request import RequestClass
 from ballast_queue import unused
 from ballast_queue.claimable import HEADS_OF_GROUP
-from ballast_queue.errors import QueueFull
+from ballast_queue.errors import QueueFull, RefusedCall
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
@@ -529,9 +529,14 @@ def test_a_defect_in_one_task_is_counted_and_offline_work_goes_on(fed, queue, ev
         job_id = queue.submissions.submit([make_line(0)]).job_id
         eventually(lambda: feeder.failures["outlooks"] > 1, "the failures to be counted")
         eventually(lambda: queue.jobs.get(job_id).counts.succeeded == 1, "the result")
+        before = client.get("/metrics").text
+        monkeypatch.setattr(Queue, "stats", lambda _: 1 / 0)
+        eventually(lambda: feeder.failures["figures"], "the figures to fail")
         shown = client.get("/metrics").text
 
-    assert all(f'ballast_feeder_failures_total{{task="{task}"}}' in shown for task in ("outlooks", "settle"))
+    tasks = ("outlooks", "settle", "figures")
+    assert all(f'ballast_feeder_failures_total{{task="{task}"}}' in shown for task in tasks)
+    assert ("ballast_queue_items" in before, "ballast_queue_items" in shown) == (True, False), "no old figures"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -708,3 +713,18 @@ def test_each_time_that_redis_is_full_for_a_task_is_in_the_log(fed, caplog):
     full = [record for record in caplog.records if record.message == FULL]
 
     assert len(full) == 2
+
+
+def test_the_log_names_a_new_kind_of_error_at_once_and_repeats_each_later(fed, caplog, monkeypatch):
+    def refuses():
+        raise RefusedCall("a record cannot be read")
+
+    with fed() as serving:
+        feeder = serving.worker.feeder
+        for task in (refuses, refuses, bool, partial(len, 3)):
+            feeder._try("some", task)  # noqa: SLF001 -- no usual task fails in two ways
+        monkeypatch.setattr("ballast_worker.feeder.REPEAT_SECONDS", 0.0)
+        feeder._try("some", refuses)  # noqa: SLF001
+    logged = [bool(record.exc_info) for record in caplog.records if record.message.startswith("feeder task failed")]
+
+    assert logged == [False, True, False], "a trace for a defect"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from queue_objects import make_status
 
 from ballast_engine.stats import OTHERS
 from ballast_policy.fairness.tenant_slots import BelowReservation
@@ -110,6 +111,8 @@ def test_every_worker_finds_the_same_reservation_in_the_queue(queue) -> None:
     slots = ledger.slots(queue.claimable.demand())
 
     assert given(slots, "small") == 6, "7 of 13 slots, 1 of 7 before"
+    slots = ledger.slots(queue.claimable.demand(), [make_status(tenant_requests={"small": 4}), make_status()])
+    assert given(slots, "small") == 3, "7 of 13 slots, 4 of 10 before: its item is four requests"
 
 
 def test_the_ledger_gets_what_offline_tenants_gained_over_their_weights() -> None:

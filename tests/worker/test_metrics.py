@@ -64,7 +64,7 @@ def make_figures(**changes) -> ScrapeData:
         "stats": make_stats(),
         "steps": StepMetrics(),
         "recorders": (Recorder(),),
-        "spending": Spending(),
+        "spending": Spending(0.0),
         "utilization": Utilization(FOOTPRINT),
         "connections": Connections(HttpLimits()),
         "queue": None,
@@ -232,12 +232,12 @@ def test_steps_and_admissions_are_counted() -> None:
 
 
 def test_the_price_of_the_device_is_split_by_service_and_adds_up() -> None:
-    spending = Spending()
-    spending.sample(make_stats(), 3600.0, 0.0)
-    spending.sample(make_stats(service={(ONLINE, "a"): 100.0, (OFFLINE, "b"): 300.0}), 3600.0, 1.0)
-    spending.sample(make_stats(service={(ONLINE, "a"): 100.0, (OFFLINE, "b"): 300.0}), 3600.0, 2.0)
+    spending = Spending(-600.0)
+    spending.sample(make_stats(service={(OFFLINE, "b"): 50.0}), 3600.0, 0.0)
+    spending.sample(make_stats(service={(ONLINE, "a"): 100.0, (OFFLINE, "b"): 350.0}), 3600.0, 1.0)
+    spending.sample(make_stats(service={(ONLINE, "a"): 100.0, (OFFLINE, "b"): 350.0}), 3600.0, 2.0)
 
-    assert spending.dollars == {ONLINE: pytest.approx(1.25), OFFLINE: pytest.approx(0.75)}
+    assert spending.dollars == {ONLINE: pytest.approx(601.25), OFFLINE: pytest.approx(0.75)}
 
 
 def test_rates_follow_the_counters() -> None:

@@ -6,6 +6,7 @@ import json
 
 import httpx
 import pytest
+from queue_objects import make_status
 
 BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}
 TENANT = {"x-llm-d-inference-fairness-id": "team-secret", "x-ballast-class": "offline"}
@@ -23,6 +24,8 @@ def test_the_public_port_names_no_tenant(serve, make_config) -> None:
     assert "slots" in json.loads(shown["/ballast/status"])
     assert not [path for path, text in shown.items() if "team-secret" in text or "ballast_tenant" in text]
     assert 'ballast_tenant_service_total{class="offline",tenant="team-secret"}' in whole
+    named = {"team-secret": 1}
+    assert "team-secret" not in make_status(tenant_slots=named, tenant_requests=named).public()
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ import pytest
 from fake_vllm import FakeEngine, FakeVllm
 
 from ballast_api.worker_config import WorkerConfig
+from ballast_cli.explain import scene
 from ballast_policy.request import RequestClass
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
@@ -25,6 +26,7 @@ from ballast_vllm.middleware import BallastMiddleware
 from ballast_vllm.server import VllmServer
 from ballast_worker.http_connection import Connections, HttpLimits
 from ballast_worker.settings import model_revision
+from ballast_worker.waiting_reasons import why
 
 pytestmark = pytest.mark.anyio
 BODY = {"model": "m", "prompt": "Once"}
@@ -542,10 +544,12 @@ async def test_an_item_with_many_prompts_at_the_cap_of_its_tenant_leaves_the_oth
 ):
     variables("BALLAST_OFFLINE_TENANTS", "[{name: capped, maxSlots: 3}, {name: other}]")
     async with running(slots=8) as found:
-        await submit(fed, [as_item(f"{i}", prompt=["Once"] * 40) for i in range(9)], tenant="capped")
+        job_id = await submit(fed, [as_item(f"{i}", prompt=["Once"] * 40) for i in range(9)], tenant="capped")
         await found.sent("r40")
         found.engine.give("r1", 5)
         await reported(found, RequestClass.OFFLINE, 3)
+        await _until(lambda: [w.tenant_requests for w in fed.workers.statuses()] == [{"capped": 40}])
+        [status], said = fed.workers.statuses(), why(fed.jobs.get(job_id), scene(fed))
         await submit(fed, [as_item(f"{i}") for i in range(9)], tenant="other")
         await _until(lambda: len(found.server.engine.items) >= 1 + 5)
         tenants = [item.call.caller.tenant for item in found.server.engine.items.values()]
@@ -553,6 +557,8 @@ async def test_an_item_with_many_prompts_at_the_cap_of_its_tenant_leaves_the_oth
 
     assert tenants.count("capped") == 1
     assert tenants.count("other") >= 5
+    assert not status.can_claim
+    assert any("its cap: 1 item of 40 requests under lease, at most 3 slots" in sentence for sentence in said), said
 
 
 async def test_an_item_that_cannot_go_on_starts_again_and_its_tokens_count_as_computed(fed, as_item):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Self
 
-from ballast_queue.batch_lines import CHUNK_BYTES, CHUNK_LINES
+from ballast_queue.batch_lines import take
 from ballast_queue.connection import Connection
 from ballast_queue.errors import CommandForbidden, EmptyJob, QueueFull, QueueUnavailable
 from ballast_queue.keys import Keys
@@ -80,15 +80,5 @@ class InboxWriter:
 
 def _chunks(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
     """Yield the lines that are not blank, in chunks of limited size."""
-    chunk: list[bytes] = []
-    size = 0
-    for line in lines:
-        if not line.strip():
-            continue
-        chunk.append(line.strip())
-        size += len(line)
-        if len(chunk) >= CHUNK_LINES or size >= CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
+    written = (line for raw in lines if (line := raw.strip()))
+    return iter(lambda: take(written), [])

@@ -5,6 +5,8 @@ Whoever may write to the queue can write anything here, so every count has bound
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -96,7 +98,9 @@ class WorkerStatus(_Published):
     offline_most: Count | None = None
     """Slots that offline work may hold, by `offline.maxPercent`; None: unknown."""
     tenant_slots: dict[str, Count] = {}
-    """Slots that offline work of each capped tenant may hold, for the tenants that the worker has served."""
+    """Slots that offline work of each capped tenant may hold, for tenants that the worker serves or has served."""
+    tenant_requests: dict[str, Count] = {}
+    """Requests of the items that the worker holds, by tenant. An item may be several."""
     offline_items_per_second: float = 0
     """Items claimed per second while the worker last had more offline work than slots for it; 0: not measured."""
     offline_tokens_per_second: float = 0
@@ -115,6 +119,19 @@ class WorkerStatus(_Published):
     """Hash of the configuration file's content in force."""
     is_ready: bool = True
     is_draining: bool = False
+
+    def public(self) -> str:
+        """Return it as JSON for clients, without the names of tenants."""
+        return self.model_dump_json(exclude={"tenant_slots", "tenant_requests"})
+
+
+def held_requests(items: Mapping[str, int], workers: Iterable[WorkerStatus]) -> dict[str, int]:
+    """Return the requests that all workers hold, by tenant: at least one for each of the `items` under lease."""
+    found = Counter(items)
+    published = Counter[str]()
+    for worker in workers:
+        published.update(worker.tenant_requests)
+    return found | published  # the larger number of each tenant
 
 
 class QueueStats(_Published):

@@ -239,7 +239,7 @@ async def _own(server: VllmServer, path: str, exchange: HttpExchange) -> bool:
         case "/metrics":
             await exchange.answer(200, server.metrics.render(), [TEXT])
         case "/ballast/status":
-            await exchange.answer(200, server.status().model_dump_json(exclude={"tenant_slots"}).encode())
+            await exchange.answer(200, server.status().public().encode())
         case "/ballast/metrics":
             if not server.has_keys:
                 raise Refused(403, "These metrics name tenants: configure API keys, and send one.", code="no_keys")

@@ -21,8 +21,6 @@ from ballast_api.worker_config import WorkerConfig
 from ballast_log import Log
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig
-from ballast_queue.errors import InvalidSubmission, QueueError
-from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import WorkerStatus
 from ballast_vllm import configuration
@@ -46,7 +44,7 @@ from ballast_vllm.served_app import (
 )
 from ballast_vllm.settings import message_of
 from ballast_vllm.stats import engine_stats, steps
-from ballast_worker import settings
+from ballast_worker import STARTED_AT, settings
 from ballast_worker.bodies import BodyMemory
 from ballast_worker.errors import NotServed
 from ballast_worker.feeder import Feeder
@@ -54,7 +52,7 @@ from ballast_worker.http_connection import SWEEP_SECONDS, Connections, HttpLimit
 from ballast_worker.http_server import HttpServer
 from ballast_worker.metrics import ScrapeData, Spending, StepMetrics, queue_view
 from ballast_worker.owner_port import owner_server
-from ballast_worker.preflight import listen_for_metrics
+from ballast_worker.preflight import check_queue, listen_for_metrics
 from ballast_worker.reload import ConfigWatcher, Loaded, content_hash
 from ballast_worker.requests import Recorder
 from ballast_worker.status import Identity, SmoothedRates, worker_status
@@ -96,7 +94,7 @@ class VllmServer:
         self.tenancy = Tenancy(config.offline.tenants, self._keys)
         self._step_metrics = StepMetrics()
         self._num_steps = 0
-        self._spending = Spending()
+        self._spending = Spending(STARTED_AT)
         self.rates = SmoothedRates()
         self.admission = Admission(self)
         self.calls = self.admission.calls
@@ -233,16 +231,9 @@ class VllmServer:
 
     def _start_feeder(self) -> None:
         config = self.config
-        url = settings.redis_url(config)
-        if url is None:
+        if settings.redis_url(config) is None:
             return
-        try:
-            password, ca = settings.redis_password(config), settings.redis_ca(config)
-            Queue.connect(url, config.queue_name, password=password, ca=ca).close()
-        except InvalidSubmission as error:
-            raise NotServed(f"runtime.redisUrl: {error}") from error
-        except QueueError as error:
-            log.warning("queue is unavailable, only online requests are served", because=str(error))
+        check_queue(config)
         if not self._urls:
             raise NotServed("The model serves none of the URLs of items. Remove runtime.redisUrl")
         self.feeder = Feeder(

@@ -260,7 +260,7 @@ class ReadRoutes:
 
     async def status(self, _: Request) -> Response:
         """Return the status of the worker, without tenants."""
-        return Response(self._worker.status().model_dump_json(exclude={"tenant_slots"}), media_type=JSON)
+        return Response(self._worker.status().public(), media_type=JSON)
 
     async def openapi(self, _: Request) -> Response:
         """Return the OpenAPI description of these routes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil, inf
 
@@ -57,7 +56,7 @@ class Claimer:
         *,
         fail: Callable[[str, Exception], None],
     ) -> None:
-        """Claim for one worker. `fail` counts the defects of a task, and logs the first."""
+        """Claim for one worker. `fail` counts and logs the defects of a task."""
         self.read_at = 0.0
         """When to read the queue again without being woken; inf while no item is wanted."""
         self.weights: Mapping[str, float] = {}
@@ -71,6 +70,8 @@ class Claimer:
         self._rates = Rates()
         """Offline rates of all workers."""
         self._tenants = LedgerView()
+        self._workers: Sequence[WorkerStatus] = ()
+        """All workers at the last update."""
         self._seen_started = 0
         self._seen_at = time.monotonic()
         self._avoided_jobs: dict[str, tuple[Group, float]] = {}
@@ -94,7 +95,7 @@ class Claimer:
         Raises:
             QueueError: the ledger may include the service of tenants since the last call.
         """
-        self._rates = rates_of(workers)
+        self._workers, self._rates = workers, rates_of(workers)
         shares = self._loop.engine.policy.tenants
         self._tenants.reserve({name: share.reserved for name, share in shares.items()})
         self._tenants.post(queue, self._tenants.gained(self._loop.engine.stats().service, self.weights))
@@ -156,7 +157,7 @@ class Claimer:
             count=count,
             cost=self._cost,
             free_slots=limits,
-            slots=tenants.slots(demand),
+            slots=tenants.slots(demand, self._workers),
         )
 
     def _wanted(self, now: float) -> int:
@@ -190,9 +191,7 @@ class Claimer:
         caps = {name: share.max_slots for name, share in self._loop.engine.policy.tenants.items() if share.max_slots}
         if not caps:
             return {}
-        held = Counter[str]()
-        for item in self._in_flight.held.values():
-            held[item.claimed.tenant] += item.prepared.num_requests
+        held = self._in_flight.requests_by_tenant()
         return {name: most + LEAST_AHEAD - held[name] for name, most in caps.items()}
 
     def _candidates(self, heads: Sequence[JobHead]) -> list[Candidate]:

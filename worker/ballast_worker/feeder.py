@@ -6,24 +6,23 @@ it claims no items and keeps finished results. It stores them when Redis is back
 
 from __future__ import annotations
 
-import contextlib
 import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from math import inf
 
 from ballast_engine.request import FinishReason
 from ballast_log import Log
 from ballast_queue.errors import QueueError, QueueFull, QueueUnavailable, RefusedCall, ServerUnfit, UnreadableValue
-from ballast_queue.job import Lease
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import QueueStats, WorkerStatus
 from ballast_worker.claimer import Claimer
-from ballast_worker.in_flight import InFlightItems
+from ballast_worker.in_flight import InFlightItems, all_or_each
 from ballast_worker.items import ItemLoop, ItemReader
 from ballast_worker.loop import Ended
 from ballast_worker.outlooks import update_outlooks
@@ -46,6 +45,8 @@ FIRST_BACKOFF, LAST_BACKOFF = 0.05, 2.0
 RENEW_SECONDS = 1.0
 """How soon a new address or password is tried again while the old connection still works."""
 FULL = "redis is full and a task waits: raise maxmemory, cancel jobs, or wait until the results of old jobs expire"
+REPEAT_SECONDS = 600.0
+"""How soon the log has the same kind of error of a task again, so that it names the cause while the task fails."""
 GATHER_SECONDS = 0.002
 """How long the feeder waits after a wake-up, so that one round trip reports all requests that end together."""
 
@@ -56,6 +57,7 @@ class Feeder:
     is_up = False
     """Whether Redis answers and its configuration is safe for jobs."""
     stats: QueueStats | None = None
+    """The figures of the queue at the last tick; None if they could not be read."""
     can_claim = False
     """Whether the queue had items at the last tick whose tenant is below its slot cap here."""
 
@@ -74,8 +76,10 @@ class Feeder:
         """The answers of Redis to the reports of this worker."""
         self.failures: Counter[str] = Counter()
         """How often each task of a round failed."""
-        self._logged: set[str] = set()
-        """Tasks whose failure is in the log."""
+        self.held_requests = Counter[str]()
+        """Requests of the items in the engine at the last tick, by tenant. An item may be several."""
+        self._logged: dict[tuple[str, type[Exception]], float] = {}
+        """When the log last got an error of this kind of a task."""
         self._full: set[str] = set()
         """Tasks for which Redis had no memory, and that have not succeeded since. Inbox and claim must move an item."""
         self.drained = threading.Event()
@@ -153,11 +157,6 @@ class Feeder:
         """Items under lease in this worker."""
         return len(self._in_flight)
 
-    @property
-    def num_at_risk(self) -> int:
-        """Jobs that will miss their deadline at the current rates."""
-        return self.stats.jobs_at_risk if self.stats is not None else 0
-
     def _wake(self) -> None:
         self._loop.wake_feeder()
 
@@ -204,16 +203,16 @@ class Feeder:
         return False
 
     def _fail(self, what: str, error: Exception) -> None:
-        """Count a failed task, and log it the first time, or each time that Redis becomes full for it."""
+        """Count a failed task. Log an error of each kind once in ten minutes, and each time that Redis becomes full."""
         self.failures[what] += 1
         if isinstance(error, QueueFull):
             if what not in self._full:
                 log.warning(FULL, task=what, because=str(error))
             self._full.add(what)
-        elif what not in self._logged:
-            self._logged.add(what)
-            is_defect = not isinstance(error, QueueError)
-            log.error("feeder task failed, the others go on", task=what, because=repr(error), exc_info=is_defect)
+        elif (now := time.monotonic()) >= self._logged.get((what, type(error)), -inf) + REPEAT_SECONDS:
+            self._logged[what, type(error)] = now
+            write = log.error if isinstance(error, QueueError) else log.exception  # with the trace of a defect
+            write("feeder task failed, the others go on", task=what, because=repr(error))
 
     def _collect(self) -> None:
         """Wait until a request ends, a slot is free or a task is due, then take in all requests that ended."""
@@ -351,7 +350,7 @@ class Feeder:
 
     def _heartbeat(self, queue: Queue) -> None:
         leases, now = self._in_flight.leases(), time.monotonic()
-        lost = _heartbeat(queue, leases) if leases else []
+        lost = all_or_each(queue.leases.heartbeat, leases) if leases else []
         self._extended_at = now
         if lost:
             log.info("leases lost or cancelled", count=len(lost))
@@ -374,10 +373,12 @@ class Feeder:
         self._try("timers", partial(queue.timers.run_due, TIMER_SECONDS))
         self._try("status", partial(self._publish, queue))
         self._try("ledger", lambda: self._claimer.update(queue, self._workers))
-        self._try("figures", partial(self._read_figures, queue))
+        if not self._try("figures", partial(self._read_figures, queue)):
+            self.stats = None  # old figures would look like the current ones
         self._try("outlooks", partial(self._update_outlooks, queue))
 
     def _publish(self, queue: Queue) -> None:
+        self.held_requests = self._in_flight.requests_by_tenant()
         self.can_claim = self._finds_work(queue)
         queue.workers.publish(self._status(), STATUS_TTL_SECONDS)
         self._workers = queue.workers.statuses()
@@ -396,7 +397,7 @@ class Feeder:
         """
         if self.stats is not None and self.stats.is_exhausted:
             return False
-        held = Counter(item.claimed.tenant for item in self._in_flight.held.values())
+        held = self.held_requests
         caps = {name: share.max_slots for name, share in self._loop.engine.policy.tenants.items()}
         tenants = {group.tenant for group in queue.claimable.demand().groups if not self._claimer.avoids(group)}
         return any((cap := caps.get(tenant)) is None or held[tenant] < cap for tenant in tenants)
@@ -444,15 +445,3 @@ class Feeder:
 
     def _count(self, outcome: Outcome) -> None:
         self.outcomes[outcome] += 1
-
-
-def _heartbeat(queue: Queue, leases: list[Lease]) -> list[Lease]:
-    """Extend leases and return the lost ones. The leases of a job that cannot be read expire."""
-    try:
-        return queue.leases.heartbeat(leases)
-    except RefusedCall:
-        lost: list[Lease] = []
-        for lease in leases:
-            with contextlib.suppress(RefusedCall):
-                lost += queue.leases.heartbeat([lease])
-        return lost

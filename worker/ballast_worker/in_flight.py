@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +24,8 @@ from ballast_worker.responses import AnswerBuffer
 
 log = Log(__name__)
 
-_T = TypeVar("_T")
+_Sent = TypeVar("_Sent")
+_Answer = TypeVar("_Answer")
 
 UNWRITABLE = "The answer is nested too deeply, or has text that is not Unicode, so it cannot be stored as JSON."
 
@@ -66,6 +68,13 @@ class InFlightItems:
     def has_reports(self) -> bool:
         """Whether there is something to report to Redis."""
         return bool(self.results or self.failures or self.returns)
+
+    def requests_by_tenant(self) -> Counter[str]:
+        """Return how many requests the items in the engine are, by tenant. Each of them takes a slot."""
+        found = Counter[str]()
+        for item in self.held.values():
+            found[item.claimed.tenant] += item.prepared.num_requests
+        return found
 
     def leases(self) -> list[Lease]:
         """Return every lease that this worker wants to keep."""
@@ -153,11 +162,11 @@ class InFlightItems:
         if self.results:
             self._report_results(queue, count)
         while self.failures:
-            for outcome in _all_or_each(partial(_fail, queue), self.failures[-1:]):
-                count(outcome)
+            with contextlib.suppress(RefusedCall):
+                count(_fail(queue, self.failures[-1]))
             self.failures.pop()
         if self.returns:
-            for outcome in _all_or_each(partial(queue.leases.give_back_many, unserved=self.unserved), self.returns):
+            for outcome in all_or_each(partial(queue.leases.give_back_many, unserved=self.unserved), self.returns):
                 count(outcome)
             self.returns = []
             self.unserved.clear()
@@ -204,17 +213,14 @@ class InFlightItems:
         return False
 
 
-def _fail(queue: Queue, failures: Sequence[ItemFailure]) -> list[Outcome]:
-    return [
-        queue.leases.retry(
-            failure.claimed,
-            _writable(failure.code),
-            _writable(failure.message),
-            is_retryable=failure.is_retryable,
-            status_code=failure.status_code,
-        )
-        for failure in failures
-    ]
+def _fail(queue: Queue, failure: ItemFailure) -> Outcome:
+    return queue.leases.retry(
+        failure.claimed,
+        _writable(failure.code),
+        _writable(failure.message),
+        is_retryable=failure.is_retryable,
+        status_code=failure.status_code,
+    )
 
 
 def _writable(text: str) -> str:
@@ -222,13 +228,13 @@ def _writable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def _all_or_each(send: Callable[[Sequence[_T]], list[Outcome]], reports: Sequence[_T]) -> list[Outcome]:
-    """Send all reports at once. If Redis cannot read a value, send each alone, and drop those that fail."""
+def all_or_each(send: Callable[[Sequence[_Sent]], list[_Answer]], values: Sequence[_Sent]) -> list[_Answer]:
+    """Send all values at once. If Redis cannot read a record, send each value alone, and skip those that fail."""
     try:
-        return send(reports)
+        return send(values)
     except RefusedCall:
-        outcomes: list[Outcome] = []
-        for report in reports:
+        answers: list[_Answer] = []
+        for value in values:
             with contextlib.suppress(RefusedCall):
-                outcomes += send([report])
-        return outcomes
+                answers += send([value])
+        return answers

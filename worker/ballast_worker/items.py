@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from ballast_engine.request import GenerationRequest, Output
@@ -15,7 +15,7 @@ from ballast_engine.stats import EngineStats
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_queue.job import Claimed, Prefix
-from ballast_worker.openai import Caller, PublishedModel, of_job
+from ballast_worker.openai import Caller, PublishedModel
 from ballast_worker.responses import AnswerBuffer, ResponseFormat
 
 if TYPE_CHECKING:
@@ -148,11 +148,12 @@ class GenerationReader:
         request = served.request(request_id, body, prompt, caller, seed=claimed.seed)
         earlier = claimed.prefix or Prefix()
         can_continue = earlier.model_revision == served.revision and earlier.seed == request.sampling.seed
-        request = of_job(
+        request = replace(
             request,
             generated=earlier.token_ids if can_continue else (),
             num_computed=earlier.num_computed,
             slack=slack,
+            stream=False,  # its text comes at the end
         )
         is_chat = claimed.url.endswith("/chat/completions")
         form = ResponseFormat(

@@ -6,7 +6,7 @@ the service.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from ballast_engine.stats import OTHERS
 from ballast_policy.fairness.tenant_slots import TenantSlots
@@ -14,6 +14,7 @@ from ballast_policy.request import RequestClass
 from ballast_queue.claimable import Demand
 from ballast_queue.ledger import Service
 from ballast_queue.redis_store import Queue
+from ballast_queue.status import WorkerStatus, held_requests
 
 
 class LedgerView:
@@ -37,9 +38,9 @@ class LedgerView:
         """Set the reservations, as shares of the slots of offline work."""
         self._reserved = {tenant: share for tenant, share in shares.items() if share > 0}
 
-    def slots(self, demand: Demand) -> TenantSlots | None:
-        """Return the items in flight by tenant over all workers; None if no tenant has a reservation."""
-        return TenantSlots(self._reserved, demand.held) if self._reserved else None
+    def slots(self, demand: Demand, workers: Iterable[WorkerStatus] = ()) -> TenantSlots | None:
+        """Return the requests in flight by tenant over all workers; None if no tenant has a reservation."""
+        return TenantSlots(self._reserved, held_requests(demand.held, workers)) if self._reserved else None
 
     def gained(
         self, counted: Mapping[tuple[RequestClass, str], float], weights: Mapping[str, float]

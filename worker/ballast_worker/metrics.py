@@ -59,26 +59,27 @@ class StepMetrics:
 class Spending:
     """The cost of the worker so far, split between the classes by their service.
 
-    Idle time is charged to online, because the worker is kept for it. One thread calls `sample` about once a second.
+    Idle time is charged to online, because the worker is kept for it. So is the time before the first call of `sample`,
+    from `since`, in which a model loads. One thread calls it about once a second.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, since: float) -> None:
         self.dollars = dict.fromkeys(RequestClass, 0.0)
-        self._at: float | None = None
-        self._served = dict.fromkeys(RequestClass, 0.0)
+        self._at = since
+        self._served: dict[RequestClass, float] = {}
 
     def sample(self, stats: EngineStats, dollars_per_hour: float, now: float) -> None:
         """Charge the time since the last call."""
         served = dict.fromkeys(RequestClass, 0.0)
         for (request_class, _), service in stats.service.items():
             served[request_class] += service
-        if self._at is not None:
-            gained = {c: max(0.0, served[c] - self._served[c]) for c in RequestClass}
-            total = sum(gained.values())
-            spent = (now - self._at) / 3600 * dollars_per_hour
-            for request_class in RequestClass:
-                share = gained[request_class] / total if total else float(request_class is RequestClass.ONLINE)
-                self.dollars[request_class] += spent * share
+        before = self._served or served
+        gained = {c: max(0.0, served[c] - before[c]) for c in RequestClass}
+        total = sum(gained.values())
+        spent = (now - self._at) / 3600 * dollars_per_hour
+        for request_class in RequestClass:
+            share = gained[request_class] / total if total else float(request_class is RequestClass.ONLINE)
+            self.dollars[request_class] += spent * share
         self._at, self._served = now, served
 
 
@@ -89,7 +90,6 @@ class QueueView:
     name: str
     is_up: bool
     stats: QueueStats | None
-    jobs_at_risk: int
     held: int
     """Items under lease in this worker."""
     failures: Mapping[str, int] = field(default_factory=dict)
@@ -104,7 +104,6 @@ def queue_view(feeder: Feeder, name: str) -> QueueView:
         name=name,
         is_up=feeder.is_up,
         stats=feeder.stats,
-        jobs_at_risk=feeder.num_at_risk,
         held=feeder.num_held,
         failures=dict(feeder.failures),
         unreadable=feeder.num_unreadable,
@@ -194,8 +193,9 @@ class WorkerMetrics(Collector):
                 sums[key] = sums.get(key, 0.0) + service
         yield counter(
             "ballast_tenant_service",
-            f"Service by tenant: tokens weighted as in the policy (input 1, output 2). Beyond {MOST_TENANTS} tenants, "
-            f"further tenants count as {OTHER_TENANT!r}.",
+            "Service by tenant: tokens weighted as in the policy (input 1, output 2). The first "
+            f"{MOST_TENANTS} tenants that a worker serves have series until it restarts, also if they leave; later "
+            f"ones count as {OTHER_TENANT!r}, also if they are declared.",
             ("class", "tenant"),
             sorted(sums.items()),
         )
@@ -240,7 +240,8 @@ def _requests(figures: ScrapeData) -> Iterator[Metric]:
 def _cost(spending: Spending) -> Metric:
     return counter(
         "ballast_cost_dollars",
-        "Cost of the worker so far in dollars, split by the service of each class.",
+        "Cost of the worker so far in dollars, split by the service of each class. The start of the worker and idle "
+        "time count as online.",
         ("class",),
         [((c.value,), dollars) for c, dollars in spending.dollars.items()],
     )
@@ -359,6 +360,6 @@ def _queue(view: QueueView) -> Iterator[Metric]:
             stats.oldest_waiting_seconds,
         ),
         ("ballast_dead_letters", "Dead letters: items that failed for good.", stats.dead_letters),
-        ("ballast_jobs_at_risk", "Jobs that will miss their deadline at the current rates.", view.jobs_at_risk),
+        ("ballast_jobs_at_risk", "Jobs that will miss their deadline at the current rates.", stats.jobs_at_risk),
     ):
         yield gauge(metric, text, ("queue",), [((name,), value)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ballast_engine.errors import InvalidChat
 from ballast_engine.request import GenerationRequest, SamplingParams
@@ -171,17 +171,3 @@ class PublishedModel:
                 param="prompt",
             )
         return body.prompt
-
-
-def of_job(
-    request: GenerationRequest, *, generated: tuple[int, ...], num_computed: int, slack: float
-) -> GenerationRequest:
-    """Return the request of an item: it continues an earlier attempt, and its text comes at the end.
-
-    Args:
-        request: the request of the item
-        generated: tokens that an earlier attempt generated
-        num_computed: tokens that earlier attempts computed
-        slack: slack of the job
-    """
-    return replace(request, generated=generated, num_computed=num_computed, slack=slack, stream=False)

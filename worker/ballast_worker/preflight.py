@@ -36,7 +36,7 @@ def prepare(config: WorkerConfig) -> socket.socket:
     model_directory(config)
     if config.runtime.api_keys_file is not None:
         ApiKeys.load(config.runtime.api_keys_file)
-    _check_queue(config)
+    check_queue(config)
     return listen(config)
 
 
@@ -73,8 +73,12 @@ def _bind(host: str, port: int, field: str) -> socket.socket:
     return taken
 
 
-def _check_queue(config: WorkerConfig) -> None:
-    """Log the problems of Redis. Only a wrong address is an error: online requests do not need Redis."""
+def check_queue(config: WorkerConfig) -> None:
+    """Log the problems of Redis, if there is a queue. Online requests do not need Redis, so they are no errors.
+
+    Raises:
+        NotServed: the address is wrong, or a file of the password or the authority cannot be read.
+    """
     password, ca = redis_password(config), redis_ca(config)
     url = redis_url(config)
     if url is None:

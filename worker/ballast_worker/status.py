@@ -140,8 +140,9 @@ def worker_status(server: StatusSource, stats: EngineStats) -> WorkerStatus:
     now = time.monotonic()
     ttft, tpot, latency = server.recorder.p99(now)
     is_encoder = server.loaded.config.slo.latency_milliseconds is not None
+    held = {} if feeder is None else dict(feeder.held_requests)
     # A thousand tenants may be declared: those that were served.
-    tenants = {tenant for request_class, tenant in stats.service if request_class is RequestClass.OFFLINE}
+    tenants = held.keys() | {tenant for request_class, tenant in stats.service if request_class is RequestClass.OFFLINE}
     return WorkerStatus(
         worker_id=server.id,
         address=server.address,
@@ -159,6 +160,7 @@ def worker_status(server: StatusSource, stats: EngineStats) -> WorkerStatus:
         can_claim=feeder is not None and feeder.can_claim,
         offline_most=most_slots(policy.offline_max_share, stats.slots),
         tenant_slots={tenant: most for tenant, most in policy.tenant_caps.items() if tenant in tenants},
+        tenant_requests=held,
         offline_items_per_second=round(rates.offline_items, 4),
         offline_tokens_per_second=round(rates.offline_tokens, 3),
         cost_model=_coefficients(stats),

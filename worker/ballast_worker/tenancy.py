@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from ballast_api.sections import Tenant
+from ballast_api.sections import MOST_CHARACTERS, Tenant, is_name
 from ballast_policy.request import RequestClass
 from ballast_queue.settings import MAX_PRIORITY, MIN_PRIORITY
 from ballast_worker.errors import NotServed, Refused
@@ -26,7 +26,6 @@ TTFT_HEADER = b"x-llm-d-slo-ttft-ms"
 TPOT_HEADER = b"x-llm-d-slo-tpot-ms"
 
 DEFAULT_TENANT = "default"
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?")
 
 Headers = Mapping[bytes, bytes]
 
@@ -56,7 +55,7 @@ class ApiKeys:
             )
         tenants: dict[bytes, str] = {}
         for line, (key, tenant) in enumerate(data.items(), 1):
-            if not isinstance(key, str) or not isinstance(tenant, str) or not _NAME.fullmatch(tenant):
+            if not isinstance(key, str) or not isinstance(tenant, str) or not is_name(tenant):
                 raise NotServed(
                     f"Entry {line} of the API keys file {path} is not `key: tenant` with both as text "
                     "(quote them) and a tenant of letters, digits and ._/-"
@@ -141,11 +140,11 @@ class Tenancy:
             tenant = self._keys.tenant_of(headers)
         else:
             tenant = _text(headers, TENANT_HEADER) or DEFAULT_TENANT
-            if not _NAME.fullmatch(tenant):
+            if not is_name(tenant):
                 raise Refused(
                     400,
                     f"Header {TENANT_HEADER.decode()} is {tenant!r:.80}: a tenant's name has letters, digits and ._/-, "
-                    "at most 253 characters.",
+                    f"at most {MOST_CHARACTERS} characters.",
                     code="invalid_tenant",
                 )
         if self._declared and tenant not in self._declared:

@@ -9,7 +9,7 @@ from ballast_openai.errors import counted
 from ballast_policy.jobs.choice import job_slack
 from ballast_queue.job import MOST_ACTIVE, Job, JobState
 from ballast_queue.settings import QueueSettings
-from ballast_queue.status import QueueStats, WorkerStatus
+from ballast_queue.status import QueueStats, WorkerStatus, held_requests
 from ballast_worker.forecast import NEAREST, Forecast, duration, rates_of, work_of
 
 _CLAIMED_FROM = {JobState.VALIDATING, JobState.IN_PROGRESS}
@@ -27,6 +27,11 @@ class Scene:
     held: Mapping[str, int] = field(default_factory=dict)
     """Items under lease by tenant."""
     settings: QueueSettings = field(default_factory=QueueSettings)
+
+    @property
+    def requests(self) -> Mapping[str, int]:
+        """Requests of the items under lease by tenant."""
+        return held_requests(self.held, self.workers)
 
     @property
     def ready(self) -> list[WorkerStatus]:
@@ -138,10 +143,13 @@ def _own_cap(job: Job, scene: Scene) -> Iterator[str]:
     """Report the slot cap of the tenant. Workers publish the caps of tenants that they served."""
     ready, held = scene.ready, scene.held.get(job.tenant, 0)
     cap = max((worker.tenant_slots.get(job.tenant, 0) for worker in ready), default=0)
-    if cap and held >= cap * len(ready):
+    most = cap * len(ready)
+    if cap and (held >= most or all(worker.tenant_requests.get(job.tenant, 0) >= cap for worker in ready)):
+        requests = scene.requests.get(job.tenant, 0)
+        items = counted(held, "item") + (f" of {requests} requests" if requests > held else "")
         yield (
-            f"Tenant {job.tenant} is at its cap: {counted(held, 'item')} under lease, at most {cap * len(ready)} slots "
-            f"(maxSlots) on {counted(len(ready), 'worker')}"
+            f"Tenant {job.tenant} is at its cap: {items} under lease, at most {most} slots (maxSlots) on "
+            f"{counted(len(ready), 'worker')}"
         )
 
 
@@ -169,7 +177,7 @@ def _before(job: Job, scene: Scene) -> Iterator[str]:
         yield f"Before it in tenant {job.tenant}, by deadline or submission: {_of_jobs(earlier)}, such as {first}"
     tenants = sorted({other.tenant for other in peers if other.tenant != job.tenant})
     if tenants:
-        held = scene.held
+        held = scene.requests
         shares = ", ".join(f"{name} holds {held.get(name, 0):,}" for name in (job.tenant, *tenants[:3]))
         more = f" and {len(tenants) - 3} more" if len(tenants) > 3 else ""
         yield f"It shares the slots, by weight, with the tenants of its priority: {shares}{more}"

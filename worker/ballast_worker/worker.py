@@ -17,7 +17,7 @@ from ballast_log import Log
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_queue.status import WorkerStatus
-from ballast_worker import settings
+from ballast_worker import STARTED_AT, settings
 from ballast_worker.bodies import BodyMemory, BodyReaders
 from ballast_worker.engine import Engine
 from ballast_worker.errors import Refused
@@ -104,7 +104,7 @@ class Worker:
         self.tenant_metrics = WorkerMetrics(self._figures, shows_tenants=True)
         self.loaded = loaded
         self._utilization = Utilization(self.engine.footprint)
-        self._spending, self.rates = Spending(), SmoothedRates()
+        self._spending, self.rates = Spending(STARTED_AT), SmoothedRates()
         self._queue_limit = QueueLimit(self.rates)
         self._answering: dict[Stream, RequestTiming] = {}
         """The HTTP requests in the engine."""
