@@ -228,9 +228,10 @@ def test_the_modules_of_sentence_transformers_come_too(hub: Any, tmp_path: Path,
     if is_link:
         model.mkdir()
         (model / "1_Pooling").symlink_to(elsewhere)
-    modules = {"1_Pooling/config.json": b"{}", "2_Dense/model.safetensors": b"x", "2_Dense/config.json": b"{}"}
-    others = {"onnx/config.json": b"{}", "2_Dense/pytorch_model.bin": b"x", "1_Pooling/a/config.json": b"{}"}
-    hub.files |= modules | others | {"modules.json": b"[]"}
+    modules = {"1_Pooling/config.json": b"{}", "head/model.safetensors": b"x", "head/config.json": b"{}"}
+    others = {"2_Old/config.json": b"{}", "head/pytorch_model.bin": b"x", "1_Pooling/a/config.json": b"{}"}
+    named = b'[{"path": ""}, {"path": "1_Pooling"}, {"path": "head/"}, {"path": "3_Normalize"}]'
+    hub.files |= modules | others | {"modules.json": named}
     if is_link:
         assert fetch(FROM_HUB, model) == 2
         assert list(elsewhere.iterdir()) == []
@@ -243,9 +244,14 @@ def test_the_modules_of_sentence_transformers_come_too(hub: Any, tmp_path: Path,
 
 
 def test_only_files_that_an_engine_needs_come_from_a_bucket(bucket: Any, tmp_path: Path) -> None:
-    assert fetch(f"s3://{bucket.name}/models/llama", tmp_path / "model") == 0
+    place = f"s3://{bucket.name}/models/llama"
+    assert fetch(place, tmp_path / "model") == 0
     assert holds(tmp_path / "model", bucket.files, NEEDED)
     assert "/" not in json.loads((tmp_path / "model" / MANIFEST).read_text())["files"]
+    for name, body in (("modules.json", b'[{"path": "head"}]'), ("head/config.json", b"{}")):
+        bucket.put_object(Bucket=bucket.name, Key=f"models/llama/{name}", Body=body)
+    assert fetch(place, tmp_path / "vectors") == 0
+    assert (tmp_path / "vectors" / "head" / "config.json").read_bytes() == b"{}"
 
 
 def test_a_changed_bucket_is_another_version(bucket: Any, tmp_path: Path) -> None:
@@ -410,8 +416,8 @@ class _Source:
         yield iter([self.content[start:]])
 
 
-def _download(source: _Source, directory: Path) -> bool:
-    return store.download(source, source.resolve(), directory, notify=lambda _: None, advance=lambda _: None)
+def _download(source: _Source, directory: Path, **options: Any) -> bool:
+    return store.download(source, source.resolve(), directory, notify=lambda _: None, advance=lambda _: None, **options)
 
 
 def test_a_full_disk_is_reported_and_keeps_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,6 +426,8 @@ def test_a_full_disk_is_reported_and_keeps_the_parts(tmp_path: Path, monkeypatch
     monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=3))
     with pytest.raises(CliError, match="but the model needs"):
         _download(_Source(b"x" * 10, []), tmp_path)
+    with pytest.raises(CliError, match=rf"{tmp_path} keeps each version that was fetched: delete those that no pod"):
+        _download(_Source(b"x" * 10, []), tmp_path / "v2", is_shared=True)
 
 
 def test_the_error_of_a_source_that_never_answers_is_its_own(tmp_path: Path) -> None:
