@@ -35,7 +35,7 @@ class SharedClaim(ApiModel):
 
     claim_name: ClaimName
     """Name of the claim. Pods on several nodes need a claim with access mode ReadWriteMany. Several resources may use
-    the same claim."""
+    the same claim. It keeps each version that was fetched, in a directory of its own: delete those that no pod uses."""
 
 
 class ModelCache(ApiModel):
@@ -108,7 +108,8 @@ class ServedModel(Model):
     """Directory of the node that keeps fetched models for all pods of a namespace on the node. In it, each namespace
     has a directory of its own, which the kubelet creates with the same mode. The user of the image (65532 in Ballast's
     own) needs write access to it, e.g. by mode 1777. Namespaces with Pod Security level baseline or restricted forbid
-    `cachePath`: use `cache` there. Without `cachePath` and `cache`, each pod fetches the model to an emptyDir."""
+    `cachePath`: use `cache` there. The directory keeps each version that was fetched, in a directory of its own: delete
+    those that no pod uses. Without `cachePath` and `cache`, each pod fetches the model to an emptyDir."""
     cache: ModelCache | None = None
     size_limit_gibibytes: int | None = Field(default=None, ge=1, le=1_048_576)
     """Size limit of the emptyDir that holds a fetched model. Kubernetes evicts a pod that exceeds it. By default only

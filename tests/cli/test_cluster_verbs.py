@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+import redis
 import yaml
 from control_plane import ControlPlane
 from typer.testing import CliRunner
@@ -17,6 +18,7 @@ from ballast_cli.app import app
 from ballast_cli.errors import NotFound
 from ballast_cli.explain import HEALTHY
 from ballast_queue.redis_store import Queue
+from ballast_queue.rights import worker_rules
 
 pytestmark = pytest.mark.envtest
 LONG_AGO = "2026-01-01T00:00:00Z"
@@ -135,6 +137,12 @@ def test_the_jobs_of_a_resource_are_explained_where_its_redis_is_named(
     assert f"  {job_id}: in_progress, tenant default, priority 0; 0 of 1 items done" in said
     assert "No worker serves this queue" in said
     assert job_id not in run("explain", "chat", "-n", namespace)
+    with redis.Redis.from_url(valkey.url) as admin:
+        # A user of this queue may not look for a job `chat` in the default one.
+        admin.execute_command("ACL", "SETUSER", namespace, "reset", "on", ">x", *worker_rules(f"{namespace}/chat"))
+        one = valkey.url.replace("redis://", f"redis://{namespace}:x@")
+        assert job_id in run("explain", "chat", "-n", namespace, "--redis-url", one)
+        admin.execute_command("ACL", "DELUSER", namespace)
     away = CliRunner().invoke(app, ["explain", "chat", "-n", namespace, "--redis-url", "redis://127.0.0.1:9"])
     assert "has not observed generation 1" in away.stdout
     assert "cannot explain the jobs" in away.stderr

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from ballast_cli import console, watch
-from ballast_queue.errors import QueueUnavailable
+from ballast_queue.errors import CommandForbidden, LibraryUnfit, QueueError, QueueForbidden, QueueUnavailable
 from ballast_queue.job import JobState
 
 
@@ -26,11 +26,19 @@ def test_a_table_is_never_cut(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "[red]?[2J[/]  x?y" in capsys.readouterr().out
 
 
-class Away:
-    """Jobs whose Redis does not answer `num` times, from the second call on."""
+def test_the_title_of_a_bar_is_no_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(watch, "stderr", lambda: Console(file=sys.stderr, force_terminal=True, width=200))
+    with watch.progress("hf://a/b@[/]", 1):
+        pass
 
-    def __init__(self, num: int) -> None:
-        self.left, self.num_calls = num, 0
+    assert "hf://a/b@[/]" in capsys.readouterr().err
+
+
+class Away:
+    """Jobs whose Redis fails `num` times, from the second call on."""
+
+    def __init__(self, num: int, failure: type[QueueError] = QueueUnavailable) -> None:
+        self.left, self.num_calls, self.failure = num, 0, failure
         counts = SimpleNamespace(total=2, done=1, succeeded=2, failed=0, cancelled=0, expired=0)
         self.job = SimpleNamespace(id="job-1", counts=counts, tokens_out=7, reason="", state=JobState.IN_PROGRESS)
 
@@ -38,7 +46,7 @@ class Away:
         self.num_calls += 1
         if self.num_calls > 1 and self.left:
             self.left -= 1
-            raise QueueUnavailable("Redis is unavailable")
+            raise self.failure("Redis is unavailable")
         if self.num_calls > 1:
             self.job.state = JobState.COMPLETED
         return self.job
@@ -54,8 +62,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_watching_goes_on_when_redis_is_back(capsys: pytest.CaptureFixture[str]):
-    watch.watch(queue_of(Away(3)), "job-1")
+@pytest.mark.parametrize("failure", [QueueUnavailable, QueueForbidden], ids=["away", "without its users"])
+def test_watching_goes_on_when_redis_is_back(capsys: pytest.CaptureFixture[str], failure: type[QueueError]):
+    watch.watch(queue_of(Away(3, failure)), "job-1")
 
     said = capsys.readouterr().err
     assert said.count("Redis does not answer. Waiting for it, at most 60 s ...") == 1
@@ -63,12 +72,13 @@ def test_watching_goes_on_when_redis_is_back(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("failure", [QueueUnavailable, CommandForbidden, LibraryUnfit])
 def test_a_job_that_cannot_be_watched_is_not_submitted_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failure: type[QueueError]
 ):
     monkeypatch.setattr(watch, "_AWAY_SECONDS", 0.01)
 
-    with pytest.raises(QueueUnavailable):
-        watch.watch(queue_of(Away(1_000_000)), "job-1")
+    with pytest.raises(failure):
+        watch.watch(queue_of(Away(1_000_000, failure)), "job-1")
 
     assert "job-1 is stored and continues: do not submit it again" in capsys.readouterr().err

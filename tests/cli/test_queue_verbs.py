@@ -3,18 +3,23 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import redis
 from queue_objects import make_status
 from tls import LOOPBACK, tls_proxy
 
+from ballast_queue.batch_lines import CHUNK_LINES
+from ballast_queue.errors import QueueUnavailable
 from ballast_queue.job import Claimed, Result
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings, TenantSettings
@@ -82,6 +87,44 @@ class Pipe(io.BytesIO):
         return super().readline(size)
 
 
+@pytest.mark.parametrize("event", ["a cancellation", signal.SIGTERM, signal.SIGHUP])
+def test_a_submission_that_fails_or_is_ended_names_its_key(
+    queued, queue: Queue, make_line: Any, monkeypatch: pytest.MonkeyPatch, event: Any
+):
+    class Interrupted(io.BytesIO):
+        def readline(self, size: int | None = -1) -> bytes:
+            jobs = queue.jobs.all()
+            if jobs and event == "a cancellation":
+                queue.jobs.cancel(jobs[0].id)
+            elif jobs:
+                os.kill(os.getpid(), event)
+            return super().readline(size)
+
+    lines = "\n".join(make_line(f"item-{number}") for number in range(CHUNK_LINES + 1))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(Interrupted(lines.encode())))
+    ran = queued("submit", "-")
+    (job,) = queue.jobs.all()
+
+    assert ran.code == (5 if event == "a cancellation" else 130)
+    assert f"Run the same command with --key {job.key} to resume." in ran.err
+    assert f"key         {job.key}\n" in queued("job", job.id).out
+
+
+def test_a_job_that_cannot_be_read_after_its_submission_is_not_submitted_again(
+    queued, items: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: object) -> None:
+        raise QueueUnavailable("Redis is unavailable")
+
+    monkeypatch.setattr("ballast_queue.jobs.Jobs.get", fail)
+    ran = queued("submit", items, "--deadline", "1h")
+    shown = queued("submit", items, "--deadline", "1h", "--json")
+
+    assert (ran.code, shown.code) == (0, 0)
+    assert f"{ran.out.strip()} is stored: do not submit it again." in ran.err
+    assert shown.json["deadline"]["feasible"] == "unknown"
+
+
 def test_submit_reads_a_pipe(queued, items: Path, queue: Any, tmp_path: Path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -114,15 +157,6 @@ def test_submit_keeps_no_more_of_a_line_than_the_queue_takes(
     assert set(pipe.asked) == {203}
     assert refused.error["code"] == "line_too_long"
     assert queue.jobs.get(job_id).counts.waiting == 3
-
-
-def test_submit_with_the_same_key_is_the_same_job(queued, items: Path):
-    first = queued("submit", items, "--key", "nightly", "--json").json
-    second = queued("submit", items, "--key", "nightly", "--json").json
-
-    assert (first["is_new"], second["is_new"]) == (True, False)
-    assert first["job_id"] == second["job_id"]
-    assert len(queued("jobs", "--json").json["jobs"]) == 1
 
 
 def test_the_key_of_a_job_that_was_cancelled_before_its_last_line_names_its_state(
@@ -196,10 +230,11 @@ def test_a_submission_that_is_continued_says_that_it_added_lines(queued, tmp_pat
 
     with pytest.raises(KeyboardInterrupt):
         queue.submissions.submit(interrupted(), key="k")
-    ran = queued("submit", "many.jsonl", "--key", "k")
+    ran = queued("submit", "many.jsonl", "--key", "k", "--priority", 5, "--deadline", "1h")
 
     job_id = ran.out.strip()
     assert f"600 items of many.jsonl accepted in all, with those that {job_id} had before." in ran.err
+    assert "The job keeps its priority, 0, and no deadline: a repetition does not change them." in ran.err
 
 
 def test_the_commands_in_messages_have_the_options_that_find_the_queue(ballast, items: Path, valkey: Any):
@@ -298,11 +333,17 @@ def test_jobs_are_filtered_by_tenant_and_by_state(queued, items: Path):
     assert [job["id"] for job in queued("jobs", "--active", "--json").json["jobs"]] == [first]
 
 
-def test_a_queue_without_jobs_says_so(queued):
+def test_a_queue_without_jobs_says_so_and_whether_it_is_the_default(queued, monkeypatch: pytest.MonkeyPatch):
     ran = queued("jobs")
+    monkeypatch.delenv("BALLAST_QUEUE")
+    by_default, top = queued("jobs", "--tenant", "none"), queued("top", "--once").out
 
     assert (ran.code, ran.out) == (0, "")
-    assert "No jobs in queue" in ran.err
+    assert ran.err.startswith("No jobs in queue")
+    assert "default" not in ran.err
+    note = " This queue is the default: --queue NAMESPACE/NAME or BALLAST_QUEUE names another one.\n"
+    assert by_default.err == f"No jobs of tenant none in queue local/ballast.{note}"
+    assert f"unknown (not idle).{note}" in top
 
 
 def test_a_job_is_shown_in_full(queued, items: Path, queue: Any):
@@ -337,22 +378,36 @@ def test_results_go_to_a_file_that_says_what_is_missing(queued, items: Path, que
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
 
 
-def test_results_follow_until_the_job_is_over(queued, items: Path, queue: Any, tmp_path: Path):
+def test_results_follow_until_the_job_is_over_also_while_redis_does_not_know_the_user(
+    queued, items: Path, queue: Any, tmp_path: Path, *, valkey: Any, monkeypatch: pytest.MonkeyPatch
+):
     job_id = submit(queued, items)
     finish(queue, job_id, 1)
     places = [tmp_path / "out.jsonl.part", tmp_path / "out.jsonl"]
+    user = ("ACL", "SETUSER", "follower", "reset", "on", "~*", "+@all")
+    with redis.Redis.from_url(valkey.url) as admin:
+        admin.execute_command(*user, ">secret")
+        admin.acl_log_reset()
 
-    def finish_the_rest() -> None:
-        while not any(path.exists() and path.read_text() for path in places):
-            time.sleep(0.01)
-        finish(queue, job_id, 2)
+        def finish_the_rest() -> None:
+            while not any(path.exists() and path.read_text() for path in places):
+                time.sleep(0.01)
+            admin.execute_command("ACL", "DELUSER", "follower")  # and its connections
+            while not admin.acl_log():
+                time.sleep(0.01)
+            admin.execute_command(*user, ">secret")
+            finish(queue, job_id, 2)
 
-    last = threading.Thread(target=finish_the_rest, daemon=True)
-    last.start()
-    ran = queued("results", job_id, "-o", tmp_path / "out.jsonl", "--follow")
-    last.join()
+        last = threading.Thread(target=finish_the_rest, daemon=True)
+        last.start()
+        monkeypatch.setattr("ballast_cli.watch._POLL_SECONDS", 0.01)
+        url = valkey.url.replace("redis://", "redis://follower:secret@")
+        ran = queued("results", job_id, "-o", tmp_path / "out.jsonl", "--follow", "--redis-url", url)
+        last.join()
+        admin.execute_command("ACL", "DELUSER", "follower")
 
-    assert ran.code == 0
+    assert ran.code == 0, ran.err
+    assert ran.err.count("Waiting for it, at most 60 s ...") >= 1
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 3
 
 
@@ -510,14 +565,21 @@ def test_the_json_of_top_is_that_of_the_models(queued, items: Path, queue: Any):
 def test_the_live_view_draws_what_the_plain_one_says(queued, items: Path, queue: Any):
     from rich.console import Console
 
-    from ballast_cli.top import View, rendered
+    from ballast_cli.top import View, plain, rendered
 
-    submit(queued, items)
+    for _ in range(12):
+        submit(queued, items)
     queue.workers.publish(make_busy(), 60)
+    view = View.read(queue, "q")
+    odd = view.jobs[0].model_copy(update={"tenant": "[red]x[/]"})
     console = Console(file=io.StringIO(), width=160, force_terminal=True)
-    console.print(rendered(View.read(queue, "q")))
+    console.print(rendered(replace(view, jobs=(odd, *view.jobs[1:]))))
+    drawn = console.file.getvalue()
 
-    assert "2 online, 4 offline, 2 free of 8" in console.file.getvalue()
+    assert "2 online, 4 offline, 2 free of 8" in drawn
+    assert "[red]x[/]" in drawn
+    assert "2 more jobs are not over: `ballast jobs --active` lists all." in drawn
+    assert plain(view)[-1] == "2 more jobs are not over: `ballast jobs --active` lists all."
 
 
 def test_an_authority_of_its_own_is_trusted_by_option_or_environment(

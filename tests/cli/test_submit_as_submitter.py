@@ -114,13 +114,6 @@ def test_what_a_submitter_cannot_do_is_refused_before_anything_is_added(
     assert "may only submit" in ran.err
 
 
-def test_a_file_without_a_line_adds_nothing(as_submitter: Any, tmp_path: Path) -> None:
-    file = tmp_path / "empty.jsonl"
-    file.write_bytes(b"\n\n")
-
-    assert as_submitter()("submit", file).code == 2
-
-
 def test_other_commands_name_the_missing_right(as_submitter: Any) -> None:
     ran = as_submitter()("jobs")
 

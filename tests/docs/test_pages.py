@@ -147,6 +147,18 @@ def test_a_wrong_name_would_be_found():
     assert unknown_fields("`offline.none` `spec.slo.ttftMilliseconds` `runtime.port`") == ["offline.none"]
 
 
+def test_a_runbook_with_a_command_for_a_queue_links_to_how_to_connect():
+    verbs = typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
+    of_queues = {name for name, verb in verbs if any("--queue" in parameter.opts for parameter in verb.params)}
+    pages = {page.name: page.read_text() for page in PAGES if page.parent.name == "runbooks"}
+    named = {name: {verb for verb, _ in commands(text)} & of_queues - {"explain"} for name, text in pages.items()}
+
+    assert named["dead-letters.md"]
+    assert not [
+        name for name, verbs in named.items() if verbs and "#connect-to-the-queue-of-a-resource)" not in pages[name]
+    ]
+
+
 def test_the_threat_model_names_each_field_that_reaches_beyond_a_worker():
     """A new field of the resource goes into SECURITY.md, or here if it only describes how a worker computes."""
     harmless = {

@@ -223,9 +223,10 @@ def test_the_modules_of_sentence_transformers_come_too(hub: Any, tmp_path: Path,
     if is_link:
         model.mkdir()
         (model / "1_Pooling").symlink_to(elsewhere)
-    modules = {"1_Pooling/config.json": b"{}", "2_Dense/model.safetensors": b"x", "2_Dense/config.json": b"{}"}
-    others = {"onnx/config.json": b"{}", "2_Dense/pytorch_model.bin": b"x", "1_Pooling/a/config.json": b"{}"}
-    hub.files |= modules | others | {"modules.json": b"[]"}
+    modules = {"1_Pooling/config.json": b"{}", "head/model.safetensors": b"x", "head/config.json": b"{}"}
+    others = {"2_Old/config.json": b"{}", "head/pytorch_model.bin": b"x", "1_Pooling/a/config.json": b"{}"}
+    named = b'[{"path": ""}, {"path": "1_Pooling"}, {"path": "head/"}, {"path": "3_Normalize"}]'
+    hub.files |= modules | others | {"modules.json": named}
     if is_link:
         assert fetch(FROM_HUB, model) == 2
         assert list(elsewhere.iterdir()) == []
@@ -238,9 +239,14 @@ def test_the_modules_of_sentence_transformers_come_too(hub: Any, tmp_path: Path,
 
 
 def test_only_files_that_an_engine_needs_come_from_a_bucket(bucket: Any, tmp_path: Path) -> None:
-    assert fetch(f"s3://{bucket.name}/models/llama", tmp_path / "model") == 0
+    place = f"s3://{bucket.name}/models/llama"
+    assert fetch(place, tmp_path / "model") == 0
     assert holds(tmp_path / "model", bucket.files, NEEDED)
     assert "/" not in json.loads((tmp_path / "model" / MANIFEST).read_text())["files"]
+    for name, body in (("modules.json", b'[{"path": "head"}]'), ("head/config.json", b"{}")):
+        bucket.put_object(Bucket=bucket.name, Key=f"models/llama/{name}", Body=body)
+    assert fetch(place, tmp_path / "vectors") == 0
+    assert (tmp_path / "vectors" / "head" / "config.json").read_bytes() == b"{}"
 
 
 def test_a_changed_bucket_is_another_version(bucket: Any, tmp_path: Path) -> None:

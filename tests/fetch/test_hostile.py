@@ -133,6 +133,8 @@ def test_a_full_disk_is_reported_and_keeps_the_parts(tmp_path: Path, monkeypatch
     monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=3))
     with pytest.raises(CliError, match="but the model needs"):
         download(Endless(10), tmp_path)
+    with pytest.raises(CliError, match=rf"{tmp_path} keeps each version that was fetched: delete those that no pod"):
+        download(Endless(10), tmp_path / "v2", is_shared=True)
 
 
 def test_the_error_of_a_source_that_never_answers_is_its_own(tmp_path: Path) -> None:
@@ -171,8 +173,21 @@ def test_a_name_that_is_not_plain_is_neither_selected_nor_written(name: str, tmp
     with pytest.raises(CliError, match="is not a plain name"):
         download(source, tmp_path / "model")
 
-    assert [file.name for file in select(listed, "here")] == ["config.json", WEIGHTS]
+    assert [file.name for file in select(listed, "here", "config.json", source.read)] == ["config.json", WEIGHTS]
     assert source.num_sent == 0
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [b"[", b'{"a": 1}', b'[{"path": 1}]', b'[{"path": "../outside"}]', b'[{"path": "a/b"}]', b"[" + b" " * MIB],
+    ids=["no JSON", "no list", "a number", "a path outside", "two folders", "a long file"],
+)
+def test_modules_that_are_no_folders_of_the_model_are_refused(
+    hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], modules: bytes
+) -> None:
+    hub.files["modules.json"] = modules
+    assert fetch(FROM_HUB, tmp_path / "model") == 1
+    assert "modules.json" in capsys.readouterr().err
 
 
 def test_a_commit_that_is_a_path_is_refused(hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

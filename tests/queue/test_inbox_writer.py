@@ -9,7 +9,7 @@ import pytest
 from tls import LOOPBACK, tls_proxy
 
 from ballast_queue.batch_lines import CHUNK_BYTES, CHUNK_LINES
-from ballast_queue.errors import CommandForbidden, EmptyJob, InvalidJob, QueueError, QueueFull, QueueUnavailable
+from ballast_queue.errors import CommandForbidden, EmptyJob, InvalidJob, QueueError, QueueForbidden, QueueUnavailable
 from ballast_queue.inbox_writer import InboxWriter
 from ballast_queue.keys import Keys
 from ballast_queue.rights import submitter_rules
@@ -108,14 +108,14 @@ def test_a_job_that_no_worker_would_take_adds_nothing(lines: list[bytes], terms:
     assert inboxes.calls == []
 
 
-@pytest.mark.parametrize("kind", [QueueUnavailable, QueueFull, CommandForbidden])
+@pytest.mark.parametrize("kind", [QueueUnavailable, QueueForbidden, CommandForbidden])
 @pytest.mark.parametrize("call", [1, 2, 3])
 def test_a_failure_names_the_job_that_it_leaves_open(kind: type[QueueError], call: int) -> None:
     inboxes = Inboxes({call: kind()} | ({2: kind()} if kind is CommandForbidden else {}))
     with pytest.raises(kind) as caught:
         submit(inboxes, [b"1", b"2"])
 
-    is_left_open = call > 1 and kind is not CommandForbidden
+    is_left_open = call > 1
     job_id = f"{inboxes.calls[0][1][0]['job']}@acme"
     notes = [f"job {job_id} is not complete: cancel it as a worker's user, and submit again"] if is_left_open else []
     assert getattr(caught.value, "__notes__", []) == notes

@@ -114,6 +114,8 @@ class Place:
     ca: str | None = None
     options: str = ""
     """The options of this command that the next command needs to find the queue, each after a space."""
+    note: str = ""
+    """A sentence after a space if nothing named the queue: an empty answer may be that of the wrong queue."""
 
     @property
     def shown_url(self) -> str:
@@ -135,12 +137,13 @@ class Place:
         except InvalidAddress as error:
             raise Usage(f"--redis-url: {error}.") from None
         at_home = running is not None and url == running.redis_url
-        name = queue or (running.queue if running and at_home else DEFAULT_QUEUE)
+        name = queue or (running.queue if running and at_home else None)
         password = os.environ.get("BALLAST_REDIS_PASSWORD") or None
         if password_file is not None:
             password = _text("--redis-password-file", password_file).strip()
         ca = None if ca_file is None else _text("--redis-ca-file", ca_file)
-        place = cls(url, name, password, ca)
+        note = "" if name else " This queue is the default: --queue NAMESPACE/NAME or BALLAST_QUEUE names another one."
+        place = cls(url, name or DEFAULT_QUEUE, password, ca, note=note)
         given = (
             ("--redis-url", "BALLAST_REDIS_URL", redis_url, place.shown_url),
             ("--queue", "BALLAST_QUEUE", queue, queue),

@@ -39,7 +39,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right:
     The columns in `right` are aligned to the right.
     """
     console = stdout()
-    rows = [[_printable(cell) for cell in row] for row in rows]
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
     if console.is_terminal and sum(widths) + 2 * len(widths) <= console.width:
         table = Table(box=None, pad_edge=False, header_style="bold")
@@ -57,8 +57,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right:
         sys.stdout.write("  ".join(cells).rstrip() + "\n")
 
 
-def _printable(cell: str) -> str:
-    return "".join(each if each.isprintable() else "?" for each in cell)
+def printable(text: str) -> str:
+    """Replace characters that would control a terminal by `?`."""
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def examples(*lines: str) -> str:

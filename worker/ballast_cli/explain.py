@@ -16,7 +16,7 @@ from ballast_cli.console import examples, print_json, say
 from ballast_cli.errors import CliError, NotFound, Unreachable
 from ballast_cli.get import condition
 from ballast_openai.errors import counted
-from ballast_queue.errors import JobNotFound
+from ballast_queue.errors import CommandForbidden, JobNotFound
 from ballast_queue.job import Job
 from ballast_worker.forecast import duration
 from ballast_worker.waiting_reasons import Scene, why
@@ -71,10 +71,14 @@ def explain(
     found = _resource(name, namespace, place, unreachable)
     happened = events(found)
     jobs: list[tuple[Job, list[str]]] = []
-    if unreachable is not None:
-        say(f"ballast: cannot explain the jobs of the resource: {unreachable}")
-    elif redis_url and place is not None:
-        jobs = _jobs(place, queue or queue_of(found))
+    try:
+        # A user of the resource's queue only could not look for a job in the default queue.
+        if unreachable is not None and not (queue is None and isinstance(unreachable.__cause__, CommandForbidden)):
+            raise unreachable
+        if redis_url and place is not None:
+            jobs = _jobs(place, queue or queue_of(found))
+    except Unreachable as error:
+        say(f"ballast: cannot explain the jobs of the resource: {error}")
     if as_json:
         explained = [{"job": job.model_dump(mode="json"), "because": because} for job, because in jobs]
         print_json({"version": 1, "resource": found, "events": happened, "jobs": explained})

@@ -7,7 +7,7 @@ import time
 from datetime import UTC, datetime
 
 from ballast_cli.connection import AsJson, CaFile, JobId, PasswordFile, Place, QueueName, RedisUrl, open_queue
-from ballast_cli.console import examples, print_json
+from ballast_cli.console import examples, print_json, printable
 from ballast_cli.jobs import deadline
 from ballast_queue.job import Job
 from ballast_worker.forecast import duration
@@ -52,6 +52,8 @@ def _fields(one: Job, now: float) -> list[tuple[str, str]]:
         fields.append(("deadline", f"{_moment(one.deadline)} ({deadline(one, now)})"))
     if one.appraised is not None and not one.state.is_over:
         fields.append(("", f"{duration(max(0.0, now - one.appraised))} ago: {one.because}"))
+    if one.key:
+        fields.append(("key", printable(one.key)))
     if one.finished is not None:
         fields.append(("finished", _moment(one.finished)))
     if one.reason:

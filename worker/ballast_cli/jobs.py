@@ -38,7 +38,7 @@ def jobs(
         print_json({"version": 1, "queue": place.queue, "jobs": [one.model_dump(mode="json") for one in shown]})
     elif not shown:
         of = f" of tenant {tenant}" if tenant is not None else ""
-        say(f"No {'active ' if active else ''}jobs{of} in queue {place.queue}.")
+        say(f"No {'active ' if active else ''}jobs{of} in queue {place.queue}.{place.note}")
     else:
         now = time.time()
         print_table(COLUMNS, [row(one, now) for one in shown], right=RIGHT)

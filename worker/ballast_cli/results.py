@@ -13,6 +13,7 @@ from ballast_cli.connection import CaFile, JobId, PasswordFile, Place, QueueName
 from ballast_cli.console import examples, say
 from ballast_cli.errors import Usage
 from ballast_cli.outfile import OutFile
+from ballast_cli.watch import waiting
 from ballast_openai.errors import counted
 
 EXAMPLES = examples(
@@ -46,14 +47,15 @@ def results(
     file = OutFile(output) if output is not None else None
     with open_queue(Place.of(redis_url, queue, password_file, ca_file=ca_file)) as connected:
         before = connected.jobs.get(job_id)
-        lines = (result.as_openai(before.id) for result in connected.results.read(before.id, follow=follow))
+        found = connected.results.read(before.id, follow=follow, attempt=waiting)
+        lines = (result.as_openai(before.id) for result in found)
         if file is None:
             for line in lines:
                 sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
                 sys.stdout.flush()
             return
         written = file.write(lines, job_id=before.id)
-        after = connected.jobs.get(job_id)
+        after = waiting(lambda: connected.jobs.get(job_id))
     say(f"Wrote {counted(written, 'result')} to {output}.")
     if written < after.counts.total:
         total = counted(after.counts.total, "item")

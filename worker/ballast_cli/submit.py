@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -17,9 +18,10 @@ from ballast_cli.connection import AsJson, CaFile, PasswordFile, Place, QueueNam
 from ballast_cli.console import examples, print_json, say
 from ballast_cli.deadlines import parse_deadline, spoken
 from ballast_cli.errors import CliError, SubmitterOnly, Usage
+from ballast_cli.interrupts import interruptible
 from ballast_cli.watch import progress, watch
 from ballast_openai.errors import counted
-from ballast_queue.errors import OtherLines, QueueFull, QueueUnavailable
+from ballast_queue.errors import InvalidSubmission, OtherLines, QueueError
 from ballast_queue.job import Job, Outlook
 from ballast_worker.forecast import Forecast
 
@@ -75,7 +77,11 @@ def submit(
     due = None if deadline is None else parse_deadline(deadline, datetime.now().astimezone())
     place = Place.of(redis_url, queue, password_file, ca_file=ca_file)
     try:
-        with open_queue(place) as connected, _opened(file, connected.settings.read().max_line_bytes) as source:
+        with (
+            interruptible(),
+            open_queue(place) as connected,
+            _opened(file, connected.settings.read().max_line_bytes) as source,
+        ):
             connected.require_fit()
             # Every submission has a key, so that it can be resumed after any interruption.
             own_key = key or f"cli-{uuid4().hex[:12]}"
@@ -92,22 +98,23 @@ def submit(
                     key=own_key,
                     on_progress=advance,
                 )
-            job = connected.jobs.get(done.job_id)
-            asked = due is not None and job.deadline is not None and not job.state.is_over
-            outlook = _outlook(connected, job) if asked else None
-            _report(done, job, file=file, outlook=outlook, place=place, as_json=as_json)
+            if not as_json:  # at once: whatever fails from here on, the job is stored
+                sys.stdout.write(f"{done.job_id}\n")
+                sys.stdout.flush()
+            seen = _seen(connected, done.job_id, place, has_deadline=due is not None)
+            _report(done, seen, file=file, place=place, as_json=as_json)
             if not done.accepted and done.is_new:
                 raise CliError(
-                    f"No line of {file} is valid. `ballast results {job.id}{place.options}` lists the error of each "
-                    "line."
+                    f"No line of {file} is valid. `ballast results {done.job_id}{place.options}` lists the error of "
+                    "each line."
                 )
-            if not as_json and done.is_new and not connected.workers.statuses():
+            if not as_json and done.is_new and not seen.is_served:
                 say(
-                    f"No worker serves queue {place.queue} now. `ballast job {job.id}{place.options}` shows when the "
-                    "job starts."
+                    f"No worker serves queue {place.queue} now. `ballast job {done.job_id}{place.options}` shows when "
+                    "the job starts."
                 )
             if is_watched:
-                watch(connected, job.id, options=place.options)
+                watch(connected, done.job_id, options=place.options)
     except SubmitterOnly:
         if key is not None or is_watched:
             raise Usage(
@@ -128,6 +135,7 @@ def _submit_to_inbox(place: Place, file: str, tenant: str, priority: int, deadli
 
     try:
         with (
+            interruptible(),
             open_inbox(place) as inbox,
             # Workers apply the limit of the queue, which a submitter may not read.
             _opened(file, MOST_ENTRY_BYTES) as source,
@@ -141,11 +149,13 @@ def _submit_to_inbox(place: Place, file: str, tenant: str, priority: int, deadli
 
 @contextmanager
 def _resumable(key: str) -> Iterator[None]:
-    """Print how to resume the submission if it is interrupted."""
+    """Print how to resume the submission if it is interrupted or fails."""
     try:
         yield
-    except (KeyboardInterrupt, QueueUnavailable, QueueFull):
-        say(f"Interrupted. Run the same command with --key {key} to resume.")
+    except InvalidSubmission:  # a repetition fails in the same way
+        raise
+    except (KeyboardInterrupt, QueueError):
+        say(f"Interrupted. Run the same command with --key {shlex.quote(key)} to resume.")
         raise
 
 
@@ -209,6 +219,32 @@ def _opened(file: str, most: int) -> Iterator[_Source]:
         yield _Source(bounded_lines(opened, most), num_lines)
 
 
+class _Seen(NamedTuple):
+    """The queue after the submission."""
+
+    job: Job | None
+    """None: unknown."""
+    outlook: tuple[Outlook, str] | None
+    is_served: bool = True
+
+
+def _seen(queue: Queue, job_id: str, place: Place, *, has_deadline: bool) -> _Seen:
+    """Read the job, its outlook, and whether a worker serves the queue. If this fails, they are unknown."""
+    job = outlook = None
+    try:
+        job = queue.jobs.get(job_id)
+        if has_deadline and job.deadline is not None and not job.state.is_over:
+            outlook = _outlook(queue, job)
+        return _Seen(job, outlook, bool(queue.workers.statuses()))
+    except QueueError:
+        say(
+            f"{job_id} is stored: do not submit it again. Redis failed afterwards. `ballast job {job_id}"
+            f"{place.options}` shows the job."
+        )
+        unknown = (Outlook.UNKNOWN, "Redis failed after the submission") if has_deadline else None
+        return _Seen(job, outlook or unknown)
+
+
 def _outlook(queue: Queue, job: Job) -> tuple[Outlook, str]:
     """Forecast whether the job meets its deadline, and record the outlook in the job."""
     weights = {tenant.name: tenant.weight for tenant in queue.settings.read().tenants}
@@ -218,34 +254,33 @@ def _outlook(queue: Queue, job: Job) -> tuple[Outlook, str]:
     return outlook, because
 
 
-def _report(
-    done: Submission, job: Job, *, file: str, outlook: tuple[Outlook, str] | None, place: Place, as_json: bool
-) -> None:
+def _report(done: Submission, seen: _Seen, *, file: str, place: Place, as_json: bool) -> None:
+    job, outlook = seen.job, seen.outlook
+    deadline = job.deadline if job is not None else None
     if as_json:
         print_json(
             {
                 "version": 1,
                 "queue": place.queue,
-                "job_id": job.id,
+                "job_id": done.job_id,
                 "accepted": done.accepted,
                 "rejected": done.rejected,
                 "is_new": done.is_new,
-                "deadline": {"at": job.deadline, "feasible": outlook[0], "because": outlook[1]} if outlook else None,
+                "deadline": {"at": deadline, "feasible": outlook[0], "because": outlook[1]} if outlook else None,
             }
         )
         return
-    sys.stdout.write(f"{job.id}\n")
-    sys.stdout.flush()
     if done.was_closed:
-        say(
-            f"A job with this key exists: {job.id} with {counted(job.counts.total, 'item')}, {job.state}. Nothing was "
-            "added, and its priority and deadline stay."
-        )
+        state = f" with {counted(job.counts.total, 'item')}, {job.state}" if job is not None else ""
+        say(f"A job with this key exists: {done.job_id}{state}. Nothing was added, and its priority and deadline stay.")
     else:
-        continued = "" if done.is_new else f" in all, with those that {job.id} had before"
-        rejected = f", {done.rejected:,} rejected (`ballast results {job.id}{place.options}` lists the errors)"
+        continued = "" if done.is_new else f" in all, with those that {done.job_id} had before"
+        rejected = f", {done.rejected:,} rejected (`ballast results {done.job_id}{place.options}` lists the errors)"
         say(f"{counted(done.accepted, 'item')} of {file} accepted{continued}{rejected if done.rejected else ''}.")
-    if outlook and job.deadline is not None:
-        say(f"Deadline {spoken(job.deadline, time.time())}. {_ANSWERS[outlook[0]]}: {outlook[1]}.")
+        if not done.is_new and job is not None:
+            until = "no deadline" if deadline is None else f"its deadline, {spoken(deadline, time.time())}"
+            say(f"The job keeps its priority, {job.priority}, and {until}: a repetition does not change them.")
+    if outlook and deadline is not None:
+        say(f"Deadline {spoken(deadline, time.time())}. {_ANSWERS[outlook[0]]}: {outlook[1]}.")
         if outlook[0] in {Outlook.AT_RISK, Outlook.NO}:
-            say(f"Results until then are kept. `ballast cancel {job.id}{place.options}` cancels the job.")
+            say(f"Results until then are kept. `ballast cancel {done.job_id}{place.options}` cancels the job.")

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ballast_cli.connection import AsJson, CaFile, PasswordFile, Place, QueueName, RedisUrl, open_queue
-from ballast_cli.console import examples, print_json, stdout
+from ballast_cli.console import examples, print_json, printable, stdout
 from ballast_cli.jobs import COLUMNS, RIGHT, row
 from ballast_openai.errors import counted
 from ballast_queue.job import Job
@@ -38,14 +38,17 @@ class View:
     stats: QueueStats
     workers: tuple[WorkerStatus, ...]
     jobs: tuple[Job, ...]
-    """Jobs that are not over. Jobs that will miss their deadline come first, then the order is that of submission."""
+    """Jobs that are not over, at most `MOST_ACTIVE`. Those that will miss their deadline come first, then the order is
+    that of submission."""
+    note: str = ""
+    """A sentence after a space, for a queue that nothing named."""
 
     @classmethod
-    def read(cls, queue: Queue, name: str) -> View:
+    def read(cls, queue: Queue, name: str, note: str = "") -> View:
         """Read the view from Redis."""
         active = sorted(queue.jobs.active(), key=lambda job: (not job.is_at_risk, job.created, job.id))
         workers = tuple(sorted(queue.workers.statuses(), key=lambda worker: worker.worker_id))
-        return cls(name, queue.stats(), workers, tuple(active))
+        return cls(name, queue.stats(), workers, tuple(active), note)
 
     def as_json(self) -> dict[str, Any]:
         """Return the view as JSON. This form is stable."""
@@ -76,7 +79,7 @@ def top(
     place = Place.of(redis_url, queue, password_file, ca_file=ca_file)
     console = stdout()
     with open_queue(place) as connected:
-        view = View.read(connected, place.queue)
+        view = View.read(connected, place.queue, place.note)
         if as_json:
             print_json(view.as_json())
         elif once or not console.is_terminal:
@@ -86,14 +89,14 @@ def top(
             with Live(rendered(view), console=console, screen=True, auto_refresh=False) as live:
                 while True:
                     time.sleep(interval)
-                    live.update(rendered(View.read(connected, place.queue)), refresh=True)
+                    live.update(rendered(View.read(connected, place.queue, place.note)), refresh=True)
 
 
 def plain(view: View) -> list[str]:
     """Return the view as lines without color."""
     lines = [_queue_line(view)]
     if not view.workers:
-        lines.append(_NO_WORKERS)
+        lines.append(_no_workers(view))
     for worker in view.workers:
         lines.append(_worker_line(worker))
         lines.append(f"  slots    {bar(worker, 40)}  {_slots(worker)}")
@@ -104,14 +107,14 @@ def plain(view: View) -> list[str]:
         f"job {job.id}  {job.tenant}  {job.state}  {job.counts.done:,}/{job.counts.total:,}  {row(job, now)[-1]}"
         for job in view.jobs[:_MOST_JOBS]
     )
-    return lines
+    return [printable(line) for line in [*lines, *_more(view)]]
 
 
 def rendered(view: View) -> RenderableType:
     """Return the view for a terminal."""
     parts: list[RenderableType] = [Text(_queue_line(view), style="bold")]
     if not view.workers:
-        parts.append(Text(_NO_WORKERS, style="yellow"))
+        parts.append(Text(_no_workers(view), style="yellow"))
     for worker in view.workers:
         parts.append(Text(f"\n{_worker_line(worker)}"))
         parts.append(Text("  slots    ").append_text(_coloured(worker, 48)).append(f"  {_slots(worker)}"))
@@ -123,13 +126,24 @@ def rendered(view: View) -> RenderableType:
             table.add_column(column, justify="right" if column in RIGHT else "left", no_wrap=True)
         table.columns[0].min_width = max(len(job.id) for job in view.jobs[:_MOST_JOBS])  # users copy the id
         for job in view.jobs[:_MOST_JOBS]:
-            table.add_row(*row(job, view.stats.at))
-        parts += [Text(""), table]
+            table.add_row(*(Text(printable(cell)) for cell in row(job, view.stats.at)))  # text of tenants is no markup
+        parts += [Text(""), table, *map(Text, _more(view))]
     parts.append(Text("\nCtrl-C exits.", style="dim"))
     return Group(*parts)
 
 
-_NO_WORKERS = "No worker has published its status to this queue. The state of its workers is unknown (not idle)."
+def _no_workers(view: View) -> str:
+    note = "" if view.jobs else view.note
+    return f"No worker has published its status to this queue. The state of its workers is unknown (not idle).{note}"
+
+
+def _more(view: View) -> list[str]:
+    """Return a line if the queue has more jobs than the view shows."""
+    num_active = sum(number for state, number in view.stats.jobs.items() if not state.is_over)
+    num_more = num_active - min(len(view.jobs), _MOST_JOBS)
+    if num_more <= 0:
+        return []
+    return [f"{counted(num_more, 'more job is', 'more jobs are')} not over: `ballast jobs --active` lists all."]
 
 
 def bar(worker: WorkerStatus, width: int) -> str:

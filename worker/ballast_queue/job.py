@@ -116,6 +116,8 @@ class Job(_Wire):
     """When the outlook was recorded."""
     reason: str = ""
     """Why the job failed or expired, or that no worker serves its model: a sentence."""
+    key: str = ""
+    """Idempotency key of its submission. Empty: a job from an inbox, or submitted without one."""
 
     @property
     def is_at_risk(self) -> bool:

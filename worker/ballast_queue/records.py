@@ -88,6 +88,7 @@ def job_of(fields: Mapping[str, str]) -> Job:
         because=fields["because"],
         appraised=float(fields["appraised"]) or None,
         reason=fields["reason"],
+        key=fields["key"],
     )
 
 

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
 
 from ballast_queue.job import DeadLetter, Result
 from ballast_queue.jobs import Jobs
 from ballast_queue.records import parse, readable
 from ballast_queue.store import Store
 
+_T = TypeVar("_T")
 PAGE = 200
 """Results read in one call, unless they are long."""
+
+
+class Attempt(Protocol):
+    """Makes a call of Redis, and may repeat it."""
+
+    def __call__(self, call: Callable[[], _T], /) -> _T:
+        """Return the result of the call."""
+
+
+def once(call: Callable[[], _T], /) -> _T:
+    """Make a call and do not repeat it."""
+    return call()
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +36,13 @@ class Results:
     _store: Store
     _jobs: Jobs
 
-    def read(self, job_id: str, *, follow: bool = False, poll_seconds: float = 1.0) -> Iterator[Result]:
+    def read(
+        self, job_id: str, *, follow: bool = False, poll_seconds: float = 1.0, attempt: Attempt = once
+    ) -> Iterator[Result]:
         """Yield the results in the order of completion. With `follow`, continue until the job is over.
 
         A redrive removes the error results of the items that it puts back. A reader that has seen them also gets the
-        items' new results.
+        items' new results. `attempt` makes each call after the first one.
 
         Raises:
             JobNotFound: there is no such job, or it was deleted during the call.
@@ -35,15 +52,15 @@ class Results:
         while True:
             # Read the state first: a job that is over at this point has all results of its items. Only a line that
             # comes later adds one, its refusal, which no reader waits for.
-            is_over = follow and self._jobs.get(job_id).state.is_over
-            while page := self._store.call(self._store.functions.results(job_id, seen, PAGE)):
+            is_over = follow and attempt(partial(self._jobs.get, job_id)).state.is_over
+            while page := attempt(partial(self._store.call, self._store.functions.results(job_id, seen, PAGE))):
                 seen = page[-2]
                 for text in page[1::2]:
                     yield _result(text, job_id)
             if not follow or is_over:
                 self._jobs.get(job_id)  # the last page of a job that was deleted meanwhile is empty, too
                 return
-            self._store.connection.wait_for_entry(key, seen, poll_seconds)
+            attempt(partial(self._store.connection.wait_for_entry, key, seen, poll_seconds))
 
     def dead_letters(self, job_id: str | None = None) -> Iterator[DeadLetter]:
         """Yield the dead letters of one job, or of all jobs."""

@@ -6,7 +6,6 @@ import asyncio
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from uuid import uuid4
 
 from starlette.applications import Starlette
@@ -29,6 +28,7 @@ from ballast_worker.openai import Body, Caller
 from ballast_worker.openapi import description
 from ballast_worker.requests import RequestOutcome, RequestTiming
 from ballast_worker.responses import DONE, KEEPALIVE, AnswerBuffer, ResponseFormat, error_event, model_card, model_list
+from ballast_worker.version import installed
 from ballast_worker.worker import Worker
 
 log = Log(__name__)
@@ -252,11 +252,7 @@ class ReadRoutes:
 
     async def version(self, _: Request) -> Response:
         """Return the version of Ballast."""
-        try:
-            number = version("ballast")
-        except PackageNotFoundError:
-            number = "unknown"
-        return Response(compact({"version": number}), media_type=JSON)
+        return Response(compact({"version": installed("ballast") or "unknown"}), media_type=JSON)
 
     async def status(self, _: Request) -> Response:
         """Return the status of the worker, without tenants."""

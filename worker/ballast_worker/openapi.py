@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
@@ -11,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 from ballast_openai.body import CHAT_URL, COMPLETIONS_URL, ChatBody, CompletionBody
 from ballast_worker.http_exchange import compact
 from ballast_worker.tenancy import CLASS_HEADER, PRIORITY_HEADER, TENANT_HEADER, TPOT_HEADER, TTFT_HEADER
+from ballast_worker.version import installed
 
 _REFUSALS = {
     "400": "The request is wrong. The message names the field, and what was expected.",
@@ -61,7 +61,7 @@ def document() -> dict[str, Any]:
     _, schemas = models_json_schema(models, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Ballast worker", "version": _version()},
+        "info": {"title": "Ballast worker", "version": installed("ballast") or "unknown"},
         "paths": {
             COMPLETIONS_URL: {"post": _generate("CompletionBody", "text_completion")},
             CHAT_URL: {"post": _generate("ChatBody", "chat.completion")},
@@ -122,10 +122,3 @@ def _read(text: str, *refusals: str, media: str = "application/json") -> dict[st
 def _refusal(status: str) -> dict[str, Any]:
     schema = {"$ref": "#/components/schemas/Error"}
     return {"description": _REFUSALS[status], "content": {"application/json": {"schema": schema}}}
-
-
-def _version() -> str:
-    try:
-        return version("ballast")
-    except PackageNotFoundError:
-        return "unknown"

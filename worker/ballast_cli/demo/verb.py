@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ import typer
 
 from ballast_cli.console import examples, say, stderr
 from ballast_cli.errors import CliError
+from ballast_cli.interrupts import interruptible
 from ballast_cli.processes import LOCAL_INSTALL, require_worker_parts
 from ballast_cli.sim_options import check_output, write_json
 from ballast_cli.version import versions
@@ -117,7 +117,7 @@ def play(plan: DemoPlan, out: Path, *, keep: bool) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     work = Path(mkdtemp(prefix="run-", dir=out.resolve()))
     try:
-        with _interruptible(), _telling(plan.total_seconds) as tell:
+        with interruptible(), _telling(plan.total_seconds) as tell:
             record = _perform(plan, work, tell)
     except Exception:
         keep = True  # the logs of the worker and of Valkey show the cause
@@ -143,20 +143,6 @@ def _perform(plan: DemoPlan, work: Path, tell: Callable[[str], None]) -> DemoRec
     tell("Starting Valkey and a worker")
     with DemoStack.up(work, slots=plan.slots, threads=plan.threads) as stack:
         return asyncio.run(Demo(stack, plan, words, tell).run())
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Handle SIGTERM as Ctrl-C, so that all processes stop in order."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

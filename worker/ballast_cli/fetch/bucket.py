@@ -54,7 +54,8 @@ class Bucket:
             ]
             if not listed:
                 raise NotFound(f"{place}: no object under this prefix. Name the prefix that contains {place.config}.")
-            files = tuple(self._with_digest(file) for file in select(listed, str(place), place.config))
+            selected = select(listed, str(place), place.config, self.read)
+            files = tuple(map(self._with_digest, selected))
         tagged = (File(file.name, file.size, self._tags[file.name]) for file in files)
         return ModelFiles(str(place), version_of(tagged), files, self.origin)
 
@@ -64,10 +65,11 @@ class Bucket:
         return File(file.name, file.size, best_digest(head))
 
     @contextmanager
-    def read(self, file: File, start: int) -> Iterator[Iterator[bytes]]:
+    def read(self, file: File, start: int = 0) -> Iterator[Iterator[bytes]]:
         """Stream a listed object from an offset."""
         options = {"Range": f"bytes={start}-"} if start else {}
-        options |= {"IfMatch": self._tags[file.name]}
+        if tag := self._tags.get(file.name):
+            options |= {"IfMatch": tag}
         with self._sentences():
             body = self._client.get_object(Bucket=self._location.root, Key=self._key(file.name), **options)["Body"]
             with body:

@@ -60,10 +60,10 @@ class Hub:
         if not info.sha or not re.fullmatch(r"[0-9a-f]{7,64}", info.sha):
             raise CliError(f"{place}: the hub named no commit, so versions cannot be told apart. Try again later.")
         self._commit = info.sha
-        return ModelFiles(str(place), info.sha, select(listed, str(place), place.config), self.origin)
+        return ModelFiles(str(place), info.sha, select(listed, str(place), place.config, self.read), self.origin)
 
     @contextmanager
-    def read(self, file: File, start: int) -> Iterator[Iterator[bytes]]:
+    def read(self, file: File, start: int = 0) -> Iterator[Iterator[bytes]]:
         """Stream a file of the resolved commit from an offset."""
         url = hf_hub_url(self._location.root, file.name, revision=self._commit, endpoint=self._endpoint)
         headers = build_hf_headers(token=self._token) | {"Accept-Encoding": "identity"}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from glob import escape
 from typing import IO, Protocol
 
 from ballast_cli.errors import CliError
@@ -16,8 +18,10 @@ from ballast_cli.fetch.directory import is_plain, is_safe
 WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 """Files that an engine reads. Other directories, other weight formats, and pictures are not downloaded."""
 MODULES = "modules.json"
-MODULE_FILES = ("[0-9]*_*/config.json", "[0-9]*_*/*.safetensors")
+MODULE_FILES = ("config.json", "*.safetensors")
 """Files of a sentence-transformers module. It has a directory, such as `1_Pooling`, which `modules.json` names."""
+_MOST_MODULES = 1 << 20
+"""Bytes of the largest `modules.json` that is read."""
 NEVER = ("consolidated*",)
 """A second copy of the weights in another layout."""
 _PIECE = 1 << 20
@@ -31,6 +35,9 @@ class File:
     size: int | None
     """None: the source announces no size."""
     digest: str = ""
+
+
+Read = Callable[[File], AbstractContextManager[Iterator[bytes]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +67,11 @@ class ModelFiles:
         return hashlib.sha256(json.dumps([self.origin, self.version, files]).encode()).hexdigest()
 
 
-def select(files: Iterable[File], source: str, config: str = "config.json") -> tuple[File, ...]:
-    """Return the files that an engine reads.
+def select(files: Iterable[File], source: str, config: str, read: Read) -> tuple[File, ...]:
+    """Return the files that an engine reads. `read` streams the content of a file of the source.
 
     Raises:
-        CliError: the file `config` or the weights are missing.
+        CliError: the file `config` or the weights are missing, or `modules.json` names no modules.
     """
     listed = sorted(files, key=lambda file: file.name)
     plain = [file for file in listed if is_plain(file.name) and _matches(file, WANTED) and not _matches(file, NEVER)]
@@ -77,8 +84,32 @@ def select(files: Iterable[File], source: str, config: str = "config.json") -> t
             "*.safetensors, or convert the weights to safetensors."
         )
     if MODULES in names:
-        plain += [file for file in listed if is_safe(file.name) and _matches(file, MODULE_FILES)]
+        with read(plain[names.index(MODULES)]) as pieces:
+            folders = _folders(pieces, source)
+        patterns = [f"{escape(folder)}/{pattern}" for folder in folders for pattern in MODULE_FILES]
+        plain += [file for file in listed if is_safe(file.name) and _matches(file, patterns)]
     return tuple(plain)
+
+
+def _folders(pieces: Iterable[bytes], source: str) -> list[str]:
+    """Return the directories in a `modules.json`. The module without one is in the directory of the model.
+
+    Raises:
+        CliError: the file is too long, or no list of modules, or a directory is not one in that of the model.
+    """
+    text = b""
+    for piece in pieces:
+        text += piece
+        if len(text) > _MOST_MODULES:
+            raise CliError(f"{source}: {MODULES} has more than {_MOST_MODULES:,} bytes. Correct the file.")
+    try:
+        found = [module["path"].rstrip("/") for module in json.loads(text)]
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        raise CliError(f"{source}: {MODULES} is no list of modules, each with a path. Correct the file.") from None
+    for folder in filter(None, found):
+        if not is_plain(folder):
+            raise CliError(f"{source}: {MODULES} names {folder!r}, which is no name of a folder. Correct the file.")
+    return [folder for folder in found if folder]
 
 
 def _matches(file: File, patterns: Iterable[str]) -> bool:

@@ -94,7 +94,10 @@ def download(
         CliError: the disk is full or not writable, or the source failed.
     """
     _check_announced(model, max_bytes)
-    with _disk_errors(path), ExitStack() as stack:
+    advice = "Free some space, or use a larger volume."
+    if is_shared:
+        advice += f" {path.parent} keeps each version that was fetched: delete those that no pod uses."
+    with _disk_errors(path, advice), ExitStack() as stack:
         path.mkdir(parents=True, exist_ok=True)
         directory = stack.enter_context(Directory.open(path, is_shared=is_shared))
         busy = f"Another process is downloading to {path}. Waiting for it."
@@ -108,7 +111,8 @@ def download(
         missing = [file for file in model.files if file.name not in kept]
         outdated = {file.name for file in missing} | (before.files.keys() - {file.name for file in model.files})
         present = sum(each.size for each in kept.values())
-        counter = _Counter(present, advance, limit=_limit(directory, missing, outdated, present, max_bytes))
+        limit = _limit(directory, missing, outdated, present, max_bytes=max_bytes, advice=advice)
+        counter = _Counter(present, advance, limit=limit)
         if not is_resumed:
             outdated |= {f"{file.name}{_PART}" for file in missing if not file.digest}
         for name in outdated:
@@ -226,7 +230,9 @@ class _Counter:
             raise CliError("Stopped.")
 
 
-def _limit(directory: Directory, missing: list[File], outdated: set[str], present: int, max_bytes: int | None) -> int:
+def _limit(
+    directory: Directory, missing: list[File], outdated: set[str], present: int, *, max_bytes: int | None, advice: str
+) -> int:
     """Return the most bytes that the directory may hold after the outdated files are removed.
 
     Raises:
@@ -237,8 +243,8 @@ def _limit(directory: Directory, missing: list[File], outdated: set[str], presen
     free = shutil.disk_usage(directory.path).free + sum(map(directory.size, outdated))
     if needed > free:
         raise CliError(
-            f"{directory.path} has {_size(free)} free, but the model needs {_size(needed)} more. Free some space, or "
-            "use a larger volume. Downloaded parts are kept."
+            f"{directory.path} has {_size(free)} free, but the model needs {_size(needed)} more. {advice} "
+            "Downloaded parts are kept."
         )
     most = present + parts + free
     return most if max_bytes is None else min(most, max_bytes)
@@ -325,15 +331,12 @@ def _append(pieces: Iterator[bytes], opened: IO[bytes], model: ModelFiles, file:
 
 
 @contextmanager
-def _disk_errors(directory: Path) -> Iterator[None]:
+def _disk_errors(directory: Path, advice: str = "Free some space.") -> Iterator[None]:
     try:
         yield
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise CliError(
-                f"The disk of {directory} is full. Free some space, or use a larger volume. Then run the command again "
-                "to resume."
-            ) from None
+            raise CliError(f"The disk of {directory} is full. {advice} Then run the command again.") from None
         if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
             raise Usage(
                 f"Cannot write to {directory} ({error.strerror}). Name a directory that you can write to."

@@ -34,7 +34,10 @@ TargetDir = Annotated[
 Revision = Annotated[str, typer.Option(help="Branch, tag, or commit of a hub repository. The default is main.")]
 Cache = Annotated[
     Path | None,
-    typer.Option(help="Keep the files here, one directory for each version, and make DIR a link.", show_default=False),
+    typer.Option(
+        help="Keep the files here, one directory for each version, and make DIR a link. No version is deleted.",
+        show_default=False,
+    ),
 ]
 Anonymous = Annotated[bool, typer.Option("--anonymous", help="Read a public bucket without credentials.")]
 Adapter = Annotated[bool, typer.Option("--adapter", help="The files are a LoRA adapter, with adapter_config.json.")]
