@@ -569,6 +569,20 @@ async def test_an_item_that_cannot_go_on_starts_again_and_its_tokens_count_as_co
     assert request.sampling_params.extra_args["ballast"]["num_computed"] == 4
 
 
+async def test_the_computed_tokens_of_an_item_are_divided_between_its_requests(fed, as_item):
+    async with running() as first:
+        await submit(fed, [as_item("a", prompt=["Once"] * 4)])
+        await first.sent("r4")
+        first.engine.give("r1", 11)
+        await first.server.drain.run()
+    async with running() as second:
+        await second.sent("r4")
+        places = [request.sampling_params.extra_args["ballast"] for request in second.engine.sent.values()]
+        await second.server.drain.run()
+
+    assert [place.get("num_computed", 0) for place in places] == [3, 1, 0, 0]
+
+
 async def test_an_item_starts_again_when_the_arguments_of_vllm_changed(fed, as_item, variables):
     async with running() as first:
         await submit(fed, [as_item("a")])

@@ -72,8 +72,12 @@ class Call:
     prefix_key: int | None = None
     generated: tuple[int, ...] = ()
     """Tokens that an earlier attempt generated."""
+    num_expected: int = 1
+    """Requests that vLLM makes of it."""
     num_computed: int = 0
     """Tokens that earlier attempts computed."""
+    num_taken: int = 0
+    """Those of them that `take_computed` has returned."""
     requests: list[EngineRequest] = field(default_factory=list)
     last_at: float | None = None
     """When the newest output came."""
@@ -113,8 +117,19 @@ class Call:
             return FinishReason.FAILED if is_dead else FinishReason.ABORTED
         return FinishReason.LENGTH if any(request.is_cut for request in self.requests) else FinishReason.STOP
 
-    def place(self, body_priority: int) -> RequestPlace:
-        """Return the place of its requests in the policy. `body_priority` is vLLM's: lower is more urgent."""
+    def take_computed(self, num_prompt: int) -> int:
+        """Return how many of the computed tokens belong to its next request. Each token is returned once.
+
+        An item keeps the sum over its requests. If it has several, each of them gets as many tokens as its prompt has,
+        until none is left.
+        """
+        left = self.num_computed - self.num_taken
+        taken = left if self.num_expected == 1 else min(left, num_prompt)
+        self.num_taken += taken
+        return taken
+
+    def place(self, body_priority: int, *, num_computed: int) -> RequestPlace:
+        """Return the place of a request in the policy. `body_priority` is vLLM's: lower is more urgent."""
         caller = self.caller
         stated = caller.priority if self.states_priority else -body_priority
         return RequestPlace(
@@ -125,7 +140,7 @@ class Call:
             tpot=caller.tpot_seconds,
             slack=self.slack,
             prefix_key=self.prefix_key,
-            num_computed=self.num_computed,
+            num_computed=num_computed,
         )
 
 

@@ -204,7 +204,7 @@ class EngineTap:
         record = EngineRequest(
             request.request_id, call, len(request.prompt_token_ids or ()), call.is_item and can_continue(request)
         )
-        place = call.place(request.priority).message()
+        place = call.place(request.priority, num_computed=call.take_computed(record.num_prompt)).message()
         if request.priority:
             request.priority = 0
         if self.isolates_tenants:

@@ -55,8 +55,6 @@ class HttpItem:
     call: Call
     seed: int
     start: Callable[[HttpItem], None]
-    num_expected: int = 1
-    """Requests that vLLM makes of it."""
     status: int = 0
     answer: Any = None
     """The decoded JSON body of the response."""
@@ -67,7 +65,7 @@ class HttpItem:
     @property
     def num_requests(self) -> int:
         if not self.has_begun:
-            return self.num_expected
+            return self.call.num_expected
         return max(1, sum(not request.is_over for request in list(self.call.requests)))
 
     @property
@@ -341,9 +339,10 @@ class HttpReader:
             slack=slack,
             prefix_key=body.prefix_key,
             generated=earlier.token_ids if earlier.model_revision == self.revision else (),
+            num_expected=body.num_requests,
             num_computed=earlier.num_computed,
         )
-        return HttpItem(request_id, claimed.url, text, call, claimed.seed, self.start, body.num_requests)
+        return HttpItem(request_id, claimed.url, text, call, claimed.seed, self.start)
 
 
 def _decode(body: bytes) -> object:
