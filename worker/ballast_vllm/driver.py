@@ -434,18 +434,17 @@ class Driver:
                 self._charge_left(record, num_tokens, record.num_computed, now)
                 continue
             num_drawn = request.num_output_tokens - record.num_output
+            is_new = record.num_computed > record.most_computed
             num_new, num_wasted = computed(record, num_tokens, now)
             if num_new or num_wasted:
                 counters.note_tokens(record, num_new, num_wasted, is_generated=False)
             if num_drawn:
-                num_accepted += num_drawn - 1
-                for _ in range(num_drawn - 1):
-                    record.num_tokens += 1
-                    record.num_computed += 1
-                    computed(record, 1, now)
+                generated[record.request_class] += is_new
+                if num_drawn > 1:
+                    num_accepted += num_drawn - 1
+                    self._charge_drafts(record, num_drawn - 1, now)
                 record.num_tokens += 1
                 record.num_output += num_drawn
-                generated[record.request_class] += num_drawn
         for request_class, num_tokens in generated.items():
             counters.classes[request_class].decode_tokens += num_tokens
         return num_accepted
@@ -464,17 +463,26 @@ class Driver:
                 record.num_computed = record.num_tokens = record.num_prompt + record.num_output
             else:
                 record.num_computed, record.num_tokens = end, max(end + 1, record.num_tokens)
+            is_new = record.num_computed > record.most_computed
             num_new, num_wasted = computed(record, num_tokens, now)
             if num_new or num_wasted:
                 counters.note_tokens(record, num_new, num_wasted, is_generated=False)
-            num_accepted += max(0, num_drawn - 1)
-            for _ in range(num_drawn - 1):
-                record.num_computed = record.num_tokens = record.num_tokens + 1
-                computed(record, 1, now)
-            record.num_output += num_drawn
-            counters.classes[record.request_class].decode_tokens += num_drawn
+            if num_drawn:
+                counters.classes[record.request_class].decode_tokens += is_new
+                if num_drawn > 1:
+                    num_accepted += num_drawn - 1
+                    self._charge_drafts(record, num_drawn - 1, now)
+                record.num_output += num_drawn
             self._resync(record, request)
         return num_accepted
+
+    def _charge_drafts(self, record: Request, number: int, now: float) -> None:
+        """Charge the accepted drafts of a request, each of which draws one more token."""
+        for _ in range(number):
+            record.num_computed = record.num_tokens = record.num_tokens + 1
+            is_new = record.num_computed > record.most_computed
+            _, num_wasted = self.host.computed(record, 1, now)
+            self.counters.tokens.note_tokens(record, 0, num_wasted, is_generated=is_new)
 
     def _charge_left(self, record: Request, num_tokens: int, end: int, now: float) -> None:
         """Charge the prompt tokens of a request that left during the step, e.g. by an abort. It gets no new token.
