@@ -287,6 +287,19 @@ async def test_a_request_that_computes_its_prompt_in_a_slot_does_not_wait(variab
         assert (first, others) == (True, [True, False])
 
 
+async def test_requests_with_an_output_that_are_preempted_wait(variables):
+    async with running() as found:
+        posts = Posts(found)
+        for number in (1, 2, 3):
+            await posts.is_accepted()
+            found.engine.give(f"r{number}", 5)
+        await reported(found, RequestClass.ONLINE, 1)
+        online = found.server.engine.stats().online
+        await posts.end()
+
+    assert (online.running, online.waiting) == (1, 2)
+
+
 @pytest.mark.parametrize("num_reported", [0, 1, 2])
 async def test_a_burst_between_two_reports_fills_the_slots_and_the_queue_and_not_more(variables, num_reported):
     variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "3")

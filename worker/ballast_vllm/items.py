@@ -99,19 +99,29 @@ class VllmEngine:
     def __init__(self, tap: EngineTap, stats: EngineStats, policy: PolicyConfig) -> None:
         self.policy = policy
         self.items: dict[str, HttpItem] = {}
-        self.latest = stats
-        """The figures of the scheduler at the last poll."""
         self._tap = tap
+        self.take(stats)
         self.hang_up: Callable[[Sequence[str]], None] = lambda _: None
 
+    def take(self, stats: EngineStats) -> None:
+        """Keep the figures that the scheduler reports now."""
+        begun = self._tap.num_begun
+        # If more requests have an output than hold a slot, the others are preempted.
+        self._num_preempted = {c: max(0, begun[c] - stats.of(c).running - stats.of(c).parked) for c in RequestClass}
+        self.latest = stats
+
     def stats(self) -> EngineStats:
-        """Return the figures of the last poll, with the requests of each class as they are now."""
+        """Return the figures of the last poll, with the requests of each class as they are now.
+
+        A request that had its first output since then holds a slot.
+        """
         found, tap = self.latest, self._tap
         classes = {}
         for request_class in RequestClass:
             of = found.of(request_class)
             num_live = tap.num_live[request_class]
-            residents = min(num_live, max(of.running + of.parked, tap.num_begun[request_class]))
+            num_begun = tap.num_begun[request_class] - self._num_preempted[request_class]
+            residents = min(num_live, max(of.running + of.parked, num_begun))
             parked = min(of.parked, residents)
             classes[request_class] = replace(
                 of, running=residents - parked, parked=parked, waiting=num_live - residents

@@ -334,7 +334,7 @@ class VllmServer:
         except EngineDead:
             return  # `_watch` reports it
         self._num_steps = found["steps"]
-        self.engine.latest = engine_stats(found)
+        self.engine.take(engine_stats(found))
         for record in steps(found):
             self._step_metrics.add(record)
 
