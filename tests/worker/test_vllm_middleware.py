@@ -544,9 +544,10 @@ async def test_items_with_many_prompts_are_claimed_as_their_requests_get_slots(f
             for i in range(40 * ended + 2, 40 * ended + 41):
                 found.engine.give(f"r{i}", 5, reason="stop")
         await _leave(found)
-        counts = fed.jobs.get(job_id).counts
+        counts, recorder = fed.jobs.get(job_id).counts, found.server.feeder.recorder
 
     assert set(held) == {2}, "one that has begun, and one ahead"
+    assert not sum(recorder.tpot["offline"].counts), "no answer has a second token"
     assert (counts.succeeded, counts.waiting, counts.failed) == (3, 27, 0)
 
 

@@ -41,11 +41,24 @@ class EngineRequest:
     num_output: int = 0
     token_ids: list[int] = field(default_factory=list)
     """What it computed of its output, if it can be continued."""
-    is_begun: bool = False
+    first_at: float | None = None
+    """When its first output came."""
+    last_at: float = 0.0
+    """When its newest output came."""
     is_over: bool = False
     is_aborted: bool = False
     is_cut: bool = False
     """Whether its limit of tokens ended it."""
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether it has an output."""
+        return self.first_at is not None
+
+    @property
+    def decode_seconds(self) -> float:
+        """Return the time between its first and its newest output."""
+        return 0.0 if self.first_at is None else self.last_at - self.first_at
 
     @property
     def is_counted(self) -> bool:
@@ -97,6 +110,12 @@ class Call:
     def num_output(self) -> int:
         """Tokens of the longest answer of the call."""
         return max((request.num_output for request in self.requests), default=0)
+
+    @property
+    def slowest(self) -> tuple[float, int]:
+        """Return the time from first to last token, and the tokens, of the answer with the largest TPOT."""
+        answers = [(request.decode_seconds, request.num_output) for request in self.requests if request.num_output > 1]
+        return max(answers, key=lambda answer: answer[0] / (answer[1] - 1), default=(0.0, 1))
 
     @property
     def is_aborted(self) -> bool:

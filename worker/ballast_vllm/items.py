@@ -308,7 +308,7 @@ class HttpItemLoop:
         if item.call.timing.first_at is None and output.finish_reason is not FinishReason.FAILED:
             self.num_started += 1
         at = item.call.last_at or time.monotonic()
-        self._ended.append(Ended(output, at, item.call.timing.first_at, num_cached))
+        self._ended.append(Ended(output, at, item.call.timing.first_at, num_cached, item.call.slowest))
         self.wake_feeder()
 
 
