@@ -761,12 +761,14 @@ async def test_requests_that_ballast_refuses_are_counted(variables, tmp_path):
     async with running() as found:
         for headers, status in refused:
             assert (await found.client.post("/v1/completions", json=BODY, headers=headers)).status_code == status
-        assert (await found.client.get("/v1/models")).status_code == 401, "not a request to the model"
-        for path, body, status in (("/tokenize", BODY, 404), ("/v1/completions", BODY | {"max_tokens": 0}, 400)):
-            assert (await found.client.post(path, json=body, headers=known)).status_code == status
+        invalid = await found.client.post("/v1/completions", json=BODY | {"max_tokens": 0}, headers=known)
+        for path in ("/tokenize", "/nothing", "/v1/models"):
+            others = [await found.client.post(path, json=BODY, headers=headers) for headers in ({}, known)]
+            assert [other.status_code for other in others] == [401, 405 if path == "/v1/models" else 404]
         outcomes = found.server.recorder.outcomes
 
-    assert {key: count for key, count in outcomes.items() if count} == {("online", "invalid"): len(refused) + 2}
+    assert invalid.status_code == 400
+    assert {key: count for key, count in outcomes.items() if count} == {("online", "invalid"): len(refused) + 1}
     assert found.engine.sent == {}
     assert found.server.tap.num_online == 0, "the load of the server"
 

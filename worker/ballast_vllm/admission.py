@@ -106,8 +106,7 @@ class Admission:
 
     def end(self, call: Call, status: int | None, *, is_complete: bool) -> None:
         """Count an HTTP request that ended. `status` is that of the response, None without one."""
-        self.calls.discard(call)
-        self._tap.end(call)
+        self.forget(call)
         if status is not None and status >= 400:
             self._server.recorder.refused(call.request_class, outcome_of(status))
             return

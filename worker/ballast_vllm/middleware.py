@@ -41,7 +41,9 @@ log = Log(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/version", "/openapi.json", "/ballast/status"})
 """Paths that need no API key."""
-UNQUEUED = re.compile(r"/((de)?tokenize|ping|.*/(count_tokens|(de)?render)|v1/responses/[^/]+/cancel)")
+UNQUEUED = re.compile(
+    r"/((de)?tokenize|ping|.*/(count_tokens|(de)?render)|v1/responses/[^/]+/cancel|v1/(un)?load_lora_adapter)"
+)
 """Paths of POST requests that EngineCore does not see."""
 STREAMED_INPUT = "Ballast does not support streamed input. Send the whole input to a route that takes POST requests."
 BACKGROUND = "Ballast does not support responses in the background. Leave out the field, or submit a job."
@@ -134,6 +136,7 @@ class BallastMiddleware:
         scope, receive, send = asgi
         path, headers = _path(scope), exchange.headers
         timing = RequestTiming(RequestClass.ONLINE, time.monotonic())
+        is_queued = UNQUEUED.fullmatch(path) is None
         try:
             if path not in OPEN_PATHS:
                 server.tenancy.check_key(headers)
@@ -152,7 +155,8 @@ class BallastMiddleware:
                 server.admission.check_queue(caller)
             server.admission.check_open()  # again, because a long body takes time
         except Refused as refused:
-            server.recorder.refused(timing.request_class, _outcome(refused))
+            if is_queued and server.has_route(scope):
+                server.recorder.refused(timing.request_class, _outcome(refused))
             raise
         call = Call(
             caller,
@@ -174,7 +178,11 @@ class BallastMiddleware:
                 raise
         finally:
             refusal = call.refused if passed.status is None else None
-            server.admission.end(call, refusal.status if refusal else passed.status, is_complete=passed.is_complete)
+            status = refusal.status if refusal else passed.status
+            if status is None or status < 400 or (is_queued and server.has_route(scope)):
+                server.admission.end(call, status, is_complete=passed.is_complete)
+            else:
+                server.admission.forget(call)
         if refusal is not None:
             raise refusal
         if passed.status is None and passed.gone.is_set():

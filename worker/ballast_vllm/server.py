@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from starlette.types import ASGIApp
+from starlette.routing import Match
+from starlette.types import ASGIApp, Scope
 
 from ballast_api.errors import InvalidConfig
 from ballast_api.worker_config import WorkerConfig
@@ -300,6 +301,10 @@ class VllmServer:
     def is_ready(self) -> bool:
         """Whether the server accepts new requests."""
         return self.failure is None and not self.is_draining
+
+    def has_route(self, scope: Scope) -> bool:
+        """Return whether vLLM has a route for a request."""
+        return any(route.matches(scope)[0] is Match.FULL for route in self._app.routes)
 
     def status(self) -> WorkerStatus:
         """Return the status now."""

@@ -146,11 +146,18 @@ def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_its_request(servin
 
 
 def test_a_request_that_enginecore_cannot_get_is_refused_and_does_not_wait(serving):
+    invalid = 'ballast_requests_total{class="online",outcome="invalid"}'
+    before = serving.series().get(invalid, 0.0)
+
     with serving.client(headers=LAB) as client:
         response = client.post("/v1/completions", json={**BODY, "temperature": 1, "top_k": 2**64})
+        other = client.post("/nothing", json=BODY)
 
+    series = serving.series()
     assert (response.status_code, response.json()["error"]["message"]) == (400, OVERFLOW)
-    assert serving.series()['ballast_requests_waiting{class="online"}'] == 0
+    assert other.status_code == 404
+    assert series[invalid] == before + 1, "only the request to the model"
+    assert series['ballast_requests_waiting{class="online"}'] == 0
 
 
 @pytest.mark.parametrize("more", [{}, {"prompt": ["a", "b"], "n": 2, "temperature": 1}], ids=["one", "four answers"])
