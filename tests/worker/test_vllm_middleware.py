@@ -833,6 +833,16 @@ async def test_a_body_counts_with_its_objects_until_its_response_ends(variables)
     assert alone.status_code == 200, "a body whose objects exceed the limit passes alone"
 
 
+@pytest.mark.parametrize(("number", "status"), [(3, 200), (4, 400)])
+async def test_a_call_with_too_many_conversations_is_refused_before_vllm_renders_them(variables, number, status):
+    variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "1")
+    body = {"messages": [[{"role": "user", "content": "Hi"}]] * number}
+    async with running() as found, before_app(found.server, accept) as client:
+        response = await client.post("/v1/chat/completions/batch", json=body)
+
+    assert response.status_code == status
+
+
 @pytest.mark.parametrize(
     ("fields", "status"),
     [
