@@ -251,7 +251,7 @@ def test_the_step_record_says_what_was_computed(bench_of: Make, generation: Make
     assert kinds == [(StepKind.PREFILL, 8), (StepKind.PREFILL, 8), (StepKind.PREFILL, 4)]
     assert (record.kind, record.num_prefill, record.num_decode) == (StepKind.MIXED, 3, 1)
     assert [admission.request_id for admission in record.admissions] == ["b"]
-    assert record.seconds > record.run_seconds > 0
+    assert record.seconds > 0
 
 
 def test_counts_by_class_follow_requests(bench_of: Make, generation: Make) -> None:

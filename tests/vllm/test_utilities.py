@@ -54,7 +54,6 @@ def test_each_step_is_reported_once(tiny_model):
     assert [(step.num_prefill, step.num_decode) for step in steps(second)] == [(0, 1), (0, 1)]
     (admission,) = next(iter(steps(first))).admissions
     assert (admission.request_class, admission.num_tokens, admission.num_cached) == (ONLINE, 40, 0)
-    assert next(iter(steps(first))).budget_seconds == inf
 
 
 def test_a_configuration_is_in_force_at_the_next_step(tiny_model):
@@ -206,11 +205,15 @@ def test_an_id_may_be_used_again_after_an_abort(tiny_model):
     core.check_idle()
 
 
-def test_work_of_an_earlier_attempt_counts_as_wasted(tiny_model):
-    core = BareCore(tiny_model)
-    core.add("offline", prompt=64, output=4, num_computed=40)
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(("num_computed", "prefill", "decode"), [(40, 24, 4), (66, 0, 1)])
+def test_work_of_an_earlier_attempt_counts_as_wasted(tiny_model, num_computed, prefill, decode, is_async):
+    core = BareCore(tiny_model, is_async=is_async)
+    core.add("offline", prompt=64, output=4, num_computed=num_computed)
     while not core.is_idle:
         core.step()
 
-    found = core.scheduler.ballast_stats()["classes"]["offline"]
-    assert (found["prefill_tokens"], found["wasted_tokens"], found["decode_tokens"]) == (24, 40, 4)
+    stats = engine_stats(core.scheduler.ballast_stats())
+    found = stats.offline
+    assert (found.prefill_tokens, found.decode_tokens, found.wasted_tokens) == (prefill, decode, num_computed)
+    assert stats.service == {(OFFLINE, "default"): prefill + 2 * decode}

@@ -143,9 +143,7 @@ class SerialEngine:
         self._counts["steps"] += 1
         self._tokens[request.request_class] += 1
         self._service[request.request_class, request.tenant] += 2
-        self.last_step = StepRecord(
-            StepKind.PREFILL, seconds, seconds, 0.0, float("inf"), request.num_tokens, 0, admissions
-        )
+        self.last_step = StepRecord(StepKind.PREFILL, seconds, 0.0, request.num_tokens, 0, admissions)
         reason = sequence.find_end()
         if reason is not None:
             return [self._end(sequence, reason)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import openai
 import pytest
 
@@ -254,20 +252,6 @@ def tool_model(model_dir, tmp_path_factory):
         "{% endfor %}{% if loud %}LOUD{% endif %}"
     )
     return directory
-
-
-def test_a_client_that_leaves_before_the_answer_frees_its_slot(serving, eventually) -> None:
-    async def leave() -> None:
-        async with openai.AsyncOpenAI(base_url=f"{serving.url}/v1", api_key="none") as client:
-            options = {"model": "tiny", "prompt": PROMPT, "max_tokens": 2000, "extra_body": {"ignore_eos": True}}
-            asked = asyncio.create_task(client.completions.create(**options))
-            while not serving.worker.engine.stats().online.running:  # noqa: ASYNC110 - the engine has a thread
-                await asyncio.sleep(0.005)
-            asked.cancel()
-
-    asyncio.run(asyncio.wait_for(leave(), 60))
-
-    eventually(serving.is_idle, "the slot of the request that nobody waits for to be free")
 
 
 def test_many_clients_at_once_get_what_they_would_get_alone(client, serving) -> None:

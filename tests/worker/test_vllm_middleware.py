@@ -289,6 +289,19 @@ async def test_a_request_that_computes_its_prompt_in_a_slot_does_not_wait(variab
         assert (first, others) == (True, [True, False])
 
 
+async def test_requests_with_an_output_that_are_preempted_wait(variables):
+    async with running() as found:
+        posts = Posts(found)
+        for number in (1, 2, 3):
+            await posts.is_accepted()
+            found.engine.give(f"r{number}", 5)
+        await reported(found, RequestClass.ONLINE, 1)
+        online = found.server.engine.stats().online
+        await posts.end()
+
+    assert (online.running, online.waiting) == (1, 2)
+
+
 @pytest.mark.parametrize("num_reported", [0, 1, 2])
 async def test_a_burst_between_two_reports_fills_the_slots_and_the_queue_and_not_more(variables, num_reported):
     variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "3")
@@ -533,9 +546,10 @@ async def test_items_with_many_prompts_are_claimed_as_their_requests_get_slots(f
             for i in range(40 * ended + 2, 40 * ended + 41):
                 found.engine.give(f"r{i}", 5, reason="stop")
         await _leave(found)
-        counts = fed.jobs.get(job_id).counts
+        counts, recorder = fed.jobs.get(job_id).counts, found.server.feeder.recorder
 
     assert set(held) == {2}, "one that has begun, and one ahead"
+    assert not sum(recorder.tpot["offline"].counts), "no answer has a second token"
     assert (counts.succeeded, counts.waiting, counts.failed) == (3, 27, 0)
 
 
@@ -573,6 +587,20 @@ async def test_an_item_that_cannot_go_on_starts_again_and_its_tokens_count_as_co
 
     assert request.prompt_token_ids == [1, 2, 3]
     assert request.sampling_params.extra_args["ballast"]["num_computed"] == 4
+
+
+async def test_the_computed_tokens_of_an_item_are_divided_between_its_requests(fed, as_item):
+    async with running() as first:
+        await submit(fed, [as_item("a", prompt=["Once"] * 4)])
+        await first.sent("r4")
+        first.engine.give("r1", 11)
+        await first.server.drain.run()
+    async with running() as second:
+        await second.sent("r4")
+        places = [request.sampling_params.extra_args["ballast"] for request in second.engine.sent.values()]
+        await second.server.drain.run()
+
+    assert [place.get("num_computed", 0) for place in places] == [3, 1, 0, 0]
 
 
 async def test_an_item_starts_again_when_the_arguments_of_vllm_changed(fed, as_item, variables):
@@ -739,12 +767,14 @@ async def test_requests_that_ballast_refuses_are_counted(variables, tmp_path):
     async with running() as found:
         for headers, status in refused:
             assert (await found.client.post("/v1/completions", json=BODY, headers=headers)).status_code == status
-        assert (await found.client.get("/v1/models")).status_code == 401, "not a request to the model"
-        for path, body, status in (("/tokenize", BODY, 404), ("/v1/completions", BODY | {"max_tokens": 0}, 400)):
-            assert (await found.client.post(path, json=body, headers=known)).status_code == status
+        invalid = await found.client.post("/v1/completions", json=BODY | {"max_tokens": 0}, headers=known)
+        for path in ("/tokenize", "/nothing", "/v1/models"):
+            others = [await found.client.post(path, json=BODY, headers=headers) for headers in ({}, known)]
+            assert [other.status_code for other in others] == [401, 405 if path == "/v1/models" else 404]
         outcomes = found.server.recorder.outcomes
 
-    assert {key: count for key, count in outcomes.items() if count} == {("online", "invalid"): len(refused) + 2}
+    assert invalid.status_code == 400
+    assert {key: count for key, count in outcomes.items() if count} == {("online", "invalid"): len(refused) + 1}
     assert found.engine.sent == {}
     assert found.server.tap.num_online == 0, "the load of the server"
 
@@ -807,6 +837,16 @@ async def test_a_body_counts_with_its_objects_until_its_response_ends(variables)
     assert [other.status_code for other in others] == [429, 200, 200, 200]
     assert after == 0
     assert alone.status_code == 200, "a body whose objects exceed the limit passes alone"
+
+
+@pytest.mark.parametrize(("number", "status"), [(3, 200), (4, 400)])
+async def test_a_call_with_too_many_conversations_is_refused_before_vllm_renders_them(variables, number, status):
+    variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "1")
+    body = {"messages": [[{"role": "user", "content": "Hi"}]] * number}
+    async with running() as found, before_app(found.server, accept) as client:
+        response = await client.post("/v1/chat/completions/batch", json=body)
+
+    assert response.status_code == status
 
 
 @pytest.mark.parametrize(

@@ -226,8 +226,7 @@ class BallastEngine:
 
     def _advance(self, running: RunningStep) -> list[Output]:
         """Compute a step to its end, or until it is interrupted."""
-        begun = self._clock()
-        self._scheduler.host.began(running.step.plan, begun)
+        self._scheduler.host.began(running.step.plan, self._clock())
         try:
             drawn = self._compute(running, self._interrupt if running.seconds_left > 0 else None)
         except Exception as error:
@@ -235,9 +234,7 @@ class BallastEngine:
             log.exception("step failed", requests=len(running.step.members))
             return self._fail(running.step.members, error)
         finally:
-            ended = self._clock()
-            self._scheduler.host.ended(ended)
-        running.run_seconds += ended - begun
+            self._scheduler.host.ended(self._clock())
         if drawn is None:
             return []
         outputs = self._finish(running.step, drawn)
@@ -373,9 +370,7 @@ class BallastEngine:
         self.last_step = StepRecord(
             kind=StepKind.DECODE if not step.chunks else StepKind.MIXED if step.decodes else StepKind.PREFILL,
             seconds=seconds,
-            run_seconds=running.run_seconds,
             predicted_seconds=step.plan.predicted_seconds,
-            budget_seconds=step.plan.budget_seconds,
             num_prefill=work.num_prefill,
             num_decode=work.num_decode,
             admissions=step.admissions,

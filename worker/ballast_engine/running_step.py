@@ -19,8 +19,6 @@ class RunningStep:
     started: float
     seconds_left: float = 0.0
     """How long the step may still be suspended for new requests; 0 forbids it."""
-    run_seconds: float = 0.0
-    """Time inside the executor so far."""
     suspended_seconds: float = 0.0
     """Time of suspension so far."""
     suspended: Suspended | None = None

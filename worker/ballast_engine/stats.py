@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import inf
 
 from ballast_engine.footprint import PhaseWork
 from ballast_policy.learning.cost import CostModel
@@ -47,12 +46,8 @@ class StepRecord:
     kind: StepKind
     seconds: float
     """From reading the inbox to recording the last token."""
-    run_seconds: float
-    """The part inside the executor."""
     predicted_seconds: float
     """0 until the cost model has samples."""
-    budget_seconds: float
-    """inf if nothing bounded the step."""
     num_prefill: int
     """Prefill tokens."""
     num_decode: int
@@ -100,7 +95,7 @@ class EngineStats:
     kv_waste_ratio: float
     """Share of the token positions in used blocks that hold no token, now."""
     kv_waste_mean_ratio: float
-    """The mean of that share over all steps."""
+    """The mean of that share over all steps; 0 inside vLLM, which does not measure it."""
     prefix_query_tokens: int
     """Tokens of admitted requests that were looked up in the prefix cache."""
     prefix_hit_tokens: int
@@ -129,5 +124,5 @@ class EngineStats:
         return self.online if request_class is RequestClass.ONLINE else self.offline
 
 
-NO_STEP = StepRecord(StepKind.DECODE, 0.0, 0.0, 0.0, inf, 0, 0)
+NO_STEP = StepRecord(StepKind.DECODE, 0.0, 0.0, 0, 0)
 """The `last_step` of an engine that has not computed a step."""

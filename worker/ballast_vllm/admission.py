@@ -106,8 +106,7 @@ class Admission:
 
     def end(self, call: Call, status: int | None, *, is_complete: bool) -> None:
         """Count an HTTP request that ended. `status` is that of the response, None without one."""
-        self.calls.discard(call)
-        self._tap.end(call)
+        self.forget(call)
         if status is not None and status >= 400:
             self._server.recorder.refused(call.request_class, outcome_of(status))
             return
@@ -116,9 +115,15 @@ class Admission:
         reason = call.ending(is_complete=is_complete, is_dead=self._tap.is_dead)
         num_prompt = sum(request.num_prompt for request in call.requests)
         ended = call.last_at or time.monotonic()
-        self._server.recorder.ended(call.timing, reason, num_prompt, call.num_output, ended)
-        if reason in {FinishReason.STOP, FinishReason.LENGTH} and call.timing.first_at is not None:
-            self._queue_limit.add_answer(ended - call.timing.first_at)
+        self._server.recorder.ended(call.timing, reason, num_prompt, call.num_output, ended, slowest=call.slowest)
+        if reason in {FinishReason.STOP, FinishReason.LENGTH}:
+            for request in call.requests:
+                self._queue_limit.add_answer(request.decode_seconds)
+
+    def forget(self, call: Call) -> None:
+        """Forget an HTTP request that ended, without counting it."""
+        self.calls.discard(call)
+        self._tap.end(call)
 
     def sample(self, stats: EngineStats, now: float) -> None:
         """Measure how fast the waiting queue moves. Call it about once a second."""

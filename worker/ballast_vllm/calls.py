@@ -41,11 +41,24 @@ class EngineRequest:
     num_output: int = 0
     token_ids: list[int] = field(default_factory=list)
     """What it computed of its output, if it can be continued."""
-    is_begun: bool = False
+    first_at: float | None = None
+    """When its first output came."""
+    last_at: float = 0.0
+    """When its newest output came."""
     is_over: bool = False
     is_aborted: bool = False
     is_cut: bool = False
     """Whether its limit of tokens ended it."""
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether it has an output."""
+        return self.first_at is not None
+
+    @property
+    def decode_seconds(self) -> float:
+        """Return the time between its first and its newest output."""
+        return 0.0 if self.first_at is None else self.last_at - self.first_at
 
     @property
     def is_counted(self) -> bool:
@@ -72,8 +85,12 @@ class Call:
     prefix_key: int | None = None
     generated: tuple[int, ...] = ()
     """Tokens that an earlier attempt generated."""
+    num_expected: int = 1
+    """Requests that vLLM makes of it."""
     num_computed: int = 0
     """Tokens that earlier attempts computed."""
+    num_taken: int = 0
+    """Those of them that `take_computed` has returned."""
     requests: list[EngineRequest] = field(default_factory=list)
     last_at: float | None = None
     """When the newest output came."""
@@ -95,6 +112,12 @@ class Call:
         return max((request.num_output for request in self.requests), default=0)
 
     @property
+    def slowest(self) -> tuple[float, int]:
+        """Return the time from first to last token, and the tokens, of the answer with the largest TPOT."""
+        answers = [(request.decode_seconds, request.num_output) for request in self.requests if request.num_output > 1]
+        return max(answers, key=lambda answer: answer[0] / (answer[1] - 1), default=(0.0, 1))
+
+    @property
     def is_aborted(self) -> bool:
         """Whether EngineCore gave up a request of the call."""
         return any(request.is_aborted for request in self.requests)
@@ -113,8 +136,19 @@ class Call:
             return FinishReason.FAILED if is_dead else FinishReason.ABORTED
         return FinishReason.LENGTH if any(request.is_cut for request in self.requests) else FinishReason.STOP
 
-    def place(self, body_priority: int) -> RequestPlace:
-        """Return the place of its requests in the policy. `body_priority` is vLLM's: lower is more urgent."""
+    def take_computed(self, num_prompt: int) -> int:
+        """Return how many of the computed tokens belong to its next request. Each token is returned once.
+
+        An item keeps the sum over its requests. If it has several, each of them gets as many tokens as its prompt has,
+        until none is left.
+        """
+        left = self.num_computed - self.num_taken
+        taken = left if self.num_expected == 1 else min(left, num_prompt)
+        self.num_taken += taken
+        return taken
+
+    def place(self, body_priority: int, *, num_computed: int) -> RequestPlace:
+        """Return the place of a request in the policy. `body_priority` is vLLM's: lower is more urgent."""
         caller = self.caller
         stated = caller.priority if self.states_priority else -body_priority
         return RequestPlace(
@@ -125,7 +159,7 @@ class Call:
             tpot=caller.tpot_seconds,
             slack=self.slack,
             prefix_key=self.prefix_key,
-            num_computed=self.num_computed,
+            num_computed=num_computed,
         )
 
 

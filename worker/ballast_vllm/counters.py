@@ -9,15 +9,12 @@ from itertools import islice
 
 from ballast_engine.counters import EngineCounters
 from ballast_engine.stats import StepRecord
-from ballast_policy.host import Host
 from ballast_policy.learning.cost import StepWork
 from ballast_policy.plan import Reason, StepPlan
 from ballast_policy.request import Request
 
 MOST_STEPS = 4096
 """Steps that are kept for the next reader. Bounds memory: a reader asks once a second."""
-SAMPLED_STEPS = 16
-"""Steps between two samples of the unused positions. Bounds the cost: a sample reads every resident."""
 
 
 @dataclass(slots=True)
@@ -72,23 +69,12 @@ class Counters:
             prefill.attended += work.prefill_context
             prefill.context += ends
 
-    def note_step(self, record: StepRecord, host: Host) -> None:
+    def note_step(self, record: StepRecord) -> None:
         """Count a step that ended."""
         self.steps += 1
         self.records.append(record)
-        if self.steps % SAMPLED_STEPS == 0:
-            unused, held = unused_positions(host)
-            self.tokens.unused_positions += unused
-            self.tokens.held_positions += held
 
     def since(self, number: int) -> Iterable[StepRecord]:
         """Return the kept steps after the step with this number."""
         num_new = min(max(0, self.steps - number), len(self.records))
         return islice(self.records, len(self.records) - num_new, None)
-
-
-def unused_positions(host: Host) -> tuple[int, int]:
-    """Return the token positions in the residents' blocks that hold no token, and all of these positions."""
-    block_tokens = host.config.block_tokens
-    held = sum([request.num_blocks for request in host.residents.values()]) * block_tokens
-    return max(0, held - sum([request.num_computed for request in host.residents.values()])), held

@@ -63,8 +63,6 @@ class Flight:
     work: StepWork
     started: float
     admissions: tuple[AdmissionRecord, ...] = ()
-    begun: float = 0.0
-    """When vLLM got the batch, or the step before it ended."""
     num_drafts: int = 0
     with_drafts: bool = True
     """Whether drafts are on, so that vLLM's drafter proposes some in this step."""
@@ -313,9 +311,8 @@ class Driver:
             return
         for request_class, held in host.held.items():
             counters.tokens.classes[request_class].parked_steps += held[PARKED]
-        begun = self._clock()
         work = StepWork(prefill, prefill_context, decode + num_drafts, context)
-        flight = Flight(plan, pairs, None, work, now, admissions, begun, num_drafts, self.draft_gain.is_on)
+        flight = Flight(plan, pairs, None, work, now, admissions, num_drafts, self.draft_gain.is_on)
         if self._is_async:
             flight.ends = self._run_ahead(pairs, resync=bool(num_drafts))
         if not self.flights:
@@ -408,11 +405,9 @@ class Driver:
         seconds = end - started
         self._last_end = end
         self._learn(flight, seconds, num_accepted)
-        self.counters.note_step(_record(flight, seconds, now - max(flight.begun, started)), host)
+        self.counters.note_step(_record(flight, seconds))
         if self.flights:
-            following = self.flights[0]
-            following.begun = end
-            host.began(following.plan, end)
+            host.began(self.flights[0].plan, end)
 
     def _learn(self, flight: Flight, seconds: float, num_accepted: int) -> None:
         """Learn from the time of a step. The cost model leaves out trials, because most steps have the other mode."""
@@ -434,18 +429,17 @@ class Driver:
                 self._charge_left(record, num_tokens, record.num_computed, now)
                 continue
             num_drawn = request.num_output_tokens - record.num_output
+            is_new = record.num_computed > record.most_computed
             num_new, num_wasted = computed(record, num_tokens, now)
             if num_new or num_wasted:
                 counters.note_tokens(record, num_new, num_wasted, is_generated=False)
             if num_drawn:
-                num_accepted += num_drawn - 1
-                for _ in range(num_drawn - 1):
-                    record.num_tokens += 1
-                    record.num_computed += 1
-                    computed(record, 1, now)
+                generated[record.request_class] += is_new
+                if num_drawn > 1:
+                    num_accepted += num_drawn - 1
+                    self._charge_drafts(record, num_drawn - 1, now)
                 record.num_tokens += 1
                 record.num_output += num_drawn
-                generated[record.request_class] += num_drawn
         for request_class, num_tokens in generated.items():
             counters.classes[request_class].decode_tokens += num_tokens
         return num_accepted
@@ -464,17 +458,26 @@ class Driver:
                 record.num_computed = record.num_tokens = record.num_prompt + record.num_output
             else:
                 record.num_computed, record.num_tokens = end, max(end + 1, record.num_tokens)
+            is_new = record.num_computed > record.most_computed
             num_new, num_wasted = computed(record, num_tokens, now)
             if num_new or num_wasted:
                 counters.note_tokens(record, num_new, num_wasted, is_generated=False)
-            num_accepted += max(0, num_drawn - 1)
-            for _ in range(num_drawn - 1):
-                record.num_computed = record.num_tokens = record.num_tokens + 1
-                computed(record, 1, now)
-            record.num_output += num_drawn
-            counters.classes[record.request_class].decode_tokens += num_drawn
+            if num_drawn:
+                counters.classes[record.request_class].decode_tokens += is_new
+                if num_drawn > 1:
+                    num_accepted += num_drawn - 1
+                    self._charge_drafts(record, num_drawn - 1, now)
+                record.num_output += num_drawn
             self._resync(record, request)
         return num_accepted
+
+    def _charge_drafts(self, record: Request, number: int, now: float) -> None:
+        """Charge the accepted drafts of a request, each of which draws one more token."""
+        for _ in range(number):
+            record.num_computed = record.num_tokens = record.num_tokens + 1
+            is_new = record.num_computed > record.most_computed
+            _, num_wasted = self.host.computed(record, 1, now)
+            self.counters.tokens.note_tokens(record, 0, num_wasted, is_generated=is_new)
 
     def _charge_left(self, record: Request, num_tokens: int, end: int, now: float) -> None:
         """Charge the prompt tokens of a request that left during the step, e.g. by an abort. It gets no new token.
@@ -487,15 +490,13 @@ class Driver:
             self.counters.tokens.note_tokens(record, num_new, num_wasted, is_generated=False)
 
 
-def _record(flight: Flight, seconds: float, run_seconds: float) -> StepRecord:
-    work, plan = flight.work, flight.plan
+def _record(flight: Flight, seconds: float) -> StepRecord:
+    work = flight.work
     num_decode = work.num_decode - flight.num_drafts
     return StepRecord(
         kind=StepKind.DECODE if not work.num_prefill else StepKind.MIXED if num_decode else StepKind.PREFILL,
         seconds=seconds,
-        run_seconds=run_seconds,
-        predicted_seconds=plan.predicted_seconds,
-        budget_seconds=plan.budget_seconds,
+        predicted_seconds=flight.plan.predicted_seconds,
         num_prefill=work.num_prefill,
         num_decode=num_decode,
         admissions=flight.admissions,

@@ -204,7 +204,7 @@ class EngineTap:
         record = EngineRequest(
             request.request_id, call, len(request.prompt_token_ids or ()), call.is_item and can_continue(request)
         )
-        place = call.place(request.priority).message()
+        place = call.place(request.priority, num_computed=call.take_computed(record.num_prompt)).message()
         if request.priority:
             request.priority = 0
         if self.isolates_tenants:
@@ -250,7 +250,7 @@ class EngineTap:
         return result
 
     def _note(self, output: Any, record: EngineRequest, now: float) -> None:
-        record.call.last_at = now
+        record.call.last_at = record.last_at = now
         computed = output.new_token_ids
         if not record.is_begun:
             self._begin(output, record, now)
@@ -268,7 +268,7 @@ class EngineTap:
             record.num_cached = prefill.num_cached_tokens
         if str(output.finish_reason) == "abort":
             return
-        record.is_begun = True
+        record.first_at = now
         self.num_begun[call.request_class] += 1
         self.num_unanswered[call.request_class] -= record.is_counted
         self._count(call, -record.is_counted)

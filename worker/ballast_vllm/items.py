@@ -55,8 +55,6 @@ class HttpItem:
     call: Call
     seed: int
     start: Callable[[HttpItem], None]
-    num_expected: int = 1
-    """Requests that vLLM makes of it."""
     status: int = 0
     answer: Any = None
     """The decoded JSON body of the response."""
@@ -67,7 +65,7 @@ class HttpItem:
     @property
     def num_requests(self) -> int:
         if not self.has_begun:
-            return self.num_expected
+            return self.call.num_expected
         return max(1, sum(not request.is_over for request in list(self.call.requests)))
 
     @property
@@ -101,19 +99,29 @@ class VllmEngine:
     def __init__(self, tap: EngineTap, stats: EngineStats, policy: PolicyConfig) -> None:
         self.policy = policy
         self.items: dict[str, HttpItem] = {}
-        self.latest = stats
-        """The figures of the scheduler at the last poll."""
         self._tap = tap
+        self.take(stats)
         self.hang_up: Callable[[Sequence[str]], None] = lambda _: None
 
+    def take(self, stats: EngineStats) -> None:
+        """Keep the figures that the scheduler reports now."""
+        begun = self._tap.num_begun
+        # If more requests have an output than hold a slot, the others are preempted.
+        self._num_preempted = {c: max(0, begun[c] - stats.of(c).running - stats.of(c).parked) for c in RequestClass}
+        self.latest = stats
+
     def stats(self) -> EngineStats:
-        """Return the figures of the last poll, with the requests of each class as they are now."""
+        """Return the figures of the last poll, with the requests of each class as they are now.
+
+        A request that had its first output since then holds a slot.
+        """
         found, tap = self.latest, self._tap
         classes = {}
         for request_class in RequestClass:
             of = found.of(request_class)
             num_live = tap.num_live[request_class]
-            residents = min(num_live, max(of.running + of.parked, tap.num_begun[request_class]))
+            num_begun = tap.num_begun[request_class] - self._num_preempted[request_class]
+            residents = min(num_live, max(of.running + of.parked, num_begun))
             parked = min(of.parked, residents)
             classes[request_class] = replace(
                 of, running=residents - parked, parked=parked, waiting=num_live - residents
@@ -300,7 +308,7 @@ class HttpItemLoop:
         if item.call.timing.first_at is None and output.finish_reason is not FinishReason.FAILED:
             self.num_started += 1
         at = item.call.last_at or time.monotonic()
-        self._ended.append(Ended(output, at, item.call.timing.first_at, num_cached))
+        self._ended.append(Ended(output, at, item.call.timing.first_at, num_cached, item.call.slowest))
         self.wake_feeder()
 
 
@@ -341,9 +349,10 @@ class HttpReader:
             slack=slack,
             prefix_key=body.prefix_key,
             generated=earlier.token_ids if earlier.model_revision == self.revision else (),
+            num_expected=body.num_requests,
             num_computed=earlier.num_computed,
         )
-        return HttpItem(request_id, claimed.url, text, call, claimed.seed, self.start, body.num_requests)
+        return HttpItem(request_id, claimed.url, text, call, claimed.seed, self.start)
 
 
 def _decode(body: bytes) -> object:

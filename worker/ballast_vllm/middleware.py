@@ -41,8 +41,12 @@ log = Log(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/version", "/openapi.json", "/ballast/status"})
 """Paths that need no API key."""
-UNQUEUED = re.compile(r"/((de)?tokenize|ping|.*/(count_tokens|(de)?render)|v1/responses/[^/]+/cancel)")
+UNQUEUED = re.compile(
+    r"/((de)?tokenize|ping|.*/(count_tokens|(de)?render)|v1/responses/[^/]+/cancel|v1/(un)?load_lora_adapter)"
+)
 """Paths of POST requests that EngineCore does not see."""
+CONVERSATIONS_URL = "/v1/chat/completions/batch"
+"""The path of calls with several conversations. vLLM renders all of them before EngineCore gets a request."""
 STREAMED_INPUT = "Ballast does not support streamed input. Send the whole input to a route that takes POST requests."
 BACKGROUND = "Ballast does not support responses in the background. Leave out the field, or submit a job."
 _FLEX = re.compile(rb'"service_tier"\s*:\s*"flex"')
@@ -134,6 +138,7 @@ class BallastMiddleware:
         scope, receive, send = asgi
         path, headers = _path(scope), exchange.headers
         timing = RequestTiming(RequestClass.ONLINE, time.monotonic())
+        is_queued = UNQUEUED.fullmatch(path) is None
         try:
             if path not in OPEN_PATHS:
                 server.tenancy.check_key(headers)
@@ -147,19 +152,21 @@ class BallastMiddleware:
                 _refuse_background(body)
             caller = server.tenancy.caller(headers, is_flex=_is_flex(body))
             timing.request_class = caller.request_class
-            is_queued = UNQUEUED.fullmatch(path) is None
+            call = Call(
+                caller,
+                timing,
+                states_priority=PRIORITY_HEADER in headers,
+                most_priority=server.tenancy.capped(caller.tenant, MAX_PRIORITY),
+            )
             if is_queued:
                 server.admission.check_queue(caller)
+            if path == CONVERSATIONS_URL and isinstance(conversations := decoded(body).get("messages"), list):
+                server.admission.check_requests(call, len(conversations))
             server.admission.check_open()  # again, because a long body takes time
         except Refused as refused:
-            server.recorder.refused(timing.request_class, _outcome(refused))
+            if is_queued and server.has_route(scope):
+                server.recorder.refused(timing.request_class, _outcome(refused))
             raise
-        call = Call(
-            caller,
-            timing,
-            states_priority=PRIORITY_HEADER in headers,
-            most_priority=server.tenancy.capped(caller.tenant, MAX_PRIORITY),
-        )
         passed = _Passed(body, receive, send, call, is_last=server.is_draining)
         del body  # the response may take minutes
         call.hang_up = passed.gone.set
@@ -174,7 +181,11 @@ class BallastMiddleware:
                 raise
         finally:
             refusal = call.refused if passed.status is None else None
-            server.admission.end(call, refusal.status if refusal else passed.status, is_complete=passed.is_complete)
+            status = refusal.status if refusal else passed.status
+            if status is None or status < 400 or (is_queued and server.has_route(scope)):
+                server.admission.end(call, status, is_complete=passed.is_complete)
+            else:
+                server.admission.forget(call)
         if refusal is not None:
             raise refusal
         if passed.status is None and passed.gone.is_set():

@@ -1,12 +1,10 @@
 """The place of a request in the policy: its class, tenant, priority and SLO.
 
-The API server writes it into the parameters of the request, and the scheduler reads it in EngineCore. Clients can write
-there, too (`vllm_xargs`), so a server with tenants must overwrite it.
+The API server writes it into the parameters of the request, and the scheduler reads it in EngineCore.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf, isfinite
@@ -15,7 +13,6 @@ from typing import Any
 from ballast_policy.request import ONLINE, RequestClass
 
 KEY = "ballast"
-_NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +54,6 @@ def place_of(params: Any) -> RequestPlace:
     """
     stated = getattr(params, "extra_args", None) or getattr(params, "extra_kwargs", None)
     found = stated.get(KEY) if isinstance(stated, Mapping) else None
-    if found is None:
-        return RequestPlace()
-    if isinstance(found, str):  # `vllm_xargs` holds no objects
-        try:
-            found = json.loads(found)
-        except (ValueError, RecursionError):
-            found = _NOTHING
     if not isinstance(found, Mapping):
         return RequestPlace()
     tenant = found.get("tenant")

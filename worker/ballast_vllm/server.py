@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from starlette.types import ASGIApp
+from starlette.routing import Match
+from starlette.types import ASGIApp, Scope
 
 from ballast_api.errors import InvalidConfig
 from ballast_api.worker_config import WorkerConfig
@@ -292,6 +293,10 @@ class VllmServer:
         """Whether the server accepts new requests."""
         return self.failure is None and not self.is_draining
 
+    def has_route(self, scope: Scope) -> bool:
+        """Return whether vLLM has a route for a request."""
+        return any(route.matches(scope)[0] is Match.FULL for route in self._app.routes)
+
     def status(self) -> WorkerStatus:
         """Return the status now."""
         return worker_status(self, self.engine.stats())
@@ -325,7 +330,7 @@ class VllmServer:
         except EngineDead:
             return  # `_watch` reports it
         self._num_steps = found["steps"]
-        self.engine.latest = engine_stats(found)
+        self.engine.take(engine_stats(found))
         for record in steps(found):
             self._step_metrics.add(record)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from math import inf
 from typing import Any
 
 from ballast_engine.footprint import PhaseWork
@@ -19,7 +18,7 @@ from ballast_policy.learning.interference import Allowance
 from ballast_policy.plan import Reason
 from ballast_policy.request import PARKED, RUNNING, RequestClass
 from ballast_policy.reservation import Reservation
-from ballast_vllm.counters import Counters, unused_positions
+from ballast_vllm.counters import Counters
 
 Message = dict[str, Any]
 
@@ -32,7 +31,9 @@ def message(counters: Counters, host: Host, *, kv_free: int, kv_cached: int, num
     """
     tokens, slots, reservation = counters.tokens, host.config.slots, host.reservation
     reserved = {RequestClass.ONLINE: slots - reservation.slots, RequestClass.OFFLINE: reservation.slots}
-    unused, held = unused_positions(host)
+    residents = host.residents.values()
+    held = sum([request.num_blocks for request in residents]) * host.config.block_tokens
+    unused = max(0, held - sum([request.num_computed for request in residents]))
     service: dict[str, dict[str, float]] = {str(c): {} for c in RequestClass}
     for (request_class, tenant), cost in tokens.service.items():
         service[str(request_class)][tenant] = cost
@@ -43,7 +44,6 @@ def message(counters: Counters, host: Host, *, kv_free: int, kv_cached: int, num
         "kv_cached": kv_cached,
         "kv_free": kv_free - kv_cached,
         "kv_waste_ratio": unused / held if held else 0.0,
-        "kv_waste_mean_ratio": tokens.unused_positions / max(1, tokens.held_positions),
         "prefix_query_tokens": tokens.prefix_query_tokens,
         "prefix_hit_tokens": tokens.prefix_hit_tokens,
         "steps": counters.steps,
@@ -83,9 +83,7 @@ def _step(record: StepRecord) -> Message:
     return {
         "kind": str(record.kind),
         "seconds": record.seconds,
-        "run_seconds": record.run_seconds,
         "predicted_seconds": record.predicted_seconds,
-        "budget_seconds": None if record.budget_seconds == inf else record.budget_seconds,
         "num_prefill": record.num_prefill,
         "num_decode": record.num_decode,
         "admissions": [asdict(a) | {"request_class": str(a.request_class)} for a in record.admissions],
@@ -103,7 +101,7 @@ def engine_stats(found: Mapping[str, Any]) -> EngineStats:
         kv_cached=found["kv_cached"],
         kv_free=found["kv_free"],
         kv_waste_ratio=found["kv_waste_ratio"],
-        kv_waste_mean_ratio=found["kv_waste_mean_ratio"],
+        kv_waste_mean_ratio=0.0,
         prefix_query_tokens=found["prefix_query_tokens"],
         prefix_hit_tokens=found["prefix_hit_tokens"],
         steps=found["steps"],
@@ -127,9 +125,8 @@ def _class_stats(found: Mapping[str, Any]) -> ClassStats:
 def steps(found: Mapping[str, Any]) -> Iterable[StepRecord]:
     """Return the recent steps of a message, in order."""
     for step in found["recent"]:
-        budget = inf if step["budget_seconds"] is None else step["budget_seconds"]
         admissions = tuple(
             AdmissionRecord(**{**admission, "request_class": RequestClass(admission["request_class"])})
             for admission in step["admissions"]
         )
-        yield StepRecord(**{**step, "kind": StepKind(step["kind"]), "budget_seconds": budget, "admissions": admissions})
+        yield StepRecord(**{**step, "kind": StepKind(step["kind"]), "admissions": admissions})

@@ -239,7 +239,8 @@ class Feeder:
             return
         item.timing.first_at = ended.first_at
         reason = ended.output.finish_reason or FinishReason.FAILED
-        self.recorder.ended(item.timing, reason, item.answer.num_prompt, item.answer.num_output, ended.at)
+        answer = item.answer
+        self.recorder.ended(item.timing, reason, answer.num_prompt, answer.num_output, ended.at, slowest=ended.slowest)
         if not item.is_lost and reason in {
             FinishReason.STOP,
             FinishReason.LENGTH,

@@ -103,6 +103,8 @@ class Ended:
     first_at: float | None = None
     """End of the step that made its first token."""
     num_cached: int = 0
+    slowest: tuple[float, int] | None = None
+    """As in `Recorder.ended`."""
 
 
 class EngineLoop:

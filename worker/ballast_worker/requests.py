@@ -88,8 +88,21 @@ class Recorder:
         """Count a request that never reached the engine."""
         self.outcomes[request_class, outcome] += 1
 
-    def ended(self, timing: RequestTiming, reason: FinishReason, num_prompt: int, num_output: int, at: float) -> None:
-        """Count a request that left the engine at `at`."""
+    def ended(
+        self,
+        timing: RequestTiming,
+        reason: FinishReason,
+        num_prompt: int,
+        num_output: int,
+        at: float,
+        *,
+        slowest: tuple[float, int] | None = None,
+    ) -> None:
+        """Count a request that left the engine at `at`.
+
+        `slowest`: if it may have several answers, the seconds from first to last token and the tokens of the answer
+        with the largest TPOT.
+        """
         request_class = timing.request_class
         self.outcomes[request_class, RequestOutcome(reason)] += 1
         self.prompt_tokens[request_class] += num_prompt
@@ -105,7 +118,8 @@ class Recorder:
         if not is_answered:
             return
         self.latency[request_class].observe(at - timing.arrival)
-        tpot = (at - timing.first_at) / (num_output - 1) if num_output > 1 else None
+        seconds, num_tokens = slowest or (at - timing.first_at, num_output)
+        tpot = seconds / (num_tokens - 1) if num_tokens > 1 else None
         if tpot is not None:
             self.tpot[request_class].observe(tpot)
             self._judge(request_class, "tpot", tpot, timing.tpot_slo, at=at)

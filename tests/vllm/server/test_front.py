@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def serving(start, wandering_model, folder):
     keys = folder / "keys.yaml"
-    keys.write_text("lab-key: lab\nweb-key: web\nold-key: gone\n")
+    keys.write_text("lab-key: lab\nweb-key: web\n")
     write(folder, CONFIG)
     variables = {"BALLAST_CONFIG": str(folder / "worker.yaml"), "BALLAST_RUNTIME_API_KEYS_FILE": str(keys)}
     with start(wandering_model, **variables) as found:
@@ -61,25 +61,6 @@ def change(serving, folder, eventually):
 
     yield changed
     changed(1, CONFIG["limits"])
-
-
-def test_a_request_without_a_known_key_is_refused_on_every_route_but_probes(serving):
-    with serving.client() as client:
-        refused = [
-            client.get("/v1/models"),
-            client.post("/v1/completions", json=BODY),
-            client.post("/tokenize", json={"model": "m", "prompt": "a"}),
-            client.post("/v1/completions", json=BODY, headers={"authorization": "Bearer other"}),
-        ]
-        opened = [client.get(path).status_code for path in ("/health", "/ready", "/metrics", "/version", "/ping")]
-        known = client.post("/v1/completions", json=BODY, headers=LAB)
-        gone = client.post("/v1/completions", json=BODY, headers={"authorization": "Bearer old-key"})
-
-    assert [response.status_code for response in refused] == [401] * 4
-    assert refused[0].json()["error"]["code"] == "invalid_api_key"
-    assert opened == [200] * 5
-    assert known.status_code == 200
-    assert (gone.status_code, gone.json()["error"]["code"]) == (403, "unknown_tenant")
 
 
 @pytest.mark.parametrize("headers", [LAB, {}], ids=["with a key", "without"])
@@ -133,24 +114,19 @@ def test_a_response_in_the_background_is_refused_with_a_sentence(serving, backgr
     assert passed.status_code == 200
 
 
-def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_its_request(serving, eventually):
-    body = {**BODY, "max_tokens": 900, "ignore_eos": True, "stream": True}
-    aborted = 'ballast_requests_total{class="online",outcome="aborted"}'
-    before = serving.series().get(aborted, 0.0)
-
-    with serving.client() as client, client.stream("POST", "/v1/completions", json=body, headers=LAB) as response:
-        assert next(response.iter_lines()).startswith("data: ")
-
-    eventually(lambda: serving.series().get(aborted, 0.0) == before + 1, "the request to be aborted")
-    eventually(lambda: serving.series()['ballast_slots{class="online",state="running"}'] == 0, "its slot to be free")
-
-
 def test_a_request_that_enginecore_cannot_get_is_refused_and_does_not_wait(serving):
+    invalid = 'ballast_requests_total{class="online",outcome="invalid"}'
+    before = serving.series().get(invalid, 0.0)
+
     with serving.client(headers=LAB) as client:
         response = client.post("/v1/completions", json={**BODY, "temperature": 1, "top_k": 2**64})
+        other = client.post("/nothing", json=BODY)
 
+    series = serving.series()
     assert (response.status_code, response.json()["error"]["message"]) == (400, OVERFLOW)
-    assert serving.series()['ballast_requests_waiting{class="online"}'] == 0
+    assert other.status_code == 404
+    assert series[invalid] == before + 1, "only the request to the model"
+    assert series['ballast_requests_waiting{class="online"}'] == 0
 
 
 @pytest.mark.parametrize("more", [{}, {"prompt": ["a", "b"], "n": 2, "temperature": 1}], ids=["one", "four answers"])
@@ -199,10 +175,6 @@ def test_wrong_headers_are_refused_with_a_sentence(serving):
 def test_a_body_above_the_limit_is_refused_before_vllm_reads_it(serving):
     long = json.dumps({**BODY, "prompt": "a" * 20_000}).encode()
 
-    def in_parts():
-        yield long[:9000]
-        yield long[9000:]
-
     def late():
         yield b""
         time.sleep(0.3)  # the server has the head, and refuses the request before the body arrives
@@ -210,12 +182,10 @@ def test_a_body_above_the_limit_is_refused_before_vllm_reads_it(serving):
 
     with serving.client(headers={**LAB, "content-type": "application/json"}) as client:
         announced = client.post("/v1/completions", content=long)
-    with serving.client(headers={**LAB, "content-type": "application/json"}) as client:
-        chunked = client.post("/v1/completions", content=in_parts())
     with serving.client(headers={**LAB, "content-length": str(len(long))}) as client:
         delayed = client.post("/v1/completions", content=late())
 
-    assert (announced.status_code, chunked.status_code, delayed.status_code) == (413, 413, 413)
+    assert (announced.status_code, delayed.status_code) == (413, 413)
     assert "limits.maxBodyKibibytes" in announced.json()["error"]["message"]
 
 

@@ -40,6 +40,9 @@ class Server:
     def check_queue(self, caller):
         """Admit the call."""
 
+    def has_route(self, scope):
+        return True
+
     def begin(self, call, *, is_queued):
         self.call, self.is_queued = call, is_queued
 
@@ -109,7 +112,7 @@ def route_paths():
 @pytest.mark.parametrize(
     "path",
     ["/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/chat/completions/render", "/v1/completions/derender",
-     "/v1/messages/render", "/v1/responses/render", "/v1/responses/resp_1/cancel"],
+     "/v1/messages/render", "/v1/responses/render", "/v1/responses/resp_1/cancel", "/v1/load_lora_adapter"],
 )  # fmt: skip
 def test_a_request_that_enginecore_does_not_see_is_not_in_the_queue(path):
     async def app(scope, receive, send):
