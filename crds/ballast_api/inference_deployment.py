@@ -202,8 +202,9 @@ class Rollout(ApiModel):
     """Time that the online requests of a terminating worker have to finish. Offline items return to the queue at
     once."""
     startup_seconds: int | None = Field(default=None, ge=10, le=86_400)
-    """Time that a worker has to fetch and load the model. After it, Kubernetes restarts the worker, and the rollout
-    counts as stuck. By default 600, and 1800 with vLLM, which compiles the model."""
+    """Time that a worker has to load the model after it was fetched. After it, Kubernetes restarts the worker. A
+    rollout without progress for this time counts as stuck, and fetching is no progress. By default 600, and 1800 with
+    vLLM, which compiles the model."""
 
 
 class Disruption(ApiModel):
@@ -412,7 +413,7 @@ class Spec(ApiModel):
 
     @property
     def startup_seconds(self) -> int:
-        """The time that a worker has to fetch and load the model."""
+        """The time that a worker has to load the model."""
         return self.rollout.startup_seconds or STARTUP_SECONDS[self.backend]
 
 

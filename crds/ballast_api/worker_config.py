@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -130,3 +131,8 @@ class WorkerConfig(YamlFile):
         """Return YAML from which `parse` returns an equal value."""
         data = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         return yaml.safe_dump(data, sort_keys=False)
+
+
+def content_hash(text: str) -> str:
+    """Return the hash of a configuration file, with which a worker reports the file that it has in force."""
+    return hashlib.sha256(text.encode()).hexdigest()

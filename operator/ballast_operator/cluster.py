@@ -79,7 +79,7 @@ class Cluster:
         self._posting: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        await self._connect()
+        await self.connect()
         return self
 
     async def __aexit__(
@@ -276,7 +276,7 @@ class Cluster:
         except ApiException as error:
             status = int(error.status or 0)
             if status == HTTPStatus.UNAUTHORIZED:
-                await self._connect()  # the token or certificate may have been replaced, and the call is retried later
+                await self.connect()  # the token or certificate may have been replaced, and the call is retried later
             raise _failure(f"{verb} {path}", status, error) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = error or type(error).__name__
@@ -289,7 +289,8 @@ class Cluster:
             self._observe_call(verb, kind.name, status)
         return answer if isinstance(answer, dict) else {}
 
-    async def _connect(self) -> None:
+    async def connect(self) -> None:
+        """Use the present token, certificate, and authorities of the API server for all later calls."""
         async with self._connecting:
             before = self._client
             configuration = await _configuration()

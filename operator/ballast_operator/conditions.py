@@ -409,7 +409,8 @@ def _is_short(worker: WorkerStatus) -> bool:
     if found is None:
         return False
     waits_here = worker.offline.waiting + worker.offline.parked > 0
-    return (waits_here and not found.is_met) or (worker.can_claim and found.in_use < found.slots)
+    has_free_slot = found.in_use < found.slots and not found.is_met_by_tokens
+    return (waits_here and not found.is_met) or (worker.can_claim and has_free_slot)
 
 
 def _reservation_is_not_reported(given: Given) -> ConditionValue | None:
@@ -434,6 +435,8 @@ def _reservation_is_met(given: Given) -> ConditionValue:
     waiting = _depth(given) + sum(worker.offline.waiting + worker.offline.parked for worker in _serving_workers(given))
     if not waiting:
         message = f"no offline work waits; {counted(reserved, 'slot is', 'slots are')} reserved"
+    elif any(each.is_met_by_tokens for each in found):
+        message = f"offline requests take their reserved tokens; {waiting} more wait"
     elif in_use < reserved:
         message = (
             f"offline requests run in {in_use} of {reserved} reserved slots; the {waiting} that wait are paused, "

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import kopf
@@ -17,6 +20,7 @@ from ballast_operator.resource_type import ResourceType
 SETTLE_SECONDS = 0.1
 """Children change in bursts. The resource is reconciled once for all changes of a burst."""
 LOGIN_AGAIN_SECONDS = 2.0
+NEVER = timedelta(days=36500)
 CHILDREN_SELECTOR = f"{MANAGED_BY_LABEL}={OPERATOR}"
 
 
@@ -41,15 +45,21 @@ def registry(
 ) -> kopf.OperatorRegistry:
     """Return the handlers that fill `caches` and call `listener`. CRDs are watched if `sees_kinds`."""
     found = kopf.OperatorRegistry()
+    refused: kopf.ConnectionInfo | None = None
 
     @kopf.on.login(id="log-in", registry=found, backoff=LOGIN_AGAIN_SECONDS)
     async def log_in(*, settings: kopf.OperatorSettings, **_: Any) -> kopf.ConnectionInfo:
+        nonlocal refused
         login = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
         if login is None:
             raise BadSetting(
                 "Found no service account and no usable kubeconfig. Run the operator in a pod, or set KUBECONFIG"
             )
-        return login
+        if login == refused:
+            await asyncio.sleep(LOGIN_AGAIN_SECONDS)
+        refused = login  # once Kopf asks again
+        # Kopf ends if a login equals one that was refused, and an API server may refuse a valid token for a moment.
+        return dataclasses.replace(login, expiration=datetime.now(UTC) + NEVER)
 
     groups = {kind.group for kind in watched(types) if kind.is_optional}
 

@@ -19,13 +19,13 @@ from ballast_api.names import (
     selector,
 )
 from ballast_api.status import MOST_FORMER_QUEUES, ClassSlots, Condition, ResourceStatus, ScalingStatus, Status
+from ballast_api.worker_config import content_hash
 from ballast_operator.blockers import blocked
 from ballast_operator.children.config import (
     REDIS_HASH,
     VERSION,
     config_manifest,
     config_texts,
-    content_hash,
     file_name,
     redis_of,
     version_of,
@@ -106,11 +106,12 @@ def plan(
     """
     config = worker_config(resource, own_keys=context.redis_keys)
     texts = config_texts(config, _files(resource, snapshot), _running(resource, snapshot))
-    files = {version: content_hash(text) for version, text in texts.items()}
+    version = version_of(config)
+    files = {each: content_hash(text) for each, text in texts.items()}
     if resource.spec.runtime.ray is not None:
-        files[ON_RAY] = files[version_of(config)]
+        files[ON_RAY] = files[version]
     copied = _copied(resource, snapshot, context)
-    wanted = list(_wanted(resource, snapshot, context, texts, copied))
+    wanted = list(_wanted(resource, snapshot, context, texts, copied, version=version))
     changed = changes(wanted, snapshot)
     return ChildrenPlan(
         costs=tuple(_costs(resource, snapshot, poll)),
@@ -125,7 +126,7 @@ def plan(
         ),
         annotate=tuple(_annotations(resource, snapshot, files, copied)),
         files=files,
-        version=version_of(config),
+        version=version,
     )
 
 
@@ -135,9 +136,10 @@ def _wanted(
     context: OperatorContext,
     texts: Mapping[str, str],
     copied: str,
+    *,
+    version: str,
 ) -> Iterator[tuple[Kind, Body]]:
     """Yield the children in the order of `CHILDREN`."""
-    version = version_of(worker_config(resource, own_keys=context.redis_keys))
     yield CONFIG_MAP, config_manifest(resource, texts, copied)
     policy = network_policy(resource)
     if policy is not None:
@@ -342,13 +344,13 @@ def _former_queues(resource: InferenceDeployment, poll: PollResult | None) -> tu
 
 
 def _slots(given: Given) -> ClassSlots | None:
-    """Return the slots that the workers report. If none reports, the slots stay while workers may exist."""
+    """Return the configured slots of the workers. If none reports, the slots stay while workers may exist."""
     poll, spec, status = given.poll, given.resource.spec, given.resource.status
     if poll is None or not poll.workers:
         has_polled = poll is not None and poll.problem is None and given.now - poll.at <= FRESH_SECONDS
         is_gone = given.count("readyReplicas") == 0 and (spec.replicas == 0 or has_polled)
         return None if is_gone else status.slots
-    offline = sum(worker.offline.reserved for worker in poll.workers)
+    offline = sum(worker.offline_reserved for worker in poll.workers)
     return ClassSlots(online=max(0, sum(worker.slots for worker in poll.workers) - offline), offline=offline)
 
 

@@ -61,6 +61,8 @@ class Leadership:
                     return
             except (ClusterUnavailable, ClusterRefused) as error:
                 log.warning("cannot read or write the lease and will retry", error=str(error))
+                # The cluster may have new authorities. An active operator ends instead, because its watches need them.
+                await self._cluster.connect()
             await asyncio.sleep(POLL_SECONDS)
 
     async def keep(self) -> None:

@@ -12,7 +12,6 @@ and no event follows. So the watch of the CRDs repeats the last event of a CRD u
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -26,6 +25,9 @@ log = Log(__name__)
 
 RETRY_SECONDS = 3.0
 """Delay before a watch without a kind is tried again, and before an event of a CRD is repeated."""
+
+_END = object()
+"""Follows the last event of a watch."""
 
 continuous_watch = watching.continuous_watch
 """Kopf's own function, which `Streams.install` replaces."""
@@ -95,25 +97,33 @@ class Streams:
     async def _repeating(self, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
         """Yield the events of the CRDs, and repeat them while their kinds are not watched."""
         self._crds.clear()
-        following = asyncio.ensure_future(anext(stream))
+        events: asyncio.Queue[Any] = asyncio.Queue()
+
+        async def read() -> None:
+            try:
+                async for event in stream:
+                    events.put_nowait(event)
+            finally:
+                events.put_nowait(_END)
+
+        reading = asyncio.create_task(read())  # one task for all events: Kopf's timeout belongs to the first that asks
         try:
             while True:
-                await asyncio.wait([following], timeout=self._retry_seconds)
-                if not following.done():
+                try:
+                    async with asyncio.timeout(self._retry_seconds):
+                        event = await events.get()
+                except TimeoutError:
                     for crd in [body for key, body in self._crds.items() if key not in self._watched]:
                         yield {"type": "MODIFIED", "object": crd}
                     continue
-                try:
-                    event = following.result()
-                except StopAsyncIteration:
-                    return
+                if event is _END:
+                    break
                 self._remember(event)
                 yield event
-                following = asyncio.ensure_future(anext(stream))
         finally:
-            following.cancel()
-            with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration):
-                await following
+            reading.cancel()
+            await asyncio.wait([reading])
+        reading.result()
 
     def _remember(self, event: Any) -> None:
         if not isinstance(event, dict) or "spec" not in event["object"]:

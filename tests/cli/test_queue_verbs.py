@@ -536,17 +536,20 @@ def test_top_shows_a_reservation_that_is_not_met(queued, queue: Any):
     older = queued("top", "--once").out
 
     assert "reservation NOT MET: 0 of 2 slots in use" in shown
-    assert found == {"slots": 2, "blocks": 10, "chunk": 13, "in_use": 0, "is_met": False}
+    assert found == {"slots": 2, "blocks": 10, "chunk": 13, "in_use": 0, "is_met": False, "is_met_by_tokens": False}
     assert "slots in use" not in older
 
 
-def test_top_says_why_an_idle_reservation_is_met(queued, queue: Any):
-    idle = ReservationStatus(slots=2, blocks=10, chunk=13, in_use=0, is_met=True)
+@pytest.mark.parametrize(
+    ("is_encoder", "why"), [(False, "no other offline request may run"), (True, "reserved tokens taken")]
+)
+def test_top_says_why_an_idle_reservation_is_met(queued, queue: Any, is_encoder: bool, why: str):
+    idle = ReservationStatus(slots=2, blocks=10, chunk=13, in_use=0, is_met=True, is_met_by_tokens=is_encoder)
     queue.workers.publish(make_busy().model_copy(update={"reservation": idle}), 60)
 
     shown = queued("top", "--once").out
 
-    assert "reservation met: 0 of 2 slots in use, no other offline request may run" in shown
+    assert f"reservation met: 0 of 2 slots in use, {why}" in shown
 
 
 def test_top_without_a_worker_says_unknown_and_not_idle(queued):

@@ -78,7 +78,7 @@ def polls() -> Iterator[tuple[float, PollResult]]:
     for minute in range(240):
         online = 40 if 10 <= minute < 60 else 0
         depth = 900 if 90 <= minute < 120 else 0
-        loads = {"online": ClassLoad(running=online), "offline": ClassLoad(reserved=2)}
+        loads: dict[str, Any] = {"online": ClassLoad(running=online), "offline_reserved": 2}
         worker = make_status(at=minute * 60, slots=16, **loads)
         counts = RequestCounts(waiting=depth)
         queue = QueueStats(at=0, items=counts, inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs={})

@@ -103,6 +103,10 @@ NOT_MET = make_worker(
     offline=ClassLoad(running=1, waiting=4, reserved=3), reservation=make_reservation(3, 1, is_met=False)
 )
 NEVER_CLAIMS = make_worker(offline=ClassLoad(reserved=3), reservation=make_reservation(3, 0), can_claim=True)
+ENCODER = make_worker(
+    offline=ClassLoad(running=1, waiting=2), can_claim=True,
+    reservation=make_reservation(3, 1).model_copy(update={"is_met_by_tokens": True}),
+)  # fmt: skip
 OLDER = make_worker(reservation=None)
 READY_POD = {"conditions": [{"type": "Ready", "status": "True"}]}
 
@@ -335,6 +339,9 @@ RESERVATION: dict[str, tuple[dict[str, Any], str, Reason, str]] = {
             )
         },
         "True", Reason.SATISFIED, "1 of 3 reserved slots; the 1002 that wait are paused",
+    ),
+    "the tokens of an encoder meet it": (
+        {"poll": make_poll(ENCODER, depth=9)}, "True", Reason.SATISFIED, "take their reserved tokens; 11 more wait",
     ),
     "a worker leaves items in the queue that it could run": (
         {"poll": make_poll(NEVER_CLAIMS, depth=1000)}, "False", Reason.RESERVATION_NOT_MET, "0 of 3 reserved slots",

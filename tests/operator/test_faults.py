@@ -119,8 +119,8 @@ def test_every_write_may_be_refused_once(between: Proxy, cluster: Cluster, tmp_p
 
 
 def test_every_read_and_every_stream_may_be_refused_once(between: Proxy, cluster: Cluster, tmp_path: Path) -> None:
-    """At the start, during the first lists and watches: too busy, failed, unavailable, one after another."""
-    answers = cycle([FAULTS["429"], FAULTS["500"], FAULTS["503"]])
+    """At the start, during the first lists and watches: too busy, failed, unavailable, unauthorized, in turn."""
+    answers = cycle([FAULTS["429"], FAULTS["500"], FAULTS["503"], FAULTS["401"]])
     refused: set[tuple[str, bool]] = set()
 
     def refuse(call: Call) -> Answer | None:

@@ -58,6 +58,7 @@ statuses = st.fixed_dictionaries(
         "kv_blocks_free": numbers,
         "online": loads,
         "offline": loads,
+        "offline_reserved": numbers,
         "can_claim": st.booleans(),
         "slo": st.fixed_dictionaries(dict.fromkeys(("ttft_judged", "ttft_met", "tpot_judged", "tpot_met"), numbers)),
         "reservation": st.fixed_dictionaries(

@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+import pytest
+
+from ballast_operator import lease
+from ballast_operator.errors import ClusterUnavailable
 from ballast_operator.inference_deployment import RESOURCE_TYPE
 from ballast_operator.kinds import LEASE, Body, Key, Kind
 from ballast_operator.lease import DURATION_SECONDS, Leadership
@@ -79,3 +83,30 @@ def test_a_lease_whose_write_was_answered_late_is_renewed_before_the_operator_is
 
     asyncio.run(acquire())
     assert len(slow.leases) == 2
+
+
+class OldAuthorities(SlowClock):
+    """Trusts the API server after it has read the authorities again."""
+
+    is_old = True
+
+    async def get(self, key: Key) -> Body | None:
+        if self.is_old:
+            raise ClusterUnavailable("get: the API server does not answer (certificate verify failed)")
+        return await super().get(key)
+
+    async def connect(self) -> None:
+        self.is_old = False
+
+
+def test_a_replica_on_standby_follows_the_authorities_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "POLL_SECONDS", 0.0)
+    cluster = OldAuthorities(0.0)
+    leadership = Leadership(cast(Any, cluster), Key(LEASE, "ballast", "l"), "me", seconds=cluster.seconds)
+
+    async def acquire() -> None:
+        async with asyncio.timeout(5):
+            await leadership.acquire()
+
+    asyncio.run(acquire())
+    assert cluster.leases

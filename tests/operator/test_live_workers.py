@@ -30,7 +30,7 @@ def queue(cluster: Cluster, valkey: Any) -> Queue:
 def publish(
     queue: Queue, ip: str, *, hash_: str = "", reservation: ReservationStatus | None = None, **online: int
 ) -> None:
-    loads = {"online": ClassLoad(**online), "offline": ClassLoad(reserved=1), "reservation": reservation}
+    loads = {"online": ClassLoad(**online), "offline_reserved": 1, "reservation": reservation}
     about = {"address": f"http://{ip}:8000", "at": queue.now(), "model": "tiny", "batch_ceiling": 4}
     status = make_status(f"w-{ip}", config_hash=hash_, **about, **loads)
     queue.workers.publish(status, 60)

@@ -16,7 +16,7 @@ from queue_objects import make_status
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import CONFIG_HASH, SPEC_HASH
 from ballast_api.worker_config import WorkerConfig
-from ballast_operator.children.config import REDIS_HASH, VERSION, config_texts, content_hash, version_of
+from ballast_operator.children.config import REDIS_HASH, VERSION, config_texts, version_of
 from ballast_operator.children.redis_users import secrets_hash
 from ballast_operator.context import OperatorContext, UserKeys
 from ballast_operator.drift import drift
@@ -25,7 +25,6 @@ from ballast_operator.kinds import BUDGET, NETWORK_POLICY, SECRET, SERVICE, Body
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.poll_result import PollResult
 from ballast_queue.status import ClassLoad, WorkerStatus
-from ballast_worker import reload
 
 CONTEXT = OperatorContext(image="worker:1", kinds=frozenset({"ServiceMonitor", "PrometheusRule"}))
 OWN_REDIS = OperatorContext(
@@ -268,10 +267,6 @@ def test_a_path_that_the_cluster_always_changes_is_tolerated_and_others_are_not(
         "Restored Service llm, of which another writer changed spec.type",
     )
     assert plan(make_resource(1), blind, CONTEXT).because == ()
-
-
-def test_the_hash_of_a_file_is_the_workers_own() -> None:
-    assert content_hash("a: 1\n") == reload.content_hash("a: 1\n")
 
 
 def test_a_file_that_cannot_be_read_any_more_is_left_out() -> None:

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis as redis_client
 from control_plane import ControlPlane
 from operated import Cluster, Operator, running, until
 
 from ballast_queue.redis_store import Queue
-from ballast_queue.rights import worker_rules
 from ballast_queue.settings import QueueSettings
 from ballast_queue.unused import REGISTRY
 
@@ -56,32 +54,6 @@ def test_a_queue_that_a_change_leaves_with_work_is_reported_until_it_is_finished
         cluster.make_ready(pod["metadata"]["name"])
     until(lambda: not cluster.resource()["status"]["formerQueues"])
     queue.close()
-
-
-def test_a_former_queue_that_the_new_user_may_not_read_does_not_stop_the_polls(
-    operator: Operator, cluster: Cluster, valkey: Any
-) -> None:
-    names = [f"{cluster.namespace}/{name}" for name in ("old", "new")]
-    for name in names:
-        submit(valkey.url, name).close()
-    with redis_client.Redis.from_url(valkey.url) as admin:
-        for i, name in enumerate(names):
-            user = f"{cluster.namespace}-{i}"
-            admin.execute_command("ACL", "SETUSER", user, "reset", "on", ">secret", *worker_rules(name))
-            cluster.secret(f"redis-{i}", url=valkey.url.replace("://", f"://{user}:secret@"))
-        cluster.make(redis={"secretName": "redis-0"}, offline={"queue": names[0]})
-        cluster.says("DeadlineAtRisk", "False")
-        change = {"redis": {"secretName": "redis-1"}, "offline": {"queue": names[1]}}
-        cluster.patch("inferencedeployments", "llm", {"spec": change})
-        until(lambda: cluster.resource()["status"]["queue"] == names[1])
-        for pod in until(lambda: [pods for pods in [cluster.pods()] if len(pods) == 2])[0]:
-            cluster.make_ready(pod["metadata"]["name"])
-        until(lambda: not cluster.resource()["status"]["formerQueues"])
-
-        assert cluster.says("DeadlineAtRisk", "False")
-        assert cluster.condition("Degraded")["status"] == "False"
-        for i in range(len(names)):
-            admin.execute_command("ACL", "DELUSER", f"{cluster.namespace}-{i}")
 
 
 def test_a_paused_job_starts_no_replica_before_it_is_resumed(operator: Operator, cluster: Cluster, redis: str) -> None:
@@ -143,31 +115,6 @@ def registered(queue: Queue) -> set[str]:
 def is_unused(queue: Queue) -> bool:
     pairs = queue.store.connection.hash_pairs(REGISTRY)
     return any(value for field, value in pairs if field.decode().partition(" ")[0] == queue.name)
-
-
-def test_the_younger_of_two_resources_with_two_models_on_one_queue_is_refused(
-    operator: Operator, cluster: Cluster, redis: str
-) -> None:
-    shared = {"offline": {"queue": f"{cluster.namespace}/shared"}, "redis": {"secretName": "redis"}}
-    cluster.make("older", model={"uri": "file:///models/one"}, **shared)
-    until(lambda: cluster.get("deployments", "older"))
-    until(lambda: is_younger_now(cluster), said="the next second")
-    cluster.make("younger", model={"uri": "file:///models/two"}, **shared)
-
-    message = cluster.says("Degraded", "True", "QueueConflict", name="younger")["message"]
-    assert f"{cluster.namespace}/older, which serves the model one, and this one serves two" in message
-    assert not cluster.get("deployments", "younger")
-    assert cluster.condition("Degraded", name="older")["status"] == "False"
-    cluster.patch("inferencedeployments", "younger", {"spec": {"model": {"servedName": "one"}}})
-    cluster.says("Degraded", "False", name="younger")
-    until(lambda: cluster.get("deployments", "younger"))
-
-
-def is_younger_now(cluster: Cluster) -> bool:
-    """Return whether an object that is created now has a later time of creation: it counts whole seconds."""
-    name = f"clock-{len(cluster.names('configmaps'))}"
-    clock = cluster.create("configmaps", {"metadata": {"name": name}})["metadata"]["creationTimestamp"]
-    return bool(clock > cluster.resource("older")["metadata"]["creationTimestamp"])
 
 
 def test_two_models_on_queues_of_the_same_name_in_two_servers_are_no_conflict(

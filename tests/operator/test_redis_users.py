@@ -86,17 +86,6 @@ def can_connect(cluster: Cluster, queue: str) -> bool:
     return True
 
 
-def can_use(cluster: Cluster, queue: str) -> bool:
-    """Return whether the workers' user may use a queue."""
-    found = texts(cluster, "llm-ballast-redis")
-    with redis.Redis.from_url(found["url"], password=found["password"], protocol=2) as raw:
-        try:
-            raw.get(f"ballast:{{{queue}}}:settings-or-nothing")
-        except (AuthenticationError, NoPermissionError):
-            return False
-    return True
-
-
 def user_of(cluster: Cluster, name: str = "llm") -> str:
     return f"ballast:{cluster.namespace}/ballast:{cluster.namespace}/{name}"
 
@@ -253,49 +242,6 @@ def test_the_user_of_a_deleted_resource_stays_while_its_workers_finish(
         assert user_of(cluster) in during
 
 
-def test_a_worker_of_an_earlier_spec_returns_its_items_to_the_former_queue(
-    controllers: ControlPlane, cluster: Cluster, admin: Any, environment: dict[str, str], tmp_path: Path
-) -> None:
-    former, queue = (f"{cluster.namespace}/{name}" for name in ("llm", "other"))
-    with running(controllers.kubeconfig, tmp_path, **environment):
-        cluster.make()
-        until(lambda: can_connect(cluster, former))
-        pod = until(cluster.pods)[0]["metadata"]["name"]
-        cluster.patch("pods", pod, {"metadata": {"finalizers": ["example.com/drains"]}})
-        connected = connect(cluster, former)
-        cluster.patch("inferencedeployments", "llm", {"spec": {"offline": {"queue": queue}}})
-        until(lambda: can_use(cluster, queue))
-        assert connected.stats().items.leased == 0, "the pod serves"
-        (new,) = until(lambda: {each["metadata"]["name"] for each in cluster.pods()} - {pod})
-        cluster.make_ready(new)
-        until(lambda: pod not in {each["metadata"]["name"] for each in cluster.pods()}, said="the pod ends")
-        assert connected.stats().items.leased == 0, "the pod still has the right"
-        connected.close()
-        cluster.patch("pods", pod, {"metadata": {"finalizers": []}})
-
-        until(lambda: not can_use(cluster, former), said="the right ends with the pod")
-        assert can_use(cluster, queue)
-
-
-def test_pods_on_hold_get_their_user_back_after_operator_and_redis_restarted(
-    controllers: ControlPlane, cluster: Cluster, environment: dict[str, str], server: ValkeyServer, tmp_path: Path
-) -> None:
-    queue = f"{cluster.namespace}/llm"
-    with running(controllers.kubeconfig, tmp_path, **environment) as operator:
-        cluster.make()
-        until(lambda: can_use(cluster, queue))
-        cluster.says("Degraded", "False")
-        cluster.patch("inferencedeployments", "llm", {"spec": {"apiKeys": {"secretName": "unlabeled"}}})
-        cluster.says("Degraded", "True", "SecretNotAllowed")
-        operator.kill()
-        port = server.port
-        server.stop()
-        with guarded(port):
-            operator.start()
-
-            until(lambda: can_use(cluster, queue))
-
-
 def test_settings_in_a_redis_of_its_own_end_with_the_resource(
     controllers: ControlPlane, cluster: Cluster, server: ValkeyServer, admin: Any, tmp_path: Path
 ) -> None:
@@ -310,31 +256,6 @@ def test_settings_in_a_redis_of_its_own_end_with_the_resource(
 
         until(lambda: queue.settings.read() == QueueSettings())
         queue.close()
-
-
-def test_a_queue_of_another_namespace_needs_a_grant_that_ends(
-    controllers: ControlPlane, cluster: Cluster, admin: Any, environment: dict[str, str], tmp_path: Path
-) -> None:
-    theirs = f"{cluster.namespace}-b"
-    controllers.kubectl("create", "namespace", theirs)
-    other = Cluster(controllers, theirs)
-    queue = f"{cluster.namespace}/llm"
-    with running(controllers.kubeconfig, tmp_path, **environment):
-        cluster.make()
-        other.make("guest", offline={"queue": queue})
-        refused = other.says("Degraded", "True", "QueueNotAllowed", name="guest")["message"]
-        nothing = other.get("secrets", "guest-ballast-redis"), other.get("deployments", "guest")
-        cluster.patch("inferencedeployments", "llm", {"spec": {"queueAccess": {"namespaces": [theirs]}}})
-        other.says("Degraded", "False", name="guest")
-        guest = f"ballast:{cluster.namespace}/ballast:{theirs}/guest"
-        until(lambda: guest in users(admin))
-        cluster.patch("inferencedeployments", "llm", {"spec": {"queueAccess": {"namespaces": []}}})
-        other.says("Degraded", "True", "QueueNotAllowed", name="guest")
-
-        until(lambda: guest not in users(admin), said="without the grant, the user ends")
-        assert nothing == (None, None)
-        assert f"queueAccess.namespaces: [{theirs}]" in refused
-    other.delete("inferencedeployments", "guest")
 
 
 def test_the_operator_trusts_the_authority_of_its_redis_and_passes_it_on(

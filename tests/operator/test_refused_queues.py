@@ -93,6 +93,7 @@ def test_the_younger_of_two_models_on_one_queue_is_refused_until_the_older_one_l
     bench.put("guest", "g", offline={"queue": "guest/shared"})
     bench.reconcile()
     assert bench.cluster.degraded == "QueueConflict"
+    assert "guest/older, which serves the model other, and this one serves" in bench.cluster.message
 
     bench.put("guest", "older", older, model=MODEL | {"servedName": "other"})
     bench.reconcile()

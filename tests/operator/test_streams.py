@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import kopf
 import pytest
-from kopf._cogs.clients import fetching, watching
+from kopf._cogs.clients import api, fetching, watching
 
 from ballast_operator import streams
-from ballast_operator.kinds import DEPLOYMENT
+from ballast_operator.kinds import CRD, DEPLOYMENT
 
 
 def test_kopf_still_watches_through_the_replaced_function() -> None:
@@ -23,6 +23,10 @@ def test_kopf_still_watches_through_the_replaced_function() -> None:
     assert watching.Bookmark.LISTED
 
 
+async def lists_nothing(**_options: Any) -> AsyncIterator[Any]:
+    yield [], "1"
+
+
 NO_LEADER = {"type": "ERROR", "object": {"code": 500, "message": "etcdserver: no leader"}}
 EXPIRED = {"type": "ERROR", "object": {"code": 410, "message": "too old resource version"}}
 
@@ -31,9 +35,6 @@ EXPIRED = {"type": "ERROR", "object": {"code": 410, "message": "too old resource
 def test_an_error_of_a_watch_makes_it_list_again(error: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The lists are empty, and show no deletion. So each one causes an audit."""
     relisted: list[bool] = []
-
-    async def lists_nothing(**_options: Any) -> AsyncIterator[Any]:
-        yield [], "1"
 
     async def fails(**_options: Any) -> AsyncIterator[Any]:
         yield error
@@ -55,3 +56,31 @@ def test_an_error_of_a_watch_makes_it_list_again(error: dict[str, Any], monkeypa
 
     assert asyncio.run(watch()) == [watching.Bookmark.LISTED] * 2
     assert relisted == [True, True]
+
+
+def test_a_silent_watch_of_the_crds_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An API server that lost its power closes no connection."""
+    requests = 0
+
+    async def falls_silent(**_options: Any) -> AsyncIterator[Any]:
+        nonlocal requests
+        requests += 1
+        for _ in range(2):
+            yield {"type": "BOOKMARK", "object": {}}
+            await asyncio.sleep(0.3)
+
+    async def watch() -> None:
+        streams.Streams((), lambda: None, retry_seconds=0.01).install()
+        settings = kopf.OperatorSettings()
+        settings.watching.inactivity_timeout = 0.1
+        resource = SimpleNamespace(group=CRD.group, plural=CRD.plural, get_url=lambda **_: "")
+        async with asyncio.timeout(10):
+            async for _ in watching.infinite_watch(settings=settings, resource=cast(Any, resource), namespace=None):
+                if requests == 2:
+                    return
+
+    monkeypatch.setattr(fetching, "fetch_objs", lists_nothing)
+    monkeypatch.setattr(api, "stream", falls_silent)
+    monkeypatch.setattr(watching, "continuous_watch", watching.continuous_watch)  # restored after the test
+
+    asyncio.run(watch())

@@ -119,6 +119,7 @@ def test_a_change_gives_no_right_on_a_queue_that_the_resource_never_served() -> 
     bench = Bench()
     change(bench, "victim/q")
     assert bench.cluster.degraded == "QueueNotAllowed"
+    assert "queueAccess.namespaces: [guest]" in bench.cluster.message
     change(bench, "guest/two")
     assert bench.patterns() == [SECOND]
 

@@ -24,7 +24,6 @@ from queue_objects import make_status
 from waiting import until
 
 from ballast_queue.redis_store import Queue
-from ballast_queue.status import ClassLoad
 
 START_SECONDS = 120
 """The operator imports some 2,000 modules, which takes long on a machine that others use."""
@@ -209,7 +208,7 @@ class Cluster:
 
 def report(queue: Queue, ip: str) -> None:
     """Report as a worker with 8 slots does, and close the queue."""
-    queue.workers.publish(make_status(address=f"http://{ip}:8000", at=queue.now(), offline=ClassLoad(reserved=1)), 60)
+    queue.workers.publish(make_status(address=f"http://{ip}:8000", at=queue.now(), offline_reserved=1), 60)
     queue.close()
 
 

@@ -14,6 +14,7 @@ from ballast_policy.learning.cost import CostModel
 from ballast_policy.learning.interference import Allowance
 from ballast_policy.request import RequestClass
 from ballast_policy.reservation import Reservation
+from ballast_policy.snapshot import PolicyConfig
 from ballast_queue.status import ReservationStatus, SloStatus
 from ballast_worker.histogram import Histogram
 from ballast_worker.http_connection import Connections, HttpLimits
@@ -284,7 +285,20 @@ def test_the_metric_and_the_status_show_the_engines_reservation() -> None:
 
     assert scrape(make_figures())["ballast_offline_reservation_met", nothing] == 1
     assert scrape(make_figures(stats=short))["ballast_offline_reservation_met", nothing] == 0
-    assert reservation(short) == ReservationStatus(slots=3, blocks=4, chunk=5, in_use=1, is_met=False)
+    found = reservation(short, PolicyConfig(slots=8, num_blocks=10))
+    assert found == ReservationStatus(slots=3, blocks=4, chunk=5, in_use=1, is_met=False)
+
+
+@pytest.mark.parametrize(
+    ("is_met", "waiting", "is_met_by_tokens"), [(True, 1, True), (True, 0, False), (False, 1, False)]
+)
+def test_the_reservation_of_an_encoder_with_offline_work_is_met_by_tokens(
+    is_met: bool, waiting: int, is_met_by_tokens: bool
+) -> None:
+    policy = PolicyConfig(slots=8, num_blocks=10, is_encoder=True)
+    stats = make_stats(reservation=Reservation(slots=3, is_met=is_met), offline=ClassStats(waiting=waiting))
+
+    assert reservation(stats, policy).is_met_by_tokens is is_met_by_tokens
 
 
 def test_what_measured_latencies_leave_to_offline_is_shown_and_interference_only_under_a_cap() -> None:

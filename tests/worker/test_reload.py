@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ballast_api.worker_config import WorkerConfig
-from ballast_worker.reload import ConfigWatcher, Loaded, content_hash
+from ballast_api.worker_config import WorkerConfig, content_hash
+from ballast_worker.reload import ConfigWatcher, Loaded
 
 START = "model: {uri: /models/tiny}\nslots: 8\noffline: {reservedPercent: 10}\nruntime: {generation: 1}\n"
 

@@ -202,6 +202,8 @@ def _reservation(worker: WorkerStatus) -> str:
     if found is None:
         return ""
     idle = ", no other offline request may run" if found.is_met and found.in_use < found.slots else ""
+    if found.is_met_by_tokens:
+        idle = ", reserved tokens taken"
     return f"  reservation {'met' if found.is_met else 'NOT MET'}: {found.in_use} of {found.slots} slots in use{idle}"
 
 

@@ -18,7 +18,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Scope
 
 from ballast_api.errors import InvalidConfig
-from ballast_api.worker_config import WorkerConfig
+from ballast_api.worker_config import WorkerConfig, content_hash
 from ballast_log import Log
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig
@@ -54,7 +54,7 @@ from ballast_worker.http_server import HttpServer
 from ballast_worker.metrics import ScrapeData, Spending, StepMetrics, queue_view
 from ballast_worker.owner_port import owner_server
 from ballast_worker.preflight import check_queue, listen_for_metrics
-from ballast_worker.reload import ConfigWatcher, Loaded, content_hash
+from ballast_worker.reload import ConfigWatcher, Loaded
 from ballast_worker.requests import Recorder
 from ballast_worker.status import Identity, SmoothedRates, worker_status
 from ballast_worker.tenancy import Tenancy
@@ -155,7 +155,10 @@ class VllmServer:
         stats = engine_stats(found)
         num_blocks = stats.kv_used + stats.kv_cached + stats.kv_free
         block_tokens = self._app.state.vllm_config.cache_config.block_size
-        policy = _policy(self.config, PolicyConfig(slots=stats.slots, num_blocks=num_blocks, block_tokens=block_tokens))
+        sizes = PolicyConfig(
+            slots=stats.slots, num_blocks=num_blocks, block_tokens=block_tokens, is_encoder=self.tap.is_encoder
+        )
+        policy = _policy(self.config, sizes)
         self.engine = VllmEngine(self.tap, stats, policy)
         await self.tap.configure(message_of(policy))
         models = self._app.state.openai_serving_models

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 
-from ballast_api.worker_config import WorkerConfig
+from ballast_api.worker_config import WorkerConfig, content_hash
 from ballast_worker.api import routes
-from ballast_worker.reload import Loaded, content_hash
+from ballast_worker.reload import Loaded
 from ballast_worker.worker import Worker
 
 

@@ -6,7 +6,6 @@ symlink two directories up, and inotify on the file does not see that.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from ballast_api.errors import InvalidConfig
 from ballast_api.hot import changed_fields, with_hot_fields
-from ballast_api.worker_config import WorkerConfig
+from ballast_api.worker_config import WorkerConfig, content_hash
 from ballast_log import Log
 from ballast_worker.errors import NotServed
 
@@ -34,11 +33,6 @@ class Loaded:
     """Hash of the last file whose fields are all in force."""
     restart_required: tuple[str, ...] = ()
     """Fields that differ between the file and the configuration in force, as a user writes them."""
-
-
-def content_hash(text: str) -> str:
-    """Return the hash of a configuration file. The operator computes the same hash of the file that it renders."""
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def reloaded(current: Loaded, wanted: WorkerConfig, text_hash: str) -> Loaded:

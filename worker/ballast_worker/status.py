@@ -156,8 +156,9 @@ def worker_status(server: StatusSource, stats: EngineStats) -> WorkerStatus:
         kv_blocks_free=stats.kv_cached + stats.kv_free,
         online=rates.load(stats, RequestClass.ONLINE),
         offline=rates.load(stats, RequestClass.OFFLINE),
-        reservation=reservation(stats),
+        reservation=reservation(stats, policy),
         can_claim=feeder is not None and feeder.can_claim,
+        offline_reserved=policy.reservation().slots,
         offline_most=most_slots(policy.offline_max_share, stats.slots),
         tenant_slots={tenant: most for tenant, most in policy.tenant_caps.items() if tenant in tenants},
         tenant_requests=held,
@@ -175,11 +176,17 @@ def worker_status(server: StatusSource, stats: EngineStats) -> WorkerStatus:
     )
 
 
-def reservation(stats: EngineStats) -> ReservationStatus:
+def reservation(stats: EngineStats, policy: PolicyConfig) -> ReservationStatus:
     """Return the reservation of the engine for the status."""
-    found = stats.reservation
+    found, offline = stats.reservation, stats.offline
+    has_work = offline.running + offline.parked + offline.waiting > 0
     return ReservationStatus(
-        slots=found.slots, blocks=found.blocks, chunk=found.chunk, in_use=found.in_use, is_met=found.is_met
+        slots=found.slots,
+        blocks=found.blocks,
+        chunk=found.chunk,
+        in_use=found.in_use,
+        is_met=found.is_met,
+        is_met_by_tokens=policy.is_encoder and has_work and found.is_met,
     )
 
 

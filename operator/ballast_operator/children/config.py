@@ -7,7 +7,6 @@ restarts therefore reads its old version again.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
@@ -211,11 +210,6 @@ def config_manifest(resource: InferenceDeployment, texts: Mapping[str, str], red
     return manifest(
         CONFIG_MAP, resource, {"data": data}, name=config_map(resource.metadata.name), annotations=annotations
     )
-
-
-def content_hash(text: str) -> str:
-    """Return the hash with which a worker reports the file that it has in force."""
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _seconds(timestamp: str | None) -> float:
