@@ -27,7 +27,6 @@ from ballast_sim.planner.batch_ceiling import CeilingCase, drawn, largest
 from ballast_sim.planner.encoder import EncoderSlo, encoder_limit
 from ballast_sim.planner.inputs import EngineInput, PlanInputs
 from ballast_sim.replay.arrivals import generate
-from ballast_sim.replay.bisection import highest
 from ballast_sim.replay.hardware import GPUS
 from ballast_sim.replay.jobs import SimulatedJob
 from ballast_sim.replay.model_shape import SHAPES
@@ -106,6 +105,15 @@ def serve(
     )
 
 
+def highest_rate(keeps: Callable[[float], bool], high: float, precision: float = 0.02) -> float:
+    """Bisect for the highest rate up to `high` that keeps the SLO, to a share of `high`."""
+    low, step = 0.0, precision * high
+    while high - low > step:
+        middle = (low + high) / 2
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return low
+
+
 def sweep(case: CeilingCase, requests: int, most_drawn: int) -> bool:
     """Print batch sizes around the ceiling; return whether drawn newcomers give the computed ceiling."""
     print(f"\n{case.name}: {1e3 * case.seconds:g} ms for {case.share:.0%}, prompts of {case.prompt}, {case.rate:g}/s")
@@ -152,8 +160,7 @@ def windows(prompt: int, requests: int) -> None:
         figures = [run(index, rate) for index in range(3)]
         print(f"{rate:5}   " + "".join(f"{1e3 * p95:18.1f} {batch:6.1f} {busy:4.0%}" for p95, batch, busy in figures))
     for index, (limit, promise) in enumerate(zip(limits, promises, strict=True)):
-        end = 1.5 * limit.requests_per_second
-        most, _ = highest(partial(_keeps, run, index), end, 0.02 * end)
+        most = highest_rate(partial(_keeps, run, index), 1.5 * limit.requests_per_second)
         print(
             f"window {1e3 * promise.window:g} ms: {limit.because}; {limit.requests_per_second:,.0f} requests/s "
             f"computed, {most:,.0f} within the latency by simulation"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from ceilings import serve
+from ceilings import highest_rate, serve
 
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.encoder import MOST_BATCH, EncoderSlo, encoder_limit
 from ballast_sim.planner.encoder_runs import EncoderBench
-from ballast_sim.replay.bisection import highest
 from ballast_sim.replay.hardware import GPUS
 from ballast_sim.replay.model_shape import SHAPES
 from ballast_sim.replay.step_model import BatchWork, Roofline
@@ -54,8 +53,7 @@ def test_one_gpu_serves_the_rate_that_the_batch_promises_within_a_tenth():
         served = serve(MODEL, 256, PROMISE, rate=rate, most=limit.batch, requests=3000)
         return served.latency <= PROMISE.latency
 
-    end = 1.5 * limit.requests_per_second
-    most, _ = highest(keeps, end, 0.04 * end)
+    most = highest_rate(keeps, 1.5 * limit.requests_per_second, precision=0.04)
     assert 0.9 * limit.requests_per_second <= most <= 1.05 * limit.requests_per_second
 
 

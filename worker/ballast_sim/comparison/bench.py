@@ -18,7 +18,6 @@ from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.comparison.baselines import Aimd, QpsCap
 from ballast_sim.comparison.chart_series import ChartSeries, series
 from ballast_sim.errors import BadInput
-from ballast_sim.replay.bisection import highest
 from ballast_sim.replay.jobs import SimulatedJob
 from ballast_sim.replay.policies import Ballast, Fill, held_to
 from ballast_sim.replay.replica import Policy
@@ -160,11 +159,12 @@ class Bench:
 
         The row has load 0 if no load reaches 99 %.
         """
-
-        def keeps(load: float) -> bool:
-            return self.alone(load).result.keeps(HIGHEST_ATTAINMENT, HIGHEST_ATTAINMENT)
-
-        low, high = highest(keeps, MOST_LOAD, 0.02)
+        low, high = 0.0, MOST_LOAD
+        while high - low > 0.02:
+            middle = (low + high) / 2
+            result = self.alone(middle).result
+            is_met = result.keeps(HIGHEST_ATTAINMENT, HIGHEST_ATTAINMENT)
+            low, high = (middle, high) if is_met else (low, middle)
         return self.alone(low) if low else replace(self.alone(high), load=0.0)
 
     # Traffic

@@ -16,7 +16,6 @@ from ballast_sim.errors import BadInput
 from ballast_sim.planner.encoder import EncoderSlo, encoder_limit
 from ballast_sim.replay import hardware, model_shape
 from ballast_sim.replay.arrivals import generate, lognormal_answers
-from ballast_sim.replay.bisection import highest
 from ballast_sim.replay.jobs import SimulatedJob
 from ballast_sim.replay.policies import Ballast, Fill
 from ballast_sim.replay.report import report
@@ -99,8 +98,14 @@ class EncoderBench:
 
     def highest(self) -> EncoderRow:
         """Search for the highest load at which online alone meets its SLO. The row has load 0 if none does."""
-        low, _ = highest(lambda load: self.row("online-only", load).attainment >= self.slo.share, 1.0, PRECISION)
-        return replace(self.row("online-only", low or PRECISION), load=low)
+        low, high = 0.0, 1.0
+        best = replace(self.row("online-only", PRECISION), load=0.0)
+        while high - low > PRECISION:
+            middle = (low + high) / 2
+            row = self.row("online-only", middle)
+            low, high = (middle, high) if row.attainment >= self.slo.share else (low, middle)
+            best = row if low == middle else best
+        return best
 
     def row(self, policy: str, load: float) -> EncoderRow:
         """Run one policy at one load.

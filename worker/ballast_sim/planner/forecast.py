@@ -18,7 +18,6 @@ from ballast_sim.planner.deployment import Deployment
 from ballast_sim.planner.encoder import MOST_BATCH, EncoderSlo, encoder_limit
 from ballast_sim.planner.fleet import STEP_SHARES, Progress
 from ballast_sim.planner.inputs import PlanInputs, ServiceInput
-from ballast_sim.replay.bisection import highest
 from ballast_sim.replay.model_shape import Quantization, shape
 from ballast_sim.replay.policies import Ballast
 from ballast_sim.replay.step_model import BatchWork, Roofline
@@ -240,12 +239,12 @@ class _Ahead:
 
     def _highest_rate(self, deployment: Deployment, lengths: Sequence[Arrival], full: float) -> float:
         """Search for the highest rate of Poisson arrivals that one GPU serves within the SLO, to 3 %."""
-
-        def fits(rate: float) -> bool:
-            online = self._poisson(rate, lengths)
-            return deployment.fits(deployment.alone(online, online[-1].seconds))
-
-        low, high = highest(fits, full, 0.03 * full)
+        low, high = 0.0, full
+        while high - low > 0.03 * full:
+            middle = (low + high) / 2
+            online = self._poisson(middle, lengths)
+            result = deployment.alone(online, online[-1].seconds)
+            low, high = (middle, high) if deployment.fits(result) else (low, middle)
         if not low:
             slo, model = deployment.inputs.slo, deployment.model
             raise Impossible(
