@@ -7,6 +7,7 @@ A replica that cannot renew the Lease for `RENEW_WITHIN_SECONDS` stops, well bef
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from typing import Any
 
 from ballast_log import Log
 from ballast_operator.cluster import Cluster
-from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict
+from ballast_operator.errors import BadSetting, ClusterRefused, ClusterUnavailable, Conflict
 from ballast_operator.kinds import LEASE, Body, Key
 
 log = Log(__name__)
@@ -62,7 +63,8 @@ class Leadership:
             except (ClusterUnavailable, ClusterRefused) as error:
                 log.warning("cannot read or write the lease and will retry", error=str(error))
                 # The cluster may have new authorities. An active operator ends instead, because its watches need them.
-                await self._cluster.connect()
+                with contextlib.suppress(BadSetting):  # its files may be incomplete while somebody replaces them
+                    await self._cluster.connect()
             await asyncio.sleep(POLL_SECONDS)
 
     async def keep(self) -> None:

@@ -225,8 +225,6 @@ class Poller:
             of.worked = before
         else:
             of.worked = server
-            if result.has_older_functions:
-                self.connections.pop(server, None)  # the next one tries again to load the functions
             if before is not None and not any(other.worked == before for other in self._resources.values()):
                 self.connections.pop(before, None)
         return result
@@ -239,6 +237,7 @@ class Poller:
     def _read(self, server: Server, source: QueueSource) -> PollResult:
         """Poll one queue. Runs on a thread."""
         connection = self._connection(server)
+        connection.load_again()
         queue = Queue(connection, source.queue)
         follows = queue.settings.renew(source.owner) in ("", source.owner)
         if not (workers := tuple(queue.workers.statuses())):

@@ -19,7 +19,7 @@ from queue_objects import make_status
 from tls import LOOPBACK, tls_proxy
 
 from ballast_queue.batch_lines import CHUNK_LINES
-from ballast_queue.errors import QueueUnavailable
+from ballast_queue.errors import QueueForbidden, QueueUnavailable
 from ballast_queue.job import Claimed, Result
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings, TenantSettings
@@ -87,7 +87,7 @@ class Pipe(io.BytesIO):
         return super().readline(size)
 
 
-@pytest.mark.parametrize("event", ["a cancellation", signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("event", ["a cancellation", "a lost user", signal.SIGTERM, signal.SIGHUP])
 def test_a_submission_that_fails_or_is_ended_names_its_key(
     queued, queue: Queue, make_line: Any, monkeypatch: pytest.MonkeyPatch, event: Any
 ):
@@ -96,17 +96,22 @@ def test_a_submission_that_fails_or_is_ended_names_its_key(
             jobs = queue.jobs.all()
             if jobs and event == "a cancellation":
                 queue.jobs.cancel(jobs[0].id)
+            elif jobs and event == "a lost user":
+                raise QueueForbidden("Redis does not know the user")
             elif jobs:
                 os.kill(os.getpid(), event)
             return super().readline(size)
 
     lines = "\n".join(make_line(f"item-{number}") for number in range(CHUNK_LINES + 1))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(Interrupted(lines.encode())))
+    if isinstance(event, signal.Signals):
+        monkeypatch.setattr("ballast_cli.interrupts.signal.getsignal", lambda _: signal.SIG_DFL)
     ran = queued("submit", "-")
     (job,) = queue.jobs.all()
 
-    assert ran.code == (5 if event == "a cancellation" else 130)
-    assert f"Run the same command with --key {job.key} to resume." in ran.err
+    assert ran.code == {"a cancellation": 5, "a lost user": 4}.get(event, 130)
+    resumes = f"Run the same command with --key {job.key} to resume." in ran.err
+    assert resumes is (event != "a cancellation"), "a repetition for a job that ended adds nothing"
     assert f"key         {job.key}\n" in queued("job", job.id).out
 
 

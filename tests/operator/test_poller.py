@@ -232,7 +232,7 @@ def test_a_former_queue_that_cannot_be_read_stays_one(valkey: Any) -> None:
     assert [(found.num_unfinished, found.is_over) for found in result.former] == [(None, False)]
 
 
-def test_a_full_redis_with_older_functions_is_polled_and_the_next_poll_connects_again() -> None:
+def test_a_full_redis_with_older_functions_is_polled() -> None:
     with ValkeyServer() as server, redis.Redis.from_url(server.connection_url) as raw:
         raw.function_load(SOURCE.replace(f"local REVISION = {REVISION}", f"local REVISION = {REVISION - 1}"))
         raw.config_set("maxmemory", 1)

@@ -258,13 +258,16 @@ AWAY = redis.ConnectionError("no route to host")
 @pytest.mark.parametrize(
     ("revisions", "is_newer", "failure"),
     [
-        ((REVISION, REVISION - 1), False, LibraryUnfit),
-        ((REVISION - 1, REVISION + 1), True, LibraryUnfit),
+        ((REVISION - 1, REVISION - 2), False, LibraryUnfit),
+        ((REVISION, REVISION - 1), False, RefusedCall),
+        ((REVISION - 1, REVISION + 1), True, RefusedCall),
         ((AWAY, REVISION + 1), True, RefusedCall),
     ],
-    ids=["an older one", "both", "a shard is away"],
+    ids=["older ones", "an older one", "both", "a shard is away"],
 )
-def test_the_functions_of_every_shard_count(revisions, is_newer: bool, failure: type[QueueError]):
+def test_a_worker_goes_on_if_one_shard_has_the_functions_of_this_version(
+    revisions, is_newer: bool, failure: type[QueueError]
+):
     connection = Connection(Shards(*revisions), socket_timeout=5)
     with pytest.raises(failure):
         connection.call("claim", (b"k",))

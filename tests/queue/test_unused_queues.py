@@ -154,7 +154,7 @@ def test_a_full_redis_loses_its_unused_queues(line, release) -> None:
 
         assert removed == ["a/old"]
         assert keys_of(queue) == []
-        assert raw.hgetall("ballast:queues") == {}, "the time of a used queue has ended"
+        assert [field.split()[0] for field in raw.hgetall("ballast:queues")] == [b"a/again"]
         queue.close()
 
 

@@ -290,13 +290,15 @@ def test_the_metric_and_the_status_show_the_engines_reservation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_met", "waiting", "is_met_by_tokens"), [(True, 1, True), (True, 0, False), (False, 1, False)]
+    ("is_met", "running", "waiting", "is_met_by_tokens"),
+    [(True, 0, 1, True), (True, 0, 0, False), (True, 1, 0, False), (True, 1, 1, True), (False, 0, 1, False)],
 )
-def test_the_reservation_of_an_encoder_with_offline_work_is_met_by_tokens(
-    is_met: bool, waiting: int, is_met_by_tokens: bool
+def test_the_reservation_of_an_encoder_is_met_by_tokens_while_requests_wait_beside_free_slots(
+    is_met: bool, running: int, waiting: int, is_met_by_tokens: bool
 ) -> None:
     policy = PolicyConfig(slots=8, num_blocks=10, is_encoder=True)
-    stats = make_stats(reservation=Reservation(slots=3, is_met=is_met), offline=ClassStats(waiting=waiting))
+    offline = ClassStats(running=running, waiting=waiting)
+    stats = make_stats(reservation=Reservation(slots=3, in_use=running, is_met=is_met), offline=offline)
 
     assert reservation(stats, policy).is_met_by_tokens is is_met_by_tokens
 

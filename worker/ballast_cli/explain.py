@@ -76,7 +76,7 @@ def explain(
         if unreachable is not None and not (queue is None and isinstance(unreachable.__cause__, CommandForbidden)):
             raise unreachable
         if redis_url and place is not None:
-            jobs = _jobs(place, queue or queue_of(found))
+            jobs = _jobs(place, queue_of(found))  # whatever queue the environment names
     except Unreachable as error:
         say(f"ballast: cannot explain the jobs of the resource: {error}")
     if as_json:

@@ -21,7 +21,7 @@ from ballast_cli.errors import CliError, SubmitterOnly, Usage
 from ballast_cli.interrupts import interruptible
 from ballast_cli.watch import progress, watch
 from ballast_openai.errors import counted
-from ballast_queue.errors import InvalidSubmission, OtherLines, QueueError
+from ballast_queue.errors import InvalidSubmission, JobStateConflict, OtherLines, QueueError
 from ballast_queue.job import Job, Outlook
 from ballast_worker.forecast import Forecast
 
@@ -152,7 +152,7 @@ def _resumable(key: str) -> Iterator[None]:
     """Print how to resume the submission if it is interrupted or fails."""
     try:
         yield
-    except InvalidSubmission:  # a repetition fails in the same way
+    except (InvalidSubmission, JobStateConflict):  # a repetition fails in the same way, or adds nothing
         raise
     except (KeyboardInterrupt, QueueError):
         say(f"Interrupted. Run the same command with --key {shlex.quote(key)} to resume.")

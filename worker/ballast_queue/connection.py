@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import ssl
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, Self, TypeVar
@@ -43,6 +44,8 @@ SOURCE = files("ballast_queue").joinpath("ballast.lua").read_text(encoding="utf-
 REVISION = int(re.findall(r"^local REVISION = (\d+)$", SOURCE, re.MULTILINE)[0])
 """The revision of the function library in `SOURCE`."""
 PREFIX = "ballast1_"
+LOAD_AGAIN_SECONDS = 60.0
+"""Time between two tries to load the functions into a full Redis."""
 _READS = frozenset(
     {"demand", "look", "read", "heads", "results", "due", "stats", "lengths", "statuses", "now", "revision"}
 )
@@ -71,6 +74,7 @@ class Connection:
         """The unreadable values of each queue."""
         self.is_outdated = False
         """Whether Redis has no memory for the functions of this version, so that calls run those of an older one."""
+        self._load_again_at = 0.0
         self._longest_wait = socket_timeout / 2
         self._loads_functions = loads_functions
         self._is_strict = is_strict
@@ -300,9 +304,12 @@ class Connection:
 
         If Redis has no memory for it, an older one does, unless it `lacks_function` that was called.
         """
-        found = min(self._revisions())
-        if found < REVISION and not self._loads_functions:
-            raise LibraryUnfit(_MISSING)
+        revisions = self._revisions()
+        found = min(revisions)
+        if not self._loads_functions:
+            if max(revisions) < REVISION:  # the shard of the queue may be fit although another one is not
+                raise LibraryUnfit(_MISSING)
+            return
         try:
             if found < REVISION:
                 self._load()
@@ -310,7 +317,12 @@ class Connection:
         except OutOfMemoryError:
             if not found or lacks_function:
                 raise
-            self.is_outdated = True
+            self.is_outdated, self._load_again_at = True, time.monotonic() + LOAD_AGAIN_SECONDS
+
+    def load_again(self) -> None:
+        """Try again to load the functions of this version if Redis was too full for them, at most once a minute."""
+        if self.is_outdated and time.monotonic() >= self._load_again_at:
+            self._translated(self._require_library)
 
     def _revisions(self) -> list[int]:
         """Return the revision of the library of each primary that answers."""

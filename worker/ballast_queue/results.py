@@ -58,7 +58,9 @@ class Results:
                 for text in page[1::2]:
                     yield _result(text, job_id)
             if not follow or is_over:
-                self._jobs.get(job_id)  # the last page of a job that was deleted meanwhile is empty, too
+                attempt(
+                    partial(self._jobs.get, job_id)
+                )  # the last page of a job that was deleted meanwhile is empty, too
                 return
             attempt(partial(self._store.connection.wait_for_entry, key, seen, poll_seconds))
 

@@ -58,7 +58,7 @@ class ReservationStatus(_Published):
     Only requests in the engine count. Items in the queue do not: see `WorkerStatus.can_claim`.
     """
     is_met_by_tokens: bool = False
-    """In an encoder: offline work takes the reserved tokens, or all of it runs. A free slot is then no shortage."""
+    """In an encoder: offline work takes the reserved tokens with fewer requests. A free slot is then no shortage."""
 
 
 class SloStatus(_Published):
@@ -97,8 +97,11 @@ class WorkerStatus(_Published):
     """None: the worker has an older version and does not publish it."""
     can_claim: bool = False
     """The queue has items that this worker could run now: their tenant is below its slot cap."""
-    offline_reserved: Count = 0
-    """Slots that `offline.reservedPercent` reserves. `reservation` has those that the batch ceiling leaves of them."""
+    offline_reserved: Count | None = None
+    """Slots that `offline.reservedPercent` reserves. `reservation` has those that the batch ceiling leaves of them.
+
+    None: the worker has an older version and does not publish it.
+    """
     offline_most: Count | None = None
     """Slots that offline work may hold, by `offline.maxPercent`; None: unknown."""
     tenant_slots: dict[str, Count] = {}

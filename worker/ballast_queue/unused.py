@@ -37,14 +37,18 @@ class UnusedQueues:
     keep_seconds: float
 
     def update(self, used: AbstractSet[str]) -> list[str]:
-        """Run the timers of queues that no resource uses. Note which are used now, and return the removed queues.
+        """Note which queues the resources use now. Run the timers of the others, and return the removed queues.
 
-        A full Redis notes nothing. The unused queues come first, because their end frees memory.
+        A full Redis notes nothing, but unused queues end, which frees memory.
 
         Raises:
             QueueUnavailable, QueueForbidden: the server does not answer, or refuses the user.
         """
         known = dict(self._entries())
+        for name in sorted(used):
+            if known.get((name, self.release)) != "":
+                with contextlib.suppress(QueueFull):  # the next call notes it
+                    self._note(name, "")
         removed = []
         for (name, release), since in known.items():
             if release != self.release or name in used:
@@ -55,9 +59,6 @@ class UnusedQueues:
                     removed.append(name)
             except (RefusedCall, UnreadableValue, QueueFull) as error:  # a user can write anything into its queue
                 log.warning("an unused queue was skipped", queue=name, error=type(error).__name__)
-        for name in sorted(used):
-            if known.get((name, self.release)) != "":
-                self._note_used(name)
         return removed
 
     def _end(self, queue: Queue, since: str, *, is_shared: bool) -> bool:
@@ -80,12 +81,6 @@ class UnusedQueues:
             name, _, release = text_of(field).partition(" ")
             found.append(((name, release), text_of(value)))
         return found
-
-    def _note_used(self, name: str) -> None:
-        try:
-            self._note(name, "")
-        except QueueFull:  # the next call notes it; what must not stay is a time since when it is unused
-            self.connection.remove_hash_field(REGISTRY, _field(name, self.release))
 
     def _note(self, name: str, since: str) -> None:
         self.connection.set_hash_field(REGISTRY, _field(name, self.release), since)

@@ -286,8 +286,8 @@ class Claimer:
         self._in_flight.unserved.add(claimed.lease)
 
     def avoids(self, group: Group) -> bool:
-        """Return whether this worker could run no item of a group when it last read its jobs."""
-        return group in self._avoided_groups
+        """Return whether this worker could run no item of a group when it read its jobs in the last minute."""
+        return self._avoided_groups.get(group, -inf) > time.monotonic() - AVOID_SECONDS
 
     def _usable_heads(self, queue: Queue, groups: Sequence[Group]) -> list[JobHead]:
         """Return the heads of jobs that are not avoided. A group with avoided jobs only is not read for some time."""

@@ -179,14 +179,14 @@ def worker_status(server: StatusSource, stats: EngineStats) -> WorkerStatus:
 def reservation(stats: EngineStats, policy: PolicyConfig) -> ReservationStatus:
     """Return the reservation of the engine for the status."""
     found, offline = stats.reservation, stats.offline
-    has_work = offline.running + offline.parked + offline.waiting > 0
+    by_slots = min(found.slots, offline.running + offline.parked + offline.waiting)
     return ReservationStatus(
         slots=found.slots,
         blocks=found.blocks,
         chunk=found.chunk,
         in_use=found.in_use,
         is_met=found.is_met,
-        is_met_by_tokens=policy.is_encoder and has_work and found.is_met,
+        is_met_by_tokens=policy.is_encoder and found.is_met and found.in_use < by_slots,
     )
 
 
