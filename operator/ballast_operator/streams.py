@@ -78,7 +78,10 @@ class Streams:
                 yield event
         except APINotFoundError:
             is_gone = True
-        except watching.WatchingError as error:
+        except (watching.WatchingError, RuntimeError) as error:
+            # After a 401, Kopf closes the connections of all watches, and aiohttp raises an error without a class.
+            if type(error) is RuntimeError and str(error) != "Connection closed.":
+                raise
             has_failed = True
             log.warning("a watch failed, so its objects are listed again", kind=str(resource), error=str(error))
         except (asyncio.CancelledError, GeneratorExit):

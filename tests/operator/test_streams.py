@@ -58,8 +58,9 @@ def test_an_error_of_a_watch_makes_it_list_again(error: dict[str, Any], monkeypa
     assert relisted == [True, True]
 
 
-def test_a_silent_watch_of_the_crds_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An API server that lost its power closes no connection."""
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_silent_or_closed_watch_of_the_crds_is_asked_again(monkeypatch: pytest.MonkeyPatch, is_closed: bool) -> None:
+    """An API server that lost its power closes no connection. Kopf closes all of them after an answer 401."""
     requests = 0
 
     async def falls_silent(**_options: Any) -> AsyncIterator[Any]:
@@ -67,6 +68,8 @@ def test_a_silent_watch_of_the_crds_is_asked_again(monkeypatch: pytest.MonkeyPat
         requests += 1
         for _ in range(2):
             yield {"type": "BOOKMARK", "object": {}}
+            if is_closed:
+                raise RuntimeError("Connection closed.")  # as aiohttp does
             await asyncio.sleep(0.3)
 
     async def watch() -> None:
