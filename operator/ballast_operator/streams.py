@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+import aiohttp
 from kopf._cogs.clients import watching
 from kopf._cogs.clients.errors import APINotFoundError
 
@@ -78,8 +79,8 @@ class Streams:
                 yield event
         except APINotFoundError:
             is_gone = True
-        except (watching.WatchingError, RuntimeError) as error:
-            # After a 401, Kopf closes the connections of all watches, and aiohttp raises an error without a class.
+        except (watching.WatchingError, aiohttp.ClientError, RuntimeError) as error:
+            # After a 401, Kopf closes the connections of lists and watches. aiohttp may raise an error without a class.
             if type(error) is RuntimeError and str(error) != "Connection closed.":
                 raise
             has_failed = True
