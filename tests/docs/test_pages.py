@@ -25,6 +25,7 @@ from ballast_operator.permitted import PodRules
 ROOT = Path(__file__).parents[2]
 HOW_TO = ROOT / "docs" / "how-to"
 SAMPLES = sorted((ROOT / "docs" / "samples").glob("*.yaml"))
+VERBS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "e2e" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CHART = (ROOT / "docs" / "reference" / "chart.md").read_text()
 METRICS = "\n".join((ROOT / "docs" / "reference" / name).read_text() for name in ("metrics.md", "operator.md"))
@@ -83,7 +84,7 @@ def unknown_commands(text: str) -> list[str]:
             for parameter in inner.params
             for option in parameter.opts
         }
-        for name, each in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
+        for name, each in VERBS.items()
     }
     return [
         f"{name} {' '.join(options)}"
@@ -148,8 +149,7 @@ def test_a_wrong_name_would_be_found():
 
 
 def test_a_runbook_with_a_command_for_a_queue_links_to_how_to_connect():
-    verbs = typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
-    of_queues = {name for name, verb in verbs if any("--queue" in parameter.opts for parameter in verb.params)}
+    of_queues = {name for name, verb in VERBS.items() if any("--queue" in parameter.opts for parameter in verb.params)}
     pages = {page.name: page.read_text() for page in PAGES if page.parent.name == "runbooks"}
     named = {name: {verb for verb, _ in commands(text)} & of_queues - {"explain"} for name, text in pages.items()}
 

@@ -241,7 +241,7 @@ def _cost(spending: Spending) -> Metric:
     return counter(
         "ballast_cost_dollars",
         "Cost of the worker so far in dollars, split by the service of each class. The start of the worker and idle "
-        "time count as online.",
+        "time count as online. With `vllm serve`, the cost begins after the model has loaded.",
         ("class",),
         [((c.value,), dollars) for c, dollars in spending.dollars.items()],
     )
