@@ -33,9 +33,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from itertools import count
 from math import ceil, inf, log, sqrt
 from pathlib import Path
 from random import Random
@@ -43,9 +42,10 @@ from typing import Any
 
 from llm_d.picture import Column, Curve, draw
 from llm_d.protocol import ALONE, ANSWER, DEVIATION, MEAN, MOST, PROMPT, SCENARIOS, UNSUSPENDED, Protocol
-from replay import Arrival, Clock, machine, median, parser, percentile, write
+from replay import Arrival, Clock, machine, parser, percentile, write
 from replay.random_llama import bytes_llama, make_model
-from replay.side_process import SideProcess, pause, send_result
+from replay.side_process import SideProcess, send_result
+from replay.turns import TURN, Pace, in_turns, wait_for_turn
 from replay.vllm_engine import BALLAST, PLAIN, PRIORITIES, UNBOUNDED, Feed, Replayed, VllmEngine, backlog
 
 SLOTS = 128
@@ -57,8 +57,6 @@ CONCURRENCY = 10
 """Batch requests in flight of S6."""
 FACTOR, SHARE = 1.25, 0.8
 """The goal: latencies over those of S0, and batch tokens over those of S1."""
-TURN = 2.0
-"""Seconds that a scenario runs before the next one runs."""
 PACED = 32
 """Requests that plain vLLM computes before each turn, all at once. Their time sets the pace of the clocks."""
 SCHEDULER = dict.fromkeys([name for name in SCENARIOS if name != UNSUSPENDED], PLAIN) | {
@@ -128,13 +126,13 @@ def replay(engine: VllmEngine, run: Run, divisor: int) -> Found:
     starts = [a.seconds for a in protocol.traffic(protocol.cycles)] if protocol else [0.0] * run.count
     online = [Arrival(at, PROMPT // divisor, ANSWER // divisor) for at in starts]
 
-    def report(_: Replayed) -> None:
-        engine.clock.set_pace(pause({})["pace"])
-
     if run.slo is not None:
         engine.scheduler.ballast_configure(run.slo)
     turn = TURN if protocol is not None else inf
-    return summary(engine.replay(online, batch(divisor), feed(run), pause=report, pause_seconds=turn), protocol)
+    return summary(
+        engine.replay(online, batch(divisor), feed(run), pause=wait_for_turn(engine.clock), pause_seconds=turn),
+        protocol,
+    )
 
 
 def summary(replayed: Replayed, protocol: Protocol | None) -> Found:
@@ -194,44 +192,11 @@ class Process(SideProcess):
         return Found(**self.replay(asdict(run)))
 
 
-def in_turns(sides: Mapping[str, Process], pace: Pace) -> dict[str, Found]:
-    """Let the sides take turns until their runs end. Return the results."""
-    found: dict[str, Found] = {}
-    numbers = count(1)
-    while len(found) < len(sides):
-        paced, turn = pace.measure(), next(numbers)
-        for scenario in [name for name in sides if name not in found]:
-            result, is_end = sides[scenario].advance({"pace": paced})
-            if is_end:
-                found[scenario] = Found(**result)
-        if turn % 10 == 0:
-            print(f"{TURN * turn:.0f} s of each side. Pace of the machine: {paced:.2f}", flush=True)
-    return found
-
-
-class Pace:
-    """How fast the machine is now, compared with the time in which the sustained rate was measured."""
-
-    def __init__(self, plain: Process) -> None:
-        self._plain = plain
-        self._seconds = [self._replay() for _ in range(3)]
-        self.found: list[float] = []
-
-    def _replay(self) -> float:
-        return self._plain.run(Run("S0", count=PACED)).seconds
-
-    def measure(self) -> float:
-        """Return the seconds at first over the seconds now, of the same requests; the median of three."""
-        self._seconds.append(self._replay())
-        self.found.append(median(self._seconds[:4]) / median(self._seconds[-3:]))
-        return self.found[-1]
-
-
 def compare(asked: argparse.Namespace, model: Path) -> dict[str, Any]:
     """Measure every scenario."""
     num = 10 * SLOTS // (4 if asked.quick else 1)
     plain = Process(PLAIN, model, asked.divisor)
-    pace = Pace(plain)
+    pace = Pace(lambda: plain.run(Run("S0", count=PACED)).seconds)
     sustained = num / plain.run(Run("S0", count=num)).seconds
     pace.measure()
     burst = asked.load * sustained
@@ -248,18 +213,18 @@ def compare(asked: argparse.Namespace, model: Path) -> dict[str, Any]:
     for side in sides.values():
         side.run(Run("S0", count=1))  # no side loads its model or warms up beside another one
     sides["S0"].begin(asdict(base))
-    alone = in_turns({"S0": sides["S0"]}, pace)["S0"]
+    alone = Found(**in_turns({"S0": sides["S0"]}, pace, report=True)["S0"])
     ttft, itl = (FACTOR * percentile(values, 99) for values in (alone.ttft, alone.itl))
     slo = {"ttft": ttft, "tpot": itl, "max_interference": None}
     print(f"SLO: TTFT {1e3 * ttft:.0f} ms, ITL {1e3 * itl:.1f} ms", flush=True)
     for scenario, side in sides.items():
         side.begin(asdict(replace(base, scenario=scenario, slo=slo if SCHEDULER[scenario] == BALLAST else None)))
-    found = in_turns(sides, pace)
+    found = {name: Found(**result) for name, result in in_turns(sides, pace, report=True).items()}
     found["S0"].ttft += alone.ttft
     found["S0"].itl += alone.itl
     for side in (plain, *sides.values()):
         side.close()
-    print(f"\nThe pace of the machine was {min(pace.found):.2f} to {max(pace.found):.2f}.")
+    print(f"\n{pace.spread()}")
     print(HEADER)
     rows = [row(name, found, protocol) for name in SCHEDULER]
     last = rows[-1]

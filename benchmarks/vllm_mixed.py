@@ -15,10 +15,12 @@ the sides are online alone in plain vLLM and in Ballast, and Ballast with caps o
 SLO if both its TTFT and its TPOT do.
 
 All times are CPU time of the computing thread, and vLLM and Ballast see the same clock, so other work on the machine
-counts little. The speed of a machine still changes within minutes, so the slices of the trace are cut into short parts,
-and all sides run a part one after the other, before the next part. The SLO is from an earlier run of online alone over
-all parts. When nothing is left to do, time jumps to the next request. With `--clock wall`, as a GPU needs it, times are
-those of the wall. Each side has a process of its own.
+counts little. The speed of a machine still changes within minutes. So the slices of the trace are cut into short parts,
+and all sides run a part before the next part. Within a part they take turns of two seconds. Before each turn, plain
+vLLM computes a fixed number of requests. The longer these take, the slower the clocks run, so the load stays the same.
+The SLO is from an earlier run of online alone over all parts. When nothing is left to do, time jumps to the next
+request. With `--clock wall`, as a GPU needs it, times are those of the wall, and sides run a part one after the other.
+Each side has a process of its own.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count, pairwise, product
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -38,6 +41,7 @@ from typing import Any
 from replay import Arrival, Clock, azure, machine, median, parser, percentile, write
 from replay.random_llama import bytes_llama, make_model
 from replay.side_process import SideProcess, send_result
+from replay.turns import TURN, Pace, in_turns, wait_for_turn
 from replay.vllm_engine import BALLAST, BUDGET, PLAIN, PRIORITIES, SCHEDULERS, UNBOUNDED, Feed, VllmEngine, backlog
 
 SEQS, BUDGETS = (1, 2, 4), (2048, 256, 64)
@@ -49,6 +53,8 @@ TUNING, TUNING_START = 342, 3000
 """Requests of another slice on which settings are tuned, and on which Ballast learns the cost of a step."""
 CAP_WARM = 4
 """Times `TUNING` that a side with a cap runs before its first row: its feedback needs about a minute."""
+PACED = 64
+"""Online requests that plain vLLM computes before each turn, all at once. Their time sets the pace of the clocks."""
 PART, PARTS = 171, 4
 """Online requests of a part, and the parts of a slice of the trace. Slices begin 1,000 requests apart."""
 CAPPED = {f"Ballast, cap of {cap:.0%}": {"max_interference": cap} for cap in (0.10, 0.25)}
@@ -84,6 +90,8 @@ class Run:
     """None: as many as there are slots."""
     budget: int = BUDGET
     policy: dict[str, Any] | None = None
+    turn: float = inf
+    """Seconds after which the process waits until it is its turn again."""
 
 
 @dataclass
@@ -96,6 +104,7 @@ class Found:
     online_tokens: int = 0
     offline_tokens: int = 0
     seconds: float = 0.0
+    """Until the last online request arrived; until its answer if all arrived at once."""
     measured: list[float] = field(default_factory=list)
     """Inflation under a cap that Ballast measured itself at the end of each pooled run, as a fraction."""
 
@@ -119,11 +128,11 @@ def part(trace: Sequence[Arrival], run: Run) -> list[Arrival]:
     rows = [trace[(run.start + i) % len(trace)] for i in range(run.count)]
     gaps = [max(0.0, b.at - a.at) for a, b in pairwise(rows)]
     tokens = sum(row.num_prompt + row.num_output for row in rows)
-    speed = sum(gaps) / (tokens / run.tokens_per_second)
+    stretch = tokens / run.tokens_per_second / sum(gaps)
     at, found = 0.0, []
     for row, gap in zip(rows, [*gaps, 0.0], strict=True):
         found.append(Arrival(at, row.num_prompt, row.num_output))
-        at += gap / speed
+        at += gap * stretch
     return found
 
 
@@ -168,18 +177,25 @@ class Side:
         online = part(self.trace, run) if run.count else []
         last = online[-1].at if online else run.seconds
         feed = backlog(self.slots) if run.fills else Feed()
-        replayed = self.vllm.replay(online, self.offline, feed, seconds=run.seconds)
+        replayed = self.vllm.replay(
+            online,
+            self.offline,
+            feed,
+            seconds=run.seconds,
+            pause=wait_for_turn(self.vllm.clock),
+            pause_seconds=run.turn,
+        )
         return Found(
             ttft=[answer.ttft for answer in replayed.online],
             tpot=[answer.tpot for answer in replayed.online],
             online_tokens=replayed.online_tokens,
             offline_tokens=replayed.offline_tokens(last),
-            seconds=last,
+            seconds=last or max(answer.last for answer in replayed.online),
             measured=[scheduler.driver.host.interference.inflation] if run.policy is not None else [],
         )
 
 
-def replay(side: str, setup: Setup) -> None:
+def replay_runs(side: str, setup: Setup) -> None:
     """Read runs from the input, and print the result of each."""
     clock = Clock() if setup.clock == "cpu" else WallClock()
     time.monotonic = clock  # before vLLM and Ballast read it
@@ -200,15 +216,39 @@ class Process(SideProcess):
         super().__init__(__file__, "--side", side, "--setup", json.dumps(asdict(setup)))
 
     def run(self, run: Run) -> Found:
-        """Replay one run there."""
+        """Replay one run there, without turns."""
         return Found(**self.replay(asdict(run)))
 
-    def pooled(self, runs: Sequence[Run]) -> Found:
-        """Replay runs, and pool their results."""
-        found = Found()
-        for run in runs:
-            found.pool(self.run(run))
-        return found
+
+class Turns:
+    """Lets processes replay runs, in turns if their clocks follow the pace of the machine."""
+
+    def __init__(self, setup: Setup) -> None:
+        """Start plain vLLM, which measures the pace and what offline work alone reaches."""
+        self.plain = Process("offline alone", setup)
+        self._pace = Pace(self._measure) if setup.clock == "cpu" else None
+
+    def _measure(self) -> float:
+        return self.plain.run(Run("pace", TUNING_START, PACED, inf, fills=False)).seconds
+
+    def run(self, process: Process, run: Run) -> Found:
+        """Replay one run."""
+        return self.run_all({run.name: (process, run)})[run.name]
+
+    def run_all(self, runs: Mapping[str, tuple[Process, Run]]) -> dict[str, Found]:
+        """Replay the runs of several processes."""
+        if self._pace is None:
+            return {name: process.run(run) for name, (process, run) in runs.items()}
+        for process, run in runs.values():
+            process.begin(asdict(replace(run, turn=TURN)))
+        found = in_turns({name: process for name, (process, _) in runs.items()}, self._pace)
+        return {name: Found(**result) for name, result in found.items()}
+
+    def close(self) -> None:
+        """Print the pace, and end plain vLLM."""
+        if self._pace is not None:
+            print(f"\n{self._pace.spread()}")
+        self.plain.close()
 
 
 HEADER = (
@@ -248,12 +288,11 @@ def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
     loads = [float(text) / 100 for text in asked.load.split(",")]
     wanted = [each] if asked.quick else [int(text) for text in asked.requests.split(",")]
     names = ("online alone", "Ballast") if asked.caps else SIDES[1:]
+    turns = Turns(setup)
     sides = {side: Process(side, setup) for side in names}
-    plain = Process("offline alone", setup)
-    for process in (plain, *sides.values()):
+    for process in sides.values():
         process.run(Run("ready", seconds=0.1))  # no side loads its model while another one is measured
-    offline = plain.run(Run("offline alone", seconds=5.0 if asked.quick else 60.0))
-    plain.close()
+    offline = turns.run(sides["online alone"], Run("offline alone", seconds=5.0 if asked.quick else 60.0))
     ceiling = offline.offline_tokens / offline.seconds
     print(f"Offline alone: {ceiling:,.0f} tokens/s.")
     rows: list[dict[str, Any]] = []
@@ -264,31 +303,33 @@ def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
         def runs(name: str, rate: float = rate, begins: Sequence[int] = begins, **setting: Any) -> list[Run]:
             return [Run(name, begin, each, rate, **setting) for begin in begins]
 
-        first = sides["online alone"].pooled(runs("online alone", fills=False))
+        first = Found()
+        for run in runs("online alone", fills=False):
+            first.pool(turns.run(sides["online alone"], run))
         slo = (SLACK * percentile(first.ttft, 99), SLACK * percentile(first.tpot, 99))
         promise = f"TTFT {1e3 * slo[0]:.0f} ms, TPOT {1e3 * slo[1]:.1f} ms"
         print(f"\nLoad {load:.0%}, {promise}, {len(begins) * each} online requests for each row\n{HEADER}")
         cases = [("online alone", sides["online alone"], runs("online alone", fills=False))]
         if not asked.caps:
             cases.append(("priorities", sides["priorities"], runs("priorities")))
-            for seqs, budget in best(sides, Run("tuning", TUNING_START, tuning, rate), slo, setup.slots):
+            for seqs, budget in best(turns, sides, Run("tuning", TUNING_START, tuning, rate), slo, setup.slots):
                 name = f"priorities, {seqs} seqs, {budget} tokens"
-                cases.append((name, sides["priorities"], runs("best", seqs=seqs, budget=budget)))
+                cases.append((name, Process("priorities", setup), runs(name, seqs=seqs, budget=budget)))
         policy: dict[str, Any] = {"ttft": slo[0], "tpot": slo[1]}
         if asked.caps:
-            sides["Ballast"].run(Run("warm", TUNING_START, tuning, rate, fills=False, policy=policy))
+            turns.run(sides["Ballast"], Run("warm", TUNING_START, tuning, rate, fills=False, policy=policy))
             name = "online alone in Ballast"
             cases.append((name, sides["Ballast"], runs(name, fills=False, policy=policy)))
         warm = CAP_WARM * tuning if asked.caps and not asked.quick else tuning
         for name, setting in (CAPPED if asked.caps else {"Ballast": {}}).items():  # each learns from its own turns only
             process = Process("Ballast", setup) if setting else sides["Ballast"]
             # Ballast learns the cost of steps with online and offline work.
-            process.run(Run("warm", TUNING_START, warm, rate, policy=policy | setting))
+            turns.run(process, Run("warm", TUNING_START, warm, rate, policy=policy | setting))
             cases.append((name, process, runs(name, policy=policy | setting)))
         pooled = {name: Found() for name, _, _ in cases}
         for turn in range(len(begins)):
-            for name, process, of_turns in cases:
-                pooled[name].pool(process.run(of_turns[turn]))
+            for name, found in turns.run_all({name: (process, runs[turn]) for name, process, runs in cases}).items():
+                pooled[name].pool(found)
         for _, process, _ in cases:
             if process not in sides.values():
                 process.close()
@@ -299,6 +340,7 @@ def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
             goals(alone, plain, tuned, ballast)
     for side in sides.values():
         side.close()
+    turns.close()
     return {"offline_alone_tokens_per_s": ceiling, "rows": rows}
 
 
@@ -308,15 +350,17 @@ def starts(num_parts: int, each: int) -> list[int]:
     return [slices[part % len(slices)] + each * (part // len(slices)) for part in range(num_parts)]
 
 
-def best(sides: dict[str, Process], tuning: Run, slo: tuple[float, float], slots: int) -> list[tuple[int, int]]:
+def best(
+    turns: Turns, sides: dict[str, Process], tuning: Run, slo: tuple[float, float], slots: int
+) -> list[tuple[int, int]]:
     """Return settings of vLLM's priorities that lose at most one point on another part, or the one that loses least.
 
     The first has the most offline tokens, the second the highest attainment there. They may be the same.
     """
-    alone = sides["online alone"].run(Run(**asdict(tuning) | {"fills": False})).attainment(*slo)
+    alone = turns.run(sides["online alone"], replace(tuning, fills=False)).attainment(*slo)
     tried = {}
     for seqs, budget in product((slots // divisor for divisor in SEQS), BUDGETS):
-        found = sides["priorities"].run(Run(**asdict(tuning) | {"seqs": seqs, "budget": budget}))
+        found = turns.run(sides["priorities"], replace(tuning, seqs=seqs, budget=budget))
         tried[seqs, budget] = found.offline_tokens, found.attainment(*slo)
     most = max(tried, key=lambda setting: (tried[setting][1] >= alone - LOSS, tried[setting][0]))
     safest = max(tried, key=lambda setting: (tried[setting][1], tried[setting][0]))
@@ -359,7 +403,7 @@ def main() -> int:
     options.add_argument("--setup", help=argparse.SUPPRESS)
     asked = options.parse_args()
     if asked.side is not None:
-        replay(asked.side, Setup(**json.loads(asked.setup)))
+        replay_runs(asked.side, Setup(**json.loads(asked.setup)))
         return 0
     about = machine()
     with tempfile.TemporaryDirectory() as folder:
