@@ -524,6 +524,15 @@ def test_helm_test_runs_on_the_nodes_of_the_operator(helm: Helm) -> None:
     assert [{name: pod.get(name) for name in where} for pod in found] == [where, where]
 
 
+def test_a_namespace_with_a_quota_admits_every_pod_of_the_chart(helm: Helm) -> None:
+    resources = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
+    objects = helm.objects({"operator": {"resources": resources}, "valkey": {"resources": resources}})
+    pods = [pod_of(each) for each in objects.values() if each["kind"] in {"Deployment", "StatefulSet", "Pod"}]
+    found = {each["name"]: each.get("resources") for pod in pods for each in pod["containers"]}
+
+    assert found == dict.fromkeys(("operator", "valkey", "test"), resources)
+
+
 def test_only_the_secret_contains_the_password(helm: Helm) -> None:
     objects = helm.objects({})
     secret = objects.pop("Secret/ballast-redis")
