@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.wildcard import ANY
 from ballast_operator.kinds import Key
 from ballast_operator.permitted import PodRules
 
@@ -60,6 +61,8 @@ class OperatorContext:
     """Whether the operator's own Redis refuses the creation of users; None if this is not known yet."""
     shared_queues: tuple[str, ...] = ()
     """Patterns of queues that every namespace may use."""
+    any_host: str = ANY
+    """The address on which a server in a pod listens, in the first address family of the cluster."""
 
     def image_of(self, resource: InferenceDeployment) -> str:
         """Return the default image of the resource's backend, with Ray if it runs there; empty if it is unknown."""
