@@ -136,7 +136,12 @@ class Operator:
             vllm_image=settings.vllm_worker_image,
             ray_image=settings.ray_worker_image,
             ray_vllm_image=settings.ray_vllm_worker_image,
-            gcs=GcsValkey(settings.gcs_redis_image, settings.gcs_redis_storage, settings.gcs_redis_storage_class),
+            gcs=GcsValkey(
+                settings.gcs_redis_image,
+                settings.gcs_redis_storage,
+                settings.gcs_redis_storage_class,
+                settings.gcs_redis_pod_security_context,
+            ),
             rules=settings.pod_rules,
             runbooks=settings.runbook_base_url or None,
             release=settings.release or own,

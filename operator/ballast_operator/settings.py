@@ -7,9 +7,10 @@ import socket
 from collections.abc import Mapping
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, Json, JsonValue, ValidationError
 
 from ballast_api.wildcard import ANY, listening_host
+from ballast_operator.context import VALKEY_SECURITY
 from ballast_operator.errors import BadSetting
 from ballast_operator.permitted import VOLUME_KINDS, PodRules
 
@@ -47,6 +48,9 @@ class OperatorSettings(BaseModel):
     Valkey."""
     gcs_redis_storage_class: str = ""
     """StorageClass of these volumes; by default that of the cluster."""
+    gcs_redis_pod_security_context: Json[dict[str, JsonValue]] = VALKEY_SECURITY
+    """Security context of the pod of each such Valkey, in JSON. The chart sets its `valkey.podSecurityContext`. The
+    default has the user and groups of the image."""
     identity: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}", min_length=1)
     """Name of this replica in the Lease. The default is host name and process id."""
     lease_name: str = Field(default="ballast-operator", min_length=1)
