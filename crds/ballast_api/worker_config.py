@@ -39,7 +39,8 @@ class Runtime(ApiModel):
     )
 
     host: str = "127.0.0.1"
-    """Address of the HTTP server."""
+    """Address of the HTTP server. `0.0.0.0` stands for all addresses of both families if the variable `POD_IP` is an
+    IPv6 address."""
     port: int = Field(default=8000, ge=0, le=65535)
     """Port of the HTTP server. 0 uses a free port, and prints it."""
     metrics_port: int | None = Field(default=None, ge=0, le=65535)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_operator.kinds import Key
+from ballast_api.wildcard import ANY
+from ballast_operator.kinds import Body, Key
 from ballast_operator.permitted import PodRules
 
 
@@ -19,6 +20,11 @@ class UserKeys:
     """Empty unless the key was replaced a short time ago."""
 
 
+IMAGE_USER: Body = {"runAsNonRoot": True, "runAsUser": 999, "runAsGroup": 1000, "fsGroup": 1000}
+VALKEY_SECURITY: Body = IMAGE_USER | {"seccompProfile": {"type": "RuntimeDefault"}}
+"""Security context of a pod with the image of Valkey, whose own user is root."""
+
+
 @dataclass(frozen=True, slots=True)
 class GcsValkey:
     """The Valkey that the operator runs for the head of each Ray cluster."""
@@ -28,6 +34,8 @@ class GcsValkey:
     storage: str = ""
     """Size of its volume; without one, the state is lost with its pod."""
     storage_class: str = ""
+    security: Body = field(default_factory=lambda: VALKEY_SECURITY)
+    """Security context of its pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,8 @@ class OperatorContext:
     """Whether the operator's own Redis refuses the creation of users; None if this is not known yet."""
     shared_queues: tuple[str, ...] = ()
     """Patterns of queues that every namespace may use."""
+    any_host: str = ANY
+    """The address on which a server in a pod listens, in the first address family of the cluster."""
 
     def image_of(self, resource: InferenceDeployment) -> str:
         """Return the default image of the resource's backend, with Ray if it runs there; empty if it is unknown."""

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import kopf
 
+from ballast_api.wildcard import ANY, listening_host
 from ballast_log import Log
 from ballast_operator import handlers, inference_deployment
 from ballast_operator.addresses import Address, Addresses
@@ -66,7 +67,7 @@ async def run(settings: OperatorSettings, types: Sequence[ResourceType[Any]] = R
     async with Cluster(observe_call=metrics.observe_call, namespaces=settings.namespaces) as cluster:
         operator = Operator(settings, types, cluster, metrics, stop)
         web = Web(metrics, is_alive=operator.is_alive, unready=operator.unready, refresh=operator.refresh)
-        await web.start(settings.host, settings.port)
+        await web.start(settings.listening_host, settings.port)
         lease = Key(LEASE, settings.namespace, settings.lease_name)
         leadership = Leadership(cluster, lease, settings.identity, seconds=time.monotonic)
         try:
@@ -135,11 +136,17 @@ class Operator:
             vllm_image=settings.vllm_worker_image,
             ray_image=settings.ray_worker_image,
             ray_vllm_image=settings.ray_vllm_worker_image,
-            gcs=GcsValkey(settings.gcs_redis_image, settings.gcs_redis_storage, settings.gcs_redis_storage_class),
+            gcs=GcsValkey(
+                settings.gcs_redis_image,
+                settings.gcs_redis_storage,
+                settings.gcs_redis_storage_class,
+                settings.gcs_redis_pod_security_context,
+            ),
             rules=settings.pod_rules,
             runbooks=settings.runbook_base_url or None,
             release=settings.release or own,
             shared_queues=listed(settings.shared_queues),
+            any_host=listening_host(ANY, settings.pod_ip),
         )
         self._user_keys = UserKeyStore(
             cluster,

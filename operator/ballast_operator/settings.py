@@ -7,8 +7,10 @@ import socket
 from collections.abc import Mapping
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, Json, JsonValue, ValidationError
 
+from ballast_api.wildcard import ANY, listening_host
+from ballast_operator.context import VALKEY_SECURITY
 from ballast_operator.errors import BadSetting
 from ballast_operator.permitted import VOLUME_KINDS, PodRules
 
@@ -46,6 +48,9 @@ class OperatorSettings(BaseModel):
     Valkey."""
     gcs_redis_storage_class: str = ""
     """StorageClass of these volumes; by default that of the cluster."""
+    gcs_redis_pod_security_context: Json[dict[str, JsonValue]] = VALKEY_SECURITY
+    """Security context of the pod of each such Valkey, in JSON. The chart sets its `valkey.podSecurityContext`. The
+    default has the user and groups of the image."""
     identity: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}", min_length=1)
     """Name of this replica in the Lease. The default is host name and process id."""
     lease_name: str = Field(default="ballast-operator", min_length=1)
@@ -104,8 +109,11 @@ class OperatorSettings(BaseModel):
     used it was deleted or names another queue."""
     audit_seconds: float = Field(default=600, ge=1)
     """Interval between two comparisons of the caches with the cluster, with one list of names per kind."""
-    host: str = "0.0.0.0"  # noqa: S104 - the kubelet probes a pod from outside
+    host: str = ANY
     """Address of metrics and probes."""
+    pod_ip: str = ""
+    """Address of the operator's pod, which the chart sets. If it is an IPv6 address, the operator listens on all
+    addresses of both families, and the dashboards of Ray on all IPv6 addresses."""
     port: int = Field(default=8080, ge=0, le=65535)
     """Port of metrics and probes. 0 selects a free port and logs it."""
 
@@ -113,6 +121,11 @@ class OperatorSettings(BaseModel):
     def namespaces(self) -> tuple[str, ...]:
         """The namespaces to watch; empty for all."""
         return listed(self.watch_namespaces)
+
+    @property
+    def listening_host(self) -> str:
+        """The address to listen on."""
+        return listening_host(self.host, self.pod_ip)
 
     @property
     def pod_rules(self) -> PodRules:

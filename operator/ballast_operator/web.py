@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 from aiohttp import web
 
+from ballast_api.wildcard import ANY_OF_BOTH_FAMILIES
 from ballast_log import Log
 from ballast_operator.metrics import Metrics
 
@@ -42,7 +44,13 @@ class Web:
         app.router.add_get("/readyz", self._readiness)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
+        site: web.BaseSite
+        if host == ANY_OF_BOTH_FAMILIES:
+            # asyncio would listen on IPv6 addresses only.
+            listener = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
+            site = web.SockSite(self._runner, listener)
+        else:
+            site = web.TCPSite(self._runner, host, port)
         await site.start()
         taken = int(self._runner.addresses[0][1])
         log.info("listening", port=taken)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from chart_alerts import chart_alerts
+from documented_scaling import documented
 from scenarios import SCENARIOS, Scenario
 
 from ballast_api.alerts import rule_groups
@@ -194,3 +195,44 @@ def check_what_fires(promtool: str, scenario: Scenario, groups: list[Any], folde
 def test_what_fires(promtool: str, tmp_path: Path, scenario: Scenario) -> None:
     groups = rule_groups(make_resource(**scenario.spec), keeps_head_state=scenario.keeps_head_state)
     check_what_fires(promtool, scenario, groups, tmp_path)
+
+
+ONLINE, OFFLINE = 'class="online"', 'class="offline"'
+LOAD = {
+    "ballast_slots": {f'{ONLINE},state="running"': (20, 26), f'{ONLINE},state="parked"': (2, 0),
+                      f'{OFFLINE},state="running"': (9, 6)},
+    "ballast_requests_waiting": {ONLINE: (5, 0), OFFLINE: (70, 70)},
+    "ballast_batch_ceiling": {"": (32, 32)},
+}  # fmt: skip
+"""Series of two workers: 53 online requests, and offline work that no autoscaler should count."""
+
+
+@pytest.mark.promtool
+def test_a_documented_autoscaler_measures_online_requests_in_workers(promtool: str, tmp_path: Path) -> None:
+    (trigger,) = documented("kind", "ScaledObject")["spec"]["triggers"]
+    (rule,) = documented("rules")["rules"]
+    of_pods = rule["metricsQuery"].replace("<<.GroupBy>>", "namespace,pod")
+    of_pods = of_pods.replace("<<.LabelMatchers>>", 'namespace="default",pod=~"chat-0|chat-1"')
+    series = [
+        {
+            "series": f'{name}{{namespace="default",service="chat",pod="chat-{pod}",{labels}}}',
+            "values": f"{values[pod]}",
+        }
+        for name, found in LOAD.items()
+        for labels, values in found.items()
+        for pod in (0, 1)
+    ]
+    expected = {trigger["metadata"]["query"]: 53 / 32, f"sum({of_pods})": 53 / 32, f"count({of_pods})": 2}
+    asked = [
+        {"expr": query, "eval_time": "0m", "exp_samples": [{"labels": "{}", "value": value}]}
+        for query, value in expected.items()
+    ]
+    (tmp_path / "test.yaml").write_text(
+        yaml.safe_dump({"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": asked}]})
+    )
+
+    done = subprocess.run(
+        [promtool, "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr

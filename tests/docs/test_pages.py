@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 import typer
 import yaml
 from control_plane import ControlPlane, assets
+from documented_scaling import hand_over
 from pydantic.alias_generators import to_camel
 
 from ballast_api.inference_deployment import InferenceDeployment, Spec
@@ -275,3 +277,42 @@ def test_the_command_before_an_upgrade_lists_every_secret(plane: ControlPlane, n
 
     expected = [{f"{namespace}:", *named_secrets(InferenceDeployment.read(each, "test"))} for each in resources]
     assert [set(line.split()) for line in done.stdout.splitlines() if line.strip()] == expected
+
+
+@pytest.mark.envtest
+@pytest.mark.parametrize(("words", "flags"), [("edit-last-applied", ()), ("--server-side", ("--server-side",))])
+def test_the_number_of_workers_stays_if_the_line_is_removed_after_it_is_handed_over(
+    words: str, flags: tuple[str, ...], plane: ControlPlane, namespace: str
+):
+    def apply(**spec: Any) -> int:
+        spec = {"model": {"uri": "file:///m"}, **spec}
+        body = {"apiVersion": "ballast.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": "chat"}}
+        plane.kubectl("apply", "-n", namespace, *flags, "-f", "-", manifest=body | {"spec": spec})
+        shown = plane.kubectl("get", "-n", namespace, "infd", "chat", "-o", "jsonpath={.spec.replicas}").stdout
+        return int(shown)
+
+    kubectl = f"{assets() / 'kubectl'} --kubeconfig {plane.kubeconfig} -n {namespace}"
+    command = re.sub(r"\bkubectl\b", kubectl, hand_over(words))
+    editor = os.environ | {"KUBE_EDITOR": "sed -i /replicas:/d"}
+    before, without = apply(replicas=3), apply()
+    apply(replicas=3)
+    subprocess.run(["bash", "-c", command], check=True, env=editor)
+
+    assert (before, without, apply(slots=4)) == (3, 1, 3)
+
+
+@pytest.mark.envtest
+def test_the_api_server_finds_no_difference_in_a_resource_with_defaults_in_lists(plane: ControlPlane, namespace: str):
+    spec = {
+        "model": {"uri": "file:///m"},
+        "offline": {"tenants": [{"name": "blue"}]},
+        "template": {"tolerations": [{"key": "gpu", "value": "a"}]},
+    }
+    body = {"apiVersion": "ballast.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": "chat"}}
+    there = ("-n", namespace, "-f", "-")
+    plane.kubectl("apply", *there, manifest=body | {"spec": spec})
+
+    argo_cd = ("--server-side", "--force-conflicts", "--field-manager=argocd-controller")
+    difference = plane.kubectl("diff", *argo_cd, *there, manifest=body | {"spec": spec}, check=False)
+
+    assert (difference.returncode, difference.stdout) == (0, ""), difference.stderr

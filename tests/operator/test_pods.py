@@ -11,6 +11,7 @@ from ballast_api.inference_deployment import InferenceDeployment
 from ballast_operator.children.config import worker_config
 from ballast_operator.children.monitoring import service_monitor
 from ballast_operator.children.pods import CPU_REQUEST, LOST_NODE_TAINTS, deployment
+from ballast_operator.children.service import service
 from ballast_operator.context import OperatorContext
 from ballast_operator.inference_deployment import plan
 from ballast_operator.named_secrets import named_secrets
@@ -214,7 +215,7 @@ def test_a_restricted_namespace_admits_pods_without_a_directory_of_the_node(
 
 
 def test_a_certificate_makes_probes_scrapes_and_the_address_https() -> None:
-    def made(**network: Any) -> tuple[Any, Any, Any]:
+    def made(**network: Any) -> tuple[Any, Any, Any, set[str]]:
         manifest = {
             "metadata": {"name": "llm", "namespace": "ns"},
             "spec": {"model": {"uri": "file:///m"}, "network": network},
@@ -223,10 +224,11 @@ def test_a_certificate_makes_probes_scrapes_and_the_address_https() -> None:
         pod = deployment(resource, "v", image="worker:1", own_keys=frozenset())["spec"]["template"]["spec"]
         monitor = service_monitor(resource)
         assert monitor is not None
-        return resource, pod["containers"][0], monitor["spec"]["endpoints"][0]
+        protocols = {port["appProtocol"] for port in service(resource)["spec"]["ports"]}
+        return resource, pod["containers"][0], monitor["spec"]["endpoints"][0], protocols
 
-    resource, worker, endpoint = made(tlsSecret="certificate")
-    _, plain_worker, plain_endpoint = made()
+    resource, worker, endpoint, protocols = made(tlsSecret="certificate", metricsFrom=ROUTER)
+    _, plain_worker, plain_endpoint, plain_protocols = made(metricsFrom=ROUTER)
     probes = ("startupProbe", "readinessProbe", "livenessProbe")
 
     assert {worker[probe]["httpGet"]["scheme"] for probe in probes} == {"HTTPS"}
@@ -234,6 +236,7 @@ def test_a_certificate_makes_probes_scrapes_and_the_address_https() -> None:
     assert "certificate" in named_secrets(resource)
     assert not [probe for probe in probes if "scheme" in plain_worker[probe]["httpGet"]]
     assert "scheme" not in plain_endpoint
+    assert (protocols, plain_protocols) == ({"https"}, {"http"})
 
 
 ROUTER = [{"podSelector": {"matchLabels": {"app": "router"}}}]

@@ -299,7 +299,8 @@ OWN_GCS = replace(CONTEXT, gcs=GcsValkey("valkey:1", "1Gi", "fast"))
 
 
 def test_by_default_the_operator_runs_a_redis_for_the_head_alone():
-    done = plan(make_resource(), EMPTY, OWN_GCS)
+    security = {"runAsNonRoot": True}
+    done = plan(make_resource(), EMPTY, replace(OWN_GCS, gcs=replace(OWN_GCS.gcs, security=security)))
 
     options = spec_of(done)["rayClusterConfig"]["gcsFaultToleranceOptions"]
     spec, template = (made(done, STATEFUL_SET, "llm-ballast-gcs")["spec"][part] for part in ("selector", "template"))
@@ -311,6 +312,7 @@ def test_by_default_the_operator_runs_a_redis_for_the_head_alone():
     assert service["spec"]["selector"] == spec["matchLabels"] == template["metadata"]["labels"]
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= spec["matchLabels"].items()
     assert template["spec"]["containers"][0]["image"] == "valkey:1"
+    assert template["spec"]["securityContext"] == security
     assert done.apply.index(secret) < [step.key.kind for step in done.apply].index(STATEFUL_SET)
 
 

@@ -13,14 +13,16 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
-from queue_objects import make_line
+from queue_objects import make_line, make_status
 from streamed import BODY, begun
 
+from ballast_operator.poll_result import PollResult
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
 from ballast_worker.__main__ import main
 from ballast_worker.errors import AddressTaken
-from ballast_worker.preflight import listen
+from ballast_worker.owner_port import address_of
+from ballast_worker.preflight import listen, listen_for_metrics
 
 
 @pytest.fixture
@@ -110,6 +112,27 @@ def test_an_address_has_one_worker_from_the_start_on(make_config) -> None:
         config = make_config(runtime={"port": first.getsockname()[1]})
         with pytest.raises(AddressTaken, match="Stop the process that listens there"):
             listen(config)
+
+
+PODS = [("10.0.0.7", "http://10.0.0.7", "127.0.0.1"), ("fd00::7", "http://[fd00::7]", "::1")]
+
+
+@pytest.mark.parametrize(("pod_ip", "address", "probed"), PODS)
+def test_a_pod_listens_where_kubernetes_probes_it_and_its_address_leads_the_operator_to_it(
+    pod_ip: str, address: str, probed: str, make_config, monkeypatch
+) -> None:
+    monkeypatch.setenv("POD_IP", pod_ip)
+    config = make_config(runtime={"host": "0.0.0.0", "metricsPort": 0})
+    with listen(config) as listener, listen_for_metrics(config) as metrics:
+        found, port = address_of(listener, None), listener.getsockname()[1]
+        for host in {"127.0.0.1", probed}:
+            for each in (listener, metrics):
+                socket.create_connection((host, each.getsockname()[1])).close()
+    pod = {"metadata": {"name": "llm-1"}, "status": {"podIP": pod_ip}}
+    published = make_status("w", address=found)
+
+    assert found == f"{address}:{port}"
+    assert dict(PollResult(0, workers=(published,)).by_pod((pod,))) == {"llm-1": published}
 
 
 def test_a_taken_port_is_told_before_the_model_is_loaded(start, tmp_path, make_config) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from ballast_api.sections import Adapter, EngineSettings, Model
 from ballast_api.worker_config import WorkerConfig
 from ballast_worker.errors import NotServed
-from ballast_worker.settings import directory_of, model_directory, served_name
+from ballast_worker.settings import directory_of, listening_host, model_directory, served_name
 
 SCHEDULER = "ballast_vllm.scheduler.BallastScheduler"
 MIDDLEWARE = "ballast_vllm.middleware.BallastMiddleware"
@@ -55,7 +55,7 @@ def serve_arguments(config: WorkerConfig, node: NodeRank | None = None, *, is_cp
         str(directory),
         *_named(
             ("served-model-name", served_name(config, directory)),
-            ("host", runtime.host),
+            ("host", listening_host(config)),
             ("port", runtime.port),
             ("scheduler-cls", SCHEDULER),
             ("middleware", MIDDLEWARE),

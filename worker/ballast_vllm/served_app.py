@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ballast_api.wildcard import ANY
 from ballast_api.worker_config import WorkerConfig
 from ballast_openai.item_body import ITEM_URLS
 from ballast_vllm import configuration
@@ -90,7 +91,7 @@ def item_urls(app: Any) -> tuple[str, ...]:
 def address(arguments: Any) -> str:
     """Return the address of the API, as other pods reach it."""
     scheme = "https" if arguments.ssl_keyfile else "http"
-    return f"{scheme}://{settings.public_host(arguments.host or '0.0.0.0')}:{arguments.port}"  # noqa: S104 - vLLM's default
+    return f"{scheme}://{settings.public_host(arguments.host or ANY)}:{arguments.port}"
 
 
 def chat_rendering(arguments: Any) -> tuple[str, ...]:

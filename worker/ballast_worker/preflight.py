@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 
+from ballast_api.wildcard import ANY_OF_BOTH_FAMILIES
 from ballast_api.worker_config import WorkerConfig
 from ballast_log import Log
 from ballast_queue.errors import InvalidSubmission, QueueError
 from ballast_queue.redis_store import Queue
 from ballast_worker.errors import AddressTaken, NotServed
-from ballast_worker.settings import model_directory, redis_ca, redis_password, redis_url
+from ballast_worker.settings import listening_host, model_directory, redis_ca, redis_password, redis_url
 from ballast_worker.tenancy import ApiKeys
 
 log = Log(__name__)
@@ -46,13 +47,13 @@ def listen(config: WorkerConfig) -> socket.socket:
     Raises:
         AddressTaken: the message states what to do.
     """
-    return _bind(config.runtime.host, config.runtime.port, "port")
+    return _bind(listening_host(config), config.runtime.port, "port")
 
 
 def listen_for_metrics(config: WorkerConfig) -> socket.socket | None:
     """Bind the address of the metrics port, if there is one; see `listen`."""
     port = config.runtime.metrics_port
-    return None if port is None else _bind(config.runtime.host, port, "metricsPort")
+    return None if port is None else _bind(listening_host(config), port, "metricsPort")
 
 
 def _bind(host: str, port: int, field: str) -> socket.socket:
@@ -61,6 +62,8 @@ def _bind(host: str, port: int, field: str) -> socket.socket:
         with contextlib.ExitStack() as on_error:
             taken = on_error.enter_context(socket.socket(family, socket.SOCK_STREAM))
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if host == ANY_OF_BOTH_FAMILIES:
+                taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # whatever the default of the node is
             taken.bind(address)
             # Listen before the model is loaded: two sockets that are only bound may share an address.
             taken.listen()

@@ -11,6 +11,7 @@ from math import inf
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from ballast_api import wildcard
 from ballast_api.worker_config import WorkerConfig
 from ballast_engine.options import EngineOptions
 from ballast_policy.snapshot import PolicyConfig, TenantShare
@@ -226,11 +227,16 @@ def _secret(field: str, path: Path) -> str:
         raise NotServed(f"runtime.{field} {path} cannot be read: {reason}") from error
 
 
+def listening_host(config: WorkerConfig) -> str:
+    """Return the address to listen on: in a pod whose address is IPv6, `0.0.0.0` stands for both families."""
+    return wildcard.listening_host(config.runtime.host, os.environ.get("POD_IP", ""))
+
+
 def public_host(host: str) -> str:
-    """Return the host name for other machines: for a wildcard `POD_IP`, else the name of this machine."""
-    if host not in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
-        return f"[{host}]" if ":" in host else host
-    return os.environ.get("POD_IP") or socket.gethostname()
+    """Return the host in a URL for other machines: for a wildcard `POD_IP`, else the name of this machine."""
+    if host in wildcard.WILDCARDS:
+        host = os.environ.get("POD_IP") or socket.gethostname()
+    return f"[{host}]" if ":" in host else host
 
 
 def worker_id(config: WorkerConfig) -> str:

@@ -21,6 +21,7 @@ from ballast_api.hot import with_hot_fields
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import HTTP_PORT, METRICS_PORT, config_map, redis_secret
 from ballast_api.sections import Adapter, EngineSettings, Model
+from ballast_api.wildcard import ANY
 from ballast_api.worker_config import Runtime, WorkerConfig
 from ballast_operator.children.backends import num_ranks
 from ballast_operator.children.files import adapter_sources, draft_source, model_source
@@ -66,7 +67,7 @@ def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) ->
     redis = redis_of(resource, own_keys=own_keys)
     num_nodes = 1 if spec.runtime.ray is None else spec.runtime.ray.nodes
     runtime = Runtime(
-        host="0.0.0.0",  # noqa: S104 - a pod serves its Service
+        host=ANY,
         port=HTTP_PORT,
         metrics_port=METRICS_PORT if spec.network.metrics_from else None,
         redis_url_file=Path(REDIS_DIRECTORY, redis.url_key) if redis else None,

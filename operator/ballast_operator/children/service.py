@@ -10,11 +10,15 @@ from ballast_operator.kinds import BUDGET, NETWORK_POLICY, SERVICE, Body
 
 def service(resource: InferenceDeployment) -> Body:
     """Return the Service of all ready workers."""
-    ports = [{"name": HTTP_PORT_NAME, "port": HTTP_PORT, "targetPort": HTTP_PORT_NAME, "protocol": "TCP"}]
+    names = {HTTP_PORT_NAME: HTTP_PORT}
     if resource.spec.network.metrics_from:
-        ports.append(
-            {"name": METRICS_PORT_NAME, "port": METRICS_PORT, "targetPort": METRICS_PORT_NAME, "protocol": "TCP"}
-        )
+        names[METRICS_PORT_NAME] = METRICS_PORT
+    # A mesh takes the protocol from the name of a port, unless the port states it.
+    protocol = "http" if resource.spec.network.tls_secret is None else "https"
+    ports = [
+        {"name": name, "port": port, "targetPort": name, "protocol": "TCP", "appProtocol": protocol}
+        for name, port in names.items()
+    ]
     spec = {"type": "ClusterIP", "ports": ports, "selector": selector(resource.metadata.name)}
     return manifest(SERVICE, resource, {"spec": spec})
 

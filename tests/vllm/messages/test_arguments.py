@@ -69,6 +69,15 @@ def test_a_field_changes_the_arguments_of_vllm(case: str, places: dict[str, Path
     assert set(arguments(places, **sections)) - set(arguments(places)) == set(expected)
 
 
+@pytest.mark.parametrize(("pod_ip", "host"), [("10.0.0.7", "0.0.0.0"), ("fd00::7", "::")])
+def test_vllm_listens_where_kubernetes_probes_its_pod(
+    pod_ip: str, host: str, places: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POD_IP", pod_ip)
+
+    assert f"--host={host}" in arguments(places, runtime={"host": "0.0.0.0"})
+
+
 def test_only_the_number_of_adapters_in_a_step_may_also_be_an_argument_of_the_resource(places: dict[str, Path]) -> None:
     sections: dict[str, Any] = {
         "model": {"uri": str(places["model"]), "adapters": [{"name": "a", "uri": f"file://{places['eight']}"}]},
