@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ballast_api.conditions import ConditionReason
-from ballast_operator.children.pods import FETCH
+from ballast_operator.children.pods import FETCH, WORKER
 from ballast_operator.kinds import Body
 from ballast_operator.poll_result import Problem
 
@@ -42,19 +43,27 @@ def _containers(status: Body) -> Iterator[Body]:
 
 
 def _container_problem(container: Body) -> Problem | None:
+    """Return the problem of a container. Its message names a container that is not the worker, such as a sidecar."""
     waiting = (container.get("state") or {}).get("waiting") or {}
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    name = _name(container)
+    prefix = "" if name == WORKER else f"container {name}: "
     if reason in IMAGE_REASONS:
-        return Problem(ConditionReason.IMAGE_PULL, f"image {container.get('image', '')}: {message or reason}")
+        return Problem(ConditionReason.IMAGE_PULL, f"{prefix}image {container.get('image', '')}: {message or reason}")
     if reason == "CreateContainerConfigError":
         kind = ConditionReason.NO_SECRET if "secret" in message.lower() else ConditionReason.INVALID_POD
-        return Problem(kind, message)
+        return Problem(kind, f"{prefix}{message}")
     if reason in {"CreateContainerError", "RunContainerError"}:
-        return Problem(ConditionReason.INVALID_POD, message)
+        return Problem(ConditionReason.INVALID_POD, f"{prefix}{message}")
     ended = _last_failure(container)
     if ended is None or container.get("ready"):
         return None
-    return _failure_problem(container, ended)
+    found = _failure_problem(container, ended)
+    return replace(found, message=f"{prefix}{found.message}")
+
+
+def _name(container: Body) -> str:
+    return str(container.get("name") or WORKER)
 
 
 def _last_failure(container: Body) -> Body | None:
@@ -68,16 +77,16 @@ def _last_failure(container: Body) -> Body | None:
 
 def _failure_problem(container: Body, ended: Body) -> Problem:
     code, output = ended.get("exitCode"), str(ended.get("message") or "").strip()
-    last = _last_line(output)
+    last, is_worker = _last_line(output), _name(container) == WORKER
     restarts = container.get("restartCount", 0)
     if ended.get("reason") == "OOMKilled":
-        message = f"container exceeded its memory limit ({restarts} restarts); raise the limit or lower spec.slots"
-        return Problem(ConditionReason.OUT_OF_MEMORY, message)
-    if str(container.get("name")).startswith(FETCH):
-        return Problem(ConditionReason.MODEL_NOT_FOUND, last or f"the fetch container failed with exit code {code}")
-    if code == BAD_ARGUMENTS_EXIT:
+        advice = "raise the limit or lower spec.slots" if is_worker else "raise the limit"
+        return Problem(ConditionReason.OUT_OF_MEMORY, f"memory limit exceeded ({restarts} restarts); {advice}")
+    if _name(container).startswith(FETCH):
+        return Problem(ConditionReason.MODEL_NOT_FOUND, last or f"exit code {code}")
+    if code == BAD_ARGUMENTS_EXIT and is_worker:
         return Problem(ConditionReason.INVALID_SPEC, last)
-    if code == NOT_SERVED_EXIT and "model" in output:
+    if code == NOT_SERVED_EXIT and is_worker and "model" in output:
         return Problem(ConditionReason.MODEL_NOT_FOUND, last)
     return Problem(ConditionReason.CRASHING, f"exit code {code}, {restarts} restarts" + (f": {last}" if last else ""))
 

@@ -212,7 +212,17 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
     ),
     "memory": (
         {"pods": (make_pod(containerStatuses=[crashed(137, reason="OOMKilled")]),)},
-        Type.DEGRADED, "True", Reason.OUT_OF_MEMORY, "3 restarts",
+        Type.DEGRADED, "True", Reason.OUT_OF_MEMORY,
+        "pod p: memory limit exceeded (3 restarts); raise the limit or lower spec.slots",
+    ),
+    "memory of a sidecar": (
+        {"pods": (make_pod(containerStatuses=[crashed(137, name="istio-proxy", reason="OOMKilled")]),)},
+        Type.DEGRADED, "True", Reason.OUT_OF_MEMORY,
+        "pod p: container istio-proxy: memory limit exceeded (3 restarts); raise the limit",
+    ),
+    "an init container of others": (
+        {"pods": (make_pod(initContainerStatuses=[crashed(78, "no model of secrets", name="vault-agent-init")]),)},
+        Type.DEGRADED, "True", Reason.CRASHING, "pod p: container vault-agent-init: exit code 78, 3 restarts: no model",
     ),
     "no model": (
         {"pods": (make_pod(containerStatuses=[crashed(78, "ballast-worker: model.uri /m: there is no directory")]),)},
@@ -298,6 +308,7 @@ def test_a_condition_says_what_is_and_why(case: str) -> None:
 
     assert (found.status, found.reason) == (status, reason)
     assert words in found.message
+    assert "spec.slots" not in found.message or "spec.slots" in words
 
 
 RESERVATION: dict[str, tuple[dict[str, Any], str, Reason, str]] = {
