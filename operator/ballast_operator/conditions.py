@@ -13,7 +13,7 @@ from ballast_operator.children.config import VERSION
 from ballast_operator.children.ray import cluster_of, is_ray_pod, is_ready
 from ballast_operator.kinds import STATEFUL_SET, Body
 from ballast_operator.plan import is_live
-from ballast_operator.pod_problem import pod_problem, scheduling_gates
+from ballast_operator.pod_problem import pod_problem, repeated_failure, scheduling_gates
 from ballast_operator.poll_result import FRESH_SECONDS, PollResult
 from ballast_operator.ray_status import failure, is_fault_tolerant, pending, serving_cluster, upgrade
 from ballast_operator.resource_type import Check, ConditionInput, ConditionValue, first
@@ -190,6 +190,13 @@ def _pod_has_problem(given: Given) -> ConditionValue | None:
                 "True", found.reason, f"pod {pod['metadata']['name']}: {found.message}{_old_version(given)}"
             )
     return None
+
+
+def _pods_fail(given: Given) -> ConditionValue | None:
+    if given.count("availableReplicas") >= given.resource.spec.replicas:
+        return None
+    found = repeated_failure(given.snapshot.pods)
+    return ConditionValue("True", found.reason, f"{found.message}{_old_version(given)}") if found else None
 
 
 def _pods_cannot_be_created(given: Given) -> ConditionValue | None:
@@ -532,6 +539,7 @@ _DEGRADED = (
     _ray_storage_is_down,
     _ray_head_is_down,
     _pod_has_problem,  # without their head, workers fail one after the other
+    _pods_fail,
     _ray_has_failed,
     _secret_is_missing,
     _functions_are_older,
