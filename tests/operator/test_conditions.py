@@ -466,8 +466,7 @@ def test_the_record_of_an_older_worker_has_no_reservation_and_no_slo() -> None:
 FAILING: dict[str, tuple[list[Body], int, str]] = {
     "each new pod is evicted": (
         [failed(0, 5), failed(5, 10), at(10, "new", phase="Pending")], 1,
-        '2 pods of this version have failed, the last one with Evicted: Usage of EmptyDir volume "models" exceeds '
-         'the limit "10Gi"; raise spec.model.sizeLimitGibibytes',
+        'Evicted: Usage of EmptyDir volume "models" exceeds the limit "10Gi"; raise spec.model.sizeLimitGibibytes',
     ),
     "the next pod is not made yet": ([at(0, "ready", **READY_POD), failed(1, 5), failed(5, 9)], 1, "2 pods of this"),
     "one pod was evicted": ([failed(0, 5), at(5, "new", phase="Pending")], 1, ""),
