@@ -23,23 +23,28 @@ def as_deployment(ray: Body, pods: Sequence[Body], statuses: Mapping[str, Worker
         statuses: The status that each pod published.
         config: Hash of the configuration that all workers should have.
     """
-    groups = ray["spec"]["rayClusterConfig"].get("workerGroupSpecs") or ()  # another writer may have changed them
-    wanted = sum(group.get("replicas") or 0 for group in groups if group.get("groupName") == GROUP)
+    wanted = num_pods(ray)
     ready = [pod["metadata"]["name"] for pod in pods if is_ready(pod)]
     updated = [name for name in ready if name in statuses and statuses[name].config_hash == config]
     # A worker over several pods has one that is ready: the pod with its HTTP server.
-    num_pods = len(pods) if len(pods) > wanted else len(ready)
+    total = len(pods) if len(pods) > wanted else len(ready)
     return {
         "metadata": ray["metadata"],
         "status": {
             "observedGeneration": (ray.get("status") or {}).get("observedGeneration", 0),
-            "replicas": max(num_pods, len(ready)),
+            "replicas": max(total, len(ready)),
             "readyReplicas": len(ready),
             "availableReplicas": len(ready),
             "updatedReplicas": len(updated),
             "unavailableReplicas": len(pods) - len(ready),
         },
     }
+
+
+def num_pods(ray: Body) -> int:
+    """Return the number of worker pods that a RayService asks for."""
+    groups = ray["spec"]["rayClusterConfig"].get("workerGroupSpecs") or ()  # another writer may have changed them
+    return sum(int(group.get("replicas") or 0) for group in groups if group.get("groupName") == GROUP)
 
 
 def failure(ray: Body) -> str | None:

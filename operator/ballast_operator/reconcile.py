@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Generic, ParamSpec, TypeVar
@@ -168,6 +169,8 @@ class Reconciler(Generic[R]):
         if source is not None:
             poll = self._poller.last(key, source).only_workers_in(self._cache.pods(key))
         await self._check_secrets_of_waiting_pods(key, resource, memory)
+        if await self._begins_to_scale(key, body, resource, memory):
+            return None
         scaling, unscaled = await self._scale(key, body, resource, poll, memory)
         wanted = self._plan(key, resource, poll, memory)
         refused, failed = await self._writer.write(key, resource.metadata, wanted, memory)
@@ -237,6 +240,28 @@ class Reconciler(Generic[R]):
         memory.settled = None if wanted else (read, wanted)
         return wanted
 
+    async def _begins_to_scale(self, key: Key, body: Body, resource: R, memory: ResourceMemory[R]) -> bool:
+        """Write the replicas with which scaling begins, if the children have more than the spec asks for.
+
+        If `replicas` leaves a file when `scaling` is added, it becomes its default. The children stay as they are until
+        the change returns as an event. Return whether they do.
+        """
+        scaling = _computed(self._type.scaling, resource)
+        if scaling is None or memory.is_scaling or (body.get("status") or {}).get("scaling") is not None:
+            return False
+        given = ConditionInput(resource, self._snapshot(key, memory), ChildrenPlan(), None, time.monotonic())
+        made, replicas = _computed(self._type.made_replicas, given), replicas_of(body) or 0
+        wanted = min(made, scaling.max_replicas)
+        if wanted <= replicas:
+            return False
+        with contextlib.suppress(Conflict):  # the event of the change leads to another try
+            await self._cluster.scale(key, wanted, version=body["metadata"]["resourceVersion"])
+            because = "scaling begins with the replicas that are there"
+            log.info("scaled", resource=str(key), replicas=wanted, before=replicas, because=because)
+            message = f"Scaled from {replicas} to {counted(wanted, 'replica')}: {because}"
+            self._status.post(resource.metadata, "Scaled", message)
+        return True
+
     async def _scale(
         self, key: Key, body: Body, resource: R, poll: PollResult | None, memory: ResourceMemory[R]
     ) -> tuple[ScalingStatus | None, Failure | None]:
@@ -245,6 +270,7 @@ class Reconciler(Generic[R]):
         Return the decision, and the failure to write it, which does not keep the children from being restored.
         """
         scaling = _computed(self._type.scaling, resource)
+        memory.is_scaling = scaling is not None
         if scaling is None:
             memory.history = History()
             return None, None

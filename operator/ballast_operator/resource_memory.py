@@ -28,6 +28,8 @@ class ResourceMemory(Generic[R]):
 
     uid: str
     history: History = field(default_factory=History)
+    is_scaling: bool = False
+    """Whether this process has decided on its replicas."""
     unsettled: report.Unsettled = field(default_factory=dict)
     tolerated: dict[Key, Tolerated] = field(default_factory=dict)
     """Fields of each child that the cluster changes after each write."""

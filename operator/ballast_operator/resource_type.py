@@ -162,5 +162,7 @@ class ResourceType(Generic[R]):
     """Return whether a status lacks figures that the next poll will probably have."""
     scaling: Callable[[R], Scaling | None] = lambda _resource: None
     """Return its scaling settings; None if the operator must not change its replicas."""
+    made_replicas: Callable[[ConditionInput[R]], int] = lambda _given: 0
+    """Return the replicas that its children have in their specs."""
     startup_seconds: Callable[[R], float] = lambda _resource: 0.0
     """Return the time in which a new replica becomes ready, if it ever does."""
