@@ -57,6 +57,19 @@ def failure(ray: Body) -> str | None:
     return None
 
 
+def refusal(ray: Body) -> str | None:
+    """Return why KubeRay cannot make a pod, as a sentence; None if it makes all of them.
+
+    KubeRay writes this state of a Ray cluster only together with another change of the RayService, so it may be old.
+    """
+    status = ray.get("status") or {}
+    for name in ("pendingServiceStatus", "activeServiceStatus"):
+        for entry in ((status.get(name) or {}).get("rayClusterStatus") or {}).get("conditions") or ():
+            if (entry.get("type"), entry.get("status")) == ("ReplicaFailure", "True"):
+                return f"KubeRay reports {' '.join(str(entry.get('message') or entry.get('reason')).split())}"
+    return None
+
+
 def is_fault_tolerant(ray: Body) -> bool:
     """Return whether a Redis keeps the state of the head."""
     return "gcsFaultToleranceOptions" in ray["spec"]["rayClusterConfig"]
@@ -79,19 +92,22 @@ def serving_cluster(ray: Body) -> str | None:
     return name
 
 
+def starting_cluster(ray: Body) -> str | None:
+    """Return the name of the Ray cluster that does not serve yet."""
+    name: str | None = ((ray.get("status") or {}).get("pendingServiceStatus") or {}).get("rayClusterName")
+    return name or None
+
+
 def is_settled(ray: Body) -> bool:
     """Return whether the Ray cluster of the present spec serves, and KubeRay starts no other."""
     status = ray.get("status") or {}
     is_current = (status.get("observedGeneration") or 0) >= ray["metadata"].get("generation", 0)
-    starts_another = (status.get("pendingServiceStatus") or {}).get("rayClusterName")
-    return is_current and serving_cluster(ray) is not None and not starts_another
+    return is_current and serving_cluster(ray) is not None and starting_cluster(ray) is None
 
 
 def upgrade(ray: Body) -> str:
     """Return what KubeRay does if it replaces the Ray cluster; empty if it does not."""
-    status = ray.get("status") or {}
-    new = (status.get("pendingServiceStatus") or {}).get("rayClusterName")
-    old = (status.get("activeServiceStatus") or {}).get("rayClusterName")
+    new, old = starting_cluster(ray), serving_cluster(ray)
     if not new or not old:
         return ""
     return f"KubeRay starts the Ray cluster {new} beside {old}, which takes the GPUs of all workers a second time"

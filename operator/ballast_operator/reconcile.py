@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Generic, ParamSpec, TypeVar
 
 from ballast_api.conditions import ConditionReason
@@ -56,6 +57,8 @@ UNPOLLED = frozenset({ConditionReason.SECRET_NOT_ALLOWED, ConditionReason.QUEUE_
 """Reasons for which the queue of a resource is not read."""
 CLAIM_AGAIN_SECONDS = 1.0
 """A resource that changed while this release claimed it is read again after this time."""
+PROGRESS_AGAIN_SECONDS = 30.0
+"""Interval of checks for a lack of progress, of which there is no event."""
 LEFT_OVER_AGAIN_SECONDS = 2.0
 """A Secret of a deleted resource of the same name is looked at again after this time. No watch shows its deletion."""
 WAITING = frozenset({"ContainerCreating", "PodInitializing", "CreateContainerConfigError"})
@@ -178,6 +181,7 @@ class Reconciler(Generic[R]):
         if failed is not None and refused is None:
             raise failed
         given = ConditionInput(resource, self._snapshot(key, memory), wanted, poll, time.monotonic(), refused)
+        given = replace(given, unchanged=self._unchanged(given, memory))
         if failed is None and not given.has_older_pods:
             self.users.use(key, users)
         again = await self._status.report(key, body, given, scaling, memory)
@@ -186,7 +190,17 @@ class Reconciler(Generic[R]):
             raise failed
         if refused is not None:
             return _first(again, AGAIN_SECONDS.get(refused.reason, REFUSED_AGAIN_SECONDS))
+        again = _first(again, PROGRESS_AGAIN_SECONDS if memory.progress is not None else None)
         return _first(again, LEFT_OVER_AGAIN_SECONDS if memory.lost else None)
+
+    def _unchanged(self, given: ConditionInput[R], memory: ResourceMemory[R]) -> float:
+        """Return for how many seconds the children have made no progress; 0 if none is expected."""
+        figures = _computed(self._type.progress, given)
+        if figures is None:
+            memory.progress = None
+        elif memory.progress is None or memory.progress[0] != figures:
+            memory.progress = figures, given.now
+        return given.now - memory.progress[1] if memory.progress is not None else 0.0
 
     async def _claim(self, key: Key, body: Body) -> Body | None:
         """Return the resource with this release in its status; None if it could not be claimed."""

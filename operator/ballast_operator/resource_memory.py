@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Generic
 
@@ -45,6 +46,8 @@ class ResourceMemory(Generic[R]):
     """The hash of the manifest of each Secret that was written, and the resourceVersion of the result."""
     lost: set[Key] = field(default_factory=set)
     """Secrets that must be written again."""
+    progress: tuple[Hashable, float] | None = None
+    """Figures that change while the children make progress, and since when they are the same."""
     awaited: float = 0.0
     """When the resource became ready without the figures of its workers."""
     checked: float = 0.0

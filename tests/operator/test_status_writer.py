@@ -452,6 +452,29 @@ def test_scaling_begins_with_the_workers_that_are_there(on_ray: bool, most: int,
     assert found == [(begun, 8), (begun, begun), (2, 2)]
 
 
+def test_what_ray_lacks_is_named_without_progress_and_no_longer_once_a_worker_is_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """KubeRay makes no Ray cluster at first. No event follows, so the operator looks again."""
+    bench = Bench(runtime={"ray": {}}, template={"image": "ray:1"})
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    bench.put()
+    bench.reconcile()
+    found = []
+    for ready in (0, 0, 1, 1, 1, 2):
+        now += 100
+        for number in range(ready):
+            running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+            bench.cache.put(POD, make_object(POD, f"p-{number}", spec={}, status=running))
+        again = asyncio.run(bench.reconciler.reconcile(LLM))
+        status = Status.model_validate(bench.cache.resources[LLM]["status"])
+        found.append((said(status)["Degraded"][1], again is not None))
+
+    waits, lacks = ("Healthy", True), ("RayFailed", True)
+    assert found == [waits, lacks, waits, waits, lacks, ("Healthy", False)]
+
+
 def test_a_pod_that_refuses_its_annotation_holds_up_no_child() -> None:
     bench = Bench()
     bench.serve()
