@@ -372,6 +372,8 @@ def _old_version(given: Given) -> str:
 
 
 def _deadline_passed(given: Given) -> bool:
+    if given.ray_service is not None:
+        return given.unchanged >= given.resource.spec.startup_seconds and pending(given.ray_service) is None
     found = _deployment_condition(given, "Progressing")
     return given.is_current and found is not None and found.get("reason") == "ProgressDeadlineExceeded"
 

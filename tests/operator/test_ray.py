@@ -664,6 +664,23 @@ def test_a_redis_of_the_head_that_never_runs_is_named_before_a_ray_cluster_serve
     assert "See kubectl describe statefulset llm-ballast-gcs -n ns" in found.message
 
 
+def test_a_rollout_on_ray_without_progress_is_stuck_after_its_startup_seconds():
+    pods = make_pod("1"), make_pod("2", is_ready=False)
+    spec = {"hashes": "n", "rollout": {"startupSeconds": 600}}
+    early, late = (given(*pods, unchanged=seconds, **spec) for seconds in (500.0, 700.0))
+    message = "Deployment 'worker' has 1 replicas that have taken more than 30s to be scheduled."
+    application = {"status": "DEPLOYING", "serveDeploymentStatuses": {"worker": {"message": message}}}
+    status = {"activeServiceStatus": {"rayClusterName": "llm-1", "applicationStatuses": {"ballast": application}}}
+    placed = given(*pods, unchanged=700.0, ray_status=status, **spec)
+
+    said = [(each[Type.PROGRESSING].reason, each[Type.DEGRADED].reason) for each in (early, late, placed)]
+    assert said == [
+        (Reason.ROLLING_OUT, Reason.HEALTHY),
+        (Reason.ROLLOUT_STUCK, Reason.ROLLOUT_STUCK),
+        (Reason.RAY_REPLICAS_PENDING, Reason.HEALTHY),
+    ]
+
+
 def test_replicas_for_which_ray_finds_no_place_are_named():
     message = "Deployment 'worker' has 1 replicas that have taken more than 30s to be scheduled. Resources required: x"
     application = {"status": "DEPLOYING", "serveDeploymentStatuses": {"worker": {"message": message}}}
