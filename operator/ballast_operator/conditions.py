@@ -153,7 +153,8 @@ def knows_versions(given: Given) -> bool:
 def ray_progress(given: Given) -> tuple[object, ...] | None:
     """Return the figures that change while a rollout on Ray makes progress; None if no progress is expected.
 
-    Pods are no progress: KubeRay replaces those that fail. Kubernetes itself watches the progress of a Deployment.
+    Pods are no progress: KubeRay replaces those that fail. A worker of another version is not ready in between, so
+    versions, which an outage of Redis hides, are not needed. Kubernetes itself watches the progress of a Deployment.
     """
     ray = given.ray_service
     if ray is None or _is_complete(given) is not None or _versions_are_unknown(given) is not None:
@@ -164,10 +165,21 @@ def ray_progress(given: Given) -> tuple[object, ...] | None:
         serving_cluster(ray),
         starting_cluster(ray),
         given.count("readyReplicas"),
-        given.count("updatedReplicas"),
         sum(is_ready(pod) for pod in given.snapshot.heads),
         ((storage or {}).get("status") or {}).get("readyReplicas"),
     )
+
+
+def reported_lack(given: Given) -> float:
+    """Return the seconds without progress on Ray that the reported status shows. A restart takes nothing back."""
+    metadata, status = given.resource.metadata, given.resource.status
+    if given.count("readyReplicas") != status.ready_replicas:
+        return 0.0
+    known = {(each.type, each.reason) for each in status.conditions if each.observed_generation == metadata.generation}
+    if (ConditionType.PROGRESSING, ConditionReason.ROLLOUT_STUCK) in known:
+        return float(given.resource.spec.startup_seconds)
+    lacks = (ConditionReason.RAY_FAILED, ConditionReason.QUOTA, ConditionReason.INVALID_POD)
+    return RAY_START_SECONDS if any((ConditionType.DEGRADED, reason) in known for reason in lacks) else 0.0
 
 
 def _is_stuck(given: Given) -> ConditionValue | None:

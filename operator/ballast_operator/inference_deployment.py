@@ -45,7 +45,7 @@ from ballast_operator.children.ray import (
 )
 from ballast_operator.children.redis_users import kept_users, redis_secrets, redis_users, secrets_hash
 from ballast_operator.children.service import budget, network_policy, service
-from ballast_operator.conditions import Given, conditions, knows_versions, ray_progress
+from ballast_operator.conditions import Given, conditions, knows_versions, ray_progress, reported_lack
 from ballast_operator.context import OperatorContext
 from ballast_operator.kinds import (
     BUDGET,
@@ -412,6 +412,7 @@ RESOURCE_TYPE = ResourceType(
     written_with=services_of_kuberay,
     source=_source,
     progress=ray_progress,
+    reported_lack=reported_lack,
     awaits_poll=_awaits_poll,
     scaling=lambda resource: resource.spec.scaling,
     made_replicas=_made_replicas,

@@ -198,7 +198,9 @@ class Reconciler(Generic[R]):
         figures = _computed(self._type.progress, given)
         if figures is None:
             memory.progress = None
-        elif memory.progress is None or memory.progress[0] != figures:
+        elif memory.progress is None:
+            memory.progress = figures, given.now - _computed(self._type.reported_lack, given)
+        elif memory.progress[0] != figures:
             memory.progress = figures, given.now
         return given.now - memory.progress[1] if memory.progress is not None else 0.0
 

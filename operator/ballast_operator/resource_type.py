@@ -163,6 +163,8 @@ class ResourceType(Generic[R]):
     progress: Callable[[ConditionInput[R]], Hashable | None] = lambda _given: None
     """Return figures that change while the children make progress; None if none is expected, or Kubernetes itself
     reports a lack of it."""
+    reported_lack: Callable[[ConditionInput[R]], float] = lambda _given: 0.0
+    """Return the seconds without progress that the reported status shows, for a process that has just started."""
     awaits_poll: Callable[[ConditionInput[R], ResourceStatus], bool] = lambda _given, _status: False
     """Return whether a status lacks figures that the next poll will probably have."""
     scaling: Callable[[R], Scaling | None] = lambda _resource: None
