@@ -47,6 +47,7 @@ class ConditionReason(StrEnum):
     OUT_OF_MEMORY = "OutOfMemory"
     MODEL_NOT_FOUND = "ModelNotFound"
     CRASHING = "Crashing"
+    PODS_FAILING = "PodsFailing"
     INVALID_POD = "InvalidPod"
     INVALID_SPEC = "InvalidSpec"
     NO_SECRET = "SecretMissing"  # noqa: S105 - a reason, no password

@@ -386,7 +386,7 @@ class Spec(ApiModel):
     cost: Cost = Cost()
     replicas: int = Field(default=1, ge=0, le=10_000)
     """Number of worker pods. With `scaling`, the operator writes this field through the scale subresource: leave it
-    out."""
+    out. Scaling begins with the worker pods that are there, up to `maxReplicas`, if they are more."""
     scaling: Scaling | None = None
     rollout: Rollout = Rollout()
     disruption: Disruption = Disruption()

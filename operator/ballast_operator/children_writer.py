@@ -25,7 +25,7 @@ from ballast_operator.errors import (
     ObjectNotFound,
 )
 from ballast_operator.kinds import CONFIG_MAP, SECRET, Body, Key
-from ballast_operator.plan import Annotate, Apply, ChildrenPlan, is_left_over, is_made_for, is_owned
+from ballast_operator.plan import Annotate, Apply, ChildrenPlan, Tolerated, is_left_over, is_made_for, is_owned, shape
 from ballast_operator.poll_result import Problem
 from ballast_operator.resource_memory import Failure, ResourceMemory
 from ballast_operator.resource_type import R, ResourceType
@@ -151,7 +151,7 @@ class ChildrenWriter(Generic[R]):
                 memory.lost.discard(step.key)
             else:
                 self.cache.put(kind, answer)
-                self._tolerate(step, answer, marker, memory)
+                self._tolerate(step, answer, memory)
             return self._contest(step, marker, memory) if step.is_repair else None
         memory.refused[marker] = (time.monotonic() + again, problem)
         log.warning("refused by the API server", kind=kind.name, name=name, because=problem.message)
@@ -206,11 +206,14 @@ class ChildrenWriter(Generic[R]):
 
     @staticmethod
     def _contest(step: Apply, marker: str, memory: ResourceMemory[R]) -> Problem | None:
-        """Count a repair. Return a problem if another writer changes the object after each one."""
-        now = time.monotonic()
-        count, last = memory.restored.get(step.key, (0, now))
-        count = count + 1 if now - last < 2 * RESTORE_AGAIN_SECONDS else 1
-        memory.restored[step.key] = count, now
+        """Count a repair. Return a problem if another writer changes the object after each one.
+
+        The first repair of another manifest finds out what the cluster adds to it, so the count begins again.
+        """
+        now, wanted = time.monotonic(), shape(step.manifest)
+        known, count, last = memory.restored.get(step.key, (wanted, 0, now))
+        count = count + 1 if known == wanted and now - last < 2 * RESTORE_AGAIN_SECONDS else 1
+        memory.restored[step.key] = wanted, count, now
         if count <= MOST_RESTORES:
             return None
         message = (
@@ -222,10 +225,12 @@ class ChildrenWriter(Generic[R]):
         return memory.contest[1]
 
     @staticmethod
-    def _tolerate(step: Apply, answer: Body, marker: str, memory: ResourceMemory[R]) -> None:
+    def _tolerate(step: Apply, answer: Body, memory: ResourceMemory[R]) -> None:
         """Remember which fields the cluster changes after an apply, so that they are not restored indefinitely."""
         kept = additions(step.manifest, answer) if step.patch is not None else ()
-        paths = frozenset((*drift(step.manifest, answer), *kept))
-        if paths and memory.tolerated.get(marker) != paths:
+        paths, wanted = frozenset((*drift(step.manifest, answer), *kept)), shape(step.manifest)
+        before = memory.tolerated.get(step.key)
+        known = before.paths if before is not None and before.shape == wanted else frozenset()
+        if not paths <= known:
             log.warning("the cluster changes applied fields", kind=step.key.kind.name, fields=sorted(paths)[:8])
-            memory.tolerated[marker] = paths
+            memory.tolerated[step.key] = Tolerated(wanted, known | paths)

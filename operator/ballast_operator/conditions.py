@@ -13,9 +13,17 @@ from ballast_operator.children.config import VERSION
 from ballast_operator.children.ray import cluster_of, is_ray_pod, is_ready
 from ballast_operator.kinds import STATEFUL_SET, Body
 from ballast_operator.plan import is_live
-from ballast_operator.pod_problem import pod_problem, scheduling_gates
+from ballast_operator.pod_problem import pod_problem, repeated_failure, scheduling_gates
 from ballast_operator.poll_result import FRESH_SECONDS, PollResult
-from ballast_operator.ray_status import failure, is_fault_tolerant, pending, serving_cluster, upgrade
+from ballast_operator.ray_status import (
+    failure,
+    is_fault_tolerant,
+    pending,
+    refusal,
+    serving_cluster,
+    starting_cluster,
+    upgrade,
+)
 from ballast_operator.resource_type import Check, ConditionInput, ConditionValue, first
 from ballast_queue.status import SloStatus, WorkerStatus
 
@@ -23,6 +31,8 @@ Given = ConditionInput[InferenceDeployment]
 HELD = ConditionValue(
     "Unknown", ConditionReason.STALE, "not evaluated while the operator cannot reconcile the resource: see Degraded"
 )
+RAY_START_SECONDS = 120.0
+"""Time in which a Ray cluster gets a head, which loads no model, if it ever does."""
 KUEUE = "kueue.x-k8s.io/"
 """Prefix of the scheduling gates of Kueue."""
 
@@ -140,8 +150,40 @@ def knows_versions(given: Given) -> bool:
     return given.ray_service is None or _is_unknown(given) is None
 
 
+def ray_progress(given: Given) -> tuple[object, ...] | None:
+    """Return the figures that change while a rollout on Ray makes progress; None if no progress is expected.
+
+    Pods are no progress: KubeRay replaces those that fail. A worker of another version is not ready in between, so
+    versions, which an outage of Redis hides, are not needed. Kubernetes itself watches the progress of a Deployment.
+    """
+    ray = given.ray_service
+    if ray is None or _is_complete(given) is not None or _versions_are_unknown(given) is not None:
+        return None
+    storage = given.snapshot.child(STATEFUL_SET, given.resource.metadata, gcs_redis(given.resource.metadata.name))
+    return (
+        ray["metadata"].get("generation"),
+        serving_cluster(ray),
+        starting_cluster(ray),
+        given.count("readyReplicas"),
+        sum(is_ready(pod) for pod in given.snapshot.heads),
+        ((storage or {}).get("status") or {}).get("readyReplicas"),
+    )
+
+
+def reported_lack(given: Given) -> float:
+    """Return the seconds without progress on Ray that the reported status shows. A restart takes nothing back."""
+    metadata, status = given.resource.metadata, given.resource.status
+    if given.count("readyReplicas") != status.ready_replicas:
+        return 0.0
+    known = {(each.type, each.reason) for each in status.conditions if each.observed_generation == metadata.generation}
+    if (ConditionType.PROGRESSING, ConditionReason.ROLLOUT_STUCK) in known:
+        return float(given.resource.spec.startup_seconds)
+    lacks = (ConditionReason.RAY_FAILED, ConditionReason.QUOTA, ConditionReason.INVALID_POD)
+    return RAY_START_SECONDS if any((ConditionType.DEGRADED, reason) in known for reason in lacks) else 0.0
+
+
 def _is_stuck(given: Given) -> ConditionValue | None:
-    if _deadline_passed(given) is not None:
+    if _deadline_passed(given):
         return ConditionValue("False", ConditionReason.ROLLOUT_STUCK, _rollout(given))
     return None
 
@@ -192,12 +234,50 @@ def _pod_has_problem(given: Given) -> ConditionValue | None:
     return None
 
 
+def _pods_fail(given: Given) -> ConditionValue | None:
+    if given.count("availableReplicas") >= given.resource.spec.replicas:
+        return None
+    found = repeated_failure(given.snapshot.pods)
+    return ConditionValue("True", found.reason, f"{found.message}{_old_version(given)}") if found else None
+
+
 def _pods_cannot_be_created(given: Given) -> ConditionValue | None:
     found = _deployment_condition(given, "ReplicaFailure")
     if not given.is_current or found is None or found.get("status") != "True":
         return None
-    message = found.get("message", "")
+    return _refused_pod(str(found.get("message", "")))
+
+
+def _refused_pod(message: str) -> ConditionValue:
     return ConditionValue("True", ConditionReason.QUOTA if "quota" in message else ConditionReason.INVALID_POD, message)
+
+
+def _ray_pods_cannot_be_created(given: Given) -> ConditionValue | None:
+    """Return what KubeRay reports, unless it may be from before the last progress."""
+    if given.ray_service is None or given.unchanged < RAY_START_SECONDS:
+        return None
+    why = refusal(given.ray_service)
+    return _refused_pod(why) if why is not None else None
+
+
+def _ray_does_not_start(given: Given) -> ConditionValue | None:
+    """Return what a Ray cluster lacks that has not served yet. Only the RayCluster states why its head is refused."""
+    if given.ray_service is None or given.unchanged < RAY_START_SECONDS:
+        return None
+    metadata, new = given.resource.metadata, starting_cluster(given.ray_service)
+    storage = given.snapshot.child(STATEFUL_SET, metadata, gcs_redis(metadata.name))
+    if storage is not None and not (storage.get("status") or {}).get("readyReplicas"):
+        name = storage["metadata"]["name"]
+        what, where = f"the Redis {name} for the state of Ray's head is not ready", f"statefulset {name}"
+    elif new is None and serving_cluster(given.ray_service) is None:
+        what, where = "KubeRay makes no Ray cluster: it may not run, or be refused", f"rayservice {metadata.name}"
+    elif new is not None and not any(is_live(pod) for pod in given.snapshot.heads if cluster_of(pod) == new):
+        what = f"KubeRay makes no head for the Ray cluster {new}: a quota or a policy may refuse its pod"
+        where = f"raycluster {new}"
+    else:
+        return None
+    message = f"{what}. See kubectl describe {where} -n {metadata.namespace}{_old_version(given)}"
+    return ConditionValue("True", ConditionReason.RAY_FAILED, message)
 
 
 def _secret_is_missing(given: Given) -> ConditionValue | None:
@@ -231,7 +311,7 @@ def _functions_are_older(given: Given) -> ConditionValue | None:
 
 
 def _exceeds_deadline(given: Given) -> ConditionValue | None:
-    if _deadline_passed(given) is None or _held_back(given):
+    if not _deadline_passed(given) or _held_back(given):
         return None
     seconds = given.resource.spec.startup_seconds
     return ConditionValue(
@@ -303,11 +383,11 @@ def _old_version(given: Given) -> str:
     return f"; {left}" if is_known else ""
 
 
-def _deadline_passed(given: Given) -> Body | None:
+def _deadline_passed(given: Given) -> bool:
+    if given.ray_service is not None:
+        return given.unchanged >= given.resource.spec.startup_seconds and pending(given.ray_service) is None
     found = _deployment_condition(given, "Progressing")
-    if not given.is_current or found is None or found.get("reason") != "ProgressDeadlineExceeded":
-        return None
-    return found
+    return given.is_current and found is not None and found.get("reason") == "ProgressDeadlineExceeded"
 
 
 def _deployment_condition(given: Given, kind: str) -> Body | None:
@@ -531,7 +611,10 @@ _DEGRADED = (
     _pods_cannot_be_created,
     _ray_storage_is_down,
     _ray_head_is_down,
+    _ray_pods_cannot_be_created,
+    _ray_does_not_start,
     _pod_has_problem,  # without their head, workers fail one after the other
+    _pods_fail,
     _ray_has_failed,
     _secret_is_missing,
     _functions_are_older,

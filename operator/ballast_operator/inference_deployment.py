@@ -45,7 +45,7 @@ from ballast_operator.children.ray import (
 )
 from ballast_operator.children.redis_users import kept_users, redis_secrets, redis_users, secrets_hash
 from ballast_operator.children.service import budget, network_policy, service
-from ballast_operator.conditions import Given, conditions, knows_versions
+from ballast_operator.conditions import Given, conditions, knows_versions, ray_progress, reported_lack
 from ballast_operator.context import OperatorContext
 from ballast_operator.kinds import (
     BUDGET,
@@ -78,6 +78,7 @@ from ballast_operator.plan import (
 )
 from ballast_operator.poll_result import FRESH_SECONDS, PollResult, QueueSource
 from ballast_operator.queue_rules import own_queue, queue_of
+from ballast_operator.ray_status import num_pods
 from ballast_operator.resource_type import ResourceType
 from ballast_operator.retention import is_kept
 from ballast_queue.status import WorkerStatus
@@ -371,6 +372,13 @@ def _scaling(wanted: ScalingStatus | None, reported: ScalingStatus | None) -> Sc
     return wanted
 
 
+def _made_replicas(given: Given) -> int:
+    ray, found = given.resource.spec.runtime.ray, given.snapshot.child(DEPLOYMENT, given.resource.metadata)
+    if given.ray_service is not None:
+        return num_pods(given.ray_service) // (ray.nodes if ray is not None else 1)
+    return int(found["spec"].get("replicas", 1)) if found is not None else 0
+
+
 def _secrets(resource: InferenceDeployment, context: OperatorContext) -> tuple[Key, ...]:
     own = (gcs_secret(resource),) if is_needed(resource, context) else ()
     return tuple(key_of(SECRET, body) for body in (*redis_secrets(resource, context), *own))
@@ -403,7 +411,10 @@ RESOURCE_TYPE = ResourceType(
     own_queue=own_queue,
     written_with=services_of_kuberay,
     source=_source,
+    progress=ray_progress,
+    reported_lack=reported_lack,
     awaits_poll=_awaits_poll,
     scaling=lambda resource: resource.spec.scaling,
+    made_replicas=_made_replicas,
     startup_seconds=lambda resource: resource.spec.startup_seconds,
 )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ballast_api.inference_deployment import Metadata
 from ballast_api.names import SPEC_HASH
+from ballast_operator.children.manifest import hash_of
 from ballast_operator.drift import additions, drift, without_additions
 from ballast_operator.kinds import RULE, SERVICE_MONITOR, Body, Key, Kind, key_of
 
@@ -14,6 +16,14 @@ MOST_PATHS = 4
 """Drifted fields that a message names."""
 KEEP_ADDITIONS = frozenset({SERVICE_MONITOR, RULE})
 """Kinds of which only changed fields are restored. They run no code."""
+
+
+class Tolerated(NamedTuple):
+    """The fields of a child that the cluster changes after each write, as a webhook does."""
+
+    shape: str
+    """The `shape` of the manifest that was written."""
+    paths: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +35,8 @@ class ClusterSnapshot:
     children: Mapping[Key, Body] = field(default_factory=dict)
     pods: tuple[Body, ...] = ()
     """The worker pods."""
-    tolerated: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By the hash of a manifest: paths that the cluster changes after each apply, as a webhook does."""
+    tolerated: Mapping[Key, Tolerated] = field(default_factory=dict)
+    """Fields of the children that are not restored."""
     lost: frozenset[Key] = frozenset()
     """Secrets of the resource that are missing or were changed by others. The cache holds no Secrets."""
     heads: tuple[Body, ...] = ()
@@ -133,7 +143,8 @@ def _change(key: Key, wanted: Body, snapshot: ClusterSnapshot) -> Apply | None:
     uid, marker = found["metadata"]["uid"], wanted["metadata"]["annotations"][SPEC_HASH]
     if (found["metadata"].get("annotations") or {}).get(SPEC_HASH) != marker:
         return Apply(key, wanted, uid=uid, because=f"Updated {label}")
-    tolerated = snapshot.tolerated.get(marker, ())
+    known = snapshot.tolerated.get(key)
+    tolerated = known.paths if known is not None and known.shape == shape(wanted) else frozenset()
     added = () if key.kind in KEEP_ADDITIONS else additions(wanted, found)
     added = tuple(path for path in added if path not in tolerated)
     paths = [*(path for path in drift(wanted, found) if path not in tolerated), *added]
@@ -143,6 +154,14 @@ def _change(key: Key, wanted: Body, snapshot: ClusterSnapshot) -> Apply | None:
         patch = without_additions(wanted, found) if added else None
         return Apply(key, wanted, uid=uid, because=because, is_repair=True, patch=patch)
     return None
+
+
+def shape(manifest: Body) -> str:
+    """Return a hash of the content of a manifest without its replicas, which autoscalers change often."""
+    content = {name: value for name, value in manifest.items() if name != "metadata"}
+    if isinstance(content.get("spec"), dict):
+        content["spec"] = {name: value for name, value in content["spec"].items() if name != "replicas"}
+    return hash_of(content)
 
 
 def deletions(wanted: Sequence[tuple[Kind, Body]], snapshot: ClusterSnapshot) -> Iterator[Delete]:

@@ -23,23 +23,28 @@ def as_deployment(ray: Body, pods: Sequence[Body], statuses: Mapping[str, Worker
         statuses: The status that each pod published.
         config: Hash of the configuration that all workers should have.
     """
-    groups = ray["spec"]["rayClusterConfig"].get("workerGroupSpecs") or ()  # another writer may have changed them
-    wanted = sum(group.get("replicas") or 0 for group in groups if group.get("groupName") == GROUP)
+    wanted = num_pods(ray)
     ready = [pod["metadata"]["name"] for pod in pods if is_ready(pod)]
     updated = [name for name in ready if name in statuses and statuses[name].config_hash == config]
     # A worker over several pods has one that is ready: the pod with its HTTP server.
-    num_pods = len(pods) if len(pods) > wanted else len(ready)
+    total = len(pods) if len(pods) > wanted else len(ready)
     return {
         "metadata": ray["metadata"],
         "status": {
             "observedGeneration": (ray.get("status") or {}).get("observedGeneration", 0),
-            "replicas": max(num_pods, len(ready)),
+            "replicas": max(total, len(ready)),
             "readyReplicas": len(ready),
             "availableReplicas": len(ready),
             "updatedReplicas": len(updated),
             "unavailableReplicas": len(pods) - len(ready),
         },
     }
+
+
+def num_pods(ray: Body) -> int:
+    """Return the number of worker pods that a RayService asks for."""
+    groups = ray["spec"]["rayClusterConfig"].get("workerGroupSpecs") or ()  # another writer may have changed them
+    return sum(int(group.get("replicas") or 0) for group in groups if group.get("groupName") == GROUP)
 
 
 def failure(ray: Body) -> str | None:
@@ -49,6 +54,19 @@ def failure(ray: Body) -> str | None:
             deployments = (application.get("serveDeploymentStatuses") or {}).values()
             why = next((each["message"] for each in deployments if each.get("message")), application.get("message", ""))
             return f"Ray Serve reports {application['status']}: {why.strip() or 'no reason'}"
+    return None
+
+
+def refusal(ray: Body) -> str | None:
+    """Return why KubeRay cannot make a pod, as a sentence; None if it makes all of them.
+
+    KubeRay writes this state of a Ray cluster only together with another change of the RayService, so it may be old.
+    """
+    status = ray.get("status") or {}
+    for name in ("pendingServiceStatus", "activeServiceStatus"):
+        for entry in ((status.get(name) or {}).get("rayClusterStatus") or {}).get("conditions") or ():
+            if (entry.get("type"), entry.get("status")) == ("ReplicaFailure", "True"):
+                return f"KubeRay reports {' '.join(str(entry.get('message') or entry.get('reason')).split())}"
     return None
 
 
@@ -74,19 +92,22 @@ def serving_cluster(ray: Body) -> str | None:
     return name
 
 
+def starting_cluster(ray: Body) -> str | None:
+    """Return the name of the Ray cluster that does not serve yet."""
+    name: str | None = ((ray.get("status") or {}).get("pendingServiceStatus") or {}).get("rayClusterName")
+    return name or None
+
+
 def is_settled(ray: Body) -> bool:
     """Return whether the Ray cluster of the present spec serves, and KubeRay starts no other."""
     status = ray.get("status") or {}
     is_current = (status.get("observedGeneration") or 0) >= ray["metadata"].get("generation", 0)
-    starts_another = (status.get("pendingServiceStatus") or {}).get("rayClusterName")
-    return is_current and serving_cluster(ray) is not None and not starts_another
+    return is_current and serving_cluster(ray) is not None and starting_cluster(ray) is None
 
 
 def upgrade(ray: Body) -> str:
     """Return what KubeRay does if it replaces the Ray cluster; empty if it does not."""
-    status = ray.get("status") or {}
-    new = (status.get("pendingServiceStatus") or {}).get("rayClusterName")
-    old = (status.get("activeServiceStatus") or {}).get("rayClusterName")
+    new, old = starting_cluster(ray), serving_cluster(ray)
     if not new or not old:
         return ""
     return f"KubeRay starts the Ray cluster {new} beside {old}, which takes the GPUs of all workers a second time"

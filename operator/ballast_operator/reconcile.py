@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Generic, ParamSpec, TypeVar
 
 from ballast_api.conditions import ConditionReason
@@ -55,6 +57,8 @@ UNPOLLED = frozenset({ConditionReason.SECRET_NOT_ALLOWED, ConditionReason.QUEUE_
 """Reasons for which the queue of a resource is not read."""
 CLAIM_AGAIN_SECONDS = 1.0
 """A resource that changed while this release claimed it is read again after this time."""
+PROGRESS_AGAIN_SECONDS = 30.0
+"""Interval of checks for a lack of progress, of which there is no event."""
 LEFT_OVER_AGAIN_SECONDS = 2.0
 """A Secret of a deleted resource of the same name is looked at again after this time. No watch shows its deletion."""
 WAITING = frozenset({"ContainerCreating", "PodInitializing", "CreateContainerConfigError"})
@@ -168,6 +172,8 @@ class Reconciler(Generic[R]):
         if source is not None:
             poll = self._poller.last(key, source).only_workers_in(self._cache.pods(key))
         await self._check_secrets_of_waiting_pods(key, resource, memory)
+        if await self._begins_to_scale(key, body, resource, memory):
+            return None
         scaling, unscaled = await self._scale(key, body, resource, poll, memory)
         wanted = self._plan(key, resource, poll, memory)
         refused, failed = await self._writer.write(key, resource.metadata, wanted, memory)
@@ -175,6 +181,7 @@ class Reconciler(Generic[R]):
         if failed is not None and refused is None:
             raise failed
         given = ConditionInput(resource, self._snapshot(key, memory), wanted, poll, time.monotonic(), refused)
+        given = replace(given, unchanged=self._unchanged(given, memory))
         if failed is None and not given.has_older_pods:
             self.users.use(key, users)
         again = await self._status.report(key, body, given, scaling, memory)
@@ -183,7 +190,19 @@ class Reconciler(Generic[R]):
             raise failed
         if refused is not None:
             return _first(again, AGAIN_SECONDS.get(refused.reason, REFUSED_AGAIN_SECONDS))
+        again = _first(again, PROGRESS_AGAIN_SECONDS if memory.progress is not None else None)
         return _first(again, LEFT_OVER_AGAIN_SECONDS if memory.lost else None)
+
+    def _unchanged(self, given: ConditionInput[R], memory: ResourceMemory[R]) -> float:
+        """Return for how many seconds the children have made no progress; 0 if none is expected."""
+        figures = _computed(self._type.progress, given)
+        if figures is None:
+            memory.progress = None
+        elif memory.progress is None:
+            memory.progress = figures, given.now - _computed(self._type.reported_lack, given)
+        elif memory.progress[0] != figures:
+            memory.progress = figures, given.now
+        return given.now - memory.progress[1] if memory.progress is not None else 0.0
 
     async def _claim(self, key: Key, body: Body) -> Body | None:
         """Return the resource with this release in its status; None if it could not be claimed."""
@@ -237,6 +256,28 @@ class Reconciler(Generic[R]):
         memory.settled = None if wanted else (read, wanted)
         return wanted
 
+    async def _begins_to_scale(self, key: Key, body: Body, resource: R, memory: ResourceMemory[R]) -> bool:
+        """Write the replicas with which scaling begins, if the children have more than the spec asks for.
+
+        If `replicas` leaves a file when `scaling` is added, it becomes its default. The children stay as they are until
+        the change returns as an event. Return whether they do.
+        """
+        scaling = _computed(self._type.scaling, resource)
+        if scaling is None or memory.is_scaling or (body.get("status") or {}).get("scaling") is not None:
+            return False
+        given = ConditionInput(resource, self._snapshot(key, memory), ChildrenPlan(), None, time.monotonic())
+        made, replicas = _computed(self._type.made_replicas, given), replicas_of(body) or 0
+        wanted = min(made, scaling.max_replicas)
+        if wanted <= replicas:
+            return False
+        with contextlib.suppress(Conflict):  # the event of the change leads to another try
+            await self._cluster.scale(key, wanted, version=body["metadata"]["resourceVersion"])
+            because = "scaling begins with the replicas that are there"
+            log.info("scaled", resource=str(key), replicas=wanted, before=replicas, because=because)
+            message = f"Scaled from {replicas} to {counted(wanted, 'replica')}: {because}"
+            self._status.post(resource.metadata, "Scaled", message)
+        return True
+
     async def _scale(
         self, key: Key, body: Body, resource: R, poll: PollResult | None, memory: ResourceMemory[R]
     ) -> tuple[ScalingStatus | None, Failure | None]:
@@ -245,6 +286,7 @@ class Reconciler(Generic[R]):
         Return the decision, and the failure to write it, which does not keep the children from being restored.
         """
         scaling = _computed(self._type.scaling, resource)
+        memory.is_scaling = scaling is not None
         if scaling is None:
             memory.history = History()
             return None, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Generic
 
@@ -12,7 +13,7 @@ from ballast_operator import report
 from ballast_operator.context import OperatorContext
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable
 from ballast_operator.kinds import Key
-from ballast_operator.plan import ChildrenPlan
+from ballast_operator.plan import ChildrenPlan, Tolerated
 from ballast_operator.poll_result import Problem
 from ballast_operator.resource_type import R
 from ballast_operator.scaling import History
@@ -28,20 +29,25 @@ class ResourceMemory(Generic[R]):
 
     uid: str
     history: History = field(default_factory=History)
+    is_scaling: bool = False
+    """Whether this process has decided on its replicas."""
     unsettled: report.Unsettled = field(default_factory=dict)
-    tolerated: dict[str, frozenset[str]] = field(default_factory=dict)
+    tolerated: dict[Key, Tolerated] = field(default_factory=dict)
+    """Fields of each child that the cluster changes after each write."""
     refused: dict[str, tuple[float, Problem]] = field(default_factory=dict)
     """By the hash of a manifest: when to send it again, and the problem."""
     failures: Counter[str] = field(default_factory=Counter)
     """By the hash of a manifest, or empty for the whole reconciliation: failures in a row."""
-    restored: dict[Key, tuple[int, float]] = field(default_factory=dict)
-    """How often each child was restored in a row, and when it was restored last."""
+    restored: dict[Key, tuple[str, int, float]] = field(default_factory=dict)
+    """The shape of each child, how often it was restored in a row, and when it was restored last."""
     contest: tuple[float, Problem] | None = None
     """Another writer changes a child after each repair: until when this is reported, and the problem."""
     secrets: dict[Key, tuple[str, str]] = field(default_factory=dict)
     """The hash of the manifest of each Secret that was written, and the resourceVersion of the result."""
     lost: set[Key] = field(default_factory=set)
     """Secrets that must be written again."""
+    progress: tuple[Hashable, float] | None = None
+    """Figures that change while the children make progress, and since when they are the same."""
     awaited: float = 0.0
     """When the resource became ready without the figures of its workers."""
     checked: float = 0.0

@@ -5,7 +5,7 @@ To add a kind, define its `ResourceType`, and add it to the types of `process.ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
@@ -63,6 +63,8 @@ class ConditionInput(Generic[R]):
     """The first child that the API server refused."""
     is_held: bool = False
     """The resource is not reconciled, so its children stay as they are."""
+    unchanged: float = 0.0
+    """Seconds without a change of its `progress`, as far as this process knows; 0 if no progress is expected."""
 
     @property
     def live(self) -> tuple[Body, ...]:
@@ -158,9 +160,16 @@ class ResourceType(Generic[R]):
     """Return the objects that another controller makes for a child, or changes if they exist."""
     source: Callable[[R, OperatorContext], QueueSource | None] = lambda _resource, _context: None
     """Return where its workers report; None if the type has no workers."""
+    progress: Callable[[ConditionInput[R]], Hashable | None] = lambda _given: None
+    """Return figures that change while the children make progress; None if none is expected, or Kubernetes itself
+    reports a lack of it."""
+    reported_lack: Callable[[ConditionInput[R]], float] = lambda _given: 0.0
+    """Return the seconds without progress that the reported status shows, for a process that has just started."""
     awaits_poll: Callable[[ConditionInput[R], ResourceStatus], bool] = lambda _given, _status: False
     """Return whether a status lacks figures that the next poll will probably have."""
     scaling: Callable[[R], Scaling | None] = lambda _resource: None
     """Return its scaling settings; None if the operator must not change its replicas."""
+    made_replicas: Callable[[ConditionInput[R]], int] = lambda _given: 0
+    """Return the replicas that its children have in their specs."""
     startup_seconds: Callable[[R], float] = lambda _resource: 0.0
     """Return the time in which a new replica becomes ready, if it ever does."""

@@ -22,7 +22,7 @@ from ballast_operator.conditions import Given, conditions
 from ballast_operator.inference_deployment import status as build_status
 from ballast_operator.kinds import DEPLOYMENT, POD, Body, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
-from ballast_operator.pod_problem import NOT_SERVED_EXIT
+from ballast_operator.pod_problem import NOT_SERVED_EXIT, TEMPLATE_HASH
 from ballast_operator.poll_result import FormerQueue, PollResult, Problem
 from ballast_operator.resource_type import ConditionInput, ConditionValue
 from ballast_queue.job import RequestCounts
@@ -80,6 +80,20 @@ def crashed(code: int, message: str = "", *, name: str = "worker", reason: str =
     ended = {"exitCode": code, "reason": reason, "message": message}
     state = {"waiting": {"reason": "CrashLoopBackOff"}}
     return {"name": name, "restartCount": 3, "state": state, "lastState": {"terminated": ended}}
+
+
+def at(minute: int, name: str, version: str = "a", **status: Any) -> Body:
+    """Return a pod that was created in that minute."""
+    found = make_pod(name, **status)
+    found["metadata"] |= {"creationTimestamp": f"2026-01-01T00:{minute:02}:00Z", "labels": {TEMPLATE_HASH: version}}
+    return found
+
+
+def failed(minute: int, ended: int, version: str = "a") -> Body:
+    """Return a pod that the kubelet evicted."""
+    message = 'Usage of EmptyDir volume "models" exceeds the limit "10Gi". '
+    times = [{"type": "DisruptionTarget", "status": "True", "lastTransitionTime": f"2026-01-01T00:{ended:02}:00Z"}]
+    return at(minute, f"f{minute}", version, phase="Failed", reason="Evicted", message=message, conditions=times)
 
 
 def make_worker(**more: Any) -> WorkerStatus:
@@ -212,7 +226,17 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
     ),
     "memory": (
         {"pods": (make_pod(containerStatuses=[crashed(137, reason="OOMKilled")]),)},
-        Type.DEGRADED, "True", Reason.OUT_OF_MEMORY, "3 restarts",
+        Type.DEGRADED, "True", Reason.OUT_OF_MEMORY,
+        "pod p: memory limit exceeded (3 restarts); raise the limit or lower spec.slots",
+    ),
+    "memory of a sidecar": (
+        {"pods": (make_pod(containerStatuses=[crashed(137, name="istio-proxy", reason="OOMKilled")]),)},
+        Type.DEGRADED, "True", Reason.OUT_OF_MEMORY,
+        "pod p: container istio-proxy: memory limit exceeded (3 restarts); raise the limit",
+    ),
+    "an init container of others": (
+        {"pods": (make_pod(initContainerStatuses=[crashed(78, "no model of secrets", name="vault-agent-init")]),)},
+        Type.DEGRADED, "True", Reason.CRASHING, "pod p: container vault-agent-init: exit code 78, 3 restarts: no model",
     ),
     "no model": (
         {"pods": (make_pod(containerStatuses=[crashed(78, "ballast-worker: model.uri /m: there is no directory")]),)},
@@ -298,6 +322,7 @@ def test_a_condition_says_what_is_and_why(case: str) -> None:
 
     assert (found.status, found.reason) == (status, reason)
     assert words in found.message
+    assert "spec.slots" not in found.message or "spec.slots" in words
 
 
 RESERVATION: dict[str, tuple[dict[str, Any], str, Reason, str]] = {
@@ -436,6 +461,34 @@ def test_the_record_of_an_older_worker_has_no_reservation_and_no_slo() -> None:
     read = WorkerStatus.model_validate(record)
 
     assert (read.reservation, read.can_claim, read.slo) == (None, False, None)
+
+
+FAILING: dict[str, tuple[list[Body], int, str]] = {
+    "each new pod is evicted": (
+        [failed(0, 5), failed(5, 10), at(10, "new", phase="Pending")], 1,
+        'Evicted: Usage of EmptyDir volume "models" exceeds the limit "10Gi"; raise spec.model.sizeLimitGibibytes',
+    ),
+    "the next pod is not made yet": ([at(0, "ready", **READY_POD), failed(1, 5), failed(5, 9)], 1, "2 pods of this"),
+    "one pod was evicted": ([failed(0, 5), at(5, "new", phase="Pending")], 1, ""),
+    "two pods were evicted with their node": ([failed(0, 9), failed(1, 9), at(9, "new", phase="Pending")], 1, ""),
+    "the next pod serves": ([failed(0, 5), failed(5, 10), at(10, "new", **READY_POD)], 2, ""),
+    "enough others serve": ([failed(0, 5), failed(5, 10), at(10, "new", phase="Pending")], 2, ""),
+    "another pod starts much later": (
+        [failed(0, 5), failed(5, 10), ending(at(10, "old", **READY_POD)), at(50, "new", phase="Pending")], 1, "",
+    ),
+    "the spec was corrected": (
+        [failed(0, 5, "old"), failed(5, 10, "old"), failed(10, 11), at(11, "new", phase="Pending")], 1, "",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FAILING)
+def test_pods_that_fail_one_after_another_are_reported_and_one_that_fails_alone_is_not(case: str) -> None:
+    pods, ready, words = FAILING[case]
+    found = conditions(make_input(pods=tuple(pods), deployment=make_deployment(2, 2, ready)))[Type.DEGRADED]
+
+    assert found.reason is (Reason.PODS_FAILING if words else Reason.HEALTHY)
+    assert words in found.message
 
 
 def test_every_condition_and_reason_stands_in_the_documentation() -> None:

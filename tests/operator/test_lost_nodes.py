@@ -81,7 +81,7 @@ def test_a_worker_of_a_lost_node_is_replaced_while_its_pod_cannot_end(
 
 
 @pytest.mark.envtest
-def test_a_worker_that_its_node_evicted_is_replaced_and_its_remains_worry_nobody(
+def test_a_worker_that_its_node_evicted_is_replaced_and_is_a_problem_only_if_the_next_one_is_evicted_too(
     operator: Operator, cluster: Cluster
 ) -> None:
     cluster.make()
@@ -97,3 +97,11 @@ def test_a_worker_that_its_node_evicted_is_replaced_and_its_remains_worry_nobody
     cluster.says("Ready", "True")
     assert cluster.get("pods", evicted)["status"]["phase"] == "Failed"
     assert cluster.condition("Degraded")["status"] == "False"
+
+    cluster.set_pod(new, phase="Failed", reason="Evicted", message="The node was low on resource: memory.")
+
+    assert "2 pods of this version have failed" in cluster.says("Degraded", "True", "PodsFailing")["message"]
+    names = evicted, new
+    third = until(lambda: [pod for pod in cluster.pods() if pod["metadata"]["name"] not in names])[0]
+    cluster.make_ready(third["metadata"]["name"], "10.0.0.3")
+    cluster.says("Degraded", "False")

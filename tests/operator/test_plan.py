@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from queue_objects import make_status
 
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import CONFIG_HASH, SPEC_HASH
+from ballast_api.names import CONFIG_HASH
 from ballast_api.worker_config import WorkerConfig
 from ballast_operator.children.config import REDIS_HASH, VERSION, config_texts, version_of
 from ballast_operator.children.redis_users import secrets_hash
@@ -22,7 +22,7 @@ from ballast_operator.context import OperatorContext, UserKeys
 from ballast_operator.drift import drift
 from ballast_operator.inference_deployment import DELETION_COST, RESOURCE_TYPE, plan
 from ballast_operator.kinds import BUDGET, NETWORK_POLICY, SECRET, SERVICE, Body, Key
-from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
+from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, Tolerated, shape
 from ballast_operator.poll_result import PollResult
 from ballast_queue.status import ClassLoad, WorkerStatus
 
@@ -34,6 +34,9 @@ OWN_REDIS = OperatorContext(
     user_keys=UserKeys("first"),
     refuses_users=False,
 )
+
+
+SERVICE_KEY = Key(SERVICE, "ns", "llm")
 
 
 def make_resource(generation: int = 1, **spec: Any) -> InferenceDeployment:
@@ -257,11 +260,11 @@ def test_an_object_of_another_owner_is_never_changed_nor_deleted() -> None:
 
 def test_a_path_that_the_cluster_always_changes_is_tolerated_and_others_are_not() -> None:
     there = dict(after(plan(make_resource(1), EMPTY, CONTEXT), EMPTY).children)
-    changed = copy.deepcopy(there[Key(SERVICE, "ns", "llm")])
+    changed = copy.deepcopy(there[SERVICE_KEY])
     changed["spec"]["type"] = "NodePort"
-    there[Key(SERVICE, "ns", "llm")] = changed
-    marker = changed["metadata"]["annotations"][SPEC_HASH]
-    blind = ClusterSnapshot("u-1", there, tolerated={marker: frozenset({"spec.type"})})
+    there[SERVICE_KEY] = changed
+    (written,) = (step.manifest for step in plan(make_resource(1), EMPTY, CONTEXT).apply if step.key == SERVICE_KEY)
+    blind = ClusterSnapshot("u-1", there, tolerated={SERVICE_KEY: Tolerated(shape(written), frozenset({"spec.type"}))})
 
     assert plan(make_resource(1), ClusterSnapshot("u-1", there), CONTEXT).because == (
         "Restored Service llm, of which another writer changed spec.type",

@@ -460,6 +460,7 @@ def given(
     hashes: str = "",
     heads: Sequence[Body] | None = None,
     problem: Problem | None = None,
+    unchanged: float = 0.0,
     **spec: Any,
 ):
     """The input of the conditions; `hashes` has a letter for each pod: n for the new configuration, o for another."""
@@ -472,7 +473,7 @@ def given(
     names = [pod["metadata"]["name"] for pod in pods]
     workers = tuple(make_worker(name, new if each == "n" else "old") for name, each in zip(names, hashes, strict=False))
     poll = PollResult(100.0, workers=workers if problem is None else (), problem=problem)
-    return conditions(ConditionInput(resource, snapshot, done, poll, 100.0))
+    return conditions(ConditionInput(resource, snapshot, done, poll, 100.0, unchanged=unchanged))
 
 
 def test_the_pods_of_ray_decide_whether_the_resource_is_ready():
@@ -613,6 +614,73 @@ def test_a_redis_of_the_head_that_is_away_is_named(ready: int, reason: Reason, w
 
     assert found.reason == reason
     assert ("serves on for ten minutes" in found.message) is (ready == 0 and worker == make_pod("1"))
+
+
+def refused(cluster: str, message: str) -> Body:
+    """Return a part of a RayService's status whose Ray cluster lacks a pod."""
+    entry = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreateWorkerPod", "message": message}
+    return {"rayClusterName": cluster, "rayClusterStatus": {"conditions": [entry]}}
+
+
+QUOTA = "FailedCreateWorkerPod\npods is forbidden: exceeded quota: team"
+FIRST = {"activeServiceStatus": {}, "pendingServiceStatus": {"rayClusterName": "llm-2"}}
+BESIDE = {"pendingServiceStatus": {"rayClusterName": "llm-2"}}
+STUCK: dict[str, tuple[dict[str, Any], Reason, str]] = {
+    "a quota refuses a worker": (
+        {"ray_status": {"activeServiceStatus": refused("llm-1", QUOTA)}}, Reason.QUOTA,
+        "KubeRay reports FailedCreateWorkerPod pods is forbidden: exceeded quota: team",
+    ),
+    "a policy refuses a worker of a new Ray cluster": (
+        {"ray_status": {"pendingServiceStatus": refused("llm-2", "violates PodSecurity")}}, Reason.INVALID_POD,
+        "KubeRay reports violates PodSecurity",
+    ),
+    "the first head is refused": (
+        {"ray_status": FIRST, "heads": []}, Reason.RAY_FAILED, "See kubectl describe raycluster llm-2 -n ns",
+    ),
+    "a new head beside a Ray cluster that serves is refused": (
+        {"ray_status": BESIDE}, Reason.RAY_FAILED, "no head for the Ray cluster llm-2",
+    ),
+    "KubeRay does nothing": (
+        {"ray_status": {"activeServiceStatus": {}}, "heads": []}, Reason.RAY_FAILED, "describe rayservice llm -n ns",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STUCK)
+def test_pods_that_kuberay_cannot_make_are_named_after_a_while(case: str):
+    status, reason, words = STUCK[case]
+    pods = (make_pod("1"),) if "activeServiceStatus" not in status["ray_status"] else ()
+    early, late = (given(*pods, unchanged=seconds, **status)[Type.DEGRADED] for seconds in (60.0, 150.0))
+
+    assert (early.reason, late.reason) == (Reason.HEALTHY, reason)
+    assert words in late.message
+
+
+def test_a_redis_of_the_head_that_never_runs_is_named_before_a_ray_cluster_serves():
+    resource = make_resource()
+    done = plan(resource, EMPTY, OWN_GCS)
+    there = replace(applied(done, EMPTY, ray_status=FIRST), heads=(make_failing("head"),))
+    found = conditions(ConditionInput(resource, there, done, None, 0.0, unchanged=150.0))[Type.DEGRADED]
+
+    assert found.reason == Reason.RAY_FAILED
+    assert "See kubectl describe statefulset llm-ballast-gcs -n ns" in found.message
+
+
+def test_a_rollout_on_ray_without_progress_is_stuck_after_its_startup_seconds():
+    pods = make_pod("1"), make_pod("2", is_ready=False)
+    spec = {"hashes": "n", "rollout": {"startupSeconds": 600}}
+    early, late = (given(*pods, unchanged=seconds, **spec) for seconds in (500.0, 700.0))
+    message = "Deployment 'worker' has 1 replicas that have taken more than 30s to be scheduled."
+    application = {"status": "DEPLOYING", "serveDeploymentStatuses": {"worker": {"message": message}}}
+    status = {"activeServiceStatus": {"rayClusterName": "llm-1", "applicationStatuses": {"ballast": application}}}
+    placed = given(*pods, unchanged=700.0, ray_status=status, **spec)
+
+    said = [(each[Type.PROGRESSING].reason, each[Type.DEGRADED].reason) for each in (early, late, placed)]
+    assert said == [
+        (Reason.ROLLING_OUT, Reason.HEALTHY),
+        (Reason.ROLLOUT_STUCK, Reason.ROLLOUT_STUCK),
+        (Reason.RAY_REPLICAS_PENDING, Reason.HEALTHY),
+    ]
 
 
 def test_replicas_for_which_ray_finds_no_place_are_named():

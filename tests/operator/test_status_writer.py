@@ -55,6 +55,7 @@ class FakeCluster:
     broken: Kind | None = None
     meanwhile: Callable[[], None] = lambda: None
     """Called while a child is written."""
+    may_scale: bool = False
 
     async def apply_status(self, key: Key, manifest: Body) -> Body:
         self.statuses.append(Status.model_validate(manifest["status"]))
@@ -69,10 +70,16 @@ class FakeCluster:
         about = {"uid": key.name, "resourceVersion": str(next(VERSIONS)), "creationTimestamp": "2026-01-01T00:00:00Z"}
         return manifest | {"metadata": manifest["metadata"] | about}
 
-    async def scale(self, _key: Key, _replicas: int, *, version: str) -> None:
-        if version != self.cache.resources[LLM]["metadata"]["resourceVersion"]:
+    async def scale(self, _key: Key, replicas: int, *, version: str) -> None:
+        found = self.cache.resources[LLM]
+        if version != found["metadata"]["resourceVersion"]:
             raise Conflict("scale", 409, "the object has been modified")
-        raise ClusterRefused("scale", 403, "a webhook refuses it")
+        if not self.may_scale:
+            raise ClusterRefused("scale", 403, "a webhook refuses it")
+        metadata = found["metadata"] | {"resourceVersion": str(next(VERSIONS))}
+        self.cache.put(
+            INFERENCE_DEPLOYMENT, found | {"metadata": metadata, "spec": found["spec"] | {"replicas": replicas}}
+        )
 
     async def annotate(self, *_: object) -> None:
         raise ClusterRefused("annotate", 403, "a webhook refuses it")
@@ -125,6 +132,12 @@ class Bench:
     def __init__(self, **spec: Any) -> None:
         self.cache = Cache(INFERENCE_DEPLOYMENT, WORKER)
         self.cluster, self.grants, self.poller = FakeCluster(self.cache), FakeGrants(), FakePoller()
+        self.start()
+        self.spec = {"model": {"uri": "file:///m"}, "gpu": {"count": 0}, "replicas": 2} | spec
+        self.generation = 0
+
+    def start(self) -> None:
+        """Start the operator: it knows only what the cluster knows."""
         self.reconciler: Reconciler[Any] = Reconciler(
             RESOURCE_TYPE,
             cast(Any, self.cluster),
@@ -135,8 +148,6 @@ class Bench:
             context=CONTEXT,
             users_changed=lambda: None,
         )
-        self.spec = {"model": {"uri": "file:///m"}, "gpu": {"count": 0}, "replicas": 2} | spec
-        self.generation = 0
 
     def put(self, uid: str = "u", **spec: Any) -> None:
         """Change the spec."""
@@ -419,6 +430,55 @@ def test_children_are_restored_while_the_api_server_refuses_to_scale() -> None:
 
     assert service in bench.cache.children(LLM)
     assert said(bench.cluster.statuses[-1])["Degraded"] == ("True", "NotApplied")
+
+
+@pytest.mark.parametrize(("on_ray", "most", "begun"), [(False, 9, 8), (False, 6, 6), (True, 9, 8)])
+def test_scaling_begins_with_the_workers_that_are_there(on_ray: bool, most: int, begun: int) -> None:
+    """`replicas: 8` leaves the file when `scaling` is added, and the API server sets the default."""
+    ray = {"runtime": {"ray": {}}, "template": {"image": "ray:1"}} if on_ray else {}
+    bench = Bench(replicas=8, **ray)
+    bench.cluster.may_scale = True
+    bench.put()
+    asyncio.run(bench.reconciler.reconcile(LLM))
+
+    def made() -> int:
+        children = {key.kind: body["spec"] for key, body in bench.cache.children(LLM).items() if "spec" in body}
+        if on_ray:
+            return int(children[RAY_SERVICE]["rayClusterConfig"]["workerGroupSpecs"][0]["replicas"])
+        return int(children[DEPLOYMENT]["replicas"])
+
+    found = []
+    for spec in ({"replicas": 1, "scaling": {"maxReplicas": most}}, {"replicas": begun}, {"replicas": 2}):
+        bench.put(**spec)
+        asyncio.run(bench.reconciler.reconcile(LLM))
+        found.append((bench.cache.resources[LLM]["spec"]["replicas"], made()))
+
+    assert found == [(begun, 8), (begun, begun), (2, 2)]
+
+
+def test_what_ray_lacks_is_named_without_progress_and_no_longer_once_a_worker_is_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """KubeRay makes no Ray cluster at first. No event follows, so the operator asks again."""
+    bench = Bench(runtime={"ray": {}}, template={"image": "ray:1"})
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    bench.put()
+    bench.reconcile()
+    found = []
+    for ready in (0, 0, 0, 1, 1, 1, 2):
+        now += 100
+        if len(found) == 2:
+            bench.start()
+        for number in range(ready):
+            running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+            bench.cache.put(POD, make_object(POD, f"p-{number}", spec={}, status=running))
+        again = asyncio.run(bench.reconciler.reconcile(LLM))
+        status = Status.model_validate(bench.cache.resources[LLM]["status"])
+        found.append((said(status)["Degraded"][1], again is not None))
+
+    waits, lacks = ("Healthy", True), ("RayFailed", True)
+    assert found == [waits, lacks, lacks, waits, waits, lacks, ("Healthy", False)]
 
 
 def test_a_pod_that_refuses_its_annotation_holds_up_no_child() -> None:
