@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, replace
 from random import Random
 
@@ -115,7 +116,7 @@ def test_the_model_that_ships_is_read_from_its_own_configuration(tmp_path):
         "vocab_size": 1000,
         "tie_word_embeddings": True,
     }
-    (tmp_path / "config.json").write_text(__import__("json").dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(config))
 
     tiny = shape(str(tmp_path))
 
@@ -214,6 +215,15 @@ def test_the_quantization_of_a_checkpoint_is_read_from_its_configuration(name):
         else:
             with pytest.raises(BadInput, match=r"no figures for .* Set `quantization` \(--quantization\) to none, fp8"):
                 found.weights()
+
+
+def test_the_quantization_that_modelopt_wrote_beside_the_configuration_is_read(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(PHI_4))
+    for algorithm, expected in (("FP8", Quantization.FP8), ("NVFP4", "quant_method 'NVFP4'")):
+        stated = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": algorithm}}
+        (tmp_path / "hf_quant_config.json").write_text(json.dumps(stated))
+
+        assert shape(str(tmp_path)).quantization == expected
 
 
 def test_a_token_of_an_encoder_attends_to_all_others():

@@ -187,11 +187,13 @@ def shape(name: str) -> ModelShape:
         raise BadInput(f"unknown model {name!r}; known are {known}. The path of a model's config.json works, too")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
+        beside = path.with_name("hf_quant_config.json")  # of older versions of ModelOpt, and read by vLLM, too
+        stated = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else None
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise BadInput(f"{path}: found {type(config).__name__}, expected the JSON object of a Hugging Face config")
-    return from_config(config, path.parent.name or str(path))
+    return from_config({"compression_config": stated} | config, path.parent.name or str(path))
 
 
 def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
@@ -241,15 +243,16 @@ def _quantization(config: Mapping[str, Any]) -> Quantization | str:
     if not stated:
         return Quantization.NONE
     try:
-        method = stated.get("quant_method")
+        stated = stated.get("quantization", stated)
+        method = stated.get("quant_method", stated.get("quant_algo"))
         if method in {"awq", "gptq", "auto-round"}:
             found = {(stated.get("bits", stated.get("w_bit")), "int", False)}
-        elif method in {"fp8", "fbgemm_fp8"} or stated.get("quant_algo") == "FP8":
+        elif method in {"fp8", "fbgemm_fp8"} or "FP8" in {method, stated.get("quant_algo")}:
             found = {(8, "float", True)}
         else:
             groups = [(each["weights"], each.get("input_activations")) for each in stated["config_groups"].values()]
             found = {(weights["num_bits"], weights["type"], bool(inputs)) for weights, inputs in groups}
         [kind] = {_STORED[each] for each in found}
     except (AttributeError, KeyError, TypeError, ValueError):
-        return f"quant_method {stated.get('quant_method')!r}" if isinstance(stated, Mapping) else repr(stated)
+        return f"quant_method {method!r}" if isinstance(stated, Mapping) else repr(stated)
     return kind
