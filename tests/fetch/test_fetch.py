@@ -43,6 +43,30 @@ def test_only_files_that_an_engine_needs_come_from_a_hub(hub: Any, tmp_path: Pat
     assert holds(tmp_path / "model", hub.files, NEEDED)
 
 
+VOCABULARIES = ("tiktoken.model", "qwen.tiktoken", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
+"""Names that tokenizers of vLLM and transformers look for, beside those of JSON and text."""
+
+
+def test_vocabularies_of_all_tokenizers_come_and_code_is_named_before_the_download(
+    hub: Any, bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ballast_cli.watch._PLAIN_SECONDS", 0.0)
+    code = [f"modeling_{letter}.py" for letter in "abcd"]
+    hub.files |= dict.fromkeys((*VOCABULARIES, *code, "folder/hidden.py"), b"x")
+    for name in (*VOCABULARIES, *code):
+        bucket.put_object(Bucket=bucket.name, Key=f"models/llama/{name}", Body=b"x")
+    for place in (FROM_HUB, f"s3://{bucket.name}/models/llama"):
+        model = tmp_path / place.partition(":")[0]
+        assert fetch(place, model) == 0
+        assert {path.name for path in model.iterdir()} >= {*NEEDED, *VOCABULARIES}
+        assert not list(model.rglob("*.py"))
+        told = capsys.readouterr().err
+        assert "has code, which is not fetched: modeling_a.py, modeling_b.py, modeling_c.py .... If vLLM needs" in told
+        assert told.index("has code") < told.index("Fetching")
+        assert fetch(place, model) == 0
+        assert "code" not in capsys.readouterr().err
+
+
 def test_a_second_fetch_downloads_nothing(hub: Any, tmp_path: Path) -> None:
     fetch(FROM_HUB, tmp_path / "model")
     hub.requests.clear()

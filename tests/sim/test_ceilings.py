@@ -11,7 +11,7 @@ from ceilings import measured
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.batch_ceiling import CeilingCase, drawn, largest
 from ballast_sim.planner.encoder import ApiServer
-from ballast_sim.planner.inputs import CEILINGS, EngineInput, PlanInputs
+from ballast_sim.planner.inputs import CEILINGS, CeilingInput, EngineInput, PlanInputs
 from ballast_sim.replay.step_model import BatchWork
 
 GPU_ALONE = PlanInputs(engine=EngineInput(api_server_milliseconds=0))
@@ -117,7 +117,6 @@ def test_where_steps_bring_more_newcomers_than_the_batch_there_is_no_ceiling(cas
         ({"milliseconds": 20}, "20 ms is below the fastest answer. A step takes 13.0 ms .* and needs the second"),
         ({"requests_per_second": 9000}, "9000 requests/s arrive, but a batch of .* within 50 ms, serves"),
         ({"model": "bge-base"}, "bge-base is an encoder: outputTokens is 0"),
-        ({"output_tokens": 0}, "llama-2-7b generates: outputTokens is 1 or more"),
         ({"prompt_tokens": 4000}, "prompt and answer have 4,150 tokens, but llama-2-7b takes at most 4,096"),
         ({"steps": "published"}, "published are the steps of llama-3-8b on a100"),
         ({"model": "gpt-9"}, "unknown model 'gpt-9'"),
@@ -129,6 +128,15 @@ def test_a_ceiling_that_cannot_be_is_refused_with_its_figure(change, found):
 
     with pytest.raises((BadInput, Impossible), match=found):
         CeilingCase.of(PlanInputs(), asked).ceiling()
+
+
+def test_a_decoder_has_a_ceiling_of_embeddings_if_its_output_tokens_are_given_as_zero():
+    left_out = CeilingInput(name="e", model="llama-2-7b", prompt_tokens=150, milliseconds=99, requests_per_second=1)
+    case = CeilingCase.of(PlanInputs(), left_out.model_copy(update={"output_tokens": 0}))
+
+    assert case.is_encoder
+    with pytest.raises(BadInput, match="llama-2-7b generates: outputTokens is 1 or more, or given as 0 if it serves"):
+        CeilingCase.of(PlanInputs(), left_out)
 
 
 def test_full_batches_that_the_api_server_cannot_fill_are_stated():

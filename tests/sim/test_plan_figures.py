@@ -104,7 +104,7 @@ def test_gpus_and_cost_of_embeddings_in_the_first_month_by_hand():
 
     weights = 24 * (4 * 1024 * 1024 + 2 * 1024 * 4096)
     read = 2 * weights / (2.039e12 * 0.6)
-    each = (2 * weights * 128 + 4 * 24 * 16 * 64 * 128 * 64.5) / (312e12 * 0.6) + 30e-6
+    each = (2 * weights * 128 + 4 * 24 * 16 * 64 * 128 * 128) / (312e12 * 0.6) + 30e-6
     batch = int((0.030 / 1.95 - 0.002 - read) / each)
     rate = batch / (0.002 + read + batch * each)
     gpus = ceil(8000 * 2 / (rate * 0.9))
@@ -191,7 +191,7 @@ def test_a_ceiling_without_overheads_is_what_arithmetic_says():
         name="bare", model="bge-base", prompt_tokens=100, milliseconds=20, percentile=50, requests_per_second=1
     )
     weights = 12 * (4 * 768 * 768 + 2 * 768 * 3072)
-    each = (2 * weights * 100 + 4 * 12 * 768 * 100 * 50.5) / 312e12
+    each = (2 * weights * 100 + 4 * 12 * 768 * 100 * 100) / 312e12
 
     ceiling = CeilingCase.of(bare, asked).ceiling()
 

@@ -37,7 +37,7 @@ def ballast(capsys, monkeypatch, tmp_path):
         (["--online", "nothing.csv"], 2, "nothing.csv: cannot be read"),
         (["--inputs", "nothing.yaml"], 2, "nothing.yaml is not a valid configuration"),
         (["--plot", "no/such/plan.png"], 2, "--plot: there is no directory no/such"),
-        (["--ttft-ms", "300"], 1, "TTFT of 300 ms is below the fastest prefill for 99% of requests"),
+        (["--ttft-ms", "300"], 1, "tokens, the longest of 99% of requests, of llama-3-8b takes"),
         (["--online", "one.csv", "--offline", "one.csv"], 2, "a rate needs two requests at different times, found 1"),
         (["--online", "nan.csv"], 2, "nan.csv, line 2: prompt_tokens is 'nan'; expected a whole number"),
         (["--ahead", "--ceilings"], 2, "--ahead and --ceilings are different plans"),
@@ -103,25 +103,60 @@ def test_the_example_of_the_documentation_plans_ahead(ballast, tmp_path):
     assert json.loads(ballast("--ahead", "--inputs", "plan.yaml", "--json", "-")[1]) == figures
 
 
+@pytest.mark.parametrize(
+    ("kind", "output", "found"),
+    [
+        ("encoder", "", "; int4 weights, as its config.json states ("),
+        ("offline", "outputTokens: 0", "; int4 weights, as its config.json states"),
+        ("offline", "", "config.json generates: outputTokens is 1 or more, or given as 0 if it serves embeddings"),
+    ],
+)
+def test_a_decoder_serves_embeddings_if_the_service_says_so(ballast, tmp_path, kind, output, found):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_8B | {"quantization_config": GPTQ}))
+    (tmp_path / "plan.yaml").write_text(f"""
+gpu: h100
+ahead:
+  months: 1
+  services:
+    - {{name: bulk, kind: {kind}, model: config.json, requestsPerSecond: [9, 9], promptTokens: 100, {output}}}
+""")
+
+    code, out, err = ballast("--ahead", "--inputs", "plan.yaml", "--json", "plan.json")
+
+    assert found in (out or err)
+    assert (code == 0) == bool(output or kind == "encoder")
+    if code == 0:
+        [service] = json.loads((tmp_path / "plan.json").read_text())[1]["services"]
+        assert service["unit"] == "embeddings"
+
+
 TRACE = "\n".join(
     [
         "arrival_seconds,prompt_tokens,output_tokens",
         *(f"{0.5 * i},{300 + 37 * i % 900},{40 + 11 * i % 200}" for i in range(300)),
     ]
 )
+LLAMA_3_8B = {
+    "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 8192,
+}  # fmt: skip
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 SMALL_FLEET = "engine: {slots: 48}\nfleet: {onlineGpus: 2, offlineGpus: 1}\ntrafficMinutes: 0.5\nthroughputMinutes: 1\n"
 
 
 def test_a_fleet_is_planned_with_table_reasons_figures_and_picture(ballast, tmp_path):
     (tmp_path / "online.csv").write_text(TRACE)
     (tmp_path / "plan.yaml").write_text(SMALL_FLEET)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_8B | {"quantization_config": GPTQ}))
 
     code, out, err = ballast(
         *("--online", "online.csv", "--offline", "online.csv", "--inputs", "plan.yaml", "--no-tries"),
-        *("--json", "plan.json", "--plot", "plan.png"),
+        *("--json", "plan.json", "--plot", "plan.png", "--model", "config.json"),
     )
 
     assert code == 0, err
+    assert "(8.03 billion int4 weights, as its config.json states) on a100" in out
+    assert json.loads((tmp_path / "plan.json").read_text())["quantization"] == "int4"
     assert "apart, as it is" in out
     assert "2 GPUs at 20 % and 1 at 30 % are 0.7 GPUs of work" in out
     figures = json.loads((tmp_path / "plan.json").read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, replace
 from random import Random
 
@@ -115,7 +116,7 @@ def test_the_model_that_ships_is_read_from_its_own_configuration(tmp_path):
         "vocab_size": 1000,
         "tie_word_embeddings": True,
     }
-    (tmp_path / "config.json").write_text(__import__("json").dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(config))
 
     tiny = shape(str(tmp_path))
 
@@ -149,6 +150,96 @@ def test_a_step_of_a_mixture_reads_the_experts_that_its_tokens_touch():
     assert cost.missed == pytest.approx(1 - 2 / 8)
     for work, expected in zip(steps, seconds, strict=True):
         assert cost.predict(work) == pytest.approx(expected, rel=0.05)
+
+
+QWEN3_MOE = {
+    "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "head_dim": 128,
+    "num_key_value_heads": 4, "moe_intermediate_size": 768, "vocab_size": 151936, "max_position_embeddings": 40960,
+    "num_experts_per_tok": 8,
+}  # fmt: skip
+PHI_4 = {
+    "model_type": "phi3", "hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40, "vocab_size": 100352,
+    "num_key_value_heads": 10, "intermediate_size": 17920, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_either_name_of_the_number_of_experts_is_read():
+    """transformers 5 saves `num_local_experts` for both kinds of mixtures."""
+    for key in ("num_experts", "num_local_experts"):
+        assert from_config({**QWEN3_MOE, key: 128}, "qwen3-30b-a3b") == SHAPES["qwen3-30b-a3b"]
+    with pytest.raises(BadInput, match="num_local_experts or num_experts is None; expected a whole number"):
+        from_config(QWEN3_MOE, "m")
+
+
+def test_phi_has_the_layout_of_llama():
+    assert from_config(PHI_4, "phi-4").parameters == pytest.approx(14.66e9, rel=0.001)
+
+
+def grouped(bits, kind, inputs=None):
+    return {"group": {"weights": {"num_bits": bits, "type": kind}, "input_activations": inputs}}
+
+
+EIGHT = {"num_bits": 8}
+STATED = {
+    "nothing": ({}, Quantization.NONE),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": 128}, Quantization.INT4),
+    "gptq of 4 bits": ({"quant_method": "gptq", "bits": 4}, Quantization.INT4),
+    "gptq of 8 bits": ({"quant_method": "gptq", "bits": 8}, Quantization.INT8),
+    "gptq of 3 bits": ({"quant_method": "gptq", "bits": 3}, "quant_method 'gptq'"),
+    "fp8": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, Quantization.FP8),
+    "modelopt of 8 bits": ({"quant_method": "modelopt", "quant_algo": "FP8"}, Quantization.FP8),
+    "modelopt of 4 bits": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_method 'modelopt'"),
+    "W8A8 of floats": ({"config_groups": grouped(8, "float", EIGHT)}, Quantization.FP8),
+    "W8A16 of floats": ({"config_groups": grouped(8, "float")}, Quantization.INT8),
+    "W8A8": ({"config_groups": grouped(8, "int", EIGHT)}, Quantization.INT8),
+    "W4A16": ({"quant_method": "compressed-tensors", "config_groups": grouped(4, "int")}, Quantization.INT4),
+    "NVFP4": ({"quant_method": "compressed-tensors", "config_groups": grouped(4, "float", EIGHT)},
+              "quant_method 'compressed-tensors'"),
+    "layers that differ": ({"config_groups": grouped(4, "int") | {"other": grouped(8, "int")["group"]}},
+                           "quant_method None"),
+    "mxfp4": ({"quant_method": "mxfp4"}, "quant_method 'mxfp4'"),
+    "no object": (["fp8"], "['fp8']"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_the_quantization_of_a_checkpoint_is_read_from_its_configuration(name):
+    stated, expected = STATED[name]
+    for key in ("quantization_config", "compression_config"):
+        found = from_config({**PHI_4, key: stated}, "m")
+
+        assert found.quantization == expected
+        assert found.weights(Quantization.INT8) is Quantization.INT8
+        if expected in set(Quantization):
+            assert found.weights() is expected
+        else:
+            with pytest.raises(BadInput, match=r"no figures for .* Set `quantization` \(--quantization\) to none, fp8"):
+                found.weights()
+
+
+def test_the_quantization_that_modelopt_wrote_beside_the_configuration_is_read(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(PHI_4))
+    for algorithm, expected in (("FP8", Quantization.FP8), ("NVFP4", "quant_method 'NVFP4'")):
+        stated = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": algorithm}}
+        (tmp_path / "hf_quant_config.json").write_text(json.dumps(stated))
+
+        assert shape(str(tmp_path)).quantization == expected
+
+
+def test_a_token_of_an_encoder_attends_to_all_others():
+    encoder, decoder = SHAPES["bge-large"], replace(SHAPES["bge-large"], is_bert=False)
+    work = BatchWork.of_prompts(2, 512)
+    pairs = {
+        shape.is_bert: Roofline(shape, GPUS["a100"]).operations(work) - 2 * shape.layer_parameters * 2 * 512
+        for shape in (encoder, decoder)
+    }
+    bare = Efficiency(compute=1, bandwidth=1, kv_bandwidth=1, step_milliseconds=0, sequence_microseconds=0)
+    seconds = Roofline(encoder, GPUS["a100"], efficiency=bare).predict(work)
+
+    assert pairs == {True: 4 * 24 * 1024 * 2 * 512**2, False: 4 * 24 * 1024 * 512 * 513}
+    assert seconds == pytest.approx(
+        (2 * encoder.layer_parameters * 1024 + pairs[True]) / 312e12 + 2 * encoder.layer_parameters / 2.039e12
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -141,7 +142,7 @@ WEIGHTS = {
     Quantization.NONE: (2.0, 4),
     Quantization.FP8: (1.0, 2),
     Quantization.INT8: (1.0, 2),
-    Quantization.INT4: (0.5625, 1),
+    Quantization.INT4: (0.51953125, 1),
 }
 
 
@@ -183,6 +184,27 @@ def test_smaller_kv_holds_more_tokens_and_is_read_in_less_time(kv_dtype: str, pa
 
     assert small.kv_tokens == pytest.approx(usual.kv_tokens / part, abs=2)
     assert reading(small) == pytest.approx(part * reading(usual))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "longest", "count"),
+    [
+        (40, 10, 100_000, 5),  # 4 GPUs cannot share 10 KV heads
+        (16, 2, 1_000_000, 8),  # on 4 GPUs, each KV head takes memory twice
+    ],
+)
+def test_the_hint_names_a_number_of_gpus_that_the_next_plan_accepts(tmp_path, heads, kv_heads, longest, count) -> None:
+    config = {"model_type": "llama", "hidden_size": 128 * heads, "intermediate_size": 17920, "num_hidden_layers": 40,
+              "num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": 100352}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    def tokens(gpus: int) -> int:
+        inputs = PlanInputs(gpu="l4", engine=EngineInput(tensor_parallel=gpus))
+        return inputs.kv_tokens(inputs.roofline(str(tmp_path)), longest)
+
+    with pytest.raises(Impossible, match=rf"engine.tensorParallel {count}\)"):
+        tokens(1)
+    assert tokens(count) >= longest
 
 
 def test_heads_that_cannot_be_shared_are_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from ballast_sim.errors import BadInput, BadTrace
 from ballast_sim.replay.arrivals import bursts, generate
-from ballast_sim.replay.traffic import Arrival, at_rate, excerpt, read, read_lengths, repeated, tokens_per_second
+from ballast_sim.replay.traffic import Arrival, excerpt, read, read_lengths, repeated, tokens_per_second
 
 
 @pytest.fixture
@@ -110,11 +110,11 @@ def test_a_missing_file_is_named(tmp_path):
 def test_a_trace_is_stretched_to_a_rate():
     trace = [Arrival(second, 90, 10) for second in (0.0, 1.0, 2.0)]
 
-    slower = at_rate(trace, tokens_per_second(trace) / 4)
+    slower = excerpt(trace, tokens_per_second(trace) / 4, seconds=12)
 
     assert [arrival.seconds for arrival in slower] == [0.0, 4.0, 8.0]
     with pytest.raises(BadInput, match="above 0"):
-        at_rate(trace, 0)
+        excerpt(trace, 0, seconds=12)
     with pytest.raises(BadInput, match="two requests"):
         tokens_per_second(trace[:1])
 

@@ -44,12 +44,14 @@ _Inputs = Annotated[
 ]
 _Model = Annotated[
     str | None,
-    typer.Option(help="Name of a known model, or path of a model's config.json.", show_default="llama-3-8b"),
+    typer.Option(help="Name of a known model, or path of a config.json of a known type.", show_default="llama-3-8b"),
 ]
 _Gpu = Annotated[str | None, typer.Option(help="GPU: a100, h100, h200, l4, or one of --inputs.", show_default="a100")]
 _Weights = Annotated[
     str | None,
-    typer.Option("--quantization", help="Quantization of the weights: none, fp8, int8 or int4.", show_default="none"),
+    typer.Option(
+        "--quantization", help="Quantization of the weights: none, fp8, int8 or int4.", show_default="as config.json"
+    ),
 ]
 _Group = Annotated[
     int | None,
@@ -227,7 +229,7 @@ def _ceilings(inputs: PlanInputs, json_file: Path | None) -> None:
         _progress(f"trying batch sizes of {asked.name}")
         tried = largest(ceiling.case, partial(drawn, ceiling.case), near=ceiling.batch)
         if str(json_file) != "-":
-            print_ceiling(ceiling, tried)
+            print_ceiling(ceiling, tried, inputs.stated(asked.model))
         figures.append(ceiling_figures(ceiling, tried))
     if not figures:
         raise refused or Usage("There is no ceiling to compute. Add at least one under `ceilings` in the inputs.")

@@ -17,14 +17,17 @@ if TYPE_CHECKING:
     from ballast_sim.planner.forecast import GrowthPlan, Month
     from ballast_sim.planner.inputs import PlanInputs
 
+_AS_STATED = ", as its config.json states"
+
 
 def print_premises(inputs: PlanInputs, found: FleetPlan) -> None:
     """Print the premises of the plan."""
     deployment, shape, gpu = found.deployment, found.deployment.model.shape, found.deployment.model.gpu
-    slo, weights = inputs.slo, inputs.quantization
-    named = "bfloat16" if weights == "none" else weights.value
+    slo, weights = inputs.slo, deployment.model.quantization
+    named = "bfloat16 weights" if weights == "none" else f"{weights} weights"
+    named += _AS_STATED if inputs.stated(inputs.model) else ""
     sys.stdout.write(
-        f"{shape.name} ({shape.parameters / 1e9:.2f} billion {named} weights) on {gpu.name}: "
+        f"{shape.name} ({shape.parameters / 1e9:.2f} billion {named}) on {gpu.name}: "
         f"{deployment.model.rated_flops / 1e12:g} TFLOP/s, {gpu.bandwidth / 1e12:g} TB/s, {gpu.memory / 1e9:g} GB, "
         f"{deployment.kv_tokens:,} tokens of KV\n"
         + (f"The counts, prices and power below are those of groups of {gpu.count} GPUs.\n" if gpu.count > 1 else "")
@@ -163,8 +166,8 @@ def _month(month: Month) -> tuple[str, ...]:
     )
 
 
-def print_ceiling(ceiling: BatchCeiling, tried: int) -> None:
-    """Print one batch ceiling with its reasons."""
+def print_ceiling(ceiling: BatchCeiling, tried: int, stated: str | None) -> None:
+    """Print one batch ceiling with its reasons. `stated` is the quantization that the model's config.json states."""
     case = ceiling.case
     what = "answer" if case.is_encoder else "first token"
     sys.stdout.write(
@@ -172,7 +175,7 @@ def print_ceiling(ceiling: BatchCeiling, tried: int) -> None:
         f"{1e3 * case.seconds:g} ms for {case.share:.0%}\n- batch ceiling {ceiling.batch} computed, "
         f"{tried} by trying batch sizes with newcomers that are drawn one by one\n"
     )
-    for reason in ceiling.because:
+    for reason in (*ceiling.because, *([f"{stated} weights{_AS_STATED}"] if stated else [])):
         sys.stdout.write(f"- {reason}\n")
 
 
@@ -182,6 +185,7 @@ def fleet_figures(found: FleetPlan, tried: list[Alternative], sizes: list[Chunk]
         "version": 1,
         "model": found.deployment.model.shape.name,
         "gpu": found.deployment.model.gpu.name,
+        "quantization": found.deployment.model.quantization,
         "inputs": found.deployment.inputs.model_dump(mode="json", by_alias=True),
         "kv_tokens": found.deployment.kv_tokens,
         "batch_ceiling": found.batch_ceiling,

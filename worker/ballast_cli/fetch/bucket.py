@@ -14,7 +14,7 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, 
 
 from ballast_cli.errors import CliError, NotFound, Usage
 from ballast_cli.fetch.location import Location
-from ballast_cli.fetch.model_files import File, ModelFiles, select, version_of
+from ballast_cli.fetch.model_files import File, ModelFiles, code_of, select, version_of
 from ballast_cli.fetch.source import Denied, Unavailable
 
 _PIECE = 1 << 17
@@ -57,7 +57,7 @@ class Bucket:
             selected = select(listed, str(place), place.config, self.read)
             files = tuple(map(self._with_digest, selected))
         tagged = (File(file.name, file.size, self._tags[file.name]) for file in files)
-        return ModelFiles(str(place), version_of(tagged), files, self.origin)
+        return ModelFiles(str(place), version_of(tagged), files, self.origin, code_of(listed))
 
     def _with_digest(self, file: File) -> File:
         head = self._client.head_object(Bucket=self._location.root, Key=self._key(file.name), ChecksumMode="ENABLED")

@@ -23,7 +23,7 @@ from huggingface_hub.utils._http import get_session
 
 from ballast_cli.errors import CliError, NotFound, Usage
 from ballast_cli.fetch.location import Location
-from ballast_cli.fetch.model_files import File, ModelFiles, select
+from ballast_cli.fetch.model_files import File, ModelFiles, code_of, select
 from ballast_cli.fetch.source import Denied, Unavailable
 
 _TOKEN = "Set HF_TOKEN (in a cluster, in the Secret that model.credentialsSecret names)"  # noqa: S105  a sentence
@@ -60,7 +60,8 @@ class Hub:
         if not info.sha or not re.fullmatch(r"[0-9a-f]{7,64}", info.sha):
             raise CliError(f"{place}: the hub named no commit, so versions cannot be told apart. Try again later.")
         self._commit = info.sha
-        return ModelFiles(str(place), info.sha, select(listed, str(place), place.config, self.read), self.origin)
+        selected = select(listed, str(place), place.config, self.read)
+        return ModelFiles(str(place), info.sha, selected, self.origin, code_of(listed))
 
     @contextmanager
     def read(self, file: File, start: int = 0) -> Iterator[Iterator[bytes]]:

@@ -15,8 +15,10 @@ from typing import IO, Protocol
 from ballast_cli.errors import CliError
 from ballast_cli.fetch.directory import is_plain, is_safe
 
-WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
-"""Files that an engine reads. Other directories, other weight formats, and pictures are not downloaded."""
+WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
+"""Files that an engine reads. Other directories, other weight formats, pictures, and code are not downloaded."""
+CODE = ("*.py",)
+"""Code of a model. A source is trusted with weights, and not with code."""
 MODULES = "modules.json"
 MODULE_FILES = ("config.json", "*.safetensors")
 """Files of a sentence-transformers module. It has a directory, such as `1_Pooling`, which `modules.json` names."""
@@ -51,6 +53,8 @@ class ModelFiles:
     files: tuple[File, ...]
     origin: str = ""
     """The endpoint that announced the files; empty: the usual one."""
+    code: tuple[str, ...] = ()
+    """Names of the files with code, which are left out."""
 
     @property
     def size(self) -> int:
@@ -89,6 +93,11 @@ def select(files: Iterable[File], source: str, config: str, read: Read) -> tuple
         patterns = [f"{escape(folder)}/{pattern}" for folder in folders for pattern in MODULE_FILES]
         plain += [file for file in listed if is_safe(file.name) and _matches(file, patterns)]
     return tuple(plain)
+
+
+def code_of(files: Iterable[File]) -> tuple[str, ...]:
+    """Return the names of the files with code beside the weights."""
+    return tuple(sorted(file.name for file in files if is_plain(file.name) and _matches(file, CODE)))
 
 
 def _folders(pieces: Iterable[bytes], source: str) -> list[str]:

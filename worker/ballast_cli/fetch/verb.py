@@ -72,7 +72,8 @@ def fetch(
 ) -> None:
     """Download a model to DIR and verify it.
 
-    Only files that an engine needs are downloaded. An interrupted download resumes when the command runs again.
+    Only files that an engine needs are downloaded, and no code. An interrupted download resumes when the command runs
+    again.
     """
     location = parse(uri, revision)
     _check_options(
@@ -132,6 +133,12 @@ def fetch_model(
     target = cache / f"{_slug(location)}-{model.version[:_VERSION]}-{model.key[:_KEY]}" if cache else directory
     if not options.is_verified and is_complete(target, model, is_shared=is_shared):
         return target
+    if model.code:
+        names = ", ".join(model.code[:3]) + (" ..." if model.code[3:] else "")
+        say(
+            f"{location} has code, which is not fetched: {names}. If vLLM needs it (--trust-remote-code), read it, "
+            "copy all files of the model to a volume, and use pvc:// or a path."
+        )
     megabytes = round(model.size / 1e6)
     with progress(f"Fetching {location}, MB", megabytes) as advance:
         download(

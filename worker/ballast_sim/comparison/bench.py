@@ -196,11 +196,7 @@ class Bench:
         return self.alones[load]
 
     def rows(self, policy: str, load: float, reservations: Sequence[float]) -> list[Row]:
-        """Run one policy. Baselines have no reservation, so each reservation judges the same run of a baseline.
-
-        Raises:
-            BadInput: the policy is unknown.
-        """
+        """Run one policy. Baselines have no reservation, so each reservation judges the same run of a baseline."""
         name, value, chunk = knob(policy)
         if name in {"ballast", UNSUSPENDED, FITTED}:
             return [self._ballast(policy, load, reservation) for reservation in reservations]
@@ -333,11 +329,7 @@ class Bench:
 
 
 def knob(policy: str) -> Knob:
-    """Split `name=value`. The value is None if there is none.
-
-    Raises:
-        BadInput: the policy is unknown or takes no value, or the value is not a number above 0.
-    """
+    """Split `name=value`, or raise BadInput. The value is None if there is none, and else a number above 0."""
     name, sign, text = policy.partition("=")
     if name not in KNOWN:
         raise BadInput(f"unknown policy {policy!r}; known are all, {', '.join(KNOWN)}")

@@ -56,7 +56,7 @@ class BenchEngine:
         if shape.is_encoder:
             raise Impossible(f"{shape.name} is an encoder: it generates nothing. Use `ballast bench encoder`")
         longest = max(arrival.num_tokens for arrival in (*online, *offline))
-        roofline = Roofline(shape, chip)
+        roofline = Roofline(shape, chip, shape.weights())
         num_blocks = kv_tokens(roofline, longest=longest, slots=slots) // BLOCK_TOKENS
         pair = (shape.name, chip.name)
         if step_model in {"refit", "published"} and pair != _PUBLISHED:

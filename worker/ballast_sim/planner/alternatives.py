@@ -46,9 +46,8 @@ def alternatives(
 ) -> list[Alternative]:
     """Compute other weights, GPUs and SLOs as the plan is computed. The first alternative is the plan itself."""
     changes: list[tuple[str, dict[str, object]]] = [("as given", {})]
-    changes += [
-        (f"{kind.value} weights", {"quantization": kind}) for kind in Quantization if kind is not inputs.quantization
-    ]
+    given = inputs.roofline(inputs.model).quantization
+    changes += [(f"{kind.value} weights", {"quantization": kind}) for kind in Quantization if kind is not given]
     names = dict.fromkeys((*GPUS, *(name.lower() for name in inputs.gpus)))
     changes += [(f"{name} instead", {"gpu": name}) for name in names if name != inputs.gpu.lower()]
     for tpot in (inputs.slo.tpot_milliseconds / 2, inputs.slo.tpot_milliseconds * 2):

@@ -18,7 +18,7 @@ import numpy as np
 
 from ballast_sim.errors import Impossible
 from ballast_sim.planner.encoder import ApiServer
-from ballast_sim.planner.inputs import CeilingInput, PlanInputs
+from ballast_sim.planner.inputs import CeilingInput, PlanInputs, is_embedding
 from ballast_sim.replay.step_model import REFIT_A100, BatchWork, StepModel
 
 MOST_USED = 0.9
@@ -59,12 +59,12 @@ class CeilingCase:
             BadInput: a name is unknown, or the prompt is too long for the model.
             Impossible: the model does not fit, or the inputs need published step times that do not exist.
         """
-        roofline = inputs.roofline(asked.model)
+        roofline = inputs.roofline(asked.model, is_embedding=is_embedding(asked))
         model: StepModel = roofline
         gpu, shape = roofline.gpu, roofline.shape
         shape.check(f"ceilings.{asked.name}", asked.prompt_tokens, asked.output_tokens)
         if asked.steps == "published":
-            if (shape.name, gpu.name, inputs.quantization.value) != ("llama-3-8b", "a100", "none"):
+            if (shape.name, gpu.name, roofline.quantization.value) != ("llama-3-8b", "a100", "none"):
                 raise Impossible(f"{asked.name}: published are the steps of llama-3-8b on a100, without quantization")
             model = REFIT_A100
         context = 0 if shape.is_encoder else asked.prompt_tokens + asked.output_tokens // 2
@@ -138,11 +138,7 @@ class CeilingCase:
         return self.bound if batch == self.most else f"the largest within {1e3 * self.seconds:g} ms"
 
     def ceiling(self) -> BatchCeiling:
-        """Compute the largest batch that meets the SLO and fits the engine.
-
-        Raises:
-            Impossible: a batch of one misses the SLO, or too many requests arrive.
-        """
+        """Compute the largest batch that meets the SLO and fits the engine; raise Impossible if none does."""
         if self.slowest(1) > self.seconds:
             raise Impossible(
                 f"{self.name}: {1e3 * self.seconds:g} ms is below the fastest answer. A step takes "

@@ -59,7 +59,8 @@ class Deployment:
             )
         deployment = cls(inputs, model, profile(model), tokens)
         if online:
-            check_slo(model, online, ttft=deployment.config.ttft, tpot=deployment.config.tpot)
+            config = deployment.config
+            check_slo(model, online, ttft=config.ttft, tpot=config.tpot, share=config.objective)
         return deployment
 
     @cached_property

@@ -70,14 +70,9 @@ class EncoderBench:
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        """Resolve the names, and draw the prompts.
-
-        Raises:
-            BadInput: a name is unknown, the prompt is too long, or the model generates text.
-            Impossible: one prompt takes longer than the SLO allows.
-        """
+        """Resolve the names, and draw the prompts; raise BadInput or Impossible if model, prompt or SLO do not fit."""
         shape = model_shape.shape(self.model)
-        self.roofline = Roofline(shape, hardware.gpu(self.gpu))
+        self.roofline = Roofline(shape, hardware.gpu(self.gpu), shape.weights())
         if not shape.is_encoder:
             raise BadInput(f"{shape.name} generates text: `ballast bench mixed` compares policies on it")
         most = shape.max_context // 2
@@ -108,11 +103,7 @@ class EncoderBench:
         return best
 
     def row(self, policy: str, load: float) -> EncoderRow:
-        """Run one policy at one load.
-
-        Raises:
-            BadInput: the policy is unknown.
-        """
+        """Run one policy at one load; raise BadInput if it is unknown."""
         if policy not in POLICIES:
             raise BadInput(f"unknown policy {policy!r}; known are {', '.join(POLICIES)}")
         rate = load * self.maximum

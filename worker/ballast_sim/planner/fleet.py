@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, inf, isnan
 
-from ballast_sim.errors import BadInput, Impossible
+from ballast_sim.errors import BadInput
 from ballast_sim.planner.costs import GpuPrice
 from ballast_sim.planner.deployment import Deployment
 from ballast_sim.planner.inputs import PlanInputs
 from ballast_sim.replay.policies import Ballast
 from ballast_sim.replay.report import Report
-from ballast_sim.replay.step_model import BatchWork
 from ballast_sim.replay.traffic import Arrival, Trace, excerpt, repeated, tokens_per_second
 
 STEP_SHARES = (0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
@@ -126,22 +125,7 @@ def plan_fleet(
     """
     tokens_per_second(online)  # a bad trace is refused before minutes are spent on the simulations
     deployment = Deployment.of(inputs, online, offline)
-    _check_prefill(deployment, online)
     return _Planner(inputs, deployment, online, offline, progress).plan()
-
-
-def _check_prefill(deployment: Deployment, online: Trace) -> None:
-    """Check that an idle GPU prefills enough of the prompts within the TTFT."""
-    wanted, ttft = deployment.config.objective, deployment.config.ttft
-    prompts = sorted(arrival.num_prompt for arrival in online)
-    prompt = prompts[ceil(wanted * len(prompts) - 1e-9) - 1]
-    model = deployment.model
-    seconds = model.predict(BatchWork.of_prompts(1, prompt))
-    if seconds > ttft:
-        raise Impossible(
-            f"TTFT of {1e3 * ttft:g} ms is below the fastest prefill for {wanted:.0%} of requests: their "
-            f"prompts have up to {prompt:,} tokens, which take {1e3 * seconds:.1f} ms on an idle {model.gpu.name}"
-        )
 
 
 @dataclass

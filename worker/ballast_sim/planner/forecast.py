@@ -17,7 +17,7 @@ from ballast_sim.planner.costs import HOURS_PER_MONTH, GpuPrice, Purchases, buy_
 from ballast_sim.planner.deployment import Deployment
 from ballast_sim.planner.encoder import MOST_BATCH, EncoderSlo, encoder_limit
 from ballast_sim.planner.fleet import STEP_SHARES, Progress
-from ballast_sim.planner.inputs import PlanInputs, ServiceInput
+from ballast_sim.planner.inputs import PlanInputs, ServiceInput, is_embedding
 from ballast_sim.replay.model_shape import Quantization, shape
 from ballast_sim.replay.policies import Ballast
 from ballast_sim.replay.step_model import BatchWork, Roofline
@@ -129,7 +129,7 @@ def plan_ahead(inputs: PlanInputs, progress: Progress = lambda _: None) -> list[
         raise BadInput("there is nothing to plan ahead: name at least one service under `ahead.services`")
     gpu = inputs.find_device()
     quantized = inputs.quantization
-    if quantized is Quantization.NONE:
+    if quantized in {None, Quantization.NONE}:
         quantized = Quantization.FP8 if gpu.fp8_flops > gpu.flops else Quantization.INT8
     ways = (
         Way("one request at a time", is_batching=False, quantization=Quantization.NONE, is_mixing=False),
@@ -178,8 +178,8 @@ class _Ahead:
                 )
             )
         because = [self._reason(capacity) for capacity in capacities]
-        online_models = {c.service.model for c in capacities if not c.is_offline}
-        if self.way.is_mixing and not any(c.is_offline and c.service.model in online_models for c in capacities):
+        online_pools = {c.service.pool for c in capacities if not c.is_offline}
+        if self.way.is_mixing and not any(c.is_offline and c.service.pool in online_pools for c in capacities):
             because.append("nothing to mix: no offline service has the model of an online service or an encoder")
         because += [_purchases(paid), *self._power(rows)]
         costs = tuple(self._cost(c, rows, [work[i] / sum(work) for work in works]) for i, c in enumerate(capacities))
@@ -189,8 +189,9 @@ class _Ahead:
         return capacity.service.rate(month, self.inputs.ahead.months)
 
     def _capacity(self, service: ServiceInput) -> Capacity:
-        inputs = self.inputs.model_copy(update={"model": service.model, "quantization": self.way.quantization})
-        roofline = inputs.roofline(service.model)
+        quantization = None if self.inputs.stated(service.model) else self.way.quantization
+        inputs = self.inputs.model_copy(update={"model": service.model, "quantization": quantization})
+        roofline = inputs.roofline(service.model, is_embedding=is_embedding(service))
         roofline.shape.check(f"service {service.name}", service.prompt_tokens, service.output_tokens)
         if roofline.shape.is_encoder:
             return self._encoder(inputs, service, roofline)
@@ -203,7 +204,7 @@ class _Ahead:
             return Capacity(service, self._alone(deployment, service), full)
         if offline:
             return Capacity(service, full, full)
-        key = service.name, self.way.quantization
+        key = service.name, roofline.quantization
         self.peaks[key] = peak = self.peaks.get(key) or self._highest_rate(deployment, lengths, full)
         if not self.way.is_mixing:
             return Capacity(service, peak, full)
@@ -284,20 +285,20 @@ class _Ahead:
         that mixing leaves free on these, and then have GPUs for the rest of their mean rate.
         """
         needed, most_used = 0, self.inputs.ahead.most_used_percent / 100
-        left, texts = defaultdict[str, float](float), defaultdict[str, float](float)
+        left, texts = defaultdict[tuple[str, bool], float](float), defaultdict[tuple[str, bool], float](float)
         for capacity in capacities:
             if not capacity.is_offline:
                 service, rate = capacity.service, self._rate(capacity, month)
                 gpus = ceil(rate * service.peak_factor / (capacity.peak * most_used) - 1e-9)
-                left[service.model] += max(0.0, gpus * capacity.mixed - rate / capacity.full)
-                texts[service.model] += max(0.0, gpus * capacity.texts - rate) if gpus else 0.0
+                left[service.pool] += max(0.0, gpus * capacity.mixed - rate / capacity.full)
+                texts[service.pool] += max(0.0, gpus * capacity.texts - rate) if gpus else 0.0
                 needed += gpus
         for capacity in capacities:
             if capacity.is_offline:
-                model, work = capacity.service.model, self._rate(capacity, month) / capacity.full
-                taken = min(work, left[model], texts[model] / capacity.full)
-                left[model] -= taken
-                texts[model] -= taken * capacity.full
+                pool, work = capacity.service.pool, self._rate(capacity, month) / capacity.full
+                taken = min(work, left[pool], texts[pool] / capacity.full)
+                left[pool] -= taken
+                texts[pool] -= taken * capacity.full
                 needed += ceil((work - taken) * capacity.full / capacity.peak - 1e-9)
         return needed
 
@@ -339,6 +340,8 @@ class _Ahead:
             line += " within the SLO"
         line += f", {capacity.full:,.1f} in full batches"
         line += f"; mixed, its utilization is {capacity.mixed:.0%}" if capacity.mixed else ""
+        stated = self.inputs.stated(capacity.service.model)
+        line += f"; {stated} weights, as its config.json states" if stated else ""
         return line + (f" ({capacity.because})" if capacity.because else "")
 
 

@@ -45,11 +45,7 @@ class GpuInput(ApiModel):
     """From one GPU to other nodes, in one direction; of a new GPU by default 100 Gbit/s."""
 
     def onto(self, name: str, known: Accelerator | None) -> Accelerator:
-        """Return the known GPU with these figures in place of its own.
-
-        Raises:
-            BadInput: the GPU is new, and a figure is missing.
-        """
+        """Return the known GPU with these figures in place of its own; raise BadInput if a new GPU lacks a figure."""
         given = {field: (getattr(self, name), unit) for name, (field, unit) in _FIGURES.items()}
         figures = {field: value * unit for field, (value, unit) in given.items() if value is not None}
         if known is not None:
@@ -164,7 +160,7 @@ class ServiceInput(ApiModel):
     prompt_tokens: int = Field(ge=1, le=MOST_TOKENS)
     """Mean."""
     output_tokens: int = Field(default=0, ge=0, le=MOST_TOKENS)
-    """Mean; 0 for an encoder."""
+    """Mean; 0 for an encoder, and for a decoder that serves embeddings."""
     latency_milliseconds: float = Field(default=30, gt=0)
     """Encoders: SLO from arrival to answer."""
     latency_percentile: float = Field(default=95, gt=0, lt=100)
@@ -173,6 +169,11 @@ class ServiceInput(ApiModel):
     """Encoders: time that the first request of a batch waits for others."""
     peak_factor: float = Field(default=2.0, ge=1, le=1000)
     """Rate of the busiest minute over the mean; GPUs are counted for the peak, offline work for the mean."""
+
+    @property
+    def pool(self) -> tuple[str, bool]:
+        """Services with the same model can share GPUs if both generate or both do not."""
+        return self.model, self.output_tokens > 0
 
     def rate(self, month: int, months: int) -> float:
         """Return the mean requests per second in a month. Months are counted from 0."""
@@ -196,7 +197,7 @@ class CeilingInput(ApiModel):
     model: str
     prompt_tokens: int = Field(ge=1, le=MOST_TOKENS)
     output_tokens: int = Field(default=0, ge=0, le=MOST_TOKENS)
-    """0 for an encoder."""
+    """0 for an encoder, and for a decoder that serves embeddings."""
     milliseconds: float = Field(gt=0)
     """SLO from arrival to the first token; for an encoder to the answer."""
     percentile: float = Field(default=95, gt=0, lt=100)
@@ -205,6 +206,13 @@ class CeilingInput(ApiModel):
     """Rate of arrivals while the batch is full."""
     steps: Literal["roofline", "published"] = "roofline"
     """Source of the step times; `published` are measurements of llama-3-8b on an A100."""
+
+
+def is_embedding(asked: ServiceInput | CeilingInput) -> bool:
+    """Return whether the model serves embeddings, also one that can generate: outputTokens is 0, and not left out."""
+    return not asked.output_tokens and (
+        "output_tokens" in asked.model_fields_set or getattr(asked, "kind", "") == "encoder"
+    )
 
 
 SERVICES = (
@@ -269,7 +277,8 @@ class PlanInputs(YamlFile):
 
     model: str = "llama-3-8b"
     gpu: str = "a100"
-    quantization: Quantization = Quantization.NONE
+    quantization: Quantization | None = None
+    """Format of the weights: none (bfloat16), fp8, int8 or int4; by default as the config.json of a model states."""
     slo: SloInput = SloInput()
     engine: EngineInput = EngineInput()
     fleet: FleetInput = FleetInput()
@@ -311,7 +320,7 @@ class PlanInputs(YamlFile):
             BadInput: the model is unknown, or its heads cannot be shared by the GPUs of a group.
         """
         found, count = shape(name), self.engine.tensor_parallel
-        if found.heads % count or max(found.kv_heads, count) % min(found.kv_heads, count):
+        if not found.divides(count):
             raise BadInput(
                 f"engine.tensorParallel is {count}, which does not divide the {found.heads} heads and {found.kv_heads} "
                 f"KV heads of {found.name}. Use another number of GPUs"
@@ -323,20 +332,19 @@ class PlanInputs(YamlFile):
         """The process before the GPU of an encoder."""
         return ApiServer(self.engine.api_server_milliseconds)
 
-    def roofline(self, name: str) -> Roofline:
-        """Return the step times of a model on the GPU, or on the group of them that one replica has.
+    def roofline(self, name: str, *, is_embedding: bool = False) -> Roofline:
+        """Return the step times of a model, which may serve embeddings; raise BadInput as the two `find` methods."""
+        shape = self.find_shape(name)
+        shape = replace(shape, is_encoder=shape.is_encoder or is_embedding)
+        return Roofline(shape, self.find_device(), shape.weights(self.quantization), self.efficiency)
 
-        Raises:
-            BadInput: a name is unknown, or a group does not fit the model or the nodes.
-        """
-        return Roofline(self.find_shape(name), self.find_device(), self.quantization, self.efficiency)
+    def stated(self, name: str) -> Quantization | str | None:
+        """Return the quantization that the config.json of a model states, if these inputs use it; else None."""
+        found = shape(name).quantization
+        return None if self.quantization or found is Quantization.NONE else found
 
     def kv_tokens(self, model: Roofline, longest: int) -> int:
-        """Return the tokens of KV cache beside the weights of a model.
-
-        Raises:
-            Impossible: the weights and one request of `longest` tokens do not fit.
-        """
+        """Return the tokens of KV cache beside the weights of a model, as `feasibility.kv_tokens` does."""
         engine = self.engine
         return kv_tokens(
             model,
@@ -361,11 +369,7 @@ class PlanInputs(YamlFile):
         return self.find_gpu(self.gpu).group(count, nodes)
 
     def find_gpu(self, name: str) -> Accelerator:
-        """Find a GPU by name, with the figures of these inputs.
-
-        Raises:
-            BadInput: the GPU is unknown, or a new GPU has not all figures.
-        """
+        """Find a GPU by name, with the figures of these inputs; raise BadInput if it is unknown or lacks figures."""
         key = name.lower()
         given = {other.lower(): changed for other, changed in self.gpus.items()}.get(key)
         known = GPUS.get(key)

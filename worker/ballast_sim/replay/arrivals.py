@@ -26,8 +26,7 @@ def generate(
 ) -> list[Arrival]:
     """Draw Poisson arrivals at `rate` per second, or at a `share` of it by time, each with lengths from the pool.
 
-    Raises:
-        BadInput: a figure is out of range, or no request arrives.
+    BadInput is raised if a figure is out of range, or no request arrives.
     """
     if rate <= 0 or seconds <= 0:
         raise BadInput(f"the rate and the time must be above 0, found {rate:g} requests/s for {seconds:g} s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import ceil
 
 from ballast_sim.errors import Impossible
 from ballast_sim.replay.hardware import GPUS
@@ -48,11 +49,12 @@ def kv_tokens(
         if weights + needed <= other.memory * memory_percent / 100 - shape.adapter_bytes(ranks)
     ]
     share = gpu.memory * memory_percent / 100 / gpu.count
-    groups = [
-        count for power in range(1, 5) if (count := gpu.count * 2**power) <= MOST_GPUS and not shape.heads % count
-    ]
-    fitting = [count for count in groups if weights + needed <= count * share - shape.adapter_bytes(ranks, count)]
-    options += [f"{count} such GPUs together hold it (engine.tensorParallel {count})" for count in fitting[:1]]
+    for count in range(gpu.count + 1, MOST_GPUS + 1):
+        kv = needed * max(shape.kv_heads, count) / max(shape.kv_heads, gpu.count)  # each KV head is on several GPUs
+        is_valid = shape.divides(count) and not count % gpu.nodes
+        if is_valid and weights + kv <= count * share - shape.adapter_bytes(ranks, count):
+            options.append(f"{count} such GPUs together hold it (engine.tensorParallel {count})")
+            break
     hint = "; ".join(options) or f"no known single GPU holds it, and no {MOST_GPUS} such GPUs do"
     less = ", less the adapters" if ranks else ""
     raise Impossible(
@@ -62,19 +64,27 @@ def kv_tokens(
 
 
 def check_slo(
-    roofline: Roofline, online: Sequence[Arrival], *, ttft: float, tpot: float, step_model: StepModel | None = None
+    roofline: Roofline,
+    online: Sequence[Arrival],
+    *,
+    ttft: float,
+    tpot: float,
+    share: float = 0.0,
+    step_model: StepModel | None = None,
 ) -> None:
-    """Check that one decode and the shortest prompt of the trace meet the SLO on an idle GPU.
+    """Check that one decode, the shortest prompt, and a share of all prompts meet the SLO on an idle GPU.
 
     Step times are those of `step_model`, or of the roofline without one.
 
     Raises:
         Impossible: the SLO is below the fastest step.
     """
-    shortest = min(arrival.num_prompt for arrival in online)
+    prompts = sorted(arrival.num_prompt for arrival in online)
+    longest = prompts[max(0, ceil(share * len(prompts) - 1e-9) - 1)]
+    within = f", the longest of {share:.0%} of requests," if share else ""
     fastest = (
         ("TPOT", tpot, "one decode", BatchWork(num_decode=1, decode_context=1)),
-        ("TTFT", ttft, f"a prompt of {shortest} tokens", BatchWork.of_prompts(1, shortest)),
+        ("TTFT", ttft, f"a prompt of {longest:,} tokens{within}", BatchWork.of_prompts(1, longest)),
     )
     for name, seconds, what, work in fastest:
         found = (step_model or roofline).predict(work)

@@ -75,11 +75,7 @@ PCIe."""
 
 
 def gpu(name: str) -> Accelerator:
-    """Find a GPU by name. Case does not matter.
-
-    Raises:
-        BadInput: the GPU is unknown.
-    """
+    """Find a GPU by name, whatever its case; raise BadInput if it is unknown."""
     if name.lower() not in GPUS:
         raise BadInput(f"unknown GPU {name!r}; known are {', '.join(GPUS)}")
     return GPUS[name.lower()]

@@ -11,12 +11,9 @@ from typing import Any
 
 from ballast_sim.errors import BadInput
 
-_DECODERS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-_MIXTURES = {
-    "mixtral": ("num_local_experts", "intermediate_size"),
-    "qwen3_moe": ("num_experts", "moe_intermediate_size"),
-}
-"""Mixtures of experts, with the keys for the number of experts in each layer and for the size of an expert."""
+_DECODERS = frozenset({"llama", "mistral", "phi3", "qwen2", "qwen3"})
+_MIXTURES = {"mixtral": "intermediate_size", "qwen3_moe": "moe_intermediate_size"}
+"""Mixtures of experts, with the key for the size of an expert."""
 _ENCODERS = frozenset({"bert", "roberta", "xlm-roberta"})
 
 
@@ -30,9 +27,14 @@ class Quantization(StrEnum):
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of one weight. int4 has a 16-bit scale and zero for each group of 64 weights."""
-        return {"none": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 4 / 64}[self.value]
+        """Bytes of one weight. int4 has a 16-bit scale and a 4-bit zero for each 128 weights, as in AWQ and GPTQ."""
+        return {"none": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 2.5 / 128}[self.value]
 
+
+_STORED = {(4, "int", False): Quantization.INT4, (8, "float", True): Quantization.FP8} | dict.fromkeys(
+    ((8, "int", False), (8, "int", True), (8, "float", False)), Quantization.INT8
+)
+"""Quantization by the bits and the type of a weight, and by whether inputs are quantized, too."""
 
 KV_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "int8": 1.0 + 4 / 128}
 """Bytes of one number in the KV cache. int8 has a 32-bit scale for each token and head of 128 numbers, as in vLLM."""
@@ -55,11 +57,30 @@ class ModelShape:
     is_tied: bool = False
     """Whether the output projection is the embedding table."""
     is_encoder: bool = False
+    """Whether it generates nothing: a BERT-style encoder, or a decoder that serves embeddings."""
+    is_bert: bool = False
+    """Whether tokens also attend to later ones, and an MLP has two matrices."""
     kv_bytes: float = 2.0
     """Bytes of one number in the KV cache."""
     experts: int = 0
     """Experts in each layer; 0 for a dense model."""
     experts_per_token: int = 0
+    quantization: Quantization | str = Quantization.NONE
+    """Quantization that the configuration states, or the name of one that this package has no figures for."""
+
+    def weights(self, asked: Quantization | None = None) -> Quantization:
+        """Return the format of the weights: as asked, or as the configuration states; raise BadInput if unknown."""
+        found = asked or self.quantization
+        if isinstance(found, Quantization):
+            return found
+        raise BadInput(
+            f"{self.name}: a plan has no figures for the quantization in its config.json, {found}. Set `quantization` "
+            "(--quantization) to none, fp8, int8 or int4, whichever takes about as many bytes"
+        )
+
+    def divides(self, gpus: int) -> bool:
+        """Return whether GPUs can have equal parts of the heads. A KV head may be on several GPUs."""
+        return not (self.heads % gpus or max(self.kv_heads, gpus) % min(self.kv_heads, gpus))
 
     @property
     def expert_share(self) -> float:
@@ -82,7 +103,7 @@ class ModelShape:
         attention = 2 * self.hidden * self.heads * self.head_dim + 2 * self.hidden * self.kv_heads * self.head_dim
         if self.experts:
             return self.layers * (attention + self.hidden * self.experts) + self.expert_parameters
-        mlp = (2 if self.is_encoder else 3) * self.hidden * self.intermediate
+        mlp = (2 if self.is_bert else 3) * self.hidden * self.intermediate
         return self.layers * (attention + mlp)
 
     @property
@@ -102,14 +123,12 @@ class ModelShape:
         return 0.0 if self.is_encoder else 2 * self.layers * self.kv_heads * self.head_dim * self.kv_bytes
 
     def check(self, what: str, prompt_tokens: int, output_tokens: int) -> None:
-        """Check that the mean lengths of requests fit the model.
-
-        Raises:
-            BadInput: an encoder has answers, another model has none, or the context is too short.
-        """
+        """Check that the mean lengths of requests fit the model; raise BadInput if they do not."""
         if self.is_encoder == bool(output_tokens):
-            wanted = "is an encoder: outputTokens is 0" if self.is_encoder else "generates: outputTokens is 1 or more"
-            raise BadInput(f"{what}: {self.name} {wanted}")
+            generates = "generates: outputTokens is 1 or more, or given as 0 if it serves embeddings"
+            raise BadInput(
+                f"{what}: {self.name} {'is an encoder: outputTokens is 0' if self.is_encoder else generates}"
+            )
         tokens, most = prompt_tokens + output_tokens, self.max_context
         if tokens > most:
             raise BadInput(f"{what}: prompt and answer have {tokens:,} tokens, but {self.name} takes at most {most:,}")
@@ -125,7 +144,7 @@ class ModelShape:
         Each GPU holds the sides of the hidden states and of the vocabulary in full, and its part of the other sides.
         """
         sizes = 4 * gpus * self.hidden + 2 * (self.heads + max(self.kv_heads, gpus)) * self.head_dim
-        mlps = (2 if self.is_encoder else 3) * max(self.experts, 1)
+        mlps = (2 if self.is_bert else 3) * max(self.experts, 1)
         sizes += mlps * (gpus * self.hidden + self.intermediate)
         embeddings = 0 if self.is_encoder else 2 * gpus * (self.hidden + self.vocabulary)
         return 2.0 * rank * (self.layers * sizes + embeddings)
@@ -147,8 +166,8 @@ SHAPES = {
         ModelShape("qwen3-8b", 36, 4096, 32, 8, 128, 12288, 151936, 40960),
         ModelShape("mixtral-8x7b", 32, 4096, 32, 8, 128, 14336, 32000, 32768, experts=8, experts_per_token=2),
         ModelShape("qwen3-30b-a3b", 48, 2048, 32, 4, 128, 768, 151936, 40960, experts=128, experts_per_token=8),
-        ModelShape("bge-base", 12, 768, 12, 12, 64, 3072, 30522, 512, is_encoder=True),
-        ModelShape("bge-large", 24, 1024, 16, 16, 64, 4096, 30522, 512, is_encoder=True),
+        ModelShape("bge-base", 12, 768, 12, 12, 64, 3072, 30522, 512, is_encoder=True, is_bert=True),
+        ModelShape("bge-large", 24, 1024, 16, 16, 64, 4096, 30522, 512, is_encoder=True, is_bert=True),
     )
 }
 
@@ -168,11 +187,13 @@ def shape(name: str) -> ModelShape:
         raise BadInput(f"unknown model {name!r}; known are {known}. The path of a model's config.json works, too")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
+        beside = path.with_name("hf_quant_config.json")  # of older versions of ModelOpt, and read by vLLM, too
+        stated = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else None
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise BadInput(f"{path}: found {type(config).__name__}, expected the JSON object of a Hugging Face config")
-    return from_config(config, path.parent.name or str(path))
+    return from_config({"compression_config": stated} | config, path.parent.name or str(path))
 
 
 def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
@@ -189,13 +210,11 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         raise BadInput(
             f"model {name}: some of its layers have no experts; supported are experts in each layer or in none"
         )
-    experts, intermediate = _MIXTURES.get(kind, ("", "intermediate_size"))
 
-    def size(key: str, default: int | None = None) -> int:
-        value = config.get(key)
-        value = default if value is None else value
+    def size(*keys: str, default: int | None = None) -> int:
+        value = next((config[key] for key in keys if config.get(key) is not None), default)
         if not isinstance(value, int) or value < 1:
-            raise BadInput(f"model {name}: {key} is {value!r}; expected a whole number, 1 or more")
+            raise BadInput(f"model {name}: {' or '.join(keys)} is {value!r}; expected a whole number, 1 or more")
         return value
 
     heads, hidden = size("num_attention_heads"), size("hidden_size")
@@ -204,13 +223,36 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         layers=size("num_hidden_layers"),
         hidden=hidden,
         heads=heads,
-        kv_heads=size("num_key_value_heads", heads),
-        head_dim=size("head_dim", hidden // heads),
-        intermediate=size(intermediate),
+        kv_heads=size("num_key_value_heads", default=heads),
+        head_dim=size("head_dim", default=hidden // heads),
+        intermediate=size(_MIXTURES.get(kind, "intermediate_size")),
         vocabulary=size("vocab_size"),
-        max_context=size("max_position_embeddings", 2048),
+        max_context=size("max_position_embeddings", default=2048),
         is_tied=bool(config.get("tie_word_embeddings", False)),
         is_encoder=kind in _ENCODERS,
-        experts=size(experts) if experts else 0,
-        experts_per_token=size("num_experts_per_tok") if experts else 0,
+        is_bert=kind in _ENCODERS,
+        experts=size("num_local_experts", "num_experts") if kind in _MIXTURES else 0,
+        experts_per_token=size("num_experts_per_tok") if kind in _MIXTURES else 0,
+        quantization=_quantization(config),
     )
+
+
+def _quantization(config: Mapping[str, Any]) -> Quantization | str:
+    """Return the quantization of a Hugging Face configuration, or its name if layers differ or it has no figures."""
+    stated = config.get("quantization_config") or config.get("compression_config")
+    if not stated:
+        return Quantization.NONE
+    try:
+        stated = stated.get("quantization", stated)
+        method = stated.get("quant_method", stated.get("quant_algo"))
+        if method in {"awq", "gptq", "auto-round"}:
+            found = {(stated.get("bits", stated.get("w_bit")), "int", False)}
+        elif method in {"fp8", "fbgemm_fp8"} or "FP8" in {method, stated.get("quant_algo")}:
+            found = {(8, "float", True)}
+        else:
+            groups = [(each["weights"], each.get("input_activations")) for each in stated["config_groups"].values()]
+            found = {(weights["num_bits"], weights["type"], bool(inputs)) for weights, inputs in groups}
+        [kind] = {_STORED[each] for each in found}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return f"quant_method {method!r}" if isinstance(stated, Mapping) else repr(stated)
+    return kind

@@ -139,12 +139,16 @@ class Roofline:
         """Operations per second of the data sheet, in the format that the weights are computed in."""
         return self.gpu.fp8_flops if self.quantization is Quantization.FP8 else self.gpu.flops
 
+    def _prefill_pairs(self, work: BatchWork) -> float:
+        """Return the pairs of tokens that attention computes. In BERT, a token also attends to later ones."""
+        return 2 * work.prefill_context - work.num_prefill if self.shape.is_bert else work.prefill_context
+
     def operations(self, work: BatchWork) -> float:
         """Return the floating-point operations of a step, as MFU counts them."""
         shape = self.shape
         tokens = work.num_prefill + work.num_decode
         sampled = work.num_decode + work.num_chunks
-        pairs = work.prefill_context + work.decode_context
+        pairs = self._prefill_pairs(work) + work.decode_context
         linear = 2.0 * shape.active_parameters * tokens + 2.0 * shape.head_parameters * sampled
         return linear + shape.attention_flops_per_pair * pairs
 
@@ -160,7 +164,7 @@ class Roofline:
         read = weights / (self.gpu.bandwidth * e.bandwidth)
         gathered = shape.kv_bytes_per_token / (self.gpu.bandwidth * e.kv_bandwidth)
         prefill = max(
-            shape.attention_flops_per_pair * work.prefill_context / (self.gpu.flops * e.compute),
+            shape.attention_flops_per_pair * self._prefill_pairs(work) / (self.gpu.flops * e.compute),
             gathered * (work.prefill_before + work.num_prefill),
         )
         decode = gathered * (work.decode_context + work.num_decode)

@@ -73,47 +73,31 @@ def at_zero(trace: Trace) -> list[Arrival]:
 
 
 def read_lengths(path: Path) -> list[Arrival]:
-    """Read lengths for an offline pool from any format. Times are ignored.
-
-    Raises:
-        BadTrace: the file is empty or has an invalid line.
-    """
+    """Read lengths for an offline pool as `read` does, from any format. Times are ignored."""
     return [replace(record, seconds=0.0) for _, record in _records(path, needs_times=False)]
 
 
 def tokens_per_second(trace: Trace) -> float:
-    """Return the prompt and answer tokens per second over the span of the trace.
-
-    Raises:
-        BadInput: the trace has no span.
-    """
+    """Return the prompt and answer tokens per second over the span of the trace; raise BadInput if it has none."""
     if len(trace) < 2 or trace[-1].seconds <= 0:
         raise BadInput(f"a rate needs two requests at different times, found {len(trace)} request(s)")
     return sum(arrival.num_tokens for arrival in trace) / trace[-1].seconds
 
 
-def at_rate(trace: Trace, wanted: float) -> list[Arrival]:
-    """Scale the times so that the trace has `wanted` tokens per second. Order and lengths stay.
+def excerpt(trace: Trace, wanted: float, seconds: float) -> list[Arrival]:
+    """Return the first requests that have `wanted * seconds` tokens, with their times scaled to `wanted` per second.
 
-    Raises:
-        BadInput: the rate is not above 0, or the trace has no span.
+    The first minutes of a trace can be quieter than the whole trace. A trace that is too short is returned whole.
+    BadInput is raised if the rate is not above 0, or the trace has no span.
     """
     if not (isfinite(wanted) and wanted > 0):
         raise BadInput(f"the load must be above 0 tokens/s, found {wanted:g}")
-    factor = tokens_per_second(trace) / wanted
-    return [replace(arrival, seconds=arrival.seconds * factor) for arrival in trace]
-
-
-def excerpt(trace: Trace, wanted: float, seconds: float) -> list[Arrival]:
-    """Return the first requests that have `wanted * seconds` tokens, at a rate of `wanted` tokens per second.
-
-    The first minutes of a trace can be quieter than the whole trace. A trace that is too short is returned whole.
-    """
     tokens, number = 0, 0
     while number < len(trace) and (tokens < wanted * seconds or number < 2):
         tokens += trace[number].num_tokens
         number += 1
-    return at_rate(trace[:number], wanted)
+    factor = tokens_per_second(trace[:number]) / wanted
+    return [replace(arrival, seconds=arrival.seconds * factor) for arrival in trace[:number]]
 
 
 def repeated(trace: Trace, tokens: float) -> Trace:

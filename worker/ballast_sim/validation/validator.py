@@ -195,11 +195,7 @@ def kinds(model: CostModel, steps: Sequence[MeasuredStep], clock: str) -> list[S
 
 
 def noise(replays: Sequence[EngineReplay], clock: str) -> float:
-    """Compute the mean difference of two replays of the same steps, over their mean.
-
-    Raises:
-        BadInput: the steps are not the same, because something else than the clock influenced the engine.
-    """
+    """Compute the mean difference of two replays of the same steps, over their mean; raise BadInput for other steps."""
     one, two = (replay.steps for replay in replays)
     if [step.work for step in one] != [step.work for step in two]:
         raise BadInput("two replays of one slice by one model computed different steps")
