@@ -129,13 +129,15 @@ def test_items_that_take_long_to_prepare_let_other_tasks_and_tenants_come_betwee
     monkeypatch.setattr("ballast_worker.feeder.update_outlooks", lambda *_: order.append("tick"))
     jobs = [queue.submissions.submit(map(make_line, range(9)), tenant="long").job_id]
     jobs.append(queue.submissions.submit([make_line(0)], tenant="short").job_id)
-    with feeding(change, of_all=True):
+    with feeding(change, of_all=True) as feeder:
         eventually(lambda: all(queue.jobs.get(job_id).state.is_over for job_id in jobs), "the jobs to be over")
+        eventually(lambda: not feeder.num_held, "the feeder to hold no item")
     statuses = [[result.status_code for result in queue.results.read(job_id)] for job_id in jobs]
 
     assert [tenant for tenant in order if tenant != "tick"] == ["long", "short", *["long"] * 8]
     assert all("tick" in pair for pair in pairwise(order))
     assert statuses == [[status] * 9, [200]]
+    assert feeder.outcomes.total() < 9 + 10, "only the first claim is of more items than the time allows"
 
 
 def test_a_defect_in_each_attempt_ends_in_a_dead_letter(feeding, queue, eventually) -> None:

@@ -90,6 +90,8 @@ class Claimer:
         """The jobs at the last read of the queue."""
         self._sizes: dict[str, float] = {}
         """Requests for each item of the last claim of a job, if the engine makes several of an item."""
+        self._seconds: dict[str, float] = {}
+        """Seconds to prepare an item, at the last claim of a tenant."""
 
     def update(self, queue: Queue, workers: Sequence[WorkerStatus]) -> None:
         """Update rates, reservations and the ledger.
@@ -150,8 +152,11 @@ class Claimer:
             if spent and begin >= until:
                 break
             tenant = self._jobs[job_id].tenant
+            num_items = ceil(num / self._sizes.get(job_id, 1))
+            if seconds := self._seconds.get(tenant):  # further items would only go to this worker and back
+                num_items = min(num_items, 1 + int(max(0.0, until - begin) / seconds))
             try:
-                claimed = queue.leases.claim(job_id, ceil(num / self._sizes.get(job_id, 1)), self._worker)
+                claimed = queue.leases.claim(job_id, num_items, self._worker)
             except RefusedCall:  # the record of this job cannot be read
                 queue.store.unreadable.skip(f"job {job_id}")
                 self._avoid(job_id, Group(self._jobs[job_id].priority, tenant))
@@ -166,6 +171,7 @@ class Claimer:
         tenants = self._tenants
         tenants.lift_returning(queue, demand)
         services = self._expected_services(demand.tenants)
+        self._seconds = {tenant: seconds for tenant, seconds in self._seconds.items() if tenant in services}
         limits = self._limits()
         now = time.monotonic()
         wanted = [group for group in demand.groups if self._avoided_groups.get(group, 0.0) <= now]
@@ -249,15 +255,21 @@ class Claimer:
 
         It submits at least one item, and no further one after `until`.
         """
-        num_items = num_requests = 0
-        for at, item in enumerate(claimed):
-            if num_requests >= wanted or (at and time.monotonic() >= until):
+        begin = now = time.monotonic()
+        num_tried = num_items = num_requests = 0
+        for item in claimed:
+            if num_requests >= wanted or (num_tried and now >= until):
                 self._in_flight.returns.append((item, item.prefix))
-            elif size := self._enter_or_fail(item):
+                continue
+            num_tried += 1
+            if size := self._enter_or_fail(item):
                 num_items += 1
                 num_requests += size
+            now = time.monotonic()
         if num_items:
             self._sizes[job_id] = num_requests / num_items
+        if num_tried:
+            self._seconds[self._jobs[job_id].tenant] = (now - begin) / num_tried
         return num_requests
 
     def _enter_or_fail(self, claimed: Claimed) -> int:
