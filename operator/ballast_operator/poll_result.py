@@ -41,6 +41,11 @@ class QueueSource:
     own: Mapping[str, str] | None = field(default=None, compare=False)
     """Data of the operator's own Secret, if the resource names none."""
 
+    @property
+    def is_own(self) -> bool:
+        """Return whether the operator's own Secret leads to Redis."""
+        return self.own is not None
+
 
 @dataclass(frozen=True, slots=True)
 class FormerQueue:

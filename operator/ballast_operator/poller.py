@@ -103,7 +103,8 @@ class Poller:
             self.forget(key)
             return _failed(ConditionReason.NO_REDIS, "no Redis is configured, so workers cannot report")
         found = self._resources.get(key)
-        if found is None or found.source != source:
+        # Both may have the same name of a Secret, and only the operator's own leads to a host that needs no check.
+        if found is None or found.source != source or found.source.is_own != source.is_own:
             self.forget(key)
             found = self._resources[key] = _Polled(source)
             found.task = asyncio.get_running_loop().create_task(self._keep_polling(key, found))
@@ -190,7 +191,7 @@ class Poller:
             assert redis is not None, "only resources with a Redis are polled"
             missing = f"Secret {redis.secret_name} with the key {redis.url_key} does not exist; create it"
             return _failed(ConditionReason.NO_SECRET, missing)
-        server = Server("" if of.source.own is not None else key.namespace, address)
+        server = Server("" if of.source.is_own else key.namespace, address)
         try:
             result = await self._poll(server, of)
         except QueueError as error:
@@ -230,7 +231,7 @@ class Poller:
         return result
 
     def _mark_outdated(self, of: _Polled) -> None:
-        if of.source.own is not None:
+        if of.source.is_own:
             self._outdated()
         of.may_be_outdated = True
 

@@ -483,11 +483,14 @@ class Operator:
 
 
 async def _first(wanted: Coroutine[Any, Any, object], stop: Coroutine[Any, Any, object]) -> bool:
-    """Wait until one of two coroutines ends. Return whether `wanted` ended without an error."""
+    """Wait until one of two coroutines ends. Return whether `wanted` did, and raise its error."""
     tasks = [asyncio.create_task(wanted), asyncio.create_task(stop)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return tasks[0].done() and tasks[0].exception() is None
+        if not tasks[0].done():
+            return False
+        tasks[0].result()
+        return True
     finally:
         for task in tasks:
             task.cancel()

@@ -58,8 +58,10 @@ class SecretGrants:
     def forget(self, namespaces: Iterable[str]) -> None:
         """Forget the Secrets of all other namespaces, which no resource names."""
         kept = frozenset(namespaces)
-        for key in [key for key in self._known if key.namespace not in kept]:
-            del self._known[key], self._locks[key]
+        for key in self._known.keys() | self._locks.keys():
+            if key.namespace not in kept:  # a check in progress may have only one of both
+                self._known.pop(key, None)
+                self._locks.pop(key, None)
 
     async def _is_allowed(self, key: Key) -> bool:
         async with self._locks[key]:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,6 +118,30 @@ def test_truncation_and_padding_of_the_file_do_not_touch_prompts(tmp_path: Path)
     backend.enable_padding(length=32)
 
     assert len(Tokenizer(save(tmp_path, backend)).encode("x y" * 20)) > 32
+
+
+def test_other_threads_run_while_a_text_is_tokenized(model_dir: Path) -> None:
+    tokenizer, begin, ran = Tokenizer(model_dir), threading.Event(), threading.Event()
+
+    def run() -> None:
+        begin.wait()
+        ran.set()
+
+    other = threading.Thread(target=run)
+    other.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # the other thread gets the interpreter lock only if the tokenizer releases it
+    try:
+        begin.set()
+        for _ in range(10):
+            tokenizer.encode("lorem ipsum dolor " * 10_000)
+            if has_run := ran.is_set():
+                break
+    finally:
+        sys.setswitchinterval(interval)
+        other.join()
+
+    assert has_run
 
 
 CHAT = (

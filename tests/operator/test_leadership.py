@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import yaml
 
-from ballast_operator import lease
+from ballast_operator import cluster, lease
 from ballast_operator.errors import ClusterUnavailable
 from ballast_operator.inference_deployment import RESOURCE_TYPE
 from ballast_operator.kinds import LEASE, Body, Key, Kind
 from ballast_operator.lease import DURATION_SECONDS, Leadership
 from ballast_operator.metrics import Metrics
-from ballast_operator.process import LEADERSHIP_LOST, Operator
+from ballast_operator.process import LEADERSHIP_LOST, Operator, run
 from ballast_operator.settings import OperatorSettings
 
 
@@ -101,12 +103,42 @@ class OldAuthorities(SlowClock):
 
 def test_a_replica_on_standby_follows_the_authorities_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "POLL_SECONDS", 0.0)
-    cluster = OldAuthorities(0.0)
-    leadership = Leadership(cast(Any, cluster), Key(LEASE, "ballast", "l"), "me", seconds=cluster.seconds)
+    old = OldAuthorities(0.0)
+    leadership = Leadership(cast(Any, old), Key(LEASE, "ballast", "l"), "me", seconds=old.seconds)
 
     async def acquire() -> None:
         async with asyncio.timeout(5):
             await leadership.acquire()
 
     asyncio.run(acquire())
-    assert cluster.leases
+    assert old.leases
+
+
+class ClientOfOtherProgram:
+    """A client of a server that answers with JSON, and is no API server."""
+
+    def __init__(self, _configuration: object) -> None:
+        self.user_agent = ""
+
+    async def call_api(self, *_arguments: Any, **_options: Any) -> tuple[Body, int, Body]:
+        return {"spec": {"holderIdentity": "other"}}, 200, {}
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+def test_an_election_that_fails_ends_the_operator_with_its_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+        "clusters": [{"name": "here", "cluster": {"server": "http://127.0.0.1:9"}}],
+        "users": [{"name": "me", "user": {"token": "t"}}],
+    }
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.setattr(cluster, "ApiClient", ClientOfOtherProgram)
+
+    with pytest.raises(KeyError, match="metadata"):
+        asyncio.run(run(OperatorSettings(namespace="ballast", worker_image="worker:1", host="127.0.0.1", port=0)))

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, cast
 from uuid import uuid4
 
@@ -154,6 +155,42 @@ def test_nothing_stays_of_a_namespace_without_resources(valkey: Any) -> None:
             poller.close()
 
     assert asyncio.run(poll_and_leave()) == ([], 0, 0)
+
+
+def test_a_secret_that_is_read_while_the_resource_leaves_it_leads_to_no_host_without_a_check(valkey: Any) -> None:
+    own = {"url": base64.b64encode(valkey.url.encode()).decode()}
+    key, name = Key(INFERENCE_DEPLOYMENT, "hostile", "llm"), own_redis("llm-ballast-redis", own)
+    named = QueueSource(name, "hostile/llm", "hostile/llm")
+    later = replace(named, own=own)
+
+    async def change_meanwhile(port: int) -> PollResult:
+        is_asked, answers, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        class SlowCluster(FakeCluster):
+            async def get(self, key: Key) -> dict[str, Any]:
+                is_asked.set()
+                await answers.wait()
+                return await super().get(key)
+
+        cluster = SlowCluster(f"redis://127.0.0.1:{port}")
+        poller = make_poller(Addresses(cast(Any, cluster), least_seconds=0, only_allowed=False), lambda _: done.set())
+        poller.last(key, named)
+        await is_asked.wait()
+        poller.last(key, later)
+        answers.set()
+        try:
+            await asyncio.wait_for(done.wait(), 60)
+            return poller.last(key, later)
+        finally:
+            poller.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        result = asyncio.run(change_meanwhile(listener.getsockname()[1]))
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+    assert result.problem is None
 
 
 def threads_of(namespace: str) -> list[threading.Thread]:

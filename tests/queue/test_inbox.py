@@ -334,26 +334,37 @@ def test_an_unsafe_job_id_is_refused(queue, add, line, name):
     assert codes(queue, f"inbox-{entry}") == {"a": "invalid_job"}
 
 
-def test_a_worker_that_dies_while_it_takes_entries_in_loses_and_doubles_none(queue, desk, add, line):
+def test_a_worker_that_dies_while_it_takes_entries_in_loses_and_doubles_none(queue, add, line, monkeypatch):
     for i in range(6):
         add(line(f"r{i}"), job=f"j{i % 2}")
-    other = Queue(queue.store.connection, queue.name)
-    real_store, stored = queue.store.functions.store, []
+    connection = queue.store.connection
+    call_many = connection.call_many
 
-    def dying(*args, **kwargs):
-        if stored:
+    def dying(calls):
+        if calls[0][0] == "store":
+            call_many(calls[:1])
             raise KeyboardInterrupt
-        stored.append(args)
-        return real_store(*args, **kwargs)
+        return call_many(calls)
 
-    queue.store.functions.store = dying
+    monkeypatch.setattr(connection, "call_many", dying)
     with pytest.raises(KeyboardInterrupt):
         queue.inbox.take_in()
+    monkeypatch.undo()
     left = queue.stats().inbox
-    other.inbox.take_in()
+    Queue(connection, queue.name).inbox.take_in()
 
     assert left == 3
-    assert [other.jobs.get(f"j{i}").counts.waiting for i in range(2)] == [3, 3]
+    assert [queue.jobs.get(f"j{i}").counts.waiting for i in range(2)] == [3, 3]
+
+
+def test_entries_of_many_jobs_take_no_round_trip_each(queue, desk, add, line):
+    entries = [add(line(f"r{i}")).decode() for i in range(200)]
+    before = desk.raw.info("stats")["total_reads_processed"]
+    queue.inbox.take_in()
+    num_reads = desk.raw.info("stats")["total_reads_processed"] - before
+
+    assert all(queue.jobs.get(f"inbox-{entry}").counts.waiting == 1 for entry in entries)
+    assert num_reads < len(entries)
 
 
 def test_two_workers_that_read_the_same_entries_store_them_once(queue, desk, add, line):

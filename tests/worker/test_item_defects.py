@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing, contextmanager
+from itertools import pairwise
 
 import pytest
 import redis
@@ -51,12 +52,12 @@ class ChangedReader:
 
 @pytest.fixture
 def feeding(serve, make_config, valkey, queue_name):
-    """`with feeding(change) as feeder:` feeds a worker. `change` may change the attempts of the item `item-1`."""
+    """`with feeding(change) as feeder:` feeds a worker. `change` may change the attempts of items, or of `item-1`."""
 
     @contextmanager
-    def start(change, url=valkey.url, lease_seconds=120):
+    def start(change, url=valkey.url, lease_seconds=120, *, of_all=False):
         def change_one(item, claimed):
-            return change(item, claimed) if claimed.custom_id == "item-1" else item
+            return change(item, claimed) if of_all or claimed.custom_id == "item-1" else item
 
         with serve(make_config()) as serving:
             worker = serving.worker
@@ -109,6 +110,34 @@ def test_a_defect_fails_one_attempt_of_one_item(feeding, queue, eventually, capl
     assert failures == {"prepare": 2}
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1, "it is logged once"
     assert is_up
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_items_that_take_long_to_prepare_let_other_tasks_and_tenants_come_between(
+    feeding, queue, eventually, monkeypatch, status
+) -> None:
+    order: list[str] = []
+
+    def change(item, claimed):
+        order.append(claimed.tenant)
+        if status != 200 and claimed.tenant == "long":
+            raise Refused(status, "a refusal after a long time", code="invalid_prompt")
+        return item
+
+    monkeypatch.setattr("ballast_worker.feeder.REFILL_SECONDS", 0.0)
+    monkeypatch.setattr("ballast_worker.feeder.TICK_SECONDS", 0.0)
+    monkeypatch.setattr("ballast_worker.feeder.update_outlooks", lambda *_: order.append("tick"))
+    jobs = [queue.submissions.submit(map(make_line, range(9)), tenant="long").job_id]
+    jobs.append(queue.submissions.submit([make_line(0)], tenant="short").job_id)
+    with feeding(change, of_all=True) as feeder:
+        eventually(lambda: all(queue.jobs.get(job_id).state.is_over for job_id in jobs), "the jobs to be over")
+        eventually(lambda: not feeder.num_held, "the feeder to hold no item")
+    statuses = [[result.status_code for result in queue.results.read(job_id)] for job_id in jobs]
+
+    assert [tenant for tenant in order if tenant != "tick"] == ["long", "short", *["long"] * 8]
+    assert all("tick" in pair for pair in pairwise(order))
+    assert statuses == [[status] * 9, [200]]
+    assert feeder.outcomes.total() < 9 + 10, "only the first claim is of more items than the time allows"
 
 
 def test_a_defect_in_each_attempt_ends_in_a_dead_letter(feeding, queue, eventually) -> None:

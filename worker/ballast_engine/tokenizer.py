@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -55,9 +56,12 @@ class Tokenizer:
         """Return the tokens of a prompt, with the begin token if the post-processor of the file adds it.
 
         As in transformers 5, `add_bos_token` has no effect with a `tokenizer.json`, which defines the added tokens.
-        A rendered chat already has all special tokens.
+        A rendered chat already has all special tokens. Other threads run meanwhile.
         """
-        return self._backend.encode(text, add_special_tokens=not is_chat).ids
+        # `encode` keeps the interpreter lock, for seconds if the text is long. A batch releases it, and a fast batch
+        # leaves out the positions in the text, which take half of the time.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=not is_chat)
+        return encoding.ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, without special tokens."""
@@ -121,6 +125,7 @@ def _load_backend(file: Path) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:
         raise InvalidCheckpoint(f"{file} is not a tokenizer of the `tokenizers` library: {error}") from error
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # batches of one text need no thread on each CPU
     backend.no_truncation()
     backend.no_padding()
     return backend

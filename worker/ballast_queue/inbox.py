@@ -19,13 +19,14 @@ from secrets import token_hex
 from ballast_log import Log
 from ballast_openai.errors import InvalidBody, describe
 from ballast_queue.batch_lines import CHUNK_LINES, MOST_LINE_END, read_line, reject, wrong
+from ballast_queue.connection import Call
 from ballast_queue.errors import InvalidJob, RefusedCall, UnknownTenant, UnreadableValue
 from ballast_queue.functions import Line
 from ballast_queue.records import readable
 from ballast_queue.settings import QueueSettings
 from ballast_queue.settings_store import SettingsStore
 from ballast_queue.store import Store
-from ballast_queue.submissions import Terms, check_deadline, check_tenant, job_of_tenant, open_job
+from ballast_queue.submissions import Opened, Terms, check_deadline, check_tenant, job_of_tenant, open_inbox_jobs
 from ballast_queue.unreadable import text_of
 
 log = Log(__name__)
@@ -75,6 +76,10 @@ class Entry:
     @property
     def closes(self) -> bool:
         return _ENDS.get(self.fields.get("end", ""), False)
+
+
+_EntriesOfJob = tuple[str, list[Entry]]
+"""The id of a job, and entries of one inbox for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,40 +139,66 @@ class InboxReader:
         numbers = store.call(store.functions.lengths(former)) if former else []
         return {tenant: number for tenant, number in zip(former, numbers, strict=True) if number}
 
-    def _take_all(self, jobs: list[tuple[str, list[Entry]]], settings: QueueSettings) -> None:
+    def _take_all(self, jobs: Sequence[_EntriesOfJob], settings: QueueSettings) -> None:
+        """Store the entries of jobs. The entries of a job that cannot be used become jobs of their own."""
         refused: RefusedCall | UnreadableValue | None = None
-        for job_id, entries in jobs:
-            is_own = job_id == entries[0].own_job
-            try:
-                if self._take(job_id, entries, settings):
-                    continue
-            except (RefusedCall, UnreadableValue) as error:
-                self._store.unreadable.skip(f"job {job_id}")
-                refused = error if is_own else refused
-            if not is_own:
-                jobs += [(entry.own_job, [entry]) for entry in entries]  # the loop comes to them last
+        try:
+            unusable = self._take(jobs, settings)
+        except (RefusedCall, UnreadableValue):
+            unusable, refused = self._take_each(jobs, settings)
+        if unusable:
+            self._take_all([(entry.own_job, [entry]) for _, entries in unusable for entry in entries], settings)
         if refused is not None:
             raise refused
 
-    def _take(self, job_id: str, entries: Sequence[Entry], settings: QueueSettings) -> bool:
-        """Store the lines of entries in a job. Return False if no inbox may add to it."""
-        tenant = entries[0].tenant
-        job = open_job(self._store, job_id, _terms(entries[0], settings), key="", source="inbox")
-        if job.source != "inbox" and job_id != entries[0].own_job:
-            return False  # it is a submitted job
+    def _take_each(
+        self, jobs: Sequence[_EntriesOfJob], settings: QueueSettings
+    ) -> tuple[list[_EntriesOfJob], RefusedCall | UnreadableValue | None]:
+        """Store the entries of each job alone. Return the jobs that cannot be used, and why some entries stay."""
+        unusable: list[_EntriesOfJob] = []
+        refused: RefusedCall | UnreadableValue | None = None
+        for job_id, entries in jobs:
+            try:
+                unusable += self._take([(job_id, entries)], settings)
+            except (RefusedCall, UnreadableValue) as error:
+                self._store.unreadable.skip(f"job {job_id}")
+                if job_id == entries[0].own_job:
+                    refused = error
+                else:
+                    unusable.append((job_id, entries))
+        return unusable, refused
+
+    def _take(self, jobs: Sequence[_EntriesOfJob], settings: QueueSettings) -> list[_EntriesOfJob]:
+        """Store the lines of entries in jobs, in two round trips. Return the jobs that no inbox may add to.
+
+        Raises:
+            RefusedCall, UnreadableValue: a value of one of the jobs cannot be read. The call may be repeated.
+        """
+        opened = open_inbox_jobs(self._store, [(job_id, _terms(entries[0], settings)) for job_id, entries in jobs])
+        submitted: list[_EntriesOfJob] = []
+        calls: list[Call] = []
+        for job, (job_id, entries) in zip(opened, jobs, strict=True):
+            if job.source != "inbox" and job_id != entries[0].own_job:
+                submitted.append((job_id, entries))
+            else:
+                calls += self._calls(job, entries, settings)
+        self._store.connection.call_many(calls)
+        return submitted
+
+    def _calls(self, job: Opened, entries: Sequence[Entry], settings: QueueSettings) -> Iterator[Call]:
+        """Yield the calls that store the lines of entries in a job."""
         lines: list[Line] = []
         prefix_key = 0
         for entry in entries:
-            line, key = _line(entry, job_id, job.tenant, settings)
+            line, key = _line(entry, job.job_id, job.tenant, settings)
             lines.append(line)
             prefix_key = prefix_key or key
-            closes = entry.closes or job_id == entry.own_job
+            closes = entry.closes or job.job_id == entry.own_job
             if closes or len(lines) == CHUNK_LINES or entry is entries[-1]:
-                functions = self._store.functions
-                call = functions.store(job_id, lines, prefix_key=prefix_key, closes=closes, tenant=tenant)
-                self._store.call(call)
+                yield self._store.functions.store(
+                    job.job_id, lines, prefix_key=prefix_key, closes=closes, tenant=entry.tenant
+                )
                 lines, prefix_key = [], 0
-        return True
 
 
 def _entry(tenants: Sequence[str], entry_id: bytes, pairs: Sequence[bytes], position: int = 0) -> Entry:

@@ -7,7 +7,7 @@ from typing import Self
 
 from ballast_queue.batch_lines import take
 from ballast_queue.connection import Connection
-from ballast_queue.errors import CommandForbidden, EmptyJob, QueueError
+from ballast_queue.errors import CommandForbidden, EmptyJob, QueueError, QueueUnavailable
 from ballast_queue.keys import Keys
 from ballast_queue.submissions import Terms, check_deadline, check_tenant, job_of_tenant, new_job_id
 
@@ -39,7 +39,8 @@ class InboxWriter:
         """Add a job. Return its id, and the number of its entries.
 
         The entries go to the inbox of the tenant if the user may write to it, otherwise to the inbox for all. A call
-        that fails leaves an open job with the entries added so far: the job completes only after its last entry.
+        that fails leaves an open job with the entries added so far: the job completes only after its last entry. A note
+        of the error names the job, and states if it may be complete.
 
         Raises:
             InvalidJob: tenant or deadline is wrong.
@@ -50,7 +51,7 @@ class InboxWriter:
         job_id = name = new_job_id()
         job: Entry = {"job": name, "tenant": tenant, "priority": str(terms.priority)}
         job |= {} if deadline is None else {"deadline": repr(deadline)}
-        inbox, num_entries = b"", 0
+        inbox, num_entries, is_last = b"", 0, False
         try:
             for chunk in _chunks(lines):
                 entries = [job | {"item": line} for line in chunk]
@@ -61,9 +62,13 @@ class InboxWriter:
                 on_progress(num_entries)
             if not num_entries:
                 raise EmptyJob("found no line, expected at least one request in OpenAI's batch format")
+            is_last = True
             self._connection.append(inbox, [job | {"end": "1"}])
         except (QueueError, KeyboardInterrupt) as error:
-            if inbox:
+            # Without a reply, the entry may have come all the same.
+            if is_last and isinstance(error, QueueUnavailable | KeyboardInterrupt):
+                error.add_note(f"job {job_id} may be complete: look at it as a worker's user before you submit again")
+            elif inbox:
                 error.add_note(f"job {job_id} is not complete: cancel it as a worker's user, and submit again")
             raise
         return job_id, num_entries

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from secrets import token_hex
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -93,11 +93,26 @@ def open_job(store: Store, job_id: str, terms: Terms, *, key: str, source: Sourc
         return open_job(store, rest[0].decode(), terms, key=key, source=source)
     if status == b"passed":
         raise DeadlinePassed(f"deadline: found {deadline:.0f}, expected a time after now, {float(rest[0]):.0f}")
-    found_tenant, found_source, lines, accepted, rejected, closed, digest = rest
+    return _opened(job_id, status, *rest)
+
+
+@readable("a job")
+def open_inbox_jobs(store: Store, jobs: Sequence[tuple[str, Terms]]) -> list[Opened]:
+    """Open jobs for entries of an inbox, in one round trip. Return the existing ones with these ids as they are."""
+    calls = [
+        store.functions.open(job_id, tenant=tenant, priority=priority, deadline=deadline, key="", source="inbox")
+        for job_id, (tenant, priority, deadline) in jobs
+    ]
+    replies = store.connection.call_many(calls)
+    return [_opened(job_id, *reply) for (job_id, _), reply in zip(jobs, replies, strict=True)]
+
+
+def _opened(job_id: str, status: bytes, *values: Any) -> Opened:
+    tenant, source, lines, accepted, rejected, closed, digest = values
     return Opened(
         job_id,
-        found_tenant.decode(),
-        "submit" if found_source == b"submit" else "inbox",
+        tenant.decode(),
+        "submit" if source == b"submit" else "inbox",
         is_new=status == b"new",
         is_closed=bool(closed),
         stored=Stored(lines, accepted, rejected, digest.decode()),

@@ -103,8 +103,8 @@ class BodyReaders:
     async def reader(self, num_bytes: int) -> AsyncIterator[BodyReader]:
         """Wait for the reader of bodies of this size.
 
-        The reader of long bodies then rests for as long as it worked: it holds the interpreter lock for much of its
-        time, which the engine and the event loop need too.
+        The reader of long bodies then rests for as long as it worked: JSON and chat templates hold the interpreter
+        lock, which the engine and the event loop need too.
 
         Raises:
             Refused: too many bodies wait.

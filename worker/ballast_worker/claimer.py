@@ -83,11 +83,15 @@ class Claimer:
         self._started_at: dict[Group, float] = {}
         """When it began to read behind this rank."""
         self._warn_at = 0.0
+        self._slow: frozenset[str] = frozenset()
+        """Tenants whose items used up the time of the last calls of `refill`."""
         self._num_entered = 0
         self._jobs: dict[str, Candidate] = {}
         """The jobs at the last read of the queue."""
         self._sizes: dict[str, float] = {}
         """Requests for each item of the last claim of a job, if the engine makes several of an item."""
+        self._seconds: dict[str, float] = {}
+        """Seconds to prepare an item, at the last claim of a tenant."""
 
     def update(self, queue: Queue, workers: Sequence[WorkerStatus]) -> None:
         """Update rates, reservations and the ledger.
@@ -108,8 +112,12 @@ class Claimer:
         cost = token_cost(max(0, answer.num_prompt - answer.num_cached), answer.num_output)
         self._cost += 0.05 * (cost - self._cost)
 
-    def refill(self, queue: Queue) -> int:
+    def refill(self, queue: Queue, seconds: float) -> int:
         """Claim items that the engine can use, submit them, and return how many requests they are.
+
+        Long prompts take long to prepare. After `seconds`, the call stops behind the present item, returns the other
+        claimed items to the queue, and is due again soon. The tenant that used most of the time then waits for the
+        other tenants of its priority.
 
         Raises:
             QueueFull: Redis has no memory for the results of more items.
@@ -122,33 +130,53 @@ class Claimer:
             return 0
         if now < self.read_at < inf:
             return 0
-        chosen = self._choose(queue, count)
+        slow, self._slow = self._slow, frozenset()
+        chosen = self._choose(queue, count, slow)
         if not chosen:
             self.read_at = now + EMPTY_SECONDS
             return 0
-        num_entered = 0
-        for job_id, num in chosen.items():
-            try:
-                claimed = queue.leases.claim(job_id, ceil(num / self._sizes.get(job_id, 1)), self._worker)
-            except RefusedCall:  # the record of this job cannot be read
-                queue.store.unreadable.skip(f"job {job_id}")
-                self._avoid(job_id, Group(self._jobs[job_id].priority, self._jobs[job_id].tenant))
-                continue
-            num_entered += self._enter_all(job_id, claimed, num)
+        until = time.monotonic() + seconds
+        num_entered, spent = self._claim(queue, chosen, until)
         done = time.monotonic()
         self._prefetch.add_round_trip(done - now)
         self.read_at = inf if num_entered >= count else done + SHORT_SECONDS  # refused items leave slots free
+        if num_entered < count and spent and done >= until:
+            self._slow = slow | {max(spent, key=spent.__getitem__)}
         return num_entered
 
-    def _choose(self, queue: Queue, count: int) -> dict[str, int]:
-        """Return how many items to claim of each job."""
+    def _claim(self, queue: Queue, chosen: Mapping[str, int], until: float) -> tuple[int, dict[str, float]]:
+        """Claim items and submit them until a time, at least one. Return their requests, and the seconds by tenant."""
+        num_entered, spent = 0, dict[str, float]()
+        for job_id, num in chosen.items():
+            begin = time.monotonic()
+            if spent and begin >= until:
+                break
+            tenant = self._jobs[job_id].tenant
+            num_items = ceil(num / self._sizes.get(job_id, 1))
+            if seconds := self._seconds.get(tenant):  # further items would only go to this worker and back
+                num_items = min(num_items, 1 + int(max(0.0, until - begin) / seconds))
+            try:
+                claimed = queue.leases.claim(job_id, num_items, self._worker)
+            except RefusedCall:  # the record of this job cannot be read
+                queue.store.unreadable.skip(f"job {job_id}")
+                self._avoid(job_id, Group(self._jobs[job_id].priority, tenant))
+                continue
+            num_entered += self._enter_all(job_id, claimed, num, until)
+            spent[tenant] = spent.get(tenant, 0.0) + time.monotonic() - begin
+        return num_entered, spent
+
+    def _choose(self, queue: Queue, count: int, slow: frozenset[str]) -> dict[str, int]:
+        """Return how many items to claim of each job. The tenants in `slow` wait for the others of their priority."""
         demand = queue.claimable.demand()
         tenants = self._tenants
         tenants.lift_returning(queue, demand)
         services = self._expected_services(demand.tenants)
+        self._seconds = {tenant: seconds for tenant, seconds in self._seconds.items() if tenant in services}
         limits = self._limits()
         now = time.monotonic()
         wanted = [group for group in demand.groups if self._avoided_groups.get(group, 0.0) <= now]
+        others = {group.priority for group in wanted if group.tenant not in slow}
+        wanted = [group for group in wanted if group.tenant not in slow or group.priority not in others]
         groups = groups_to_read(wanted, services, count=count, limits=limits, reserved=tenants.reserved)
         return share_out(
             self._candidates(self._usable_heads(queue, groups)),
@@ -222,17 +250,26 @@ class Claimer:
                 services[item.claimed.tenant] += self._cost / self.weights.get(item.claimed.tenant, 1.0)
         return services
 
-    def _enter_all(self, job_id: str, claimed: Sequence[Claimed], wanted: int) -> int:
-        """Submit items of one job until they make the wanted requests, give back the others, and return the number."""
-        num_items = num_requests = 0
+    def _enter_all(self, job_id: str, claimed: Sequence[Claimed], wanted: int, until: float) -> int:
+        """Submit items of one job until they make the wanted requests, give back the others, and return the number.
+
+        It submits at least one item, and no further one after `until`.
+        """
+        begin = now = time.monotonic()
+        num_tried = num_items = num_requests = 0
         for item in claimed:
-            if num_requests >= wanted:
+            if num_requests >= wanted or (num_tried and now >= until):
                 self._in_flight.returns.append((item, item.prefix))
-            elif size := self._enter_or_fail(item):
+                continue
+            num_tried += 1
+            if size := self._enter_or_fail(item):
                 num_items += 1
                 num_requests += size
+            now = time.monotonic()
         if num_items:
             self._sizes[job_id] = num_requests / num_items
+        if num_tried:
+            self._seconds[self._jobs[job_id].tenant] = (now - begin) / num_tried
         return num_requests
 
     def _enter_or_fail(self, claimed: Claimed) -> int:

@@ -34,6 +34,8 @@ TICK_SECONDS = 1.0
 """How often the feeder runs due timers and updates the ledger, the worker's status, outlooks and the inbox."""
 TIMER_SECONDS = 0.1
 """How long due timers may run at a tick beyond their first items: enough for some thousand items of an ended job."""
+REFILL_SECONDS = 1.0
+"""How long items are prepared between two rounds of leases and other tasks, at most a tenth of a lease."""
 INTAKE_ENTRIES = 500
 """Inbox entries that are taken in between two rounds of leases and claims; some tens of milliseconds."""
 PAGE_SECONDS = 0.05
@@ -412,7 +414,7 @@ class Feeder:
             self._full.discard("inbox")
 
     def _claim(self, queue: Queue) -> None:
-        if self._claimer.refill(queue):
+        if self._claimer.refill(queue, min(REFILL_SECONDS, self._lease_seconds / 10)):
             self._full.discard("claim")
 
     def _drain(self) -> None:
