@@ -9,7 +9,7 @@
 --   ballast:{<queue>}:inbox     stream   entries of submitters: item, job, tenant, priority, deadline, end
 --   ballast:{<queue>}:inbox:<t> stream   entries of a submitter that may write for tenant t only
 --   ballast:{<queue>}:intake    string   the worker that reads the inbox (a short lock that only saves work)
---   ballast:{<queue>}:forecast  string   exists for a short time after a worker began to forecast deadlines
+--   ballast:{<queue>}:forecast  string   when a worker began to forecast deadlines; exists for a short time
 --   ballast:{<queue>}:settings  hash     json, owner, rank, created, generation, when the owner last renewed them, and the
 --                                        numbers that these functions read
 --   ballast:{<queue>}:declared  zset     tenant -> when settings in force last declared it, for the last MAX_DECLARED tenants
@@ -1043,9 +1043,13 @@ end
 
 -- The queue as a whole
 
--- KEYS: a key. ARGV: seconds. Reply: 1 for the first call within these seconds.
+-- KEYS: a key. ARGV: seconds. Reply: 1 for the first call within these seconds. A turn that began in the future does not
+-- count: a server whose clock is behind took over.
 local function take_turn(keys, argv)
-  return call('SET', keys[1], '1', 'NX', 'PX', math.floor(tonumber(argv[1]) * 1000)) and 1 or 0
+  local now = clock()
+  if (tonumber(call('GET', keys[1]) or 0) or 0) > now then call('DEL', keys[1]) end
+  local value = string.format('%.6f', now)
+  return call('SET', keys[1], value, 'NX', 'PX', math.floor(tonumber(argv[1]) * 1000)) and 1 or 0
 end
 
 -- KEYS: totals, inbox, backlog, inboxes of tenants. Reply: now, length of the inboxes, created of the oldest waiting job
