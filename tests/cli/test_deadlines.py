@@ -7,10 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_cli.deadlines import parse_deadline
+from ballast_cli.deadlines import parse_deadline, spoken
 from ballast_cli.errors import Usage
 
-NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
+NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC).timestamp()
+
+
+def at(text: str, now: float = NOW) -> float:
+    return parse_deadline(text, NOW).by(now, NOW)
 
 
 @pytest.mark.parametrize(
@@ -29,9 +33,7 @@ NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
     ],
 )
 def test_a_deadline_is_a_span_or_a_moment(text: str, seconds: float):
-    deadline = parse_deadline(text, NOW)
-
-    assert deadline.at == NOW.timestamp() + seconds
+    assert at(text) == NOW + seconds
 
 
 @pytest.mark.parametrize(("text", "utc_hour"), [("2030-01-15T16:00", 15), ("2030-07-15T16:00", 14)])
@@ -41,7 +43,7 @@ def test_a_moment_without_a_zone_is_local_time_summer_time_included(
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()
     try:
-        found = datetime.fromtimestamp(parse_deadline(text, NOW).at, UTC)
+        found = datetime.fromtimestamp(at(text), UTC)
     finally:
         monkeypatch.undo()
         time.tzset()
@@ -50,7 +52,25 @@ def test_a_moment_without_a_zone_is_local_time_summer_time_included(
 
 
 def test_it_says_how_it_understood_the_deadline():
-    assert parse_deadline("+30m", NOW).spoken == "2030-01-01 12:30:00 UTC (in 30m)"
+    assert spoken(at("+30m"), NOW) == "2030-01-01 12:30:00 UTC (in 30m)"
+
+
+def test_a_span_begins_at_the_time_of_the_queue():
+    assert at("30m", now=NOW + 3600) == NOW + 5400
+    assert at("2030-01-01T13:30Z", now=NOW + 3600) == NOW + 5400
+
+
+def test_a_deadline_that_has_passed_only_by_the_clock_of_the_queue_names_both_clocks():
+    with pytest.raises(Usage) as refused:
+        at("2030-01-01T12:30Z", now=NOW + 3600)
+    with pytest.raises(Usage) as of_one_clock:
+        at("2030-01-01T11:30Z", now=NOW + 1)
+
+    assert str(refused.value).startswith(
+        "--deadline: '2030-01-01T12:30Z' is 2030-01-01 12:30:00 UTC, which has passed by the clock of the queue. "
+        "There it is 2030-01-01 13:00:00 UTC, on this machine 2030-01-01 12:00:00 UTC. Use"
+    )
+    assert "clock" not in str(of_one_clock.value)
 
 
 @pytest.mark.parametrize(
@@ -65,12 +85,10 @@ def test_what_is_no_deadline_is_refused_with_what_was_wanted(text: str):
 @pytest.mark.parametrize("text", ["2029-12-31", "0s", "2030-01-01T12:00Z"])
 def test_a_deadline_in_the_past_is_refused_by_name(text: str):
     with pytest.raises(Usage, match="has passed"):
-        parse_deadline(text, NOW)
+        at(text)
 
 
 @given(st.lists(st.tuples(st.integers(1, 99), st.sampled_from("wdhms")), min_size=1, max_size=4))
 def test_the_parts_of_a_span_add_up(parts: list[tuple[int, str]]):
     units = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
-    deadline = parse_deadline("".join(f"{n}{unit}" for n, unit in parts), NOW)
-
-    assert deadline.at == NOW.timestamp() + sum(n * units[unit] for n, unit in parts)
+    assert at("".join(f"{n}{unit}" for n, unit in parts)) == NOW + sum(n * units[unit] for n, unit in parts)

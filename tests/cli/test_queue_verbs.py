@@ -318,7 +318,7 @@ def test_without_history_a_deadline_is_taken_and_nothing_promised(queued, items:
 
     assert (nobody.code, unmeasured.code) == (0, 0)
     assert "unknown: no ready worker has published" in nobody.err
-    assert "unknown: no rate is known yet: 1 worker never had more" in unmeasured.err
+    assert "unknown: no rate is known yet: no item of 1 worker has ended" in unmeasured.err
 
 
 def test_jobs_lists_newest_first_as_plain_text(queued, items: Path):

@@ -56,6 +56,16 @@ class Desk:
         self.raw.hset(self.queue.store.keys.job(job_id), "deadline", "1")
         self._due("deadline", job_id, None, None)
 
+    def leave_timers(self, seconds: float) -> None:
+        """Let no timer run for so long, as if Redis was away or its clock jumped."""
+        at = (self.queue.now() - seconds) * 1000
+        self.raw.hset(self.queue.store.keys.totals, "timers_at", f"{at:.0f}")
+
+    def end_grace(self, job_id: str) -> None:
+        """End the time in which leases are spared after a gap."""
+        self.raw.hset(self.queue.store.keys.totals, "spared_at", "1")
+        self._due("lease", job_id, None, None)
+
     def differences(self) -> list[str]:
         """What the queue stores twice, and differs."""
         return differences(self.raw, self.queue.name)

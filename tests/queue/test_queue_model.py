@@ -346,14 +346,39 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
         @rule(claim=claims)
         def lose_the_worker(self, claim: tuple[str, list[Claimed]]) -> None:
             """Its leases expire; some other worker reaps them."""
+            self._pass_the_expiry(claim)
+            self._reap(claim)
+
+        @rule(claim=claims, worker_lives=st.booleans())
+        def leave_the_timers(self, claim: tuple[str, list[Claimed]], worker_lives: bool) -> None:
+            """Redis is away for longer than a lease. Other workers return first; this one may be dead."""
+            self.queue.timers.run_due()
+            self._pass_the_expiry(claim)
+            self.raw.hset(self.queue.store.keys.totals, "timers_at", "2")
+            assert self.queue.timers.run_due() == 0
+            if worker_lives:
+                self.heartbeat(claim)
+            self.raw.hset(self.queue.store.keys.totals, "spared_at", "1")
+            for c in claim[1]:
+                self.raw.zadd(self.queue.store.keys.timers, {f"lease:{c.job_id}": 1}, xx=True)
+            if worker_lives:
+                assert self.queue.timers.run_due() == 0
+            else:
+                self._reap(claim)
+
+        def _pass_the_expiry(self, claim: tuple[str, list[Claimed]]) -> None:
+            for c in claim[1]:
+                if self._held(c)[2]:
+                    self.raw.zadd(self.queue.store.keys.part(c.job_id, "leases"), {str(c.index): 1}, xx=True)
+                    self.raw.zadd(self.queue.store.keys.timers, {f"lease:{c.job_id}": 1}, xx=True)
+
+        def _reap(self, claim: tuple[str, list[Claimed]]) -> None:
             num_expired = 0
             for c in claim[1]:
                 job, item, is_held = self._held(c)
                 if not is_held:
                     continue
                 num_expired += 1
-                self.raw.zadd(self.queue.store.keys.part(c.job_id, "leases"), {str(c.index): 1}, xx=True)
-                self.raw.zadd(self.queue.store.keys.timers, {f"lease:{c.job_id}": 1}, xx=True)
                 if job.ending:
                     job.let_go(item)
                 elif item.spent + 1 < MAX_ATTEMPTS:

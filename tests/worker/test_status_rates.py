@@ -1,51 +1,179 @@
 from __future__ import annotations
 
-from dataclasses import replace
+import math
 
 import pytest
+from engine_stats import make_stats
+from hypothesis import given
+from hypothesis import strategies as st
+from queue_objects import make_status
 
+from ballast_engine.stats import ClassStats
 from ballast_policy.request import RequestClass
+from ballast_queue.job import Job, JobState, Outlook, RequestCounts
+from ballast_queue.status import LEAST_RATE
+from ballast_worker.forecast import Forecast
 from ballast_worker.status import SmoothedRates
 
-
-@pytest.fixture
-def sample(serving):
-    """Feed a second of made-up work at a time into fresh rates."""
-    stats = serving.worker.engine.stats()
-    rates = SmoothedRates()
-    seen = {"now": 0.0, "items": 0, "tokens": 0}
-
-    def feed(items: int, tokens: int, *, waiting: int) -> SmoothedRates:
-        seen["now"] += 1
-        seen["items"] += items
-        seen["tokens"] += tokens
-        offline = replace(stats.offline, waiting=waiting, decode_tokens=seen["tokens"])
-        taken = {RequestClass.ONLINE: 0, RequestClass.OFFLINE: seen["items"]}
-        rates.sample(replace(stats, offline=offline), taken, dict.fromkeys(RequestClass, 0), seen["now"])
-        return rates
-
-    return feed
+TOKENS = 30
+"""Tokens per second of a slot."""
 
 
-def test_the_offline_capacity_is_measured_while_more_waits_than_fits(sample) -> None:
-    sample(0, 0, waiting=5)
-    rates = sample(4, 200, waiting=5)
+class Engine:
+    """An engine whose slots run offline items that all take `seconds`. More items wait."""
 
-    assert (rates.offline_items, rates.offline_tokens) == (4, 200)
+    def __init__(self, slots: int, seconds: float, *, spread: float = 1.0, waiting: int = 5) -> None:
+        """Start with items whose ages differ by a share of their length: 1 spreads their ends evenly, 0 not at all."""
+        self.rates = SmoothedRates()
+        self.now = 0.0
+        self.waiting = waiting
+        self.seconds = seconds
+        self.parked = 0
+        """Items that are parked. Online requests have their slots."""
+        self._ages = [spread * seconds * slot / slots for slot in range(slots)]
+        self._started = slots
+        self._tokens = 0
+
+    @property
+    def slots(self) -> int:
+        return len(self._ages) - self.parked
+
+    @property
+    def items(self) -> float:
+        """The true rate."""
+        return self.slots / self.seconds
+
+    def run(self, seconds: float) -> SmoothedRates:
+        """Sample each second or, if items are long, a few dozen times in the time of an item."""
+        elapsed = max(1, self.seconds // 40)
+        for _ in range(math.ceil(seconds / elapsed)):
+            self.now += elapsed
+            for slot in range(self.slots):
+                age = self._ages[slot]
+                self._started += int((age + elapsed) / self.seconds + 1e-9) - int(age / self.seconds + 1e-9)
+                self._ages[slot] += elapsed
+            self._tokens += int(TOKENS * elapsed * self.slots)
+            held = ClassStats(running=self.slots, parked=self.parked, waiting=self.waiting, decode_tokens=self._tokens)
+            started = {RequestClass.ONLINE: 0, RequestClass.OFFLINE: self._started}
+            self.rates.sample(make_stats(offline=held), started, dict.fromkeys(RequestClass, 0), self.now)
+        return self.rates
+
+    def outlook(self, seconds_left: float, *, items: int, output: int = 0) -> tuple[Outlook, str]:
+        """Return the outlook of a job of this size."""
+        counts = RequestCounts(total=items, waiting=items)
+        fields = {"tenant": "a", "state": JobState.IN_PROGRESS, "created": 0.0, "deadline": self.now + seconds_left}
+        job = Job(id="j", counts=counts, output_left=output, **fields)
+        worker = make_status(
+            offline_items_per_second=self.rates.offline_items, offline_tokens_per_second=self.rates.offline_tokens
+        )
+        return Forecast([job], [worker], self.now, {}).of(job)
 
 
-def test_an_idle_worker_keeps_what_it_measured(sample) -> None:
-    for _ in range(30):
-        sample(4, 200, waiting=5)
-    for _ in range(30):
-        rates = sample(1, 10, waiting=0)
+def test_the_offline_capacity_is_measured_while_more_waits_than_fits() -> None:
+    rates = Engine(slots=8, seconds=2).run(3)
 
-    assert (rates.offline_items, rates.offline_tokens) == (pytest.approx(4), pytest.approx(200))
-    assert rates.classes[RequestClass.OFFLINE].decode < 20
+    assert (rates.offline_items, rates.offline_tokens) == (4, 8 * TOKENS)
 
 
-def test_nothing_is_known_before_work_had_to_wait(sample) -> None:
-    for _ in range(10):
-        rates = sample(1, 10, waiting=0)
+def test_an_idle_worker_keeps_what_it_measured() -> None:
+    engine = Engine(slots=8, seconds=2)
+    engine.run(30)
+    engine.waiting, engine.parked = 0, 7
+    rates = engine.run(30)
+
+    assert (rates.offline_items, rates.offline_tokens) == (pytest.approx(4), pytest.approx(8 * TOKENS))
+    assert rates.classes[RequestClass.OFFLINE].decode < 2 * TOKENS
+
+
+def test_nothing_is_known_before_work_had_to_wait() -> None:
+    rates = Engine(slots=1, seconds=1, waiting=0).run(10)
 
     assert (rates.offline_items, rates.offline_tokens) == (0, 0)
+
+
+@given(
+    slots=st.sampled_from([1, 2, 16]),
+    seconds=st.sampled_from([0.5, 3, 20, 60, 300, 7200]),
+    spread=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    is_in_tokens=st.booleans(),
+)
+def test_a_steady_load_has_one_outlook_however_long_its_items_are(
+    slots: int, seconds: float, spread: float, is_in_tokens: bool
+) -> None:
+    engine = Engine(slots, seconds, spread=spread)
+    engine.run(6 * seconds + 60)
+    found, rates = set(), []
+    for _ in range(60):
+        rate = engine.run(seconds / 15).offline_items
+        rates.append(rate)
+        output = int(100 * seconds * TOKENS) if is_in_tokens else 0
+        needed = 100 / engine.items
+        found.add(
+            (
+                engine.outlook(1.3 * needed, items=100, output=output)[0],
+                engine.outlook(0.75 * needed, items=100, output=output)[0],
+            )
+        )
+
+    assert found == {(Outlook.YES, Outlook.NO)}
+    assert sum(rates) / len(rates) == pytest.approx(engine.items, rel=0.1)
+
+
+@pytest.mark.parametrize("seconds", [1, 60, 600])
+@pytest.mark.parametrize("output", [0, 10**6], ids=["items", "tokens"])
+def test_a_job_that_is_starved_is_at_risk_after_minutes_and_stays_so(seconds: int, output: int) -> None:
+    engine = Engine(slots=8, seconds=seconds)
+    engine.run(6 * seconds + 60)
+    items = 10**6 // (seconds * TOKENS)
+    left = 1.5 * items / engine.items
+    before = engine.outlook(left, items=items, output=output)[0]
+    engine.parked = 8
+    engine.run(300)
+    found = [engine.outlook(left, items=items, output=output)[0]]
+    for _ in range(6):
+        engine.run(600)
+        found.append(engine.outlook(left, items=items, output=output)[0])
+
+    assert before is Outlook.YES
+    assert set(found) <= {Outlook.NO, Outlook.AT_RISK}
+    assert found[-1] is Outlook.NO
+    assert engine.outlook(600, items=items, output=output) == (
+        Outlook.NO,
+        "offline work waits, 1 worker runs none of it, and 10m remain",
+    )
+    engine.parked = 0
+    engine.run(6 * seconds + 300)
+    assert engine.rates.offline_items == pytest.approx(engine.items, rel=0.1)
+
+
+def test_work_that_never_got_a_slot_has_a_measured_rate_of_zero() -> None:
+    engine = Engine(slots=8, seconds=1)
+    engine.parked = 8
+    at_first = engine.run(3).offline_items
+    rates = engine.run(10)
+
+    assert at_first == 0
+    assert (rates.offline_items, rates.offline_tokens) == (LEAST_RATE, LEAST_RATE)
+    assert engine.outlook(60, items=5)[0] is Outlook.NO
+
+
+def test_fewer_slots_show_within_the_length_of_a_few_items() -> None:
+    engine = Engine(slots=8, seconds=60)
+    engine.run(600)
+    engine.parked = 6
+    rates = engine.run(4 * 60)
+
+    assert rates.offline_items == pytest.approx(engine.items, rel=0.1)
+    assert rates.offline_tokens == pytest.approx(2 * TOKENS, rel=0.05)
+
+
+def test_tokens_are_known_before_the_first_long_item_ends() -> None:
+    engine = Engine(slots=2, seconds=3600, spread=0)
+    rates = engine.run(1800)
+
+    assert (rates.offline_items, rates.offline_tokens) == (0, 2 * TOKENS)
+    assert engine.outlook(60, items=2, output=10**6)[0] is Outlook.NO
+    assert engine.outlook(60, items=2) == (
+        Outlook.UNKNOWN,
+        "no rate is known yet: no item of 1 worker has ended while others waited for slots",
+    )

@@ -14,38 +14,58 @@ _SPAN = re.compile(r"\+?((?:\d+(?:\.\d+)?[wdhms])+)")
 _EXPECTED = "Use a time span such as 24h, 1h30m, or +30m, or a point in time such as 2030-01-31T18:00Z"
 
 
+CLOCKS_DIFFER_SECONDS = 30.0
+"""A larger difference between the clocks of this machine and of the queue is named."""
+
+
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A point in time, and its text for the user."""
+    """A deadline as a user wrote it."""
 
-    at: float
-    """Unix seconds."""
-    spoken: str
+    text: str
+    span: float | None
+    """Seconds from the submission."""
+    moment: float | None
+    """Or Unix seconds."""
+
+    def by(self, now: float, own: float) -> float:
+        """Return the deadline in Unix seconds. `now` is the time of the queue, by which jobs expire, `own` that here.
+
+        Raises:
+            Usage: the time has passed.
+        """
+        at = now + self.span if self.span is not None else self.moment
+        assert at is not None, "a deadline is a span or a moment"
+        if at > now:
+            return at
+        clocks = ""
+        if abs(now - own) > CLOCKS_DIFFER_SECONDS:
+            clocks = f" by the clock of the queue. There it is {_shown(now)}, on this machine {_shown(own)}"
+        raise Usage(f"--deadline: {self.text!r} is {_shown(at)}, which has passed{clocks}. {_EXPECTED} in the future.")
 
 
-def parse_deadline(text: str, now: datetime) -> Deadline:
+def parse_deadline(text: str, now: float) -> Deadline:
     """Parse `24h`, `+1h30m`, `2030-01-31`, or `2030-01-31T18:00`. Without an offset (`Z`, `+02:00`), times are local.
 
     Raises:
-        Usage: the text has another form, or the time has passed.
+        Usage: the text has another form, or names a time that no calendar has.
     """
     cleaned = text.strip()
-    if span := _SPAN.fullmatch(cleaned.lower()):
-        parts = re.findall(r"(\d+(?:\.\d+)?)([wdhms])", span[1])
-        at = now.timestamp() + sum(float(count) * _UNITS[unit] for count, unit in parts)
+    span = moment = None
+    if found := _SPAN.fullmatch(cleaned.lower()):
+        parts = re.findall(r"(\d+(?:\.\d+)?)([wdhms])", found[1])
+        at = now + (span := sum(float(count) * _UNITS[unit] for count, unit in parts))
     else:
         try:
             # Without an offset: local time, summer time included.
-            at = datetime.fromisoformat(cleaned).timestamp()
+            at = moment = datetime.fromisoformat(cleaned).timestamp()
         except (ValueError, OverflowError):
             raise Usage(f"--deadline: found {text!r}. {_EXPECTED}.") from None
     try:
-        shown = _shown(at)
+        _shown(at)
     except (OSError, OverflowError, ValueError):
         raise Usage(f"--deadline: {text!r} is outside the years 1 to 9999. {_EXPECTED}.") from None
-    if at <= now.timestamp():
-        raise Usage(f"--deadline: {text!r} is {shown}, which has passed. {_EXPECTED} in the future.")
-    return Deadline(at, spoken(at, now.timestamp()))
+    return Deadline(text, span, moment)
 
 
 def spoken(at: float, now: float) -> str:

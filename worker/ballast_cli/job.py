@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from datetime import UTC, datetime
 
 from ballast_cli.connection import AsJson, CaFile, JobId, PasswordFile, Place, QueueName, RedisUrl, open_queue
@@ -27,11 +26,11 @@ def job(
     """Show the state, items, and tokens of one job."""
     place = Place.of(redis_url, queue, password_file, ca_file=ca_file)
     with open_queue(place) as connected:
-        found = connected.jobs.get(job_id)
+        found, now = connected.jobs.get(job_id), connected.now()
     if as_json:
         print_json({"version": 1, "queue": place.queue, "job": found.model_dump(mode="json")})
         return
-    for label, value in _fields(found, time.time()):
+    for label, value in _fields(found, now):
         sys.stdout.write(f"{label:<12}{value}\n")
 
 

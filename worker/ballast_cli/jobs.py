@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import typer
@@ -32,7 +31,7 @@ def jobs(
     place = Place.of(redis_url, queue, password_file, ca_file=ca_file)
     with open_queue(place) as connected:
         found = connected.jobs.active(limit=None) if active else connected.jobs.all()
-        unread = connected.inbox.unread()
+        unread, now = connected.inbox.unread(), connected.now()
     shown = sorted((one for one in found if tenant in {None, one.tenant}), key=lambda one: (-one.created, one.id))
     if as_json:
         print_json({"version": 1, "queue": place.queue, "jobs": [one.model_dump(mode="json") for one in shown]})
@@ -40,7 +39,6 @@ def jobs(
         of = f" of tenant {tenant}" if tenant is not None else ""
         say(f"No {'active ' if active else ''}jobs{of} in queue {place.queue}.{place.note}")
     else:
-        now = time.time()
         print_table(COLUMNS, [row(one, now) for one in shown], right=RIGHT)
     for name, number in unread.items():
         if tenant in {None, name}:

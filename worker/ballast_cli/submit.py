@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, NamedTuple
 from uuid import uuid4
@@ -74,7 +73,7 @@ def submit(
     """
     if key == "":
         raise Usage("--key is empty. Name a key, or omit the option.")
-    due = None if deadline is None else parse_deadline(deadline, datetime.now().astimezone())
+    due = None if deadline is None else parse_deadline(deadline, time.time())
     place = Place.of(redis_url, queue, password_file, ca_file=ca_file)
     try:
         with (
@@ -83,6 +82,7 @@ def submit(
             _opened(file, connected.settings.read().max_line_bytes) as source,
         ):
             connected.require_fit()
+            due_at = None if due is None else due.by(connected.now(), time.time())
             # Every submission has a key, so that it can be resumed after any interruption.
             own_key = key or f"cli-{uuid4().hex[:12]}"
             with (
@@ -94,7 +94,7 @@ def submit(
                     source.lines,
                     tenant=tenant,
                     priority=priority,
-                    deadline=due.at if due else None,
+                    deadline=due_at,
                     key=own_key,
                     on_progress=advance,
                 )
@@ -120,7 +120,9 @@ def submit(
             raise Usage(
                 "--key and --watch: the user of Redis may only submit. Use a worker's user, or omit them."
             ) from None
-        job_id, num_lines = _submit_to_inbox(place, file, tenant, priority, due.at if due else None)
+        now = time.time()  # a submitter may not ask for the time of the queue
+        due_at = None if due is None else due.by(now, now)
+        job_id, num_lines = _submit_to_inbox(place, file, tenant, priority, due_at)
         if as_json:
             print_json({"version": 1, "queue": place.queue, "job_id": job_id, "lines": num_lines})
             return
@@ -225,24 +227,28 @@ class _Seen(NamedTuple):
     job: Job | None
     """None: unknown."""
     outlook: tuple[Outlook, str] | None
+    now: float
+    """The time of the queue."""
     is_served: bool = True
 
 
 def _seen(queue: Queue, job_id: str, place: Place, *, has_deadline: bool) -> _Seen:
     """Read the job, its outlook, and whether a worker serves the queue. If this fails, they are unknown."""
     job = outlook = None
+    now = time.time()
     try:
+        now = queue.now()
         job = queue.jobs.get(job_id)
         if has_deadline and job.deadline is not None and not job.state.is_over:
             outlook = _outlook(queue, job)
-        return _Seen(job, outlook, bool(queue.workers.statuses()))
+        return _Seen(job, outlook, now, bool(queue.workers.statuses()))
     except QueueError:
         say(
             f"{job_id} is stored: do not submit it again. Redis failed afterwards. `ballast job {job_id}"
             f"{place.options}` shows the job."
         )
         unknown = (Outlook.UNKNOWN, "Redis failed after the submission") if has_deadline else None
-        return _Seen(job, outlook or unknown)
+        return _Seen(job, outlook or unknown, now)
 
 
 def _outlook(queue: Queue, job: Job) -> tuple[Outlook, str]:
@@ -278,9 +284,9 @@ def _report(done: Submission, seen: _Seen, *, file: str, place: Place, as_json: 
         rejected = f", {done.rejected:,} rejected (`ballast results {done.job_id}{place.options}` lists the errors)"
         say(f"{counted(done.accepted, 'item')} of {file} accepted{continued}{rejected if done.rejected else ''}.")
         if not done.is_new and job is not None:
-            until = "no deadline" if deadline is None else f"its deadline, {spoken(deadline, time.time())}"
+            until = "no deadline" if deadline is None else f"its deadline, {spoken(deadline, seen.now)}"
             say(f"The job keeps its priority, {job.priority}, and {until}: a repetition does not change them.")
     if outlook and deadline is not None:
-        say(f"Deadline {spoken(deadline, time.time())}. {_ANSWERS[outlook[0]]}: {outlook[1]}.")
+        say(f"Deadline {spoken(deadline, seen.now)}. {_ANSWERS[outlook[0]]}: {outlook[1]}.")
         if outlook[0] in {Outlook.AT_RISK, Outlook.NO}:
             say(f"Results until then are kept. `ballast cancel {done.job_id}{place.options}` cancels the job.")

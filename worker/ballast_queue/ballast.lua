@@ -9,7 +9,7 @@
 --   ballast:{<queue>}:inbox     stream   entries of submitters: item, job, tenant, priority, deadline, end
 --   ballast:{<queue>}:inbox:<t> stream   entries of a submitter that may write for tenant t only
 --   ballast:{<queue>}:intake    string   the worker that reads the inbox (a short lock that only saves work)
---   ballast:{<queue>}:forecast  string   exists for a short time after a worker began to forecast deadlines
+--   ballast:{<queue>}:forecast  string   when a worker began to forecast deadlines; exists for a short time
 --   ballast:{<queue>}:settings  hash     json, owner, rank, created, generation, when the owner last renewed them, and the
 --                                        numbers that these functions read
 --   ballast:{<queue>}:declared  zset     tenant -> when settings in force last declared it, for the last MAX_DECLARED tenants
@@ -17,7 +17,8 @@
 --                                        `sequence` (of jobs) and `token` (the last fencing token, see `next_token`).
 --                                        `unclaimable` counts
 --                                        the waiting items, and `unclaimable_at_risk` the jobs at risk, of jobs that are
---                                        paused, unserved or ending
+--                                        paused, unserved or ending. `timers_at` is when timers ran last, and
+--                                        `spared_at` when they last ran after a gap, in milliseconds: see `postpone`
 --   ballast:{<queue>}:jobs      zset     job id -> sequence
 --   ballast:{<queue>}:ready     zset     rank -> 0, for jobs with claimable items; a rank sorts as
 --                                        <1000 - priority>|<tenant>|<deadline>|<sequence>|<job id>
@@ -48,7 +49,7 @@
 --   :ids                        set      custom ids, until the job is closed
 -- The items from `next` to `stored` - 1 wait and have an entry only in :items.
 
-local REVISION = 16
+local REVISION = 17
 
 local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
@@ -793,11 +794,35 @@ local function due(keys, argv)
   return call('ZRANGE', keys[1], '-inf', string.format('%.6f', clock()), 'BYSCORE', 'LIMIT', 0, argv[1])
 end
 
--- KEYS: timers. ARGV: due timers that could not run. They move behind all that are due.
+-- Returns for how long leases are spared after a gap in which no timers ran: within this time, every living worker renews
+-- its leases. It does so after a third of the lease time, or some seconds after Redis answers again. A shorter gap leaves
+-- a lease enough of its time.
+local function grace(lease_seconds)
+  return math.max(5, lease_seconds / 3 + 2)
+end
+
+-- KEYS: timers; when a run of timers begins, also totals and settings. ARGV: due timers that could not run. They move
+-- behind all that are due. After a gap, no lease expires for some time: a server that was away, or a clock that jumped,
+-- says nothing about the workers. Two runs in a row never find a gap, so leases also expire if timers run rarely.
 local function postpone(keys, argv)
   local now = clock()
   for _, timer in ipairs(argv) do call('ZADD', keys[1], 'XX', now, timer) end
+  if keys[3] then
+    local at, found = string.format('%d', math.floor(now * 1000)), call('HMGET', keys[2], 'timers_at', 'spared_at', 'sequence')
+    local gap = now - (tonumber(found[1]) or math.huge) / 1000
+    if gap > grace(setting({settings = keys[3]}, 'lease_seconds', 30)) and found[1] ~= found[2] then
+      call('HSET', keys[2], 'spared_at', at)
+    end
+    if found[3] then call('HSET', keys[2], 'timers_at', at) end -- a queue that had no job gets no key
+  end
   return #argv
+end
+
+-- Returns until when no lease expires, or nil.
+local function spared_until(k, now)
+  local most = grace(setting(k, 'lease_seconds', 30))
+  local left = (tonumber(call('HGET', k.totals, 'spared_at')) or 0) / 1000 + most - now
+  return left > 0 and left <= most and now + left or nil -- more is left if the clock was set back
 end
 
 local function set_timer(k, what, job_id, zset, now)
@@ -809,12 +834,14 @@ local function set_timer(k, what, job_id, zset, now)
   end
 end
 
--- ARGV: job id, limit of items. An expired lease spends its attempt. Stops after MAX_PAGE_BYTES of lines. Reply: the number
--- of expired leases.
+-- ARGV: job id, limit of items. An expired lease spends its attempt, but no lease expires after a gap (see `postpone`).
+-- Stops after MAX_PAGE_BYTES of lines. Reply: the number of expired leases.
 local function expire_leases(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
   if not job then return call('ZREM', k.timers, 'lease:' .. argv[1]) * 0 end
+  local spared = spared_until(k, now)
+  if spared then return call('ZADD', k.timers, spared, 'lease:' .. job.id) * 0 end
   local indexes = call('ZRANGE', k.leases, '-inf', string.format('%.6f', now), 'BYSCORE', 'LIMIT', 0, argv[2])
   local most, bytes, num = setting(k, 'max_attempts', 5), 0, 0
   for _, index in ipairs(indexes) do
@@ -1016,9 +1043,13 @@ end
 
 -- The queue as a whole
 
--- KEYS: a key. ARGV: seconds. Reply: 1 for the first call within these seconds.
+-- KEYS: a key. ARGV: seconds. Reply: 1 for the first call within these seconds. A turn that began in the future does not
+-- count: a server whose clock is behind took over.
 local function take_turn(keys, argv)
-  return call('SET', keys[1], '1', 'NX', 'PX', math.floor(tonumber(argv[1]) * 1000)) and 1 or 0
+  local now = clock()
+  if (tonumber(call('GET', keys[1]) or 0) or 0) > now then call('DEL', keys[1]) end
+  local value = string.format('%.6f', now)
+  return call('SET', keys[1], value, 'NX', 'PX', math.floor(tonumber(argv[1]) * 1000)) and 1 or 0
 end
 
 -- KEYS: totals, inbox, backlog, inboxes of tenants. Reply: now, length of the inboxes, created of the oldest waiting job

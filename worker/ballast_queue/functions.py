@@ -143,6 +143,10 @@ class Functions:
     def due(self, limit: int) -> Call:
         return "due", (self._keys.timers,), (limit,)
 
+    def begin_timers(self) -> Call:
+        """`postpone` without a timer: an older library does nothing then."""
+        return "postpone", (self._keys.timers, self._keys.totals, self._keys.settings), ()
+
     def postpone(self, timers: Sequence[bytes]) -> Call:
         return "postpone", (self._keys.timers,), timers
 

@@ -14,6 +14,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from ballast_queue.job import Count, JobState, RequestCounts
 
+LEAST_RATE = 1e-6
+"""The offline rate that a worker publishes if it measured a lower one, or zero."""
+
 
 class _Published(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -109,9 +112,12 @@ class WorkerStatus(_Published):
     tenant_requests: dict[str, Count] = {}
     """Requests of the items that the worker holds, by tenant. An item may be several."""
     offline_items_per_second: float = 0
-    """Items claimed per second while the worker last had more offline work than slots for it; 0: not measured."""
+    """Items that ended per second while the worker last had more offline work than slots for it.
+
+    0: not measured. The least measured rate is `LEAST_RATE`: offline work waits, and none runs.
+    """
     offline_tokens_per_second: float = 0
-    """Offline tokens decoded per second in the same time; 0: not measured."""
+    """Offline tokens decoded per second in the same time, with the same meaning of 0."""
     cost_model: tuple[float, ...] = ()
     """Coefficients k0..k4 of the step time in seconds; empty until the cost model is trusted."""
     ttft_p99_seconds: float | None = None

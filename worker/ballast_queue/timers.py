@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,8 +36,13 @@ class Timers:
         An item whose backoff has ended becomes claimable. A job past its deadline ends and keeps its results. So does a
         job that was paused or open for too long. A job whose results were kept long enough is deleted. A job with more
         due items than this waits behind the other due timers, and so does a timer that cannot run.
+
+        If no timers ran for a while, e.g. because the server was away or its clock jumped, no lease expires for some
+        seconds, in which living workers renew theirs.
         """
         end = self._clock() + seconds
+        with contextlib.suppress(RefusedCall):  # the timers run even if a value that shows a gap cannot be read
+            self._store.call(self._store.functions.begin_timers())
         moved = total = self._run_some()
         while moved and self._clock() < end:
             moved = self._run_some()

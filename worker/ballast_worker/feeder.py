@@ -21,6 +21,7 @@ from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import QueueStats, WorkerStatus
+from ballast_worker.backoff import Backoff
 from ballast_worker.claimer import Claimer
 from ballast_worker.in_flight import InFlightItems, all_or_each
 from ballast_worker.items import ItemLoop, ItemReader
@@ -44,8 +45,8 @@ STATUS_TTL_SECONDS = 5.0
 SETTINGS_SECONDS = 60.0
 """How often the worker writes its settings to the queue again, so that they stay in force."""
 FIRST_BACKOFF, LAST_BACKOFF = 0.05, 2.0
-RENEW_SECONDS = 1.0
-"""How soon a new address or password is tried again while the old connection still works."""
+FIRST_RENEWAL, LAST_RENEWAL = 1.0, 60.0
+"""How soon a new address or password is tried again while the old connection works. A try may block for seconds."""
 FULL = "redis is full and a task waits: raise maxmemory, cancel jobs, or wait until the results of old jobs expire"
 REPEAT_SECONDS = 600.0
 """How soon the log has the same kind of error of a task again, so that it names the cause while the task fails."""
@@ -106,7 +107,8 @@ class Feeder:
         self._workers: list[WorkerStatus] = []
         """The statuses of all workers at the last tick."""
         self._last_warning = ""
-        self._backoff = FIRST_BACKOFF
+        self._backoff = Backoff(FIRST_BACKOFF, LAST_BACKOFF)
+        self._renewals = Backoff(FIRST_RENEWAL, LAST_RENEWAL)
         self._lease_seconds = settings.lease_seconds
         self._extended_at = 0.0
         """When the leases were last extended."""
@@ -127,6 +129,7 @@ class Feeder:
 
     def reconnect(self) -> None:
         """Connect again with the current address and password. Leases stay valid."""
+        self._renewals.reset()
         self._is_stale = True
         self._renew_at = self._retry_at = 0.0
         self._wake()
@@ -261,7 +264,7 @@ class Feeder:
         if not self.is_up:
             self.is_up = True
             self._last_warning = ""
-            self._backoff = FIRST_BACKOFF
+            self._backoff.reset()
             log.info("queue is up", queue=queue.name)
 
     def _attach(self) -> Queue:
@@ -317,7 +320,7 @@ class Feeder:
             if fresh is not None:
                 fresh.close()
             self._is_stale = True
-            self._renew_at = time.monotonic() + RENEW_SECONDS
+            self._renew_at = time.monotonic() + self._renewals.fail()
             if str(error) != self._last_warning:
                 self._last_warning = str(error)
                 log.warning("new redis address or password does not work, using the old connection", because=str(error))
@@ -441,8 +444,7 @@ class Feeder:
             self._queue = None  # the next connection uses the address and password at that time
         if not isinstance(error, QueueUnavailable):
             self._configured = None
-        self._retry_at = time.monotonic() + self._backoff * random.uniform(0.8, 1.2)
-        self._backoff = min(self._backoff * 2, LAST_BACKOFF)
+        self._retry_at = time.monotonic() + self._backoff.fail() * random.uniform(0.8, 1.2)
         if self._is_draining and not self._is_returned:
             self._drain()
 

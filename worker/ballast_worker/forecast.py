@@ -12,26 +12,29 @@ from dataclasses import replace
 from ballast_openai.errors import counted
 from ballast_policy.jobs.deadline import Feasibility, JobWork, Rates, Verdict, feasible
 from ballast_queue.job import MOST_ACTIVE, Job, JobHead, JobState, Outlook
-from ballast_queue.status import WorkerStatus
+from ballast_queue.status import LEAST_RATE, WorkerStatus
 
 NEAREST = f"the {MOST_ACTIVE:,} jobs with the nearest deadlines"
+STOPPED = 10 * LEAST_RATE
+"""A rate of a worker below this is that of waiting work of which nothing runs."""
 _RUNNING = {JobState.VALIDATING, JobState.IN_PROGRESS}
 
 
 def rates_of(workers: Sequence[WorkerStatus]) -> Rates:
     """Return the offline work that all ready workers together do per second, if there is enough of it.
 
-    A worker without a measurement counts as the mean of the workers with one. If no worker has one, no rate is known.
+    A worker without a measurement counts as the mean of the workers with one. If no worker has one, the rate is 0.
     """
     ready = _ready(workers)
-    measured = [worker for worker in ready if worker.offline_items_per_second > 0]
-    if not measured:
-        return Rates()
-    scale = len(ready) / len(measured)
     return Rates(
-        items=scale * sum(worker.offline_items_per_second for worker in measured),
-        output_tokens=scale * sum(worker.offline_tokens_per_second for worker in measured),
+        items=_total([worker.offline_items_per_second for worker in ready]),
+        output_tokens=_total([worker.offline_tokens_per_second for worker in ready]),
     )
+
+
+def _total(rates: Sequence[float]) -> float:
+    measured = [rate for rate in rates if rate > 0]
+    return sum(measured) * len(rates) / len(measured) if measured else 0.0
 
 
 def _ready(workers: Sequence[WorkerStatus]) -> list[WorkerStatus]:
@@ -78,16 +81,17 @@ class Forecast:
             return "no ready worker has published its rates to this queue"
         workers = counted(self._ready, "worker")
         if found.verdict is Verdict.UNKNOWN or found.seconds_needed is None:
-            return f"no rate is known yet: {workers} never had more offline work than slots"
-        rates = self._rates
-        shown = f"{rates.items:,.3g}"
-        per_second = "1 item/s" if shown == "1" else f"{shown} items/s"
-        if job.output_left and rates.output_tokens:
-            per_second = counted(round(rates.output_tokens), "output token/s", "output tokens/s")
+            return f"no rate is known yet: no item of {workers} has ended while others waited for slots"
+        has_tokens = job.output_left and self._rates.output_tokens
+        rate, unit = (self._rates.output_tokens, "output token") if has_tokens else (self._rates.items, "item")
+        shown = f"{round(rate):,}" if has_tokens and rate >= 1 else f"{rate:,.3g}"
+        per_second = f"1 {unit}/s" if shown == "1" else f"{shown} {unit}s/s"
         alone = found.seconds_needed - found.seconds_ahead
         ahead = f" after {duration(found.seconds_ahead)} of work before it" if found.seconds_ahead >= 1 else ""
         left = f"{duration(found.seconds_left)} remain" if found.seconds_left > 0 else "the deadline has passed"
         cut = f"; only {NEAREST} count" if self._is_cut else ""
+        if rate < STOPPED * self._ready:
+            return f"offline work waits, {workers} {'runs' if self._ready == 1 else 'run'} none of it, and {left}{cut}"
         return f"it needs {duration(alone)} at {per_second} of {workers}{ahead}, and {left}{cut}"
 
 

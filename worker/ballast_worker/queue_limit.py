@@ -31,7 +31,8 @@ class QueueLimit:
 
     def sample(self, stats: EngineStats, started: int, waiting: int, now: float) -> None:
         """Read how many online requests started so far, and how many wait. Call it about once a second."""
-        self._slot_wait.sample(started, now, is_full=waiting > _num_free(stats, RequestClass.ONLINE))
+        is_full = waiting > _num_free(stats, RequestClass.ONLINE)
+        self._slot_wait.sample(started, now, slots=stats.slots, is_full=is_full)
 
     def check(
         self,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from ballast_worker.turnover import Turnover
 
 SMOOTHING_SECONDS = 2.0
-"""The half-life of the past in the measured rate."""
+"""The half-life of the past in the measured rate. For long answers it is longer: see `Turnover`."""
 NEWEST_SHARE = 0.05
 """Share of the newest answer in the mean time between first and last token."""
 
@@ -14,12 +16,13 @@ NEWEST_SHARE = 0.05
 class SlotWait:
     """The rate at which online requests get slots.
 
-    While all slots are taken, the rate is measured. Before, the time between first and last token of the last answers
-    bounds it from above, so a burst is rather accepted than refused. Before the first answer, no wait is expected.
+    While all slots are taken, the rate is measured. At first, one answer of the mean time between first and last token
+    counts as measured. It bounds the rate from above, so a burst is rather accepted than refused. Before the first
+    answer, no wait is expected.
     """
 
-    _rate: float = 0.0
     _decode_seconds: float = 0.0
+    _turnover: Turnover = field(default_factory=lambda: Turnover(SMOOTHING_SECONDS))
     _before: tuple[float, int] | None = None
     """Time and number of requests at the last sample, if all slots were taken."""
 
@@ -28,19 +31,18 @@ class SlotWait:
         newest = NEWEST_SHARE if self._decode_seconds else 1.0
         self._decode_seconds += newest * (decode_seconds - self._decode_seconds)
 
-    def sample(self, started: int, now: float, *, is_full: bool) -> None:
+    def sample(self, started: int, now: float, *, slots: int, is_full: bool) -> None:
         """Read the number of requests that got a slot so far. Call it about once a second."""
         if not is_full:
-            self._rate, self._before = 0.0, None
+            self._before = None
             return
-        if self._before is not None and now > self._before[0]:
-            elapsed = now - self._before[0]
-            rate = (started - self._before[1]) / elapsed
-            keep = 0.5 ** (elapsed / SMOOTHING_SECONDS) if self._rate else 0.0
-            self._rate = self._rate * keep + rate * (1 - keep)
+        if self._before is None:
+            self._turnover = Turnover(SMOOTHING_SECONDS, ended=1.0, held=self._decode_seconds)
+        elif now > self._before[0]:  # each request that started has the slot of one that ended
+            self._turnover.add(started - self._before[1], now - self._before[0], slots)
         self._before = (now, started)
 
     def expected(self, num_before: float, slots: int) -> float:
         """Return the expected seconds until one of the slots is free, with `num_before` requests before the new one."""
-        seconds_per_slot = 1 / self._rate if self._rate else self._decode_seconds / slots
-        return max(0, num_before) * seconds_per_slot
+        rate = slots * self._turnover.rate(slots) if self._before is not None else 0.0
+        return max(0, num_before) * (1 / rate if rate else self._decode_seconds / slots)

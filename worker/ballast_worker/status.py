@@ -11,13 +11,18 @@ from ballast_engine.stats import EngineStats
 from ballast_policy.request import RequestClass
 from ballast_policy.reservation import most_slots
 from ballast_policy.snapshot import PolicyConfig
-from ballast_queue.status import ClassLoad, ReservationStatus, WorkerStatus
+from ballast_queue.status import LEAST_RATE, ClassLoad, ReservationStatus, WorkerStatus
 from ballast_worker.feeder import Feeder
 from ballast_worker.reload import Loaded
 from ballast_worker.requests import Recorder
+from ballast_worker.turnover import Turnover
 
 SMOOTHING_SECONDS = 5.0
 """The half-life of the past in smoothed rates."""
+CAPACITY_SECONDS = 30.0
+"""The half-life of the past in the slots and tokens that forecast deadlines. How long items take follows `Turnover`."""
+IDLE_SECONDS = 5.0
+"""If items wait for so long and none runs, the measured rate is zero, whether or not an item ever ran."""
 
 
 @dataclass(slots=True)
@@ -33,18 +38,33 @@ class SmoothedRates:
     """Tokens and requests per second by class, smoothed; `sample` is called about once a second by one thread."""
 
     classes: dict[RequestClass, _ClassRates] = field(default_factory=lambda: {c: _ClassRates() for c in RequestClass})
-    offline_items: float = 0.0
-    """Items started per second while more items waited than there were slots; else the last measured rate."""
-    offline_tokens: float = 0.0
-    """Tokens of these items decoded per second."""
+    _turnover: Turnover = field(default_factory=lambda: Turnover(CAPACITY_SECONDS))
+    """Of offline items, while more of them waited than there were slots."""
+    _tokens: float = 0.0
+    """Decoded tokens of these items, of which half are forgotten in CAPACITY_SECONDS."""
+    _seconds: float = 0.0
+    """The time of these tokens."""
+    _held: float = 0.0
+    """This time, times the slots that offline work held."""
+    _idle_seconds: float = 0.0
+    """How long items have waited while none ran."""
+    _running: int = 0
+    """Items that ran at the last sample of these rates."""
     _was_full: bool = False
     _before: dict[RequestClass, tuple[int, int, int, int]] | None = None
+    _decoded: int = 0
+    """Offline tokens at the last sample."""
+    _left: int = 0
+    """Items that had left their slots by then."""
     _at: float = 0.0
 
     def sample(
         self, stats: EngineStats, started: dict[RequestClass, int], ended: dict[RequestClass, int], now: float
     ) -> None:
         """Read the counters. `started` counts arrivals (online) and started items (offline)."""
+        tokens = stats.offline.decode_tokens
+        # A preemption, or a slot without a first token in vLLM, takes back an end until there are more.
+        left = started[RequestClass.OFFLINE] - stats.offline.running - stats.offline.parked
         seen = {c: (stats.of(c).prefill_tokens, stats.of(c).decode_tokens, started[c], ended[c]) for c in RequestClass}
         elapsed = now - self._at
         if self._before is not None and elapsed > 0:
@@ -58,12 +78,35 @@ class SmoothedRates:
                 rates.decode = rates.decode * keep + rates_now[1] * (1 - keep)
                 rates.requests = rates.requests * keep + rates_now[2] * (1 - keep)
                 rates.ended = rates.ended * keep + rates_now[3] * (1 - keep)
-                if request_class is RequestClass.OFFLINE and self._was_full and stats.offline.waiting:
-                    past = keep if self.offline_items else 0.0
-                    self.offline_items = self.offline_items * past + rates_now[2] * (1 - past)
-                    self.offline_tokens = self.offline_tokens * past + rates_now[1] * (1 - past)
+            if self._was_full and stats.offline.waiting:
+                self._measure(tokens - self._decoded, max(0, left - self._left), elapsed, stats.offline.running)
         self._was_full = stats.offline.waiting > 0
         self._before, self._at = seen, now
+        self._decoded, self._left = tokens, max(left, self._left)
+
+    def _measure(self, tokens: int, ended: int, elapsed: float, running: int) -> None:
+        """Add a time in which more offline items waited than there were slots."""
+        keep = 0.5 ** (elapsed / CAPACITY_SECONDS)
+        self._tokens, self._seconds = self._tokens * keep + tokens, self._seconds * keep + elapsed
+        self._held = self._held * keep + running * elapsed
+        self._turnover.add(ended, elapsed, running)
+        self._idle_seconds = 0.0 if running or ended or tokens else self._idle_seconds + elapsed
+        self._running = running
+
+    @property
+    def offline_items(self) -> float:
+        """Items per second while more waited than there were slots; else the last measured rate. 0: not measured."""
+        each = self._turnover.rate(self._running)
+        return self._known(each * self._held, is_measured=each > 0)
+
+    @property
+    def offline_tokens(self) -> float:
+        """Tokens of these items decoded per second. 0: not measured."""
+        return self._known(self._tokens, is_measured=self._tokens > 0)
+
+    def _known(self, number: float, *, is_measured: bool) -> float:
+        """Return a number of the measured time, per second."""
+        return max(LEAST_RATE, number / self._seconds) if is_measured or self._idle_seconds >= IDLE_SECONDS else 0.0
 
     def load(self, stats: EngineStats, request_class: RequestClass) -> ClassLoad:
         """Return the load of one class for the status."""
@@ -162,8 +205,9 @@ def worker_status(server: StatusSource, stats: EngineStats) -> WorkerStatus:
         offline_most=most_slots(policy.offline_max_share, stats.slots),
         tenant_slots={tenant: most for tenant, most in policy.tenant_caps.items() if tenant in tenants},
         tenant_requests=held,
-        offline_items_per_second=round(rates.offline_items, 4),
-        offline_tokens_per_second=round(rates.offline_tokens, 3),
+        # Of four digits, so that a low rate does not become 0, which means that none is known.
+        offline_items_per_second=float(f"{rates.offline_items:.4g}"),
+        offline_tokens_per_second=float(f"{rates.offline_tokens:.4g}"),
         cost_model=_coefficients(stats),
         ttft_p99_seconds=None if is_encoder else ttft,
         tpot_p99_seconds=tpot,
