@@ -186,6 +186,16 @@ def test_a_prefix_match_is_the_blocks_of_each_table_and_the_number_of_their_toke
     assert source.type_of("KVCacheBlocks", "blocks") == "tuple[Sequence[KVCacheBlock], ...]"
 
 
+def test_an_admission_asks_for_the_blocks_of_the_whole_prompt():
+    names = [argument.arg for argument in source.method("KVCacheCoordinator", "get_num_blocks_to_allocate").args.args]
+    code = source.text("KVCacheManager", "allocate_slots")
+
+    assert names[:4] == ["self", "request_id", "num_tokens", "new_computed_blocks"]
+    assert names[-2:] == ["apply_admission_cap", "prefill_end"]
+    assert "full_num_tokens = min(request.num_tokens, self.max_model_len)" in code
+    assert "num_tokens=full_num_tokens" in code
+
+
 def test_a_request_that_failed_is_a_member_of_a_set():
     assert "self.encoder_cache_mismatch_reqs: set[str] = set()" in source.text("Scheduler", "__init__")
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from bare_core import BareCore
+import torch
+from bare_core import FULL, BareCore
 from laws import lawful, the_reservation_is_what_residents_and_backlog_say
 from real_core import RealCore, run_mixed
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 from ballast_policy.host import Dispatch
 from ballast_policy.learning.cost import CostModel
 from ballast_vllm.scheduler import AsyncBallastScheduler, SyncBallastScheduler
 
 pytestmark = pytest.mark.timeout(900)
+
+WINDOW = SlidingWindowSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32, sliding_window=100)
 
 
 class Lawful(SyncBallastScheduler):
@@ -30,10 +34,15 @@ class AsyncLawful(AsyncBallastScheduler):
 
 
 @pytest.mark.parametrize("scheduler", [Lawful, AsyncLawful], ids=["sync", "async"])
-@pytest.mark.parametrize("blocks", [600, 100], ids=["plenty of KV", "tight KV"])
-def test_laws_hold_under_churn(tiny_model, scheduler, blocks):
+@pytest.mark.parametrize(
+    ("blocks", "tables"),
+    [(600, [FULL]), (100, [FULL]), (170, [*[WINDOW] * 6, FULL])],
+    ids=["plenty of KV", "tight KV", "tight KV and windows"],
+)
+def test_laws_hold_under_churn(tiny_model, scheduler, blocks, tables):
     policy = {"ttft": 0.4, "tpot": 0.02, "offline_share": 0.25, "tenants": {"a": {"weight": 2.0, "max_slots": 3}}}
-    core = BareCore(tiny_model, blocks=blocks, scheduler=scheduler, is_async=scheduler is AsyncLawful, policy=policy)
+    options = {"scheduler": scheduler, "is_async": scheduler is AsyncLawful, "policy": policy}
+    core = BareCore(tiny_model, blocks=blocks, tables=tables, **options)
     host = core.scheduler.driver.host
     host.fit, host.cost = None, CostModel(k0=4e-3, k1=2e-5, k3=3e-4, k4=1e-7, is_trusted=True)
     host.configure(host.config)

@@ -162,8 +162,8 @@ def test_a_pause_is_no_delay_by_offline_work(tiny_model):
 
 def test_the_prefixes_of_a_long_backlog_are_looked_up_in_turns():
     looked_up = []
-    blocks = SimpleNamespace(match_prefix=lambda _, request: looked_up.append(request.seq))
-    kv = SnapshotKv(blocks, dict.fromkeys(range(10)))
+    blocks = SimpleNamespace(mixed=None, match_prefix=lambda _, request: looked_up.append(request.seq))
+    kv = SnapshotKv(blocks, dict.fromkeys(range(10)), {})
     waiting = [Request(seq, OFFLINE, 0.0, num_prompt=8, max_output=1) for seq in range(10)]
     for _ in range(2 * HINT_STEPS):
         kv.step += 1

@@ -101,7 +101,7 @@ class Driver:
         self._batch = batch
         self.blocks = blocks
         """vLLM's KV blocks."""
-        self.kv = SnapshotKv(blocks, self.live)
+        self.kv = SnapshotKv(blocks, self.live, self.host.residents)
         """The KV of each snapshot."""
         self._limits = limits
         self._is_async = is_async
@@ -215,7 +215,7 @@ class Driver:
             self._release_blocked(now)
         if self.places.is_changed and admits:
             self._give_places(now)
-        kv.step += 1
+        kv.begin()
         num_running = sum([held[RUNNING] for held in host.held.values()])
         num_ahead = self.blocks.num_lookahead_tokens + self._limits.num_drafts * self.draft_gain.is_on
         kv.num_eager = EAGER if num_running < host.config.slots else 0
@@ -276,7 +276,7 @@ class Driver:
             ids = self.ids
             for seq, record in host.residents.items():
                 record.num_private_blocks = blocks.private(ids[seq]) if is_tight else record.num_blocks
-        self._is_counting = is_tight
+        self._is_counting = is_tight or blocks.mixed is not None  # a plan may have counted fewer
 
     def dispatched(self, scheduled: Mapping[str, int], now: float) -> None:
         """Note the batch of the step, which vLLM built from the grants. `scheduled`: its tokens by request id."""
@@ -352,7 +352,9 @@ class Driver:
             if not batch.is_running(request):
                 if record.phase is not WAITING:
                     host.preempt(record)
+                self.kv.refused.add(record.seq)
                 continue
+            self.kv.refused.discard(record.seq)
             record.num_tokens = request.num_tokens
             start = record.num_computed = request.num_computed_tokens - scheduled[request.request_id]
             if start:

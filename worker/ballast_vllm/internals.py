@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
@@ -32,11 +33,22 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    CircularBufferSpec,
+    CrossAttentionSpec,
+    FullAttentionSpec,
+    HiSparseHotSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.request import RequestStatus
 
 from ballast_policy.request import Request as Record
+from ballast_vllm.block_tables import BlockTables, Newcomer, Table
 
+ALLOCATED_AT_ONCE = CrossAttentionSpec, CircularBufferSpec, HiSparseHotSpec
+"""Tables that get all blocks of a request at its admission."""
 UNLIMITED = 1 << 30
 YIELDING = frozenset({"ngram", "draft_model", "eagle", "eagle3"})
 """Drafters of the V1 model runner that accept 0 as the number of drafts. The others fail, so they keep their number.
@@ -179,21 +191,30 @@ class KvBlocks:
     """vLLM's KV blocks, as the policy counts them.
 
     In a model with several kinds of layers, each kind has a block table. The policy counts the blocks of one table, and
-    its share of the pool. A model without KV counts as one with enough blocks.
+    its share of the pool, which `mixed` computes if they differ. A model without KV counts as one with enough blocks.
     """
 
     def __init__(self, scheduler: Any) -> None:
         manager = scheduler.kv_cache_manager
         tables: Sequence[Any] = manager.coordinator.single_type_managers
-        self._get_computed_blocks = manager.get_computed_blocks
+        self._manager = manager
         self._has_cache = bool(manager.enable_caching and tables)
         self._pool = manager.block_pool
         self._num_tables: int = len(tables)
+        self._pool_size: int = self._pool.num_gpu_blocks - 1  # one block is vLLM's null block
+        self._is_encoder_decoder: bool = scheduler.is_encoder_decoder
+        self.mixed: BlockTables | None = None
+        """The tables of a model whose tables need different numbers of blocks."""
         if tables:
-            table = next((t for t in tables if isinstance(t.kv_cache_spec, FullAttentionSpec)), tables[0])
+            full = [table for table in tables if isinstance(table.kv_cache_spec, FullAttentionSpec)]
+            table = min(full or tables, key=lambda found: found.block_size)
+            self._index = tables.index(table)
             self.block_tokens: int = table.block_size
-            self.num_blocks: int = (self._pool.num_gpu_blocks - 1) // len(tables)  # one block is vLLM's null block
+            self.num_blocks: int = self._pool_size // len(tables)
             self.tables: Mapping[str, Sequence[Any]] = table.req_to_blocks
+            if len(full) < len(tables) or len({found.block_size for found in tables}) > 1:
+                self.mixed = _mixed(scheduler, tables, self.block_tokens)
+                self.num_blocks = self.mixed.capacity(self._pool_size)
         else:
             self.block_tokens = 16
             self.num_blocks = -(-int(scheduler.max_model_len) // 16) * 2 * scheduler.scheduler_config.max_num_seqs
@@ -205,10 +226,18 @@ class KvBlocks:
 
     @property
     def num_free(self) -> int:
-        """Blocks that no request uses, including cached blocks."""
-        if not self._num_tables:
-            return self.num_blocks
-        return int(self._pool.get_num_free_blocks()) // self._num_tables
+        """Blocks that no request uses, including cached blocks; with `mixed`, the same part of all blocks."""
+        return self._share(self._pool.get_num_free_blocks()) if self._num_tables else self.num_blocks
+
+    def _share(self, num_blocks: int) -> int:
+        """Return blocks of the pool as the policy counts them."""
+        return num_blocks // self._num_tables if self.mixed is None else num_blocks * self.num_blocks // self._pool_size
+
+    def num_plannable(self, residents: Collection[Record], newcomers: Sequence[Newcomer], draft_blocks: int) -> int:
+        """Return the free blocks that a plan may give out, without those for drafts."""
+        if self.mixed is None:
+            return max(0, self.num_free - draft_blocks)
+        return self.mixed.free(self._pool.get_num_free_blocks(), residents, newcomers, draft_blocks)
 
     def held(self, request_id: str) -> int:
         """Return the blocks of a request."""
@@ -219,20 +248,79 @@ class KvBlocks:
         blocks = self.tables.get(request_id, ())
         return len(blocks) - int(sum([block.ref_cnt > 1 for block in blocks[: self.num_shared_blocks]]))
 
-    def match_prefix(self, request: Any, record: Record) -> None:
-        """Set the tokens of a waiting request that the prefix cache holds."""
+    def match_prefix(self, request: Any, record: Record) -> int:
+        """Set the tokens of a waiting request that the prefix cache holds.
+
+        Return the blocks of the pool that must be free so that vLLM admits the request; 0 if `mixed` is None.
+        """
+        found, num_tokens = None, 0
         if self._has_cache:
-            found, num_tokens, _ = self._get_computed_blocks(request)
+            found, num_tokens, _ = self._manager.get_computed_blocks(request)
             record.num_cached = num_tokens
-            record.num_cached_idle = sum([block.ref_cnt == 0 for block in found.blocks[0]]) if num_tokens else 0
+            blocks = found.blocks[self._index]
+            record.num_cached_idle = sum([block.ref_cnt == 0 for block in blocks]) if num_tokens else 0
+        if self.mixed is None:
+            return 0
+        cost = self._cost(request, found, num_tokens)
+        # vLLM shares the state of a Mamba layer one step after another request computed it.
+        return cost if cost <= self._pool_size or not num_tokens else self._cost(request, None, 0)
+
+    def _cost(self, request: Any, found: Any, num_cached: int) -> int:
+        is_encoded = self._is_encoder_decoder and request.has_encoder_inputs
+        num_encoder = (
+            sum(request.get_num_encoder_embeds(i) for i in range(len(request.mm_features))) if is_encoded else 0
+        )
+        cost: int = self._manager.coordinator.get_num_blocks_to_allocate(
+            request_id=request.request_id,
+            num_tokens=request.num_tokens,
+            new_computed_blocks=(found or self._manager.empty_kv_cache_blocks).blocks,
+            num_encoder_tokens=num_encoder,
+            total_computed_tokens=num_cached,
+            num_local_computed_tokens=num_cached,
+            num_tokens_main_model=request.num_tokens,
+            apply_admission_cap=True,
+        )
+        return cost
 
     @property
     def num_cached(self) -> int:
         """Blocks that only the prefix cache uses. The call reads every block."""
         if not self._num_tables:
             return 0
-        cached = [block for block in self._pool.blocks if block.ref_cnt == 0 and block.block_hash is not None]
-        return len(cached) // self._num_tables
+        return self._share(sum(block.ref_cnt == 0 and block.block_hash is not None for block in self._pool.blocks))
+
+
+def _mixed(scheduler: Any, tables: Sequence[Any], block_tokens: int) -> BlockTables:
+    """Return the tables of a model that has several kinds of them."""
+    config = scheduler.vllm_config
+    most_in_flight: int = config.max_in_flight_tokens
+    num_batches = most_in_flight // config.scheduler_config.max_num_batched_tokens
+    per_decode = (1 + scheduler.num_spec_tokens + scheduler.num_lookahead_tokens) * num_batches
+    kinds: dict[tuple[type, int, int | None], list[Any]] = {}
+    for table in tables:
+        spec = table.kv_cache_spec
+        if not isinstance(spec, ALLOCATED_AT_ONCE):
+            kinds.setdefault((type(spec), table.block_size, _window(spec)), []).append(table)
+    found = []
+    for (_, size, window), same in kinds.items():
+        kind = Table(len(same), size, same[0].get_num_skipped_tokens)
+        if window is not None:
+            # A window may begin and end inside a block.
+            most, most_in_prefill = [-(-(window - 1 + new) // size) + 1 for new in (per_decode, most_in_flight)]
+            kind = replace(kind, grows_until=window, most=most, most_in_prefill=most_in_prefill)
+        found.append(kind)
+    return BlockTables(
+        found, block_tokens=block_tokens, num_tables=len(tables), step_tokens=scheduler.max_num_scheduled_tokens
+    )
+
+
+def _window(spec: Any) -> int | None:
+    """Return the tokens that the next one reads in layers of a kind; None if it reads all."""
+    if isinstance(spec, SlidingWindowSpec):
+        return int(spec.sliding_window + spec.extra_retained_tokens)
+    if isinstance(spec, ChunkedLocalAttentionSpec):
+        return int(spec.attention_chunk_size)
+    return 2 if isinstance(spec, MambaSpec) else None
 
 
 def is_running(request: Any) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from ballast_policy.request import ONLINE, Request
+from ballast_vllm.block_tables import BlockTables, Newcomer
 
 HINT_STEPS = 8
 """Steps for which a matched prefix stays valid. Bounds the cost of a long backlog."""
@@ -20,18 +21,22 @@ class VllmBlocks(Protocol):
     num_lookahead_tokens: int
     block_tokens: int
     num_blocks: int
+    mixed: BlockTables | None
 
     @property
     def num_free(self) -> int: ...
     def held(self, request_id: str) -> int: ...
     def private(self, request_id: str) -> int: ...
-    def match_prefix(self, request: Any, record: Request) -> None: ...
+    def match_prefix(self, request: Any, record: Request) -> int: ...
+    def num_plannable(
+        self, residents: Collection[Request], newcomers: Sequence[Newcomer], draft_blocks: int
+    ) -> int: ...
 
 
 class SnapshotKv:
     """The KV of a snapshot (`ballast_policy.host.Kv`): vLLM itself admits, extends and releases."""
 
-    def __init__(self, blocks: VllmBlocks, live: Mapping[int, Any]) -> None:
+    def __init__(self, blocks: VllmBlocks, live: Mapping[int, Any], residents: Mapping[int, Request]) -> None:
         self.num_eager = 0
         """Offline requests that this step looks up although the last answer is recent."""
         self.step = 0
@@ -41,11 +46,27 @@ class SnapshotKv:
         self._live = live
         self.hinted: dict[int, int] = {}
         """The step of the last look-up of each request's prefix, by `seq`."""
+        self.refused: set[int] = set()
+        """Requests that a plan admitted and vLLM did not."""
+        self._residents = residents
+        self._costs: dict[int, int] = {}
+        self._newcomers: list[Request] = []
+        """Waiting requests of this step, in order, if block tables are mixed."""
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self.step += 1
+        self._newcomers.clear()
 
     @property
     def num_free(self) -> int:
-        """Blocks that no request uses, without those for drafts."""
-        return max(0, self._blocks.num_free - self.draft_blocks)
+        """Blocks that a plan may give out, without those for drafts."""
+        newcomers: list[Newcomer] = []
+        if self._newcomers:
+            # vLLM refuses a request again in the next step if another one goes first in the account.
+            self._newcomers.sort(key=lambda r: (r.request_class is not ONLINE, r.seq not in self.refused))
+            newcomers = [(request, self._costs[request.seq]) for request in self._newcomers]
+        return self._blocks.num_plannable(self._residents.values(), newcomers, self.draft_blocks)
 
     def hint(self, request: Request) -> None:
         """Look up the prefix of a waiting request, unless the last answer is recent."""
@@ -53,11 +74,17 @@ class SnapshotKv:
         if is_online or self.num_eager > 0 or self.hinted.get(request.seq, -HINT_STEPS) + HINT_STEPS <= self.step:
             self.num_eager -= not is_online
             self.hinted[request.seq] = self.step
-            self._blocks.match_prefix(self._live[request.seq], request)
+            cost = self._blocks.match_prefix(self._live[request.seq], request)
+            if self._blocks.mixed is not None:
+                self._costs[request.seq] = cost
+        if self._blocks.mixed is not None:
+            self._newcomers.append(request)
 
     def forget(self, seq: int) -> None:
         """Forget the matched prefix of a request that left."""
         self.hinted.pop(seq, None)
+        self._costs.pop(seq, None)
+        self.refused.discard(seq)
 
     def admit(self, request: Request) -> None:
         raise NotImplementedError("vLLM allocates the blocks")

@@ -23,25 +23,29 @@ USED: dict[str, dict[str, str]] = {
             "_handle_blocked_waiting_request waiting running requests finished_req_ids encoder_cache_manager "
             "encoder_cache_mismatch_reqs kv_cache_manager max_num_running_reqs max_num_active_reqs "
             "max_num_scheduled_tokens max_model_len num_prefill_lookahead num_spec_tokens num_lookahead_tokens "
-            "dynamic_sd_lookup use_v2_model_runner lora_config"
+            "dynamic_sd_lookup use_v2_model_runner lora_config is_encoder_decoder vllm_config"
         ),
         "Request": (
             "status is_finished num_tokens num_output_tokens num_output_placeholders num_computed_tokens "
-            "num_prompt_tokens max_tokens arrival_time resumable pooling_params sampling_params lora_request"
+            "num_prompt_tokens max_tokens arrival_time resumable pooling_params sampling_params lora_request "
+            "has_encoder_inputs get_num_encoder_embeds mm_features"
         ),
         "LoRAConfig": "max_loras",
         "LoRARequest": "lora_int_id",
         "EncoderCacheManager": "free request_cached_ids",
-        "KVCacheManager": "block_pool coordinator enable_caching get_computed_blocks",
+        "KVCacheManager": "block_pool coordinator empty_kv_cache_blocks enable_caching get_computed_blocks",
         "BlockPool": "num_gpu_blocks blocks get_num_free_blocks",
         "KVCacheBlock": "ref_cnt block_hash",
-        "SingleTypeKVCacheManager": "req_to_blocks block_size kv_cache_spec",
+        "SingleTypeKVCacheManager": "req_to_blocks block_size get_num_skipped_tokens kv_cache_spec",
         "KVCacheBlocks": "blocks",
-        "KVCacheCoordinator": "single_type_managers",
-        "SchedulerConfig": "max_num_seqs",
+        "KVCacheCoordinator": "get_num_blocks_to_allocate single_type_managers",
+        "SlidingWindowSpec": "sliding_window extra_retained_tokens",
+        "ChunkedLocalAttentionSpec": "attention_chunk_size",
+        "SchedulerConfig": "max_num_batched_tokens max_num_seqs",
+        "VllmConfig": "max_in_flight_tokens scheduler_config",
     },
     "scheduler": {
-        "ModelConfig": "runner_type get_num_experts get_num_experts_per_tok",
+        "ModelConfig": "runner_type get_num_experts get_num_experts_per_tok hf_text_config",
         "PauseState": "UNPAUSED PAUSED_ALL",
         "Scheduler": "add_request schedule set_pause_state update_from_output pause_state scheduler_config vllm_config",
         "SchedulerConfig": "async_scheduling enable_chunked_prefill",

@@ -20,6 +20,7 @@ FILES = {
     "BaseRenderer": "renderers/base.py",
     "BlockPool": "v1/core/block_pool.py",
     "CacheConfig": "config/cache.py",
+    "ChunkedLocalAttentionSpec": "v1/kv_cache_interface.py",
     "DeviceConfig": "config/device.py",
     "EncoderCacheManager": "v1/core/encoder_cache_manager.py",
     "EngineArgs": "engine/arg_utils.py",
@@ -55,6 +56,7 @@ FILES = {
     "SchedulerOutput": "v1/core/sched/output.py",
     "ServeSubcommand": "entrypoints/cli/serve.py",
     "SingleTypeKVCacheManager": "v1/core/single_type_kv_cache_manager.py",
+    "SlidingWindowSpec": "v1/kv_cache_interface.py",
     "UsageContext": "usage/usage_lib.py",
     "VllmConfig": "config/vllm.py",
 }
