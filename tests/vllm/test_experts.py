@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from bare_core import BareCore
 
 from ballast_policy.learning.cost import CostModel, Fit, StepWork
+from ballast_vllm.scheduler import expert_share
 
 MODEL = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -45,6 +47,22 @@ def test_a_mixture_of_experts_is_fitted_with_its_share_of_experts(tmp_path, per_
     scheduler.ballast_configure({"slots": 3})
 
     assert (host.config.slots, host.config.expert_share) == (3, share)
+
+
+def test_experts_in_a_section_of_their_own_are_found(tmp_path):
+    sizes = {"d_model": 256, "n_heads": 8, "n_layers": 2, "max_seq_len": 2048, "vocab_size": 512}
+    sections = {"attn_config": {"kv_n_heads": 4}, "ffn_config": {"moe_num_experts": 16, "moe_top_k": 4}}
+    config = {"architectures": ["DbrxForCausalLM"], "model_type": "dbrx", **sizes, **sections}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    assert BareCore(tmp_path, skip_tokenizer_init=True).scheduler.driver.host.config.expert_share == 4 / 16
+
+
+def test_a_mixture_without_a_number_of_experts_per_token_is_logged(caplog):
+    model = SimpleNamespace(get_num_experts_per_tok=lambda: 0, get_num_experts=lambda: 64, hf_text_config=None)
+
+    assert expert_share(model) == 0
+    assert [record.fields for record in caplog.records] == [{"experts": 64}]
 
 
 def test_a_dense_model_is_fitted_without_experts(tiny_model):

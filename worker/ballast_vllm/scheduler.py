@@ -16,6 +16,7 @@ import ballast_vllm.version_gate  # noqa: F401 - before vLLM, whose modules move
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.interface import PauseState
 
+from ballast_log import Log
 from ballast_policy.host import Planner
 from ballast_policy.step.planner import plan
 from ballast_vllm import stats
@@ -33,6 +34,8 @@ from ballast_vllm.internals import (
 from ballast_vllm.plan_limits import CPU_MULTIPLE, PlanLimits
 from ballast_vllm.refusals import check_config
 from ballast_vllm.settings import StepLimits, changed, initial
+
+log = Log(__name__)
 
 IDLE_SECONDS = 0.001
 """Time that EngineCore sleeps after a step without a batch. vLLM would plan again at once."""
@@ -197,6 +200,11 @@ class BallastScheduler(AsyncBallastScheduler):
 def expert_share(model: Any) -> float:
     """Return the share of the experts of a layer that one token passes; 0 for a dense model."""
     num_passed, num_experts = model.get_num_experts_per_tok(), model.get_num_experts()
+    layers = getattr(model.hf_text_config, "ffn_config", None)
+    if not num_experts and layers is not None:  # DBRX, which vLLM does not look into
+        num_passed, num_experts = getattr(layers, "moe_top_k", 0), getattr(layers, "moe_num_experts", 0)
+    if num_experts > 1 and not num_passed:
+        log.warning("experts per token not found, steps are predicted as those of a dense model", experts=num_experts)
     return num_passed / num_experts if 0 < num_passed < num_experts else 0.0
 
 
