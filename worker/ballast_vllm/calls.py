@@ -47,6 +47,8 @@ class EngineRequest:
     """When its newest output came."""
     is_over: bool = False
     is_aborted: bool = False
+    is_failed: bool = False
+    """Whether EngineCore ended it with an error. The status of a stream does not show it."""
     is_cut: bool = False
     """Whether its limit of tokens ended it."""
 
@@ -132,6 +134,8 @@ class Call:
 
         If the client leaves before the response begins, vLLM makes an empty response.
         """
+        if any(request.is_failed for request in self.requests):
+            return FinishReason.FAILED
         if self.is_aborted or not is_complete or self.is_waited_for:
             return FinishReason.FAILED if is_dead else FinishReason.ABORTED
         return FinishReason.LENGTH if any(request.is_cut for request in self.requests) else FinishReason.STOP

@@ -245,6 +245,7 @@ class EngineTap:
                 reason = str(output.finish_reason)
                 record.is_cut = reason == "length"
                 record.is_aborted = reason == "abort"
+                record.is_failed = reason == "error"
                 record.is_over = True
                 self._remove(output.request_id)
         return result
@@ -266,7 +267,7 @@ class EngineTap:
         if prefill is not None:
             prefill.num_cached_tokens = min(prefill.num_cached_tokens, record.num_prompt)
             record.num_cached = prefill.num_cached_tokens
-        if str(output.finish_reason) == "abort":
+        if str(output.finish_reason) in {"abort", "error"}:
             return
         record.first_at = now
         self.num_begun[call.request_class] += 1

@@ -175,6 +175,8 @@ def test_only_the_first_request_of_an_item_continues_the_earlier_attempt(engine,
         pytest.param(FinishReason.STOP, "dead", "stop", id="a whole answer before EngineCore ended"),
         pytest.param(FinishReason.LENGTH, "", "length", id="a limit of tokens"),
         pytest.param(FinishReason.STOP, "cut", "aborted", id="a client that left"),
+        pytest.param(FinishReason.ERROR, "", "failed", id="a stream that reports an error of EngineCore"),
+        pytest.param(FinishReason.ERROR, "cut", "failed", id="a client that left after an error"),
         pytest.param(None, "", "aborted", id="a client that left before the response"),
         pytest.param(None, "dead", "failed", id="a stream that reports the end of EngineCore"),
         pytest.param(None, "cut, dead", "failed", id="a stream that the end of EngineCore cut"),
@@ -187,6 +189,18 @@ def test_a_call_ends_as_its_requests_do(engine, begin, reason, state, expected):
     engine.output("r", 5, reason=reason)
 
     assert call.ending(is_complete="cut" not in state, is_dead="dead" in state) == expected
+
+
+@pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])
+def test_an_end_without_a_token_is_no_first_token(engine, tap, begin, reason):
+    call = begin()
+    tap.enter(call)
+    engine.add(make_request())
+    engine.output("r", reason=reason)
+    tap.end(call)
+
+    assert call.timing.first_at is None
+    assert tap.num_answered["online"] == tap.num_entering["online"] == tap.num_unanswered["online"] == 0
 
 
 @pytest.mark.usefixtures("tap")
