@@ -159,7 +159,9 @@ class EngineTap:
     def _check_admission(self, n: int = 1, request_id: str | None = None) -> None:
         self._check(n, request_id)
         call = CALL.get()
-        if call is not None and not call.is_item and (n > 1 or call.is_waited_for):
+        if call is None or call.is_item or call.num_searched:
+            return
+        if n > 1 or call.is_waited_for:
             self.check_queue(call, n)
 
     def _name_own_media(self, data: Any, items: Any, names: Mapping[str, Sequence[str | None]], request_id: str) -> Any:

@@ -203,6 +203,24 @@ def test_an_end_without_a_token_is_no_first_token(engine, tap, begin, reason):
     assert tap.num_answered["online"] == tap.num_entering["online"] == tap.num_unanswered["online"] == 0
 
 
+def test_a_beam_search_is_one_request_of_its_prompt_and_its_longest_answer(engine, tap, begin):
+    checked = []
+    tap.check_queue = lambda _, number: checked.append(number)
+    call = begin(num_searched=1, counts_once=True)
+    tap.enter(call)
+    for step, num_beams in enumerate((1, 3, 3)):
+        beams = [f"{step}-{beam}" for beam in range(num_beams)]
+        for beam in beams:
+            engine.add(make_request(beam, (1, 2, 3, 4) + (7,) * step, max_tokens=1))
+        for beam in beams:
+            engine.output(beam, 7, reason=FinishReason.LENGTH)
+
+    assert (checked, call.num_prompt, call.num_output, call.slowest[1]) == ([], 4, 3, 3)
+    assert call.slowest[0] == call.last_at - call.timing.first_at
+    assert tap.num_answered["online"] == 1
+    assert call.ending(is_complete=True, is_dead=False) == "length"
+
+
 @pytest.mark.usefixtures("tap")
 @pytest.mark.parametrize("threads", ["_executor", "_mm_executor"])
 def test_the_name_of_an_image_is_of_one_tenant(engine, begin, threads):
