@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_vllm import FakeEngine, FakeVllm
+from prometheus_client import REGISTRY, Gauge
 
 from ballast_api.worker_config import WorkerConfig
 from ballast_cli.explain import scene
@@ -889,6 +890,27 @@ async def test_a_beam_search_is_refused_before_it_begins_or_not_at_all(variables
         response = await client.post("/v1/completions", content=body)
 
     assert response.status_code == status
+
+
+@pytest.mark.parametrize("tenants", [[], ["legal"]])
+async def test_series_that_name_private_adapters_need_a_key(variables, tmp_path, tenants):
+    keys, config = tmp_path / "keys.yaml", tmp_path / "worker.yaml"
+    keys.write_text("secret: legal\n")
+    adapters = [{"name": "contracts", "uri": "file:///contracts", "tenants": tenants}]
+    config.write_text(json.dumps({"model": {"uri": "hf://a/m", "adapters": adapters}, "engine": {"backend": "vllm"}}))
+    variables("BALLAST_CONFIG", str(config))
+    variables("BALLAST_RUNTIME_API_KEYS_FILE", str(keys))
+    series = Gauge("vllm:lora_requests_info", "Requests of adapters.", ["running_lora_adapters"])
+    series.labels("contracts").set(1)
+    try:
+        async with running() as found:
+            public = (await found.client.get("/metrics")).text
+            owned = (await found.client.get("/ballast/metrics", headers={"authorization": "Bearer secret"})).text
+    finally:
+        REGISTRY.unregister(series)
+
+    assert ("contracts" in public) == (not tenants)
+    assert "contracts" in owned
 
 
 async def test_routers_see_online_requests_only(variables):

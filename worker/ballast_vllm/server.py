@@ -33,7 +33,7 @@ from ballast_vllm.compiler import OFF, missing_compiler
 from ballast_vllm.drain import Drain
 from ballast_vllm.engine_client import EngineDead, EngineTap
 from ballast_vllm.items import HttpItemLoop, HttpReader, VllmEngine
-from ballast_vllm.metrics import ServerMetrics
+from ballast_vllm.metrics import PRIVATE, ServerMetrics
 from ballast_vllm.served_app import (
     address,
     chat_rendering,
@@ -85,7 +85,8 @@ class VllmServer:
         """Whether the server refuses new requests."""
         self.recorder = Recorder()
         self.feeder: Feeder | None = None
-        self.metrics = ServerMetrics(self._figures, shows_tenants=False)
+        hidden = PRIVATE if any(adapter.tenants for adapter in config.model.adapters) else frozenset[str]()
+        self.metrics = ServerMetrics(self._figures, shows_tenants=False, hidden=hidden)
         self.tenant_metrics = ServerMetrics(self._figures, shows_tenants=True)
         self.bodies = BodyMemory(MOST_BODY_BYTES)
         self.bodies.fit(config.limits.max_body_kibibytes)
