@@ -16,14 +16,18 @@ import pytest
 import source
 from bare_core import BareCore
 from members import USED
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.exceptions import VLLMValidationError
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import RequestStatus
 
 import ballast_vllm
+from ballast_openai.item_body import MOST_REQUESTS
 from ballast_policy.fairness.ledger import INPUT_COST
 from ballast_policy.request import OFFLINE
 from ballast_vllm.internals import PlanQueue
 from ballast_vllm.refusals import CHECKS
+from ballast_vllm.served_app import admit_prompts
 
 CHUNKS = {"chunk_tokens": 32}
 OWN = {path.stem: path.read_text() for path in Path(ballast_vllm.__file__).parent.glob("*.py")}
@@ -238,6 +242,16 @@ def test_the_parser_of_a_server_takes_the_model_first_and_has_its_own_checks():
 
 
 # The installed version
+
+
+def test_a_call_may_have_as_many_prompts_as_an_item(monkeypatch):
+    monkeypatch.setenv("VLLM_MAX_COMPLETION_PROMPTS", "")  # undone after the test
+    monkeypatch.delenv("VLLM_MAX_COMPLETION_PROMPTS")
+    admit_prompts()
+
+    assert len(CompletionRequest(model="m", prompt=["x"] * MOST_REQUESTS).prompt) == MOST_REQUESTS
+    with pytest.raises(VLLMValidationError, match="exceeds the maximum"):
+        CompletionRequest(model="m", prompt=["x"] * (MOST_REQUESTS + 1))
 
 
 def test_a_plan_queue_is_a_whole_request_queue():

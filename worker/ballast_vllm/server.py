@@ -36,6 +36,7 @@ from ballast_vllm.items import HttpItemLoop, HttpReader, VllmEngine
 from ballast_vllm.metrics import PRIVATE, ServerMetrics
 from ballast_vllm.served_app import (
     address,
+    admit_prompts,
     chat_rendering,
     check_start,
     item_scope,
@@ -151,6 +152,7 @@ class VllmServer:
         """
         check_start(self.tap, self.config, self._app.state.vllm_config, self._app.state.args)
         limit_media()
+        admit_prompts()
         self.revision = await asyncio.to_thread(self._revision)
         found = await self.tap.stats(0)
         stats = engine_stats(found)
