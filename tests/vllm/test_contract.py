@@ -213,6 +213,17 @@ def test_all_requests_and_outputs_pass_the_two_methods_that_ballast_replaces():
     assert [ast.unparse(each) for each in source.method("AsyncLLM", "errored").decorator_list] == ["property"]
 
 
+def test_scores_are_tokenized_in_one_place_that_awaits_nothing():
+    build = source.method("ServingGenerativeScoring", "_build_prompts")
+
+    assert "serving_generative_scoring" in source.state_names("entrypoints/generate/api_router.py")
+    assert source.parameters("ServingGenerativeScoring", "_build_prompts")[1:] == [
+        "request", "tokenizer", "max_model_len",
+    ]  # fmt: skip
+    assert not [node for node in ast.walk(build) if isinstance(node, ast.Await)]
+    assert "await self._build_prompts(" in source.text("ServingGenerativeScoring", "create_generative_scoring")
+
+
 LAUNCH = {
     "entrypoints/launchers/api_server/app_state.py": (
         "init_app_state",

@@ -3,11 +3,14 @@
 `EngineTap` replaces methods of the client object and of its parts. One adds the place in the policy to each request on
 its way to EngineCore. One sees each output on its way back. One checks the waiting queue for calls with several
 requests. One keeps the names of images apart by tenant, on vLLM's threads, which therefore get the context of a call.
-No class of vLLM is changed.
+One has
+work on threads that vLLM has on the event loop, and that may take seconds: the tokens of scores. No class of vLLM is
+changed.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from copy import copy
@@ -28,6 +31,7 @@ PROMPT_LOGPROBS = (
     "This server returns no logprobs of a prompt, because vLLM 0.32 cannot compute them on a CPU with LoRA adapters. "
     "Leave out prompt_logprobs, and echo with logprobs."
 )
+TOO_LONG = "A text has {} characters. The context of the model holds at most {}."
 OVERFLOW = "A number of the request is too large: the parameters of a request hold integers below 2^64."
 OUTSIDE = "--scheduler-cls ballast_vllm.scheduler.BallastScheduler"
 
@@ -174,6 +178,20 @@ class EngineTap:
             tenant = call.caller.tenant
             names = {kind: [None if name is None else f"{tenant}\n{name}" for name in of] for kind, of in names.items()}
         return self._name_media(data, items, names, request_id)
+
+    def build_scores_on_threads(self, scoring: Any) -> None:
+        """Let vLLM's `/generative_scoring` tokenize on the threads of its renderer, and only texts that can fit."""
+        build, threads = scoring._build_prompts, self._engine.renderer._executor  # noqa: SLF001
+
+        async def build_prompts(request: Any, tokenizer: Any, max_model_len: int) -> Any:
+            most = max_model_len * tokenizer.max_chars_per_token
+            longest = max((len(text) for text in (request.query, *request.items) if isinstance(text, str)), default=0)
+            if longest > most:
+                raise _invalid(TOO_LONG.format(longest, most))
+            work = build(request, tokenizer, max_model_len)  # a coroutine that awaits nothing
+            return await asyncio.get_running_loop().run_in_executor(threads, asyncio.run, work)
+
+        scoring._build_prompts = build_prompts  # noqa: SLF001
 
     async def _add_request(self, request: Any) -> None:
         await self._refuse_prompt_logprobs(request)

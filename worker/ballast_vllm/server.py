@@ -153,6 +153,8 @@ class VllmServer:
         check_start(self.tap, self.config, self._app.state.vllm_config, self._app.state.args)
         limit_media()
         admit_prompts()
+        if (scoring := getattr(self._app.state, "serving_generative_scoring", None)) is not None:
+            self.tap.build_scores_on_threads(scoring)
         self.revision = await asyncio.to_thread(self._revision)
         found = await self.tap.stats(0)
         stats = engine_stats(found)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +19,7 @@ from ballast_worker.requests import RequestTiming
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch and vLLM use what others deprecated
+    from vllm.exceptions import VLLMValidationError
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
@@ -219,6 +222,24 @@ def test_a_beam_search_is_one_request_of_its_prompt_and_its_longest_answer(engin
     assert call.slowest[0] == call.last_at - call.timing.first_at
     assert tap.num_answered["online"] == 1
     assert call.ending(is_complete=True, is_dead=False) == "length"
+
+
+@pytest.mark.parametrize(("text", "is_refused"), [("a" * 32, False), ("a" * 33, True)])
+def test_the_texts_of_scores_are_tokenized_on_the_threads_of_vllm_if_they_can_fit(engine, tap, text, is_refused):
+    class Scoring:
+        async def _build_prompts(self, request, tokenizer, max_model_len):
+            return threading.current_thread()
+
+    scoring = Scoring()
+    tap.build_scores_on_threads(scoring)
+    request, tokenizer = SimpleNamespace(query=[1, 2], items=["b", text]), SimpleNamespace(max_chars_per_token=4)
+    work = scoring._build_prompts(request, tokenizer, 8)  # noqa: SLF001 -- the tap replaced it
+
+    if is_refused:
+        with pytest.raises(VLLMValidationError, match="33 characters"):
+            asyncio.run(work)
+    else:
+        assert asyncio.run(work) in engine._executor._threads  # noqa: SLF001
 
 
 @pytest.mark.usefixtures("tap")

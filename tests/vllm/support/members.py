@@ -73,6 +73,7 @@ USED: dict[str, dict[str, str]] = {
         "PoolingParams": "extra_kwargs",
         "PrefillStats": "num_cached_tokens",
         "SamplingParams": "extra_args max_tokens prompt_logprobs",
+        "ServingGenerativeScoring": "_build_prompts",
         "VllmConfig": "cache_config device_config lora_config parallel_config",
     },
     "server": {
