@@ -213,6 +213,19 @@ def test_all_requests_and_outputs_pass_the_two_methods_that_ballast_replaces():
     assert [ast.unparse(each) for each in source.method("AsyncLLM", "errored").decorator_list] == ["property"]
 
 
+def test_structured_output_is_checked_in_one_place_that_ballast_replaces():
+    parameters = ["self", "model_config", "structured_outputs_config", "tokenizer"]
+    check = source.text("SamplingParams", "_validate_structured_outputs")
+
+    assert source.parameters("SamplingParams", "_validate_structured_outputs") == parameters
+    assert "structured_outputs_config is None or" in check.split("return", maxsplit=1)[0]
+    assert ast.unparse(source.class_of("InputProcessor")).count("self.structured_outputs_config") == 2
+    assert "self.add_request(request_id, prompt, sampling_params, " in source.text("AsyncLLM", "generate")
+    assert source.parameters("AsyncLLM", "add_request")[:4] == ["self", "request_id", "prompt", "params"]
+    assert "if self.backend is None:" in source.text("StructuredOutputManager", "grammar_init")
+    assert source.parameters("GuidanceGrammar", "accept_tokens") == ["self", "request_id", "tokens"]
+
+
 def test_scores_are_tokenized_in_one_place_that_awaits_nothing():
     build = source.method("ServingGenerativeScoring", "_build_prompts")
 

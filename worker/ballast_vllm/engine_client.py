@@ -3,17 +3,18 @@
 `EngineTap` replaces methods of the client object and of its parts. One adds the place in the policy to each request on
 its way to EngineCore. One sees each output on its way back. One checks the waiting queue for calls with several
 requests. One keeps the names of images apart by tenant, on vLLM's threads, which therefore get the context of a call.
-One has
-work on threads that vLLM has on the event loop, and that may take seconds: the tokens of scores. No class of vLLM is
-changed.
+Two have work on threads that vLLM has on the event loop, and that may take seconds: the check of structured output, and
+the tokens of scores. No class of vLLM is changed.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from copy import copy
+from functools import partial
 from typing import Any
 
 from ballast_log import Log
@@ -33,6 +34,8 @@ PROMPT_LOGPROBS = (
 )
 TOO_LONG = "A text has {} characters. The context of the model holds at most {}."
 OVERFLOW = "A number of the request is too large: the parameters of a request hold integers below 2^64."
+FORMAT_THREADS = 4
+"""Structured outputs that are checked at a time."""
 OUTSIDE = "--scheduler-cls ballast_vllm.scheduler.BallastScheduler"
 
 
@@ -70,6 +73,11 @@ class EngineTap:
         core.add_request_async = self._add_request
         outputs.process_outputs = self._process_outputs
         self._check, engine.check_admission = engine.check_admission, self._check_admission
+        processor = engine.input_processor
+        # Without its configuration, vLLM does not check structured output.
+        self._formats, processor.structured_outputs_config = processor.structured_outputs_config, None
+        self._format_threads = ThreadPoolExecutor(FORMAT_THREADS, thread_name_prefix="formats")
+        self._start_request, engine.add_request = engine.add_request, self._start_checked
         renderer = engine.renderer
         self._name_media, renderer._process_mm_uuids = renderer._process_mm_uuids, self._name_own_media  # noqa: SLF001
         for threads in (renderer._executor, renderer._mm_executor):  # noqa: SLF001
@@ -179,6 +187,13 @@ class EngineTap:
             names = {kind: [None if name is None else f"{tenant}\n{name}" for name in of] for kind, of in names.items()}
         return self._name_media(data, items, names, request_id)
 
+    async def _start_checked(self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        """Check the structured output of a request, and let vLLM add the request."""
+        if getattr(params, "structured_outputs", None) is not None:
+            check = partial(self._check_format, params)
+            await asyncio.get_running_loop().run_in_executor(self._format_threads, check)
+        return await self._start_request(request_id, prompt, params, *args, **kwargs)
+
     def build_scores_on_threads(self, scoring: Any) -> None:
         """Let vLLM's `/generative_scoring` tokenize on the threads of its renderer, and only texts that can fit."""
         build, threads = scoring._build_prompts, self._engine.renderer._executor  # noqa: SLF001
@@ -192,6 +207,11 @@ class EngineTap:
             return await asyncio.get_running_loop().run_in_executor(threads, asyncio.run, work)
 
         scoring._build_prompts = build_prompts  # noqa: SLF001
+
+    def _check_format(self, params: Any) -> None:
+        from ballast_vllm.internals import check_format  # noqa: PLC0415 - tests of this module need no vLLM
+
+        check_format(params, self._engine.model_config, self._formats, self._engine.renderer.tokenizer)
 
     async def _add_request(self, request: Any) -> None:
         await self._refuse_prompt_logprobs(request)

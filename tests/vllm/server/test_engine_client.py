@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 import warnings
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+from small_models import make_tokenizer
 
 from ballast_policy.request import RequestClass
 from ballast_vllm.calls import CALL, Call, can_continue
@@ -19,8 +21,9 @@ from ballast_worker.requests import RequestTiming
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch and vLLM use what others deprecated
+    from vllm.config import StructuredOutputsConfig
     from vllm.exceptions import VLLMValidationError
-    from vllm.sampling_params import SamplingParams
+    from vllm.sampling_params import SamplingParams, StructuredOutputsParams
     from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
 
@@ -85,9 +88,16 @@ class Engine:
         self.errored = False
         self.sent = []
         self._executor, self._mm_executor = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self.input_processor = SimpleNamespace(structured_outputs_config=StructuredOutputsConfig())
+        self.model_config = SimpleNamespace(is_diffusion=False)
+        self.tokenizer = make_tokenizer()
 
     def check_admission(self, n=1, request_id=None):
         """Admit all, as vLLM does without limits of its own."""
+
+    async def add_request(self, request_id, prompt, params):
+        """Note on which thread vLLM goes on."""
+        return threading.current_thread()
 
     async def add_request_async(self, request):
         self.sent.append(request)
@@ -222,6 +232,67 @@ def test_a_beam_search_is_one_request_of_its_prompt_and_its_longest_answer(engin
     assert call.slowest[0] == call.last_at - call.timing.first_at
     assert tap.num_answered["online"] == 1
     assert call.ending(is_complete=True, is_dead=False) == "length"
+
+
+AMBIGUOUS = "root ::= (s | t)*\ns ::= [a-z]* [a-z]* [a-z]*\nt ::= s s\n"
+LOOKS_AHEAD = json.dumps({"type": "string", "pattern": "^(?=a)"})
+
+
+def tag(**form):
+    return json.dumps({"type": "structural_tag", "format": form})
+
+
+@pytest.mark.parametrize(
+    ("configured", "form", "expected"),
+    [
+        pytest.param("auto", {"grammar": AMBIGUOUS}, "guidance", id="a grammar"),
+        pytest.param("auto", {"json": "{}"}, "guidance", id="a schema"),
+        pytest.param("auto", {"choice": ["a", "b"]}, "guidance", id="a choice"),
+        pytest.param("auto", {"json": LOOKS_AHEAD}, "look-around", id="a schema that llguidance does not know"),
+        pytest.param("auto", {"grammar": "root ::= ("}, "rammar", id="a wrong grammar"),
+        pytest.param(
+            "auto", {"structural_tag": tag(type="json_schema", json_schema={})}, "xgrammar", id="a structural tag"
+        ),
+        pytest.param(
+            "auto", {"structural_tag": tag(type="regex", pattern="(a|b){1,9}")}, "xgrammar", id="a tag with a group"
+        ),
+        pytest.param(
+            "auto", {"structural_tag": tag(type="grammar", grammar=AMBIGUOUS)}, "each step", id="a tag with a grammar"
+        ),
+        pytest.param(
+            "auto",
+            {"structural_tag": tag(type="regex", pattern="((a*)*)*")},
+            "each step",
+            id="a tag with nested groups",
+        ),
+        pytest.param("xgrammar", {"json": "{}"}, "xgrammar", id="another backend"),
+    ],
+)
+def test_structured_output_is_checked_on_threads_for_the_library_that_carries_it_out(
+    engine, begin, configured, form, expected
+):
+    engine.input_processor.structured_outputs_config = StructuredOutputsConfig(backend=configured)
+    tap = EngineTap(engine, time.monotonic)
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(**form))
+    begin()
+
+    async def add():
+        work = asyncio.ensure_future(engine.add_request("r", None, params))
+        await asyncio.sleep(0)
+        assert not work.done(), "the event loop does not wait for the check"
+        return await work
+
+    try:
+        found = asyncio.run(add())
+    except VLLMValidationError as error:
+        found = error
+
+    assert engine.input_processor.structured_outputs_config is None, "vLLM does not check again"
+    if isinstance(found, Exception):
+        assert expected in str(found)
+    else:
+        assert (params.structured_outputs._backend, found) == (expected, threading.current_thread())  # noqa: SLF001
+    assert tap.live == {}
 
 
 @pytest.mark.parametrize(("text", "is_refused"), [("a" * 32, False), ("a" * 33, True)])
