@@ -79,11 +79,16 @@ class FakeEngine:
         self.renderer = SimpleNamespace(
             _process_mm_uuids=None, _executor=SimpleNamespace(submit=None), _mm_executor=SimpleNamespace(submit=None)
         )
+        self.input_processor = SimpleNamespace(structured_outputs_config=None)
         self.answers: dict[str, Answer] = {}
         self.output_processor = SimpleNamespace(has_request=self.answers.__contains__, process_outputs=self._process)
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
         """Admit all, as vLLM does without limits of its own."""
+
+    async def add_request(self, request_id: str, prompt: Any, params: Any) -> None:
+        """Raise, because the fake has no requests in vLLM's own form."""
+        raise NotImplementedError
 
     async def _add(self, request: Any) -> None:
         assert request.request_id not in self.sent, "an id is used twice"

@@ -16,14 +16,18 @@ import pytest
 import source
 from bare_core import BareCore
 from members import USED
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.exceptions import VLLMValidationError
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import RequestStatus
 
 import ballast_vllm
+from ballast_openai.item_body import MOST_REQUESTS
 from ballast_policy.fairness.ledger import INPUT_COST
 from ballast_policy.request import OFFLINE
 from ballast_vllm.internals import PlanQueue
 from ballast_vllm.refusals import CHECKS
+from ballast_vllm.served_app import admit_prompts
 
 CHUNKS = {"chunk_tokens": 32}
 OWN = {path.stem: path.read_text() for path in Path(ballast_vllm.__file__).parent.glob("*.py")}
@@ -219,6 +223,30 @@ def test_all_requests_and_outputs_pass_the_two_methods_that_ballast_replaces():
     assert [ast.unparse(each) for each in source.method("AsyncLLM", "errored").decorator_list] == ["property"]
 
 
+def test_structured_output_is_checked_in_one_place_that_ballast_replaces():
+    parameters = ["self", "model_config", "structured_outputs_config", "tokenizer"]
+    check = source.text("SamplingParams", "_validate_structured_outputs")
+
+    assert source.parameters("SamplingParams", "_validate_structured_outputs") == parameters
+    assert "structured_outputs_config is None or" in check.split("return", maxsplit=1)[0]
+    assert ast.unparse(source.class_of("InputProcessor")).count("self.structured_outputs_config") == 2
+    assert "self.add_request(request_id, prompt, sampling_params, " in source.text("AsyncLLM", "generate")
+    assert source.parameters("AsyncLLM", "add_request")[:4] == ["self", "request_id", "prompt", "params"]
+    assert "if self.backend is None:" in source.text("StructuredOutputManager", "grammar_init")
+    assert source.parameters("GuidanceGrammar", "accept_tokens") == ["self", "request_id", "tokens"]
+
+
+def test_scores_are_tokenized_in_one_place_that_awaits_nothing():
+    build = source.method("ServingGenerativeScoring", "_build_prompts")
+
+    assert "serving_generative_scoring" in source.state_names("entrypoints/generate/api_router.py")
+    assert source.parameters("ServingGenerativeScoring", "_build_prompts")[1:] == [
+        "request", "tokenizer", "max_model_len",
+    ]  # fmt: skip
+    assert not [node for node in ast.walk(build) if isinstance(node, ast.Await)]
+    assert "await self._build_prompts(" in source.text("ServingGenerativeScoring", "create_generative_scoring")
+
+
 LAUNCH = {
     "entrypoints/launchers/api_server/app_state.py": (
         "init_app_state",
@@ -248,6 +276,16 @@ def test_the_parser_of_a_server_takes_the_model_first_and_has_its_own_checks():
 
 
 # The installed version
+
+
+def test_a_call_may_have_as_many_prompts_as_an_item(monkeypatch):
+    monkeypatch.setenv("VLLM_MAX_COMPLETION_PROMPTS", "")  # undone after the test
+    monkeypatch.delenv("VLLM_MAX_COMPLETION_PROMPTS")
+    admit_prompts()
+
+    assert len(CompletionRequest(model="m", prompt=["x"] * MOST_REQUESTS).prompt) == MOST_REQUESTS
+    with pytest.raises(VLLMValidationError, match="exceeds the maximum"):
+        CompletionRequest(model="m", prompt=["x"] * (MOST_REQUESTS + 1))
 
 
 def test_a_plan_queue_is_a_whole_request_queue():

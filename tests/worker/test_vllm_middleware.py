@@ -10,11 +10,13 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import httpx
 import pytest
 from fake_vllm import FakeEngine, FakeVllm
+from prometheus_client import REGISTRY, Gauge
 
 from ballast_api.worker_config import WorkerConfig
 from ballast_cli.explain import scene
@@ -868,6 +870,47 @@ async def test_an_encoder_gets_calls_with_a_limited_number_of_inputs(variables, 
 
     assert response.status_code == status
     assert status == 200 or "has 2049 inputs, the limit is 2048" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"n": 3}, 200),
+        ({"n": 4}, 400),
+        ({"n": "4"}, 400),
+        ({"n": inf}, 200),
+        ({"n": 2, "prompt": ["Once", "Twice"]}, 400),
+        ({"n": 4, "use_beam_search": False}, 200),
+    ],
+)
+async def test_a_beam_search_is_refused_before_it_begins_or_not_at_all(variables, fields, status):
+    variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "1")
+    async with running() as found, before_app(found.server, accept) as client:
+        body = json.dumps({**BODY, "use_beam_search": True, **fields})
+        response = await client.post("/v1/completions", content=body)
+
+    assert response.status_code == status
+
+
+@pytest.mark.parametrize("tenants", [[], ["legal"]])
+async def test_series_that_name_private_adapters_need_a_key(variables, tmp_path, tenants):
+    keys, config = tmp_path / "keys.yaml", tmp_path / "worker.yaml"
+    keys.write_text("secret: legal\n")
+    adapters = [{"name": "contracts", "uri": "file:///contracts", "tenants": tenants}]
+    config.write_text(json.dumps({"model": {"uri": "hf://a/m", "adapters": adapters}, "engine": {"backend": "vllm"}}))
+    variables("BALLAST_CONFIG", str(config))
+    variables("BALLAST_RUNTIME_API_KEYS_FILE", str(keys))
+    series = Gauge("vllm:lora_requests_info", "Requests of adapters.", ["running_lora_adapters"])
+    series.labels("contracts").set(1)
+    try:
+        async with running() as found:
+            public = (await found.client.get("/metrics")).text
+            owned = (await found.client.get("/ballast/metrics", headers={"authorization": "Bearer secret"})).text
+    finally:
+        REGISTRY.unregister(series)
+
+    assert ("contracts" in public) == (not tenants)
+    assert "contracts" in owned
 
 
 async def test_routers_see_online_requests_only(variables):

@@ -91,7 +91,7 @@ class Admission:
 
     def begin(self, call: Call, *, is_queued: bool) -> None:
         """Note that an HTTP request goes to vLLM. With `is_queued`, EngineCore gets requests of it."""
-        call.counts_once = self._tap.is_encoder
+        call.counts_once = self._tap.is_encoder or call.num_searched > 0
         if is_queued:
             self._tap.enter(call)
         timing, caller = call.timing, call.caller
@@ -113,12 +113,12 @@ class Admission:
         if not call.requests:
             return  # such as /tokenize
         reason = call.ending(is_complete=is_complete, is_dead=self._tap.is_dead)
-        num_prompt = sum(request.num_prompt for request in call.requests)
         ended = call.last_at or time.monotonic()
-        self._server.recorder.ended(call.timing, reason, num_prompt, call.num_output, ended, slowest=call.slowest)
+        self._server.recorder.ended(call.timing, reason, call.num_prompt, call.num_output, ended, slowest=call.slowest)
         if reason in {FinishReason.STOP, FinishReason.LENGTH}:
-            for request in call.requests:
-                self._queue_limit.add_answer(request.decode_seconds)
+            times = [call.slowest[0]] if call.num_searched else [request.decode_seconds for request in call.requests]
+            for seconds in times:
+                self._queue_limit.add_answer(seconds)
 
     def forget(self, call: Call) -> None:
         """Forget an HTTP request that ended, without counting it."""

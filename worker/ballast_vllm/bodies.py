@@ -51,6 +51,18 @@ def decoded(body: bytes) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def beam_search(body: bytes) -> tuple[int, int]:
+    """Return the prompts of a beam search, and the beams of each; zeros if the call asks for none."""
+    fields = decoded(body) if b"use_beam_search" in body else {}
+    if fields.get("use_beam_search") is not True:
+        return 0, 0
+    try:
+        num_beams = int(fields.get("n") or 1)
+    except (OverflowError, TypeError, ValueError):
+        num_beams = 1  # vLLM refuses it
+    return num_inputs({field: fields.get(field) for field in ("prompt", "prompt_embeds")}), num_beams
+
+
 def check_inputs(body: bytes) -> None:
     """Refuse a call to an encoder with too many inputs: vLLM makes a task of each before Ballast sees its request.
 

@@ -47,6 +47,8 @@ class EngineRequest:
     """When its newest output came."""
     is_over: bool = False
     is_aborted: bool = False
+    is_failed: bool = False
+    """Whether EngineCore ended it with an error. The status of a stream does not show it."""
     is_cut: bool = False
     """Whether its limit of tokens ended it."""
 
@@ -77,6 +79,8 @@ class Call:
     """Whether it counts as waiting, although EngineCore has no request of it yet."""
     counts_once: bool = False
     """Whether it counts as one request in the waiting queue, however many requests it makes."""
+    num_searched: int = 0
+    """Prompts of a beam search, which makes a request of each beam for each token; 0 for any other call."""
     states_priority: bool = False
     """Whether the priority of the caller is that of a header or a job. It overrides the priority in the body."""
     most_priority: int = MAX_PRIORITY
@@ -107,13 +111,25 @@ class Call:
         return self.caller.request_class
 
     @property
+    def num_prompt(self) -> int:
+        """Tokens of all prompts of the call."""
+        # A beam search begins with the prompts. Its other requests repeat them.
+        return sum(request.num_prompt for request in self.requests[: self.num_searched or None])
+
+    @property
     def num_output(self) -> int:
         """Tokens of the longest answer of the call."""
-        return max((request.num_output for request in self.requests), default=0)
+        if not self.num_searched:
+            return max((request.num_output for request in self.requests), default=0)
+        # The prompt of a beam has its answer so far. The prompts of a search count as equally long.
+        longest = max((request.num_prompt + request.num_output for request in self.requests), default=0)
+        return max(0, longest - self.num_prompt // self.num_searched)
 
     @property
     def slowest(self) -> tuple[float, int]:
         """Return the time from first to last token, and the tokens, of the answer with the largest TPOT."""
+        if self.num_searched and self.timing.first_at is not None and self.last_at is not None:
+            return self.last_at - self.timing.first_at, self.num_output
         answers = [(request.decode_seconds, request.num_output) for request in self.requests if request.num_output > 1]
         return max(answers, key=lambda answer: answer[0] / (answer[1] - 1), default=(0.0, 1))
 
@@ -132,6 +148,8 @@ class Call:
 
         If the client leaves before the response begins, vLLM makes an empty response.
         """
+        if any(request.is_failed for request in self.requests):
+            return FinishReason.FAILED
         if self.is_aborted or not is_complete or self.is_waited_for:
             return FinishReason.FAILED if is_dead else FinishReason.ABORTED
         return FinishReason.LENGTH if any(request.is_cut for request in self.requests) else FinishReason.STOP

@@ -3,14 +3,18 @@
 `EngineTap` replaces methods of the client object and of its parts. One adds the place in the policy to each request on
 its way to EngineCore. One sees each output on its way back. One checks the waiting queue for calls with several
 requests. One keeps the names of images apart by tenant, on vLLM's threads, which therefore get the context of a call.
-No class of vLLM is changed.
+Two have work on threads that vLLM has on the event loop, and that may take seconds: the check of structured output, and
+the tokens of scores. No class of vLLM is changed.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from copy import copy
+from functools import partial
 from typing import Any
 
 from ballast_log import Log
@@ -28,7 +32,10 @@ PROMPT_LOGPROBS = (
     "This server returns no logprobs of a prompt, because vLLM 0.32 cannot compute them on a CPU with LoRA adapters. "
     "Leave out prompt_logprobs, and echo with logprobs."
 )
+TOO_LONG = "A text has {} characters. The context of the model holds at most {}."
 OVERFLOW = "A number of the request is too large: the parameters of a request hold integers below 2^64."
+FORMAT_THREADS = 4
+"""Structured outputs that are checked at a time."""
 OUTSIDE = "--scheduler-cls ballast_vllm.scheduler.BallastScheduler"
 
 
@@ -66,6 +73,11 @@ class EngineTap:
         core.add_request_async = self._add_request
         outputs.process_outputs = self._process_outputs
         self._check, engine.check_admission = engine.check_admission, self._check_admission
+        processor = engine.input_processor
+        # Without its configuration, vLLM does not check structured output.
+        self._formats, processor.structured_outputs_config = processor.structured_outputs_config, None
+        self._format_threads = ThreadPoolExecutor(FORMAT_THREADS, thread_name_prefix="formats")
+        self._start_request, engine.add_request = engine.add_request, self._start_checked
         renderer = engine.renderer
         self._name_media, renderer._process_mm_uuids = renderer._process_mm_uuids, self._name_own_media  # noqa: SLF001
         for threads in (renderer._executor, renderer._mm_executor):  # noqa: SLF001
@@ -159,7 +171,9 @@ class EngineTap:
     def _check_admission(self, n: int = 1, request_id: str | None = None) -> None:
         self._check(n, request_id)
         call = CALL.get()
-        if call is not None and not call.is_item and (n > 1 or call.is_waited_for):
+        if call is None or call.is_item or call.num_searched:
+            return
+        if n > 1 or call.is_waited_for:
             self.check_queue(call, n)
 
     def _name_own_media(self, data: Any, items: Any, names: Mapping[str, Sequence[str | None]], request_id: str) -> Any:
@@ -172,6 +186,32 @@ class EngineTap:
             tenant = call.caller.tenant
             names = {kind: [None if name is None else f"{tenant}\n{name}" for name in of] for kind, of in names.items()}
         return self._name_media(data, items, names, request_id)
+
+    async def _start_checked(self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        """Check the structured output of a request, and let vLLM add the request."""
+        if getattr(params, "structured_outputs", None) is not None:
+            check = partial(self._check_format, params)
+            await asyncio.get_running_loop().run_in_executor(self._format_threads, check)
+        return await self._start_request(request_id, prompt, params, *args, **kwargs)
+
+    def build_scores_on_threads(self, scoring: Any) -> None:
+        """Let vLLM's `/generative_scoring` tokenize on the threads of its renderer, and only texts that can fit."""
+        build, threads = scoring._build_prompts, self._engine.renderer._executor  # noqa: SLF001
+
+        async def build_prompts(request: Any, tokenizer: Any, max_model_len: int) -> Any:
+            most = max_model_len * tokenizer.max_chars_per_token
+            longest = max((len(text) for text in (request.query, *request.items) if isinstance(text, str)), default=0)
+            if longest > most:
+                raise _invalid(TOO_LONG.format(longest, most))
+            work = build(request, tokenizer, max_model_len)  # a coroutine that awaits nothing
+            return await asyncio.get_running_loop().run_in_executor(threads, asyncio.run, work)
+
+        scoring._build_prompts = build_prompts  # noqa: SLF001
+
+    def _check_format(self, params: Any) -> None:
+        from ballast_vllm.internals import check_format  # noqa: PLC0415 - tests of this module need no vLLM
+
+        check_format(params, self._engine.model_config, self._formats, self._engine.renderer.tokenizer)
 
     async def _add_request(self, request: Any) -> None:
         await self._refuse_prompt_logprobs(request)
@@ -245,6 +285,7 @@ class EngineTap:
                 reason = str(output.finish_reason)
                 record.is_cut = reason == "length"
                 record.is_aborted = reason == "abort"
+                record.is_failed = reason == "error"
                 record.is_over = True
                 self._remove(output.request_id)
         return result
@@ -266,7 +307,7 @@ class EngineTap:
         if prefill is not None:
             prefill.num_cached_tokens = min(prefill.num_cached_tokens, record.num_prompt)
             record.num_cached = prefill.num_cached_tokens
-        if str(output.finish_reason) == "abort":
+        if str(output.finish_reason) in {"abort", "error"}:
             return
         record.first_at = now
         self.num_begun[call.request_class] += 1

@@ -12,6 +12,7 @@ A request without a grant keeps its KV, but not its place in the cache of encode
 image: vLLM encodes an image again that another one replaced meanwhile.
 
 `limit_media` replaces vLLM's reader of media in the API server, so that clients cannot make the server open their URLs.
+`check_format` and `Formats` decide which library carries out structured output.
 
 While drafts are off, `dynamic_sd_lookup`, vLLM's number of drafts by batch size, is 0 for each size. Then the drafter
 proposes nothing. A draft model runs once in such a step, to keep its KV complete, instead of once for each draft.
@@ -24,7 +25,9 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
+from functools import cache, cached_property
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
@@ -43,9 +46,13 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 from vllm.v1.request import RequestStatus
+from vllm.v1.structured_output.backend_guidance import GuidanceBackend, GuidanceGrammar
+from vllm.v1.structured_output.backend_types import StructuredOutputBackend, StructuredOutputOptions
+from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
 from ballast_policy.request import Request as Record
 from ballast_vllm.block_tables import BlockTables, Newcomer, Table
+from ballast_vllm.formats import SLOW, has_slow_format
 
 ALLOCATED_AT_ONCE = CrossAttentionSpec, CircularBufferSpec, HiSparseHotSpec
 """Tables that get all blocks of a request at its admission."""
@@ -378,6 +385,94 @@ def limit_media() -> None:
     # the variable for each URL.
     os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
     MEDIA_CONNECTOR_REGISTRY.register("http")(DataUrls)
+
+
+class Guided(GuidanceGrammar):  # type: ignore[misc]
+    """The format of one request. If it exceeds a limit of llguidance, the request fails."""
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        """Go on after tokens of the answer. Return whether they have the format."""
+        # After an error, llguidance allows only the end of the answer, which then seems whole.
+        return not self.ll_matcher.is_error() and bool(super().accept_tokens(request_id, tokens))
+
+
+class Formats(StructuredOutputBackend):  # type: ignore[misc]
+    """vLLM's backend for structured output, if its configuration states none: llguidance, which has limits.
+
+    With XGrammar, a short grammar takes seconds of each step, and a short JSON schema minutes and gigabytes. Structural
+    tags stay with XGrammar, because vLLM has no other reader of them. vLLM makes them of tools.
+    """
+
+    @cached_property
+    def _guidance(self) -> Any:
+        found = GuidanceBackend(self.vllm_config, self.tokenizer, self.vocab_size)
+        found.disable_additional_properties = True  # as XGrammar does
+        return found
+
+    @cached_property
+    def _xgrammar(self) -> Any:
+        return XgrammarBackend(self.vllm_config, self.tokenizer, self.vocab_size)
+
+    def compile_grammar(self, request_type: Any, grammar_spec: str, stop_token_ids: set[int] | None = None) -> Any:
+        """Return the grammar of one request. vLLM calls it on several threads."""
+        if request_type is StructuredOutputOptions.STRUCTURAL_TAG:
+            return self._xgrammar.compile_grammar(request_type, grammar_spec, stop_token_ids)
+        # GuidanceBackend keeps the text in a field for a moment, in which another thread may replace it.
+        found = copy(self._guidance).compile_grammar(request_type, grammar_spec, stop_token_ids)
+        return Guided(found.ll_matcher, found.ll_tokenizer, found.vocab_size)
+
+    def allocate_token_bitmask(self, max_num_seqs: int) -> Any:
+        """Return the masks of a batch, as wide as either library needs them."""
+        return self._guidance.allocate_token_bitmask(max_num_seqs)
+
+    def destroy(self) -> None:
+        """Do nothing: neither library holds anything that must be freed."""
+
+
+def take_formats(manager: Any) -> None:
+    """Let vLLM's manager of structured output use `Formats`, unless the configuration states another backend.
+
+    The API server has to check each request with `check_format`. Call it before the first request.
+    """
+    config = manager.vllm_config
+    tokenizer = getattr(manager, "tokenizer", None)  # missing with --skip-tokenizer-init
+    if manager.backend is None and _is_open(config.structured_outputs_config, tokenizer):
+        manager.backend = Formats(config, tokenizer, config.model_config.get_vocab_size())
+
+
+def check_format(params: Any, model_config: Any, config: Any, tokenizer: Any) -> None:
+    """Check the structured output of a request, as vLLM does, for the library that `Formats` uses.
+
+    The call takes up to seconds, and lets other threads run.
+
+    Raises:
+        VLLMValidationError: the format is wrong or not supported.
+    """
+    if _is_open(config, tokenizer):
+        # vLLM would let the first request choose the library of all requests.
+        tag = params.structured_outputs.structural_tag
+        if tag is None:
+            config = replace(config, backend="guidance")
+        elif has_slow_format(tag):
+            raise VLLMValidationError(SLOW, parameter="structured_outputs")
+    params._validate_structured_outputs(model_config, config, tokenizer)  # noqa: SLF001
+
+
+def _is_open(config: Any, tokenizer: Any) -> bool:
+    """Return whether the backend for structured output is for Ballast to choose, and llguidance is one."""
+    return config.backend == "auto" and tokenizer is not None and _can_guide(tokenizer)
+
+
+@cache
+def _can_guide(tokenizer: Any) -> bool:
+    """Return whether llguidance reads a tokenizer. The first call takes up to a second."""
+    if not GuidanceBackend.is_tokenizer_supported(tokenizer):
+        return False
+    try:
+        GuidanceBackend._build_ll_tokenizer(tokenizer, 0)  # noqa: SLF001
+    except ValueError:  # such as that of BERT
+        return False
+    return True
 
 
 def image_places(request: Any) -> list[range]:

@@ -16,14 +16,19 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from ballast_policy.request import RequestClass
 from ballast_worker.metrics import ScrapeData, WorkerMetrics
 
+PRIVATE = frozenset({"vllm:lora_requests_info"})
+"""Series of vLLM that name the adapters of its requests."""
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
 
 class ServerMetrics:
     """Render `/metrics`, with or without the series that name tenants."""
 
-    def __init__(self, gather: Callable[[], ScrapeData], *, shows_tenants: bool) -> None:
-        self._gather = gather
+    def __init__(
+        self, gather: Callable[[], ScrapeData], *, shows_tenants: bool, hidden: frozenset[str] = frozenset()
+    ) -> None:
+        """Render without the `hidden` series of vLLM."""
+        self._gather, self._hidden = gather, hidden
         self._worker = WorkerMetrics(gather, shows_tenants=shows_tenants)
 
     def render(self) -> bytes:
@@ -40,7 +45,7 @@ class ServerMetrics:
         for family in REGISTRY.collect():
             if family.name in replaced:
                 yield _online(family, replaced[family.name])
-            else:
+            elif family.name not in self._hidden:
                 yield family
 
 

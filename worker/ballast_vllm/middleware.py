@@ -24,7 +24,7 @@ from ballast_log import Log, configure_packages
 from ballast_policy.request import RequestClass
 from ballast_queue.settings import MAX_PRIORITY
 from ballast_vllm.admission import outcome_of
-from ballast_vllm.bodies import check_inputs, decoded, decoded_bytes
+from ballast_vllm.bodies import beam_search, check_inputs, decoded, decoded_bytes
 from ballast_vllm.calls import CALL, Call
 from ballast_vllm.server import VllmServer, load
 from ballast_vllm.versions import UnsupportedVllm, check_installed
@@ -162,6 +162,9 @@ class BallastMiddleware:
                 server.admission.check_queue(caller)
             if path == CONVERSATIONS_URL and isinstance(conversations := decoded(body).get("messages"), list):
                 server.admission.check_requests(call, len(conversations))
+            call.num_searched, num_beams = beam_search(body)
+            if call.num_searched:  # later, a refusal would lose the tokens that the search has found
+                server.admission.check_requests(call, call.num_searched * num_beams)
             server.admission.check_open()  # again, because a long body takes time
         except Refused as refused:
             if is_queued and server.has_route(scope):

@@ -30,6 +30,7 @@ from ballast_vllm.internals import (
     image_places,
     is_complete,
     is_running,
+    take_formats,
 )
 from ballast_vllm.plan_limits import CPU_MULTIPLE, PlanLimits
 from ballast_vllm.refusals import check_config
@@ -209,6 +210,8 @@ def expert_share(model: Any) -> float:
 
 
 def _configure(core: Any, message: Mapping[str, Any]) -> None:
+    # Only an API server of Ballast checks formats for this choice. It sends its configuration before its first request.
+    take_formats(core.scheduler.structured_output_manager)
     core.scheduler.ballast_configure(message)
 
 

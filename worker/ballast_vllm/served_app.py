@@ -11,7 +11,7 @@ from typing import Any
 
 from ballast_api.wildcard import ANY
 from ballast_api.worker_config import WorkerConfig
-from ballast_openai.item_body import ITEM_URLS
+from ballast_openai.item_body import ITEM_URLS, MOST_REQUESTS
 from ballast_vllm import configuration
 from ballast_vllm.engine_client import EngineTap
 from ballast_vllm.settings import stated_in
@@ -50,6 +50,11 @@ def limit_media() -> None:
         from ballast_vllm import internals  # noqa: PLC0415 - it imports vLLM
 
         internals.limit_media()
+
+
+def admit_prompts() -> None:
+    """Let vLLM accept as many prompts in a call as an item may have. It reads the variable for each call."""
+    os.environ.setdefault("VLLM_MAX_COMPLETION_PROMPTS", str(MOST_REQUESTS))
 
 
 def slo_problem(config: WorkerConfig, tap: EngineTap) -> str | None:

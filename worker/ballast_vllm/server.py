@@ -33,9 +33,10 @@ from ballast_vllm.compiler import OFF, missing_compiler
 from ballast_vllm.drain import Drain
 from ballast_vllm.engine_client import EngineDead, EngineTap
 from ballast_vllm.items import HttpItemLoop, HttpReader, VllmEngine
-from ballast_vllm.metrics import ServerMetrics
+from ballast_vllm.metrics import PRIVATE, ServerMetrics
 from ballast_vllm.served_app import (
     address,
+    admit_prompts,
     chat_rendering,
     check_start,
     item_scope,
@@ -85,7 +86,8 @@ class VllmServer:
         """Whether the server refuses new requests."""
         self.recorder = Recorder()
         self.feeder: Feeder | None = None
-        self.metrics = ServerMetrics(self._figures, shows_tenants=False)
+        hidden = PRIVATE if any(adapter.tenants for adapter in config.model.adapters) else frozenset[str]()
+        self.metrics = ServerMetrics(self._figures, shows_tenants=False, hidden=hidden)
         self.tenant_metrics = ServerMetrics(self._figures, shows_tenants=True)
         self.bodies = BodyMemory(MOST_BODY_BYTES)
         self.bodies.fit(config.limits.max_body_kibibytes)
@@ -150,6 +152,9 @@ class VllmServer:
         """
         check_start(self.tap, self.config, self._app.state.vllm_config, self._app.state.args)
         limit_media()
+        admit_prompts()
+        if (scoring := getattr(self._app.state, "serving_generative_scoring", None)) is not None:
+            self.tap.build_scores_on_threads(scoring)
         self.revision = await asyncio.to_thread(self._revision)
         found = await self.tap.stats(0)
         stats = engine_stats(found)

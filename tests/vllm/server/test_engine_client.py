@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
+from small_models import make_tokenizer
 
 from ballast_policy.request import RequestClass
 from ballast_vllm.calls import CALL, Call, can_continue
@@ -17,7 +21,9 @@ from ballast_worker.requests import RequestTiming
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch and vLLM use what others deprecated
-    from vllm.sampling_params import SamplingParams
+    from vllm.config import StructuredOutputsConfig
+    from vllm.exceptions import VLLMValidationError
+    from vllm.sampling_params import SamplingParams, StructuredOutputsParams
     from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
 
@@ -82,9 +88,16 @@ class Engine:
         self.errored = False
         self.sent = []
         self._executor, self._mm_executor = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self.input_processor = SimpleNamespace(structured_outputs_config=StructuredOutputsConfig())
+        self.model_config = SimpleNamespace(is_diffusion=False)
+        self.tokenizer = make_tokenizer()
 
     def check_admission(self, n=1, request_id=None):
         """Admit all, as vLLM does without limits of its own."""
+
+    async def add_request(self, request_id, prompt, params):
+        """Note on which thread vLLM goes on."""
+        return threading.current_thread()
 
     async def add_request_async(self, request):
         self.sent.append(request)
@@ -175,6 +188,8 @@ def test_only_the_first_request_of_an_item_continues_the_earlier_attempt(engine,
         pytest.param(FinishReason.STOP, "dead", "stop", id="a whole answer before EngineCore ended"),
         pytest.param(FinishReason.LENGTH, "", "length", id="a limit of tokens"),
         pytest.param(FinishReason.STOP, "cut", "aborted", id="a client that left"),
+        pytest.param(FinishReason.ERROR, "", "failed", id="a stream that reports an error of EngineCore"),
+        pytest.param(FinishReason.ERROR, "cut", "failed", id="a client that left after an error"),
         pytest.param(None, "", "aborted", id="a client that left before the response"),
         pytest.param(None, "dead", "failed", id="a stream that reports the end of EngineCore"),
         pytest.param(None, "cut, dead", "failed", id="a stream that the end of EngineCore cut"),
@@ -187,6 +202,115 @@ def test_a_call_ends_as_its_requests_do(engine, begin, reason, state, expected):
     engine.output("r", 5, reason=reason)
 
     assert call.ending(is_complete="cut" not in state, is_dead="dead" in state) == expected
+
+
+@pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])
+def test_an_end_without_a_token_is_no_first_token(engine, tap, begin, reason):
+    call = begin()
+    tap.enter(call)
+    engine.add(make_request())
+    engine.output("r", reason=reason)
+    tap.end(call)
+
+    assert call.timing.first_at is None
+    assert tap.num_answered["online"] == tap.num_entering["online"] == tap.num_unanswered["online"] == 0
+
+
+def test_a_beam_search_is_one_request_of_its_prompt_and_its_longest_answer(engine, tap, begin):
+    checked = []
+    tap.check_queue = lambda _, number: checked.append(number)
+    call = begin(num_searched=1, counts_once=True)
+    tap.enter(call)
+    for step, num_beams in enumerate((1, 3, 3)):
+        beams = [f"{step}-{beam}" for beam in range(num_beams)]
+        for beam in beams:
+            engine.add(make_request(beam, (1, 2, 3, 4) + (7,) * step, max_tokens=1))
+        for beam in beams:
+            engine.output(beam, 7, reason=FinishReason.LENGTH)
+
+    assert (checked, call.num_prompt, call.num_output, call.slowest[1]) == ([], 4, 3, 3)
+    assert call.slowest[0] == call.last_at - call.timing.first_at
+    assert tap.num_answered["online"] == 1
+    assert call.ending(is_complete=True, is_dead=False) == "length"
+
+
+AMBIGUOUS = "root ::= (s | t)*\ns ::= [a-z]* [a-z]* [a-z]*\nt ::= s s\n"
+LOOKS_AHEAD = json.dumps({"type": "string", "pattern": "^(?=a)"})
+
+
+def tag(**form):
+    return json.dumps({"type": "structural_tag", "format": form})
+
+
+@pytest.mark.parametrize(
+    ("configured", "form", "expected"),
+    [
+        pytest.param("auto", {"grammar": AMBIGUOUS}, "guidance", id="a grammar"),
+        pytest.param("auto", {"json": "{}"}, "guidance", id="a schema"),
+        pytest.param("auto", {"choice": ["a", "b"]}, "guidance", id="a choice"),
+        pytest.param("auto", {"json": LOOKS_AHEAD}, "look-around", id="a schema that llguidance does not know"),
+        pytest.param("auto", {"grammar": "root ::= ("}, "rammar", id="a wrong grammar"),
+        pytest.param(
+            "auto", {"structural_tag": tag(type="json_schema", json_schema={})}, "xgrammar", id="a structural tag"
+        ),
+        pytest.param(
+            "auto", {"structural_tag": tag(type="regex", pattern="(a|b){1,9}")}, "xgrammar", id="a tag with a group"
+        ),
+        pytest.param(
+            "auto", {"structural_tag": tag(type="grammar", grammar=AMBIGUOUS)}, "each step", id="a tag with a grammar"
+        ),
+        pytest.param(
+            "auto",
+            {"structural_tag": tag(type="regex", pattern="((a*)*)*")},
+            "each step",
+            id="a tag with nested groups",
+        ),
+        pytest.param("xgrammar", {"json": "{}"}, "xgrammar", id="another backend"),
+    ],
+)
+def test_structured_output_is_checked_on_threads_for_the_library_that_carries_it_out(
+    engine, begin, configured, form, expected
+):
+    engine.input_processor.structured_outputs_config = StructuredOutputsConfig(backend=configured)
+    tap = EngineTap(engine, time.monotonic)
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(**form))
+    begin()
+
+    async def add():
+        work = asyncio.ensure_future(engine.add_request("r", None, params))
+        await asyncio.sleep(0)
+        assert not work.done(), "the event loop does not wait for the check"
+        return await work
+
+    try:
+        found = asyncio.run(add())
+    except VLLMValidationError as error:
+        found = error
+
+    assert engine.input_processor.structured_outputs_config is None, "vLLM does not check again"
+    if isinstance(found, Exception):
+        assert expected in str(found)
+    else:
+        assert (params.structured_outputs._backend, found) == (expected, threading.current_thread())  # noqa: SLF001
+    assert tap.live == {}
+
+
+@pytest.mark.parametrize(("text", "is_refused"), [("a" * 32, False), ("a" * 33, True)])
+def test_the_texts_of_scores_are_tokenized_on_the_threads_of_vllm_if_they_can_fit(engine, tap, text, is_refused):
+    class Scoring:
+        async def _build_prompts(self, request, tokenizer, max_model_len):
+            return threading.current_thread()
+
+    scoring = Scoring()
+    tap.build_scores_on_threads(scoring)
+    request, tokenizer = SimpleNamespace(query=[1, 2], items=["b", text]), SimpleNamespace(max_chars_per_token=4)
+    work = scoring._build_prompts(request, tokenizer, 8)  # noqa: SLF001 -- the tap replaced it
+
+    if is_refused:
+        with pytest.raises(VLLMValidationError, match="33 characters"):
+            asyncio.run(work)
+    else:
+        assert asyncio.run(work) in engine._executor._threads  # noqa: SLF001
 
 
 @pytest.mark.usefixtures("tap")

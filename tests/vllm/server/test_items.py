@@ -53,6 +53,14 @@ BODIES = {
         "/v1/chat/completions",
         {"messages": ASK, "max_tokens": 32, "response_format": {"type": "json_schema", "json_schema": SCHEMA}},
     ),
+    "chat with a grammar": (
+        "/v1/chat/completions",
+        {
+            "messages": ASK,
+            "max_tokens": 8,
+            "structured_outputs": {"grammar": "root ::= (s | t)*\ns ::= [a-z]* [a-z]* [a-z]*\nt ::= s s\n"},
+        },
+    ),
     "chat with penalties": (
         "/v1/chat/completions",
         {"messages": ASK, "max_tokens": 16, "presence_penalty": 0.5, "stop": ["z"], "min_tokens": 2},

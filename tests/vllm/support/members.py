@@ -14,6 +14,16 @@ USED: dict[str, dict[str, str]] = {
     "internals": {
         "AsyncScheduler": "",
         "EngineCore": "scheduler",
+        "GuidanceBackend": (
+            "_build_ll_tokenizer allocate_token_bitmask compile_grammar disable_additional_properties "
+            "is_tokenizer_supported"
+        ),
+        "GuidanceGrammar": "accept_tokens ll_matcher ll_tokenizer vocab_size",
+        "SamplingParams": "_validate_structured_outputs structured_outputs",
+        "StructuredOutputManager": "backend tokenizer vllm_config",
+        "StructuredOutputsConfig": "backend",
+        "StructuredOutputsParams": "structural_tag",
+        "XgrammarBackend": "compile_grammar",
         "MediaConnector": "allowed_local_media_path allowed_media_domains load_from_url load_from_url_async",
         "RequestQueue": (
             "add_request pop_request peek_request prepend_request prepend_requests remove_request remove_requests"
@@ -47,7 +57,10 @@ USED: dict[str, dict[str, str]] = {
     "scheduler": {
         "ModelConfig": "runner_type get_num_experts get_num_experts_per_tok hf_text_config",
         "PauseState": "UNPAUSED PAUSED_ALL",
-        "Scheduler": "add_request schedule set_pause_state update_from_output pause_state scheduler_config vllm_config",
+        "Scheduler": (
+            "add_request schedule set_pause_state update_from_output pause_state scheduler_config "
+            "structured_output_manager vllm_config"
+        ),
         "SchedulerConfig": "async_scheduling enable_chunked_prefill",
         "SchedulerOutput": "num_scheduled_tokens",
         "VllmConfig": "additional_config model_config scheduler_config",
@@ -64,19 +77,24 @@ USED: dict[str, dict[str, str]] = {
         "SamplingParams": f"temperature {' '.join(NEUTRAL)}",
     },
     "engine_client": {
-        "AsyncLLM": "abort check_admission engine_core errored model_config output_processor renderer vllm_config",
+        "AsyncLLM": (
+            "abort add_request check_admission engine_core errored input_processor model_config output_processor "
+            "renderer vllm_config"
+        ),
         "AsyncMPClient": "add_request_async call_utility_async",
         "BaseRenderer": "_executor _mm_executor _process_mm_uuids",
         "CacheConfig": "cache_dtype",
         "DeviceConfig": "device_type",
         "EngineCoreOutput": "finish_reason new_token_ids prefill_stats request_id",
         "EngineCoreRequest": "cache_salt pooling_params priority request_id",
+        "InputProcessor": "structured_outputs_config",
         "ModelConfig": f"runner_type {' '.join(DECIDING)}",
         "OutputProcessor": "has_request process_outputs",
         "ParallelConfig": "_api_process_count",
         "PoolingParams": "extra_kwargs",
         "PrefillStats": "num_cached_tokens",
-        "SamplingParams": "extra_args max_tokens prompt_logprobs",
+        "SamplingParams": "extra_args max_tokens prompt_logprobs structured_outputs",
+        "ServingGenerativeScoring": "_build_prompts",
         "VllmConfig": "cache_config device_config lora_config parallel_config",
     },
     "server": {

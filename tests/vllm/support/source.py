@@ -30,7 +30,10 @@ FILES = {
     "FinishReason": "v1/engine/__init__.py",
     "FrontendArgs": "entrypoints/launchers/cli_args.py",
     "FullAttentionSpec": "v1/kv_cache_interface.py",
+    "GuidanceBackend": "v1/structured_output/backend_guidance.py",
+    "GuidanceGrammar": "v1/structured_output/backend_guidance.py",
     "InprocClient": "v1/engine/core_client.py",
+    "InputProcessor": "v1/engine/input_processor.py",
     "KVCacheBlock": "v1/core/kv_cache_utils.py",
     "KVCacheBlocks": "v1/core/kv_cache_manager.py",
     "KVCacheCoordinator": "v1/core/kv_cache_coordinator.py",
@@ -55,10 +58,15 @@ FILES = {
     "SchedulerConfig": "config/scheduler.py",
     "SchedulerOutput": "v1/core/sched/output.py",
     "ServeSubcommand": "entrypoints/cli/serve.py",
+    "ServingGenerativeScoring": "entrypoints/generate/generative_scoring/serving.py",
     "SingleTypeKVCacheManager": "v1/core/single_type_kv_cache_manager.py",
     "SlidingWindowSpec": "v1/kv_cache_interface.py",
+    "StructuredOutputManager": "v1/structured_output/__init__.py",
+    "StructuredOutputsConfig": "config/structured_outputs.py",
+    "StructuredOutputsParams": "sampling_params.py",
     "UsageContext": "usage/usage_lib.py",
     "VllmConfig": "config/vllm.py",
+    "XgrammarBackend": "v1/structured_output/backend_xgrammar.py",
 }
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
