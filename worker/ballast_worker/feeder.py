@@ -319,8 +319,8 @@ class Feeder:
         except QueueError as error:
             if fresh is not None:
                 fresh.close()
-            self._is_stale = True
-            self._renew_at = time.monotonic() + self._renewals.fail()
+            if not self._is_stale:  # else it changed once more during the call, and is due at once
+                self._is_stale, self._renew_at = True, time.monotonic() + self._renewals.fail()
             if str(error) != self._last_warning:
                 self._last_warning = str(error)
                 log.warning("new redis address or password does not work, using the old connection", because=str(error))

@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.timeout(1500)
 
-LONG = {"prompt": "Once upon", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+LONG = {"prompt": "Once upon", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def started(start, wandering_model, valkey, queue_name):
 def test_a_drain_gives_items_back_and_the_next_server_finishes_them(started, queue, as_line, eventually):
     lines = [
         as_line("plain", "/v1/completions", **LONG),
-        as_line("chat", "/v1/chat/completions", messages=[{"role": "user", "content": "Go"}], max_tokens=400,
+        as_line("chat", "/v1/chat/completions", messages=[{"role": "user", "content": "Go"}], max_tokens=900,
                 ignore_eos=True, temperature=0),
         as_line("with logprobs", "/v1/completions", **LONG, logprobs=1),
     ]  # fmt: skip
@@ -54,7 +54,7 @@ def test_a_drain_gives_items_back_and_the_next_server_finishes_them(started, que
         wasted = second.series()['ballast_wasted_tokens_total{class="offline"}']
         results = {result.custom_id: result for result in queue.results.read(job_id)}
         with second.client() as client:
-            chat = {"messages": [{"role": "user", "content": "Go"}], "max_tokens": 400, "ignore_eos": True}
+            chat = {"messages": [{"role": "user", "content": "Go"}], "max_tokens": 900, "ignore_eos": True}
             answer = client.post("/v1/chat/completions", json={"model": "m", "temperature": 0, **chat}).json()
         _kill_the_engine(second, queue, as_line, eventually)
 
@@ -64,8 +64,8 @@ def test_a_drain_gives_items_back_and_the_next_server_finishes_them(started, que
     for name in ("plain", "with logprobs"):
         choice = results[name].body["choices"][0]
         assert (choice["text"], choice["finish_reason"]) == (expected["text"], "length")
-        assert results[name].body["usage"]["completion_tokens"] == 400
-    assert len(results["with logprobs"].body["choices"][0]["logprobs"]["tokens"]) == 400
+        assert results[name].body["usage"]["completion_tokens"] == 900
+    assert len(results["with logprobs"].body["choices"][0]["logprobs"]["tokens"]) == 900
     assert results["chat"].body["choices"][0]["message"] == answer["choices"][0]["message"]
     assert results["chat"].body["usage"]["prompt_tokens"] == answer["usage"]["prompt_tokens"]
     assert wasted > 0
