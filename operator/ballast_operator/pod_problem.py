@@ -23,7 +23,9 @@ BAD_ARGUMENTS_EXIT = 64
 TEMPLATE_HASH = "pod-template-hash"
 """Label of a Deployment's pods: their version."""
 SUCCESSOR_TIME = timedelta(minutes=2)
-"""A pod that was created within this time of the failure of another took its place."""
+"""A pod that was created within this time after the failure of another took its place."""
+CLOCK_SKEW = timedelta(seconds=10)
+"""The time of a failure is from the node's clock, which may be ahead of the API server's by this time."""
 SIZE_LIMIT = 'EmptyDir volume "models"'
 """A part of the kubelet's sentence about a pod that exceeds `model.sizeLimitGibibytes`."""
 
@@ -89,9 +91,11 @@ def _ended(pod: Body) -> str:
 
 
 def _replaces(pod: Body, failed: Body) -> bool:
-    """Return whether a pod was created when another failed."""
+    """Return whether a pod was created soon after another failed."""
     created, ended = _created(pod), _ended(failed)
-    return bool(created) and abs(datetime.fromisoformat(created) - datetime.fromisoformat(ended)) <= SUCCESSOR_TIME
+    if not created:
+        return False
+    return -CLOCK_SKEW <= datetime.fromisoformat(created) - datetime.fromisoformat(ended) <= SUCCESSOR_TIME
 
 
 def scheduling_gates(pod: Body) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -172,9 +171,16 @@ class Reconciler(Generic[R]):
         if source is not None:
             poll = self._poller.last(key, source).only_workers_in(self._cache.pods(key))
         await self._check_secrets_of_waiting_pods(key, resource, memory)
-        if await self._begins_to_scale(key, body, resource, memory):
-            return None
-        scaling, unscaled = await self._scale(key, body, resource, poll, memory)
+        first = self._first_replicas(key, body, resource, memory)
+        scaling: ScalingStatus | None = None
+        if first is None:
+            scaling, unscaled = await self._scale(key, body, resource, poll, memory)
+        else:
+            because = "scaling begins with the replicas that are there"
+            unscaled = await self._write_replicas(key, body, resource, replicas=first, because=because)
+            if unscaled is None:
+                return None  # the children stay as they are until the change returns as an event
+            resource = _computed(self._type.read, {**body, "spec": {**body["spec"], "replicas": first}})
         wanted = self._plan(key, resource, poll, memory)
         refused, failed = await self._writer.write(key, resource.metadata, wanted, memory)
         failed = failed or unscaled
@@ -256,27 +262,17 @@ class Reconciler(Generic[R]):
         memory.settled = None if wanted else (read, wanted)
         return wanted
 
-    async def _begins_to_scale(self, key: Key, body: Body, resource: R, memory: ResourceMemory[R]) -> bool:
-        """Write the replicas with which scaling begins, if the children have more than the spec asks for.
+    def _first_replicas(self, key: Key, body: Body, resource: R, memory: ResourceMemory[R]) -> int | None:
+        """Return the replicas with which scaling begins, if the children have more than the spec asks for; else None.
 
-        If `replicas` leaves a file when `scaling` is added, it becomes its default. The children stay as they are until
-        the change returns as an event. Return whether they do.
+        If `replicas` leaves a file when `scaling` is added, it becomes its default.
         """
         scaling = _computed(self._type.scaling, resource)
         if scaling is None or memory.is_scaling or (body.get("status") or {}).get("scaling") is not None:
-            return False
+            return None
         given = ConditionInput(resource, self._snapshot(key, memory), ChildrenPlan(), None, time.monotonic())
-        made, replicas = _computed(self._type.made_replicas, given), replicas_of(body) or 0
-        wanted = min(made, scaling.max_replicas)
-        if wanted <= replicas:
-            return False
-        with contextlib.suppress(Conflict):  # the event of the change leads to another try
-            await self._cluster.scale(key, wanted, version=body["metadata"]["resourceVersion"])
-            because = "scaling begins with the replicas that are there"
-            log.info("scaled", resource=str(key), replicas=wanted, before=replicas, because=because)
-            message = f"Scaled from {replicas} to {counted(wanted, 'replica')}: {because}"
-            self._status.post(resource.metadata, "Scaled", message)
-        return True
+        found = min(_computed(self._type.made_replicas, given), scaling.max_replicas)
+        return found if found > (replicas_of(body) or 0) else None
 
     async def _scale(
         self, key: Key, body: Body, resource: R, poll: PollResult | None, memory: ResourceMemory[R]
@@ -304,21 +300,30 @@ class Reconciler(Generic[R]):
         )
         memory.history = decision.history
         reported = ScalingStatus(replicas=decision.replicas, because=decision.because[:1024])
-        if decision.replicas != replicas:
-            try:
-                await self._cluster.scale(key, decision.replicas, version=body["metadata"]["resourceVersion"])
-            except ObjectNotFound:
+        if decision.replicas == replicas:
+            return reported, None
+        wanted, because = decision.replicas, decision.because
+        return reported, await self._write_replicas(key, body, resource, replicas=wanted, because=because)
+
+    async def _write_replicas(
+        self, key: Key, body: Body, resource: R, *, replicas: int, because: str
+    ) -> Failure | None:
+        """Write the replicas of a resource. Return a failure that does not keep the children from being restored."""
+        before = replicas_of(body) or 0
+        try:
+            await self._cluster.scale(key, replicas, version=body["metadata"]["resourceVersion"])
+        except ObjectNotFound:
+            raise
+        except Conflict:
+            return None  # the event of the change leads to another try
+        except (ClusterUnavailable, ClusterRefused) as error:
+            if isinstance(error, ClusterUnavailable) and not error.is_about_one:
                 raise
-            except Conflict:
-                return reported, None  # the decision is made again when the event of the change arrives
-            except (ClusterUnavailable, ClusterRefused) as error:
-                if isinstance(error, ClusterUnavailable) and not error.is_about_one:
-                    raise
-                return reported, error
-            log.info("scaled", resource=str(key), replicas=decision.replicas, before=replicas, because=decision.because)
-            message = f"Scaled from {replicas} to {counted(decision.replicas, 'replica')}: {decision.because}"
-            self._status.post(resource.metadata, "Scaled", message)
-        return reported, None
+            return error
+        log.info("scaled", resource=str(key), replicas=replicas, before=before, because=because)
+        message = f"Scaled from {before} to {counted(replicas, 'replica')}: {because}"
+        self._status.post(resource.metadata, "Scaled", message)
+        return None
 
     async def audit_secrets(self) -> list[Key]:
         """Check the Secrets of every resource. Return the resources to reconcile."""

@@ -471,6 +471,9 @@ FAILING: dict[str, tuple[list[Body], int, str]] = {
     "the next pod is not made yet": ([at(0, "ready", **READY_POD), failed(1, 5), failed(5, 9)], 1, "2 pods of this"),
     "one pod was evicted": ([failed(0, 5), at(5, "new", phase="Pending")], 1, ""),
     "two pods were evicted with their node": ([failed(0, 9), failed(1, 9), at(9, "new", phase="Pending")], 1, ""),
+    "two fresh pods were evicted with their node": (
+        [failed(0, 1), failed(0, 1), at(1, "new", phase="Pending"), at(1, "newer", phase="Pending")], 1, "",
+    ),
     "the next pod serves": ([failed(0, 5), failed(5, 10), at(10, "new", **READY_POD)], 2, ""),
     "enough others serve": ([failed(0, 5), failed(5, 10), at(10, "new", phase="Pending")], 2, ""),
     "another pod starts much later": (

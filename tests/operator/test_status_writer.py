@@ -418,18 +418,29 @@ def test_a_resource_that_is_reconciled_again_is_evaluated_again() -> None:
     assert said(bench.reconcile()) == served
 
 
-def test_children_are_restored_while_the_api_server_refuses_to_scale() -> None:
-    bench = Bench()
+@pytest.mark.parametrize(
+    ("before", "spec"),
+    [(2, {"scaling": {"minReplicas": 3, "maxReplicas": 4}}), (4, {"replicas": 1, "scaling": {"maxReplicas": 4}})],
+    ids=["a decision", "the first replicas"],
+)
+def test_children_are_restored_while_the_api_server_refuses_to_scale(before: int, spec: dict[str, Any]) -> None:
+    bench = Bench(replicas=before)
     bench.serve()
     service = Key(SERVICE, "ns", "llm")
     bench.cache.drop(SERVICE, bench.cache.children(LLM)[service])
-    bench.put(scaling={"minReplicas": 3, "maxReplicas": 4})
+    bench.put(**spec)
     for _ in range(2):
         with pytest.raises(ClusterRefused):
             asyncio.run(bench.reconciler.reconcile(LLM))
 
     assert service in bench.cache.children(LLM)
+    assert bench.cache.children(LLM)[Key(DEPLOYMENT, "ns", "llm")]["spec"]["replicas"] == before
     assert said(bench.cluster.statuses[-1])["Degraded"] == ("True", "NotApplied")
+
+    bench.cluster.may_scale = True
+    asyncio.run(bench.reconciler.reconcile(LLM))
+
+    assert bench.cache.resources[LLM]["spec"]["replicas"] == max(before, 3)
 
 
 @pytest.mark.parametrize(("on_ray", "most", "begun"), [(False, 9, 8), (False, 6, 6), (True, 9, 8)])
