@@ -58,8 +58,10 @@ class Desk:
 
     def leave_timers(self, seconds: float) -> None:
         """Let no timer run for so long, as if Redis was away or its clock jumped."""
-        at = (self.queue.now() - seconds) * 1000
-        self.raw.hset(self.queue.store.keys.totals, "timers_at", f"{at:.0f}")
+        totals, back = self.queue.store.keys.totals, round(-1000 * seconds)
+        self.raw.hincrby(totals, "timers_at", back)
+        if self.raw.hexists(totals, "spared_at"):
+            self.raw.hincrby(totals, "spared_at", back)
 
     def end_grace(self, job_id: str) -> None:
         """End the time in which leases are spared after a gap."""

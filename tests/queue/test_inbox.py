@@ -357,11 +357,16 @@ def test_a_worker_that_dies_while_it_takes_entries_in_loses_and_doubles_none(que
     assert [queue.jobs.get(f"j{i}").counts.waiting for i in range(2)] == [3, 3]
 
 
-def test_entries_of_many_jobs_take_no_round_trip_each(queue, desk, add, line):
+@pytest.mark.parametrize("is_one_bad", [False, True])
+def test_entries_of_many_jobs_take_no_round_trip_each(queue, desk, add, line, is_one_bad):
     entries = [add(line(f"r{i}")).decode() for i in range(200)]
+    if is_one_bad:
+        desk.raw.set(queue.store.keys.job("bad"), "text")
+        add(line("b"), job="bad")
     before = desk.raw.info("stats")["total_reads_processed"]
     queue.inbox.take_in()
     num_reads = desk.raw.info("stats")["total_reads_processed"] - before
+    desk.raw.delete(queue.store.keys.job("bad"))
 
     assert all(queue.jobs.get(f"inbox-{entry}").counts.waiting == 1 for entry in entries)
     assert num_reads < len(entries)

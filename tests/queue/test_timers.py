@@ -9,6 +9,7 @@ from ballast_queue.job import JobState
 from ballast_queue.outcome import Outcome
 from ballast_queue.settings import QueueSettings
 from ballast_queue.timers import BATCH, MOST_TIMERS, Timers
+from ballast_queue.unused import run_timers
 
 
 def end(queue, line):
@@ -161,19 +162,52 @@ def test_a_grace_does_not_outlast_a_clock_that_was_set_back(queue, desk, line):
     assert queue.timers.run_due() == 1
 
 
-def test_leases_expire_also_if_timers_run_rarely(queue, desk, line):
+@pytest.mark.parametrize("num_due", [0, 30])
+def test_leases_expire_also_if_timers_run_rarely(queue, desk, line, num_due):
+    """As in a queue without workers, which the operator visits. It goes on while something is due."""
     job_id = submit(queue, line, 1)
     queue.leases.claim(job_id, 1, "dead")
     queue.timers.run_due()
     desk.end_lease(job_id, 0)
+    leased = []
+    for _ in range(2):
+        for _ in range(num_due):
+            desk.pass_deadline(submit(queue, line, 1, deadline=queue.now() + 3600))
+        desk.leave_timers(60)
+        desk.raw.zadd(queue.store.keys.timers, {f"lease:{job_id}": 1}, xx=True)
+        run_timers(queue)
+        leased.append(queue.jobs.get(job_id).counts.leased)
+
+    assert leased == [1, 0]
+
+
+def test_each_gap_spares_the_leases_if_timers_run_between_them(queue, desk, line):
+    job_id = submit(queue, line, 1)
+    claimed = queue.leases.claim(job_id, 1, "w1")
+    queue.timers.run_due()
     moved = []
     for _ in range(2):
+        desk.end_grace(job_id)
+        queue.timers.run_due()
+        desk.end_lease(job_id, 0)
         desk.leave_timers(60)
-        desk.raw.hset(queue.store.keys.totals, "spared_at", desk.raw.hget(queue.store.keys.totals, "timers_at"))
-        desk.raw.zadd(queue.store.keys.timers, {f"lease:{job_id}": 1}, xx=True)
         moved.append(queue.timers.run_due())
+        lost(queue, claimed)
 
-    assert moved == [1, 0]
+    assert moved == [0, 0]
+
+
+@pytest.mark.parametrize("lease_seconds", [5, 10, 30, 3600])
+def test_a_gap_that_leaves_living_workers_too_little_time_spares_their_leases(queue, desk, line, lease_seconds):
+    """A worker renews its leases each third of their time, and returns within some seconds after an outage."""
+    queue.settings.apply(QueueSettings(lease_seconds=lease_seconds))
+    job_id = submit(queue, line, 1)
+    queue.leases.claim(job_id, 1, "w1")
+    queue.timers.run_due()
+    desk.end_lease(job_id, 0)
+    desk.leave_timers(max(2.0, lease_seconds / 3) + 0.2)
+
+    assert queue.timers.run_due() == 0
 
 
 @pytest.mark.parametrize("text", ["no number", ""])

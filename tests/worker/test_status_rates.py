@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from queue_objects import make_status
 
 from ballast_engine.stats import ClassStats
+from ballast_policy.jobs.choice import job_slack
+from ballast_policy.jobs.deadline import JobWork, Rates
 from ballast_policy.request import RequestClass
 from ballast_queue.job import Job, JobState, Outlook, RequestCounts
-from ballast_queue.status import LEAST_RATE
-from ballast_worker.forecast import Forecast
+from ballast_queue.status import LEAST_RATE, WorkerStatus
+from ballast_worker.forecast import Forecast, order_rates_of
 from ballast_worker.status import SmoothedRates
 
 TOKENS = 30
@@ -63,10 +65,16 @@ class Engine:
         counts = RequestCounts(total=items, waiting=items)
         fields = {"tenant": "a", "state": JobState.IN_PROGRESS, "created": 0.0, "deadline": self.now + seconds_left}
         job = Job(id="j", counts=counts, output_left=output, **fields)
-        worker = make_status(
-            offline_items_per_second=self.rates.offline_items, offline_tokens_per_second=self.rates.offline_tokens
+        return Forecast([job], [self.status()], self.now, {}).of(job)
+
+    def status(self) -> WorkerStatus:
+        """Return the status that the worker publishes."""
+        return make_status(
+            offline_items_per_second=self.rates.offline_items,
+            offline_tokens_per_second=self.rates.offline_tokens,
+            offline_items_while_running=self.rates.items_while_running,
+            offline_tokens_while_running=self.rates.tokens_while_running,
         )
-        return Forecast([job], [worker], self.now, {}).of(job)
 
 
 def test_the_offline_capacity_is_measured_while_more_waits_than_fits() -> None:
@@ -146,6 +154,38 @@ def test_a_job_that_is_starved_is_at_risk_after_minutes_and_stays_so(seconds: in
     assert engine.rates.offline_items == pytest.approx(engine.items, rel=0.1)
 
 
+@pytest.mark.parametrize("seconds", [0.25, 3], ids=["many steps", "long steps"])
+def test_items_that_hold_a_slot_within_a_step_only_have_a_rate(seconds: float) -> None:
+    """Embeddings inside vLLM: no sample finds one that runs."""
+    rates, started = SmoothedRates(), {RequestClass.ONLINE: 0, RequestClass.OFFLINE: 0}
+    for now in range(120):
+        started[RequestClass.OFFLINE] = 8 * int(now / seconds)
+        rates.sample(make_stats(offline=ClassStats(waiting=5)), started, dict.fromkeys(RequestClass, 0), float(now))
+    before = rates.offline_items
+    for now in range(120, 420):
+        rates.sample(make_stats(offline=ClassStats(waiting=5)), started, dict.fromkeys(RequestClass, 0), float(now))
+
+    assert before == pytest.approx(8 / seconds, rel=0.1)
+    assert rates.offline_items < before / 500, "none runs any more"
+
+
+@pytest.mark.parametrize("output", [0, 10**6], ids=["items", "tokens"])
+def test_a_job_that_is_due_soon_goes_first_while_offline_work_starves(output: int) -> None:
+    engine = Engine(slots=8, seconds=10)
+    engine.run(600)
+    small = JobWork("a", 0, 3600.0, 100, output // 1000)
+    huge = JobWork("a", 0, 7 * 86400.0, 100_000, output)
+    is_first = set()
+    for parked, seconds in [(8, 5), *[(8, 60)] * 10, (8, 12 * 3600), *[(0, 5)] * 9]:
+        engine.parked = parked
+        engine.run(seconds)
+        rates = order_rates_of([engine.status()])
+        is_first.add(job_slack(small, rates, 0) < job_slack(huge, rates, 0))
+
+    assert is_first == {True}
+    assert order_rates_of([engine.status()]) == Rates(pytest.approx(0.8, rel=0.05), pytest.approx(8 * TOKENS, rel=0.05))
+
+
 def test_work_that_never_got_a_slot_has_a_measured_rate_of_zero() -> None:
     engine = Engine(slots=8, seconds=1)
     engine.parked = 8
@@ -155,6 +195,7 @@ def test_work_that_never_got_a_slot_has_a_measured_rate_of_zero() -> None:
     assert at_first == 0
     assert (rates.offline_items, rates.offline_tokens) == (LEAST_RATE, LEAST_RATE)
     assert engine.outlook(60, items=5)[0] is Outlook.NO
+    assert order_rates_of([engine.status()]) == Rates(), "the deadlines alone order the jobs"
 
 
 def test_fewer_slots_show_within_the_length_of_a_few_items() -> None:

@@ -795,22 +795,23 @@ local function due(keys, argv)
 end
 
 -- Returns for how long leases are spared after a gap in which no timers ran: within this time, every living worker renews
--- its leases. It does so after a third of the lease time, or some seconds after Redis answers again. A shorter gap leaves
--- a lease enough of its time.
+-- its leases. It does so after a third of the lease time, or some seconds after Redis answers again.
 local function grace(lease_seconds)
   return math.max(5, lease_seconds / 3 + 2)
 end
 
 -- KEYS: timers; when a run of timers begins, also totals and settings. ARGV: due timers that could not run. They move
 -- behind all that are due. After a gap, no lease expires for some time: a server that was away, or a clock that jumped,
--- says nothing about the workers. Two runs in a row never find a gap, so leases also expire if timers run rarely.
+-- says nothing about the workers. A shorter gap leaves a lease a third of its time. If timers run rarely, several times
+-- each, leases also expire: no gap counts if timers ran only within the grace of the one before.
 local function postpone(keys, argv)
   local now = clock()
   for _, timer in ipairs(argv) do call('ZADD', keys[1], 'XX', now, timer) end
   if keys[3] then
     local at, found = string.format('%d', math.floor(now * 1000)), call('HMGET', keys[2], 'timers_at', 'spared_at', 'sequence')
-    local gap = now - (tonumber(found[1]) or math.huge) / 1000
-    if gap > grace(setting({settings = keys[3]}, 'lease_seconds', 30)) and found[1] ~= found[2] then
+    local last, spared = (tonumber(found[1]) or math.huge) / 1000, (tonumber(found[2]) or 0) / 1000
+    local lease, since = setting({settings = keys[3]}, 'lease_seconds', 30), last - spared
+    if now - last > math.max(2, lease / 3) and (since < 0 or since > grace(lease)) then
       call('HSET', keys[2], 'spared_at', at)
     end
     if found[3] then call('HSET', keys[2], 'timers_at', at) end -- a queue that had no job gets no key

@@ -141,32 +141,30 @@ class InboxReader:
 
     def _take_all(self, jobs: Sequence[_EntriesOfJob], settings: QueueSettings) -> None:
         """Store the entries of jobs. The entries of a job that cannot be used become jobs of their own."""
-        refused: RefusedCall | UnreadableValue | None = None
-        try:
-            unusable = self._take(jobs, settings)
-        except (RefusedCall, UnreadableValue):
-            unusable, refused = self._take_each(jobs, settings)
+        unusable, refused = self._take_usable(jobs, settings)
         if unusable:
             self._take_all([(entry.own_job, [entry]) for _, entries in unusable for entry in entries], settings)
         if refused is not None:
             raise refused
 
-    def _take_each(
+    def _take_usable(
         self, jobs: Sequence[_EntriesOfJob], settings: QueueSettings
     ) -> tuple[list[_EntriesOfJob], RefusedCall | UnreadableValue | None]:
-        """Store the entries of each job alone. Return the jobs that cannot be used, and why some entries stay."""
-        unusable: list[_EntriesOfJob] = []
-        refused: RefusedCall | UnreadableValue | None = None
-        for job_id, entries in jobs:
-            try:
-                unusable += self._take([(job_id, entries)], settings)
-            except (RefusedCall, UnreadableValue) as error:
-                self._store.unreadable.skip(f"job {job_id}")
-                if job_id == entries[0].own_job:
-                    refused = error
-                else:
-                    unusable.append((job_id, entries))
-        return unusable, refused
+        """Store the entries of jobs. Return the jobs that cannot be used, and why some entries stay.
+
+        If a job cannot be read, each half of them is stored alone, until the job is.
+        """
+        try:
+            return self._take(jobs, settings), None
+        except (RefusedCall, UnreadableValue) as error:
+            middle = len(jobs) // 2
+            if middle:
+                first, refused_first = self._take_usable(jobs[:middle], settings)
+                second, refused_second = self._take_usable(jobs[middle:], settings)
+                return first + second, refused_first or refused_second
+            job_id, entries = jobs[0]
+            self._store.unreadable.skip(f"job {job_id}")
+            return ([], error) if job_id == entries[0].own_job else (list(jobs), None)
 
     def _take(self, jobs: Sequence[_EntriesOfJob], settings: QueueSettings) -> list[_EntriesOfJob]:
         """Store the lines of entries in jobs, in two round trips. Return the jobs that no inbox may add to.

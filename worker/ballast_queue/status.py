@@ -118,6 +118,13 @@ class WorkerStatus(_Published):
     """
     offline_tokens_per_second: float = 0
     """Offline tokens decoded per second in the same time, with the same meaning of 0."""
+    offline_items_while_running: float = 0
+    """Items that ended per second in the part of this time in which offline work ran.
+
+    It orders the jobs: unlike the rates above, it does not fall while none runs. 0: not measured.
+    """
+    offline_tokens_while_running: float = 0
+    """Offline tokens decoded per second in the same part. 0: not measured."""
     cost_model: tuple[float, ...] = ()
     """Coefficients k0..k4 of the step time in seconds; empty until the cost model is trusted."""
     ttft_p99_seconds: float | None = None

@@ -19,7 +19,7 @@ from ballast_queue.job import Claimed, JobHead
 from ballast_queue.redis_store import Queue
 from ballast_queue.status import WorkerStatus
 from ballast_worker.errors import Refused
-from ballast_worker.forecast import rates_of, work_of
+from ballast_worker.forecast import order_rates_of, work_of
 from ballast_worker.in_flight import InFlightItem, InFlightItems
 from ballast_worker.items import ItemFailure, ItemLoop, ItemReader
 from ballast_worker.ledger_view import LedgerView
@@ -68,7 +68,7 @@ class Claimer:
         self._prefetch = Prefetch()
         self._cost = FIRST_COST
         self._rates = Rates()
-        """Offline rates of all workers."""
+        """Offline rates of all workers while offline work runs."""
         self._tenants = LedgerView()
         self._workers: Sequence[WorkerStatus] = ()
         """All workers at the last update."""
@@ -99,7 +99,7 @@ class Claimer:
         Raises:
             QueueError: the ledger may include the service of tenants since the last call.
         """
-        self._workers, self._rates = workers, rates_of(workers)
+        self._workers, self._rates = workers, order_rates_of(workers)
         shares = self._loop.engine.policy.tenants
         self._tenants.reserve({name: share.reserved for name, share in shares.items()})
         self._tenants.post(queue, self._tenants.gained(self._loop.engine.stats().service, self.weights))
@@ -175,7 +175,7 @@ class Claimer:
         limits = self._limits()
         now = time.monotonic()
         wanted = [group for group in demand.groups if self._avoided_groups.get(group, 0.0) <= now]
-        others = {group.priority for group in wanted if group.tenant not in slow}
+        others = {g.priority for g in wanted if g.tenant not in slow and limits.get(g.tenant, 1) > 0}
         wanted = [group for group in wanted if group.tenant not in slow or group.priority not in others]
         groups = groups_to_read(wanted, services, count=count, limits=limits, reserved=tenants.reserved)
         return share_out(

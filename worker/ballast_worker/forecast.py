@@ -32,6 +32,18 @@ def rates_of(workers: Sequence[WorkerStatus]) -> Rates:
     )
 
 
+def order_rates_of(workers: Sequence[WorkerStatus]) -> Rates:
+    """Return the same of the time in which offline work ran: what orders jobs does not fall while none runs.
+
+    With a rate near 0, the largest job would have the least slack, however late it is due.
+    """
+    ready = _ready(workers)
+    return Rates(
+        items=_total([worker.offline_items_while_running for worker in ready]),
+        output_tokens=_total([worker.offline_tokens_while_running for worker in ready]),
+    )
+
+
 def _total(rates: Sequence[float]) -> float:
     measured = [rate for rate in rates if rate > 0]
     return sum(measured) * len(rates) / len(measured) if measured else 0.0

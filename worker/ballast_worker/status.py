@@ -46,6 +46,12 @@ class SmoothedRates:
     """The time of these tokens."""
     _held: float = 0.0
     """This time, times the slots that offline work held."""
+    _busy_seconds: float = 0.0
+    """The part of this time in which offline work ran."""
+    items_while_running: float = 0.0
+    """Items per second of this part. It does not fall while none runs. 0: not measured."""
+    tokens_while_running: float = 0.0
+    """Tokens of these items decoded per second. 0: not measured."""
     _idle_seconds: float = 0.0
     """How long items have waited while none ran."""
     _running: int = 0
@@ -87,11 +93,19 @@ class SmoothedRates:
     def _measure(self, tokens: int, ended: int, elapsed: float, running: int) -> None:
         """Add a time in which more offline items waited than there were slots."""
         keep = 0.5 ** (elapsed / CAPACITY_SECONDS)
+        running = running or int(ended > 0)  # inside vLLM, an embedding holds its slot within a step only
         self._tokens, self._seconds = self._tokens * keep + tokens, self._seconds * keep + elapsed
         self._held = self._held * keep + running * elapsed
         self._turnover.add(ended, elapsed, running)
-        self._idle_seconds = 0.0 if running or ended or tokens else self._idle_seconds + elapsed
         self._running = running
+        self._busy_seconds *= keep
+        if not running and not tokens:
+            self._idle_seconds += elapsed
+            return
+        self._idle_seconds = 0.0
+        self._busy_seconds += elapsed
+        self.items_while_running = self._turnover.rate(running) * self._held / self._busy_seconds
+        self.tokens_while_running = self._tokens / self._busy_seconds
 
     @property
     def offline_items(self) -> float:
@@ -205,9 +219,10 @@ def worker_status(server: StatusSource, stats: EngineStats) -> WorkerStatus:
         offline_most=most_slots(policy.offline_max_share, stats.slots),
         tenant_slots={tenant: most for tenant, most in policy.tenant_caps.items() if tenant in tenants},
         tenant_requests=held,
-        # Of four digits, so that a low rate does not become 0, which means that none is known.
-        offline_items_per_second=float(f"{rates.offline_items:.4g}"),
-        offline_tokens_per_second=float(f"{rates.offline_tokens:.4g}"),
+        offline_items_per_second=_rounded(rates.offline_items),
+        offline_tokens_per_second=_rounded(rates.offline_tokens),
+        offline_items_while_running=_rounded(rates.items_while_running),
+        offline_tokens_while_running=_rounded(rates.tokens_while_running),
         cost_model=_coefficients(stats),
         ttft_p99_seconds=None if is_encoder else ttft,
         tpot_p99_seconds=tpot,
@@ -218,6 +233,11 @@ def worker_status(server: StatusSource, stats: EngineStats) -> WorkerStatus:
         is_ready=server.is_ready,
         is_draining=server.is_draining,
     )
+
+
+def _rounded(rate: float) -> float:
+    """Round a rate to four digits, so that a low one does not become 0, which means that none is known."""
+    return float(f"{rate:.4g}")
 
 
 def reservation(stats: EngineStats, policy: PolicyConfig) -> ReservationStatus:

@@ -10,7 +10,7 @@ from ballast_policy.jobs.choice import job_slack
 from ballast_queue.job import MOST_ACTIVE, Job, JobState
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import QueueStats, WorkerStatus, held_requests
-from ballast_worker.forecast import NEAREST, Forecast, duration, rates_of, work_of
+from ballast_worker.forecast import NEAREST, Forecast, duration, order_rates_of, work_of
 
 _CLAIMED_FROM = {JobState.VALIDATING, JobState.IN_PROGRESS}
 _REDRIVEN_FROM = {*_CLAIMED_FROM, JobState.PAUSED, JobState.COMPLETED}
@@ -166,7 +166,7 @@ def _before(job: Job, scene: Scene) -> Iterator[str]:
         named = f"such as {most.id} with {most.priority}; this job has {job.priority}"
         yield f"Higher priority goes first: {_of_jobs(higher)}, {named}"
     peers = [other for other in others if other.priority == job.priority]
-    rates = rates_of(scene.workers)
+    rates = order_rates_of(scene.workers)
 
     def rank(one: Job) -> tuple[float, float, str]:
         return (job_slack(work_of(one), rates, scene.stats.at), one.created, one.id)
