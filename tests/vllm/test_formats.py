@@ -100,6 +100,7 @@ TEXT, TEXT_OF_B = '{"a":7,"b":8}', '{"b":8,"a":7}'
         ),
         pytest.param({"$defs": {"B": B}, "$ref": "#/$defs/B", **A}, TEXT_OF_B, 13, id="a reference and properties"),
         pytest.param({**A, "anyOf": [B, {"required": ["a"]}]}, TEXT, 13, id="alternatives and properties"),
+        pytest.param({**A, "enum": [{"a": 7, "b": 8}]}, TEXT, 13, id="objects and properties"),
         pytest.param({"$defs": {"A": A}, "allOf": [{"$ref": "#/$defs/A"}]}, TEXT, 6, id="only a base"),
         pytest.param({"anyOf": [A, {"type": "null"}]}, TEXT, 6, id="an optional object"),
         pytest.param({"oneOf": TAGGED}, '{"a":"y","b":1}', 8, id="alternatives with a tag"),

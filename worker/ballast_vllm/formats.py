@@ -14,6 +14,8 @@ SLOW = (
     "This server accepts no grammar, and no repeated group with a repetition, in a structural tag, because each step "
     "of vLLM would wait for it. Send it as structured_outputs.grammar or structured_outputs.regex, without tools."
 )
+DESCRIBING = ("properties", "$ref", "anyOf", "oneOf", "enum", "const")
+"""Keywords of a JSON schema, besides `allOf`, that state which properties an object may have."""
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
 _REPETITION = re.compile(r"[*+{]")
 
@@ -39,7 +41,7 @@ def may_close(schema: Any) -> bool:
 def _is_combined(part: dict[str, Any]) -> bool:
     every = part.get("allOf")
     num_every = len(every) if isinstance(every, list) else 0
-    return num_every + sum(name in part for name in ("properties", "$ref", "anyOf", "oneOf")) > 1
+    return num_every + sum(name in part for name in DESCRIBING) > 1
 
 
 def _requires_others(part: dict[str, Any]) -> bool:
