@@ -9,18 +9,38 @@ import pytest
 
 from ballast_vllm.daemon_threads import DaemonThreads
 
-ENDLESS = """
+WORK = """
 from threading import Event
-from ballast_vllm.daemon_threads import DaemonThreads
+from time import sleep
+from ballast_vllm import daemon_threads
 
 begun = Event()
-DaemonThreads(1, "t").submit(lambda: (begun.set(), Event().wait()))
+
+def work():
+    begun.set()
+    {work}
+    print("done")
+
+daemon_threads.GRACE_SECONDS = {grace}
+threads = daemon_threads.DaemonThreads(1, "t")
+threads.submit(work)
+threads.submit(print, "next")
 begun.wait()
 """
 
 
-def test_a_process_ends_before_the_work_of_its_threads():
-    assert subprocess.run([sys.executable, "-c", ENDLESS], timeout=60, check=True).returncode == 0
+@pytest.mark.parametrize(
+    ("work", "grace", "printed"),
+    [
+        pytest.param("Event().wait()", 0.1, "", id="work without an end"),
+        pytest.param("sleep(0.2)", 50, "done\n", id="work that ends soon"),
+    ],
+)
+def test_the_end_of_a_process_waits_a_moment_for_work(work, grace, printed):
+    program = WORK.format(work=work, grace=grace)
+    ended = subprocess.run([sys.executable, "-c", program], timeout=60, check=True, capture_output=True, text=True)
+
+    assert ended.stdout == printed
 
 
 def test_work_has_a_result_or_an_error_and_no_more_threads_than_the_limit():
