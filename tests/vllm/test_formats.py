@@ -11,12 +11,16 @@ import torch
 from bare_core import BareCore
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
+from vllm import SamplingParams
 from vllm.config import StructuredOutputsConfig
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions
+from vllm.v1.structured_output.request import get_structured_output_key
 
-from ballast_vllm.internals import Formats, take_formats
+from ballast_vllm.internals import Formats, check_format, take_formats
 
 LIMIT = {"type": "object", "properties": {f"k{number}": {"type": "string"} for number in range(1000)}}
 """A schema above a limit of llguidance: it has too many ways to go on."""
@@ -65,7 +69,6 @@ TAG["format"]["content"] = {"type": "json_schema", "json_schema": OBJECT}
     ("kind", "form", "text", "expected"),
     [
         pytest.param("JSON", json.dumps(OBJECT), '{"a":7}', (7, True), id="a schema"),
-        pytest.param("JSON", json.dumps(OBJECT), '{"a":7,"b":8}', (6, False), id="a property that the schema lacks"),
         pytest.param("JSON", json.dumps(LIMIT), '{"k0":"x"}', (0, False), id="a schema above a limit"),
         pytest.param("CHOICE", '["yes","no"]', "no", (2, True), id="a choice"),
         pytest.param("REGEX", "[0-9]{2}", "12", (2, True), id="a regular expression"),
@@ -76,6 +79,63 @@ TAG["format"]["content"] = {"type": "json_schema", "json_schema": OBJECT}
 )
 def test_each_kind_of_structured_output_allows_what_has_its_format(answer, kind, form, text, expected):
     assert answer(kind, form, text) == expected
+
+
+A = {"type": "object", "properties": {"a": {"type": "integer"}}}
+B = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}
+TAGGED = [{**A, "properties": {"a": {"const": tag}}, "required": ["a"]} for tag in "xy"]
+TEXT, TEXT_OF_B = '{"a":7,"b":8}', '{"b":8,"a":7}'
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "num_accepted"),
+    [
+        pytest.param(A, TEXT, 6, id="a property that the schema lacks"),
+        pytest.param({**A, "additionalProperties": True}, TEXT, 13, id="other properties that the schema allows"),
+        pytest.param({"items": A}, f"[{TEXT}]", 7, id="an object inside"),
+        pytest.param({**A, "required": ["a", "b"]}, TEXT, 13, id="a required name without a property"),
+        pytest.param({"allOf": [A, B]}, TEXT, 13, id="parts of one object"),
+        pytest.param(
+            {"$defs": {"B": B}, "allOf": [{"$ref": "#/$defs/B"}], **A}, TEXT_OF_B, 13, id="a base and properties"
+        ),
+        pytest.param({"$defs": {"B": B}, "$ref": "#/$defs/B", **A}, TEXT_OF_B, 13, id="a reference and properties"),
+        pytest.param({**A, "anyOf": [B, {"required": ["a"]}]}, TEXT, 13, id="alternatives and properties"),
+        pytest.param({**A, "enum": [{"a": 7, "b": 8}]}, TEXT, 13, id="objects and properties"),
+        pytest.param({"$defs": {"A": A}, "allOf": [{"$ref": "#/$defs/A"}]}, TEXT, 6, id="only a base"),
+        pytest.param({"anyOf": [A, {"type": "null"}]}, TEXT, 6, id="an optional object"),
+        pytest.param({"oneOf": TAGGED}, '{"a":"y","b":1}', 8, id="alternatives with a tag"),
+        pytest.param({"oneOf": [B, {**A, "required": ["a"]}]}, '{"b":1,"a":2}', 6, id="alternatives without a tag"),
+        pytest.param({"oneOf": [{"minimum": 1}, {"maximum": 3}]}, "2", None, id="alternatives that overlap"),
+        pytest.param({"not": {"type": "string"}}, "2", None, id="a negation"),
+        pytest.param({"if": A, "then": B}, "2", None, id="a condition"),
+        pytest.param({**A, "dependentRequired": {"a": ["b"]}}, "2", None, id="a dependency"),
+        pytest.param({"type": "object", "propertyNames": {"maxLength": 1}}, "2", None, id="names of properties"),
+        pytest.param({"type": "string", "pattern": "^(?=a)"}, "2", None, id="look-around"),
+        pytest.param({"type": "integer", "minimum": 2, "maximum": 1}, "2", None, id="a schema without a value"),
+        pytest.param({"properties": 7, "required": 7, "allOf": 7}, "2", None, id="a schema with wrong types"),
+        pytest.param(True, "2", None, id="no object"),
+        pytest.param([], "2", None, id="no schema"),
+    ],
+)
+def test_a_schema_that_passes_the_check_compiles(manager, answer, schema, text, num_accepted):
+    config = manager.vllm_config
+    for form in (schema, json.dumps(schema)):
+        if not isinstance(form, dict | str):
+            continue  # vLLM takes only objects and texts
+        params = SamplingParams(structured_outputs=StructuredOutputsParams(json=form))
+        passes = compiles = True
+        try:
+            check_format(params, config.model_config, config.structured_outputs_config, manager.tokenizer)
+        except VLLMValidationError:
+            passes = False
+        kind, compiled = get_structured_output_key(params.structured_outputs)
+        try:
+            compiles = not manager.backend.compile_grammar(kind, compiled).ll_matcher.is_error()
+        except ValueError:
+            compiles = False
+
+        assert passes == compiles == (num_accepted is not None)
+        assert not passes or answer(kind.name, compiled, text)[0] == num_accepted
 
 
 @pytest.mark.parametrize(("model", "can_guide"), [(models.BPE, True), (models.WordPiece, False)])

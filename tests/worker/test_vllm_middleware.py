@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -872,6 +873,10 @@ async def test_an_encoder_gets_calls_with_a_limited_number_of_inputs(variables, 
     assert status == 200 or "has 2049 inputs, the limit is 2048" in response.json()["error"]["message"]
 
 
+def escaped(body):
+    return body.replace("beam", "b\\u0065am").encode()
+
+
 @pytest.mark.parametrize(
     ("fields", "status"),
     [
@@ -880,14 +885,18 @@ async def test_an_encoder_gets_calls_with_a_limited_number_of_inputs(variables, 
         ({"n": "4"}, 400),
         ({"n": inf}, 200),
         ({"n": 2, "prompt": ["Once", "Twice"]}, 400),
+        ({"n": 4, "use_beam_search": 1}, 400),
+        ({"n": "4.0", "use_beam_search": "yes"}, 400),
+        ({"n": 4, "use_beam_search": "maybe"}, 200),
         ({"n": 4, "use_beam_search": False}, 200),
     ],
 )
-async def test_a_beam_search_is_refused_before_it_begins_or_not_at_all(variables, fields, status):
+@pytest.mark.parametrize("written", [str.encode, escaped, partial(str.encode, encoding="utf-16")])
+async def test_a_beam_search_is_refused_before_it_begins_or_not_at_all(variables, fields, status, written):
     variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "1")
     async with running() as found, before_app(found.server, accept) as client:
         body = json.dumps({**BODY, "use_beam_search": True, **fields})
-        response = await client.post("/v1/completions", content=body)
+        response = await client.post("/v1/completions", content=written(body))
 
     assert response.status_code == status
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ValidationError
 
 from ballast_openai.item_body import MOST_REQUESTS, num_inputs
 from ballast_worker.bodies import FREE_BYTES
@@ -22,6 +24,7 @@ that a pod requests if its template names no memory.
 OBJECT_BYTES = 64
 """Memory of a small object: an empty list takes 56 bytes, and its place in another list 8."""
 
+_ESCAPED_LETTER = re.compile(rb"\\u00[567]")
 _OTHER = bytes(set(range(256)) - set(b'",[{'))
 
 
@@ -51,16 +54,31 @@ def decoded(body: bytes) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+class _Search(BaseModel):
+    """The fields of a call that vLLM reads as a beam search, by the rules with which vLLM reads them."""
+
+    use_beam_search: bool = False
+    n: int | None = None
+
+
 def beam_search(body: bytes) -> tuple[int, int]:
     """Return the prompts of a beam search, and the beams of each; zeros if the call asks for none."""
-    fields = decoded(body) if b"use_beam_search" in body else {}
-    if fields.get("use_beam_search") is not True:
+    if not _may_search(body):
         return 0, 0
+    fields = decoded(body)
     try:
-        num_beams = int(fields.get("n") or 1)
-    except (OverflowError, TypeError, ValueError):
-        num_beams = 1  # vLLM refuses it
-    return num_inputs({field: fields.get(field) for field in ("prompt", "prompt_embeds")}), num_beams
+        search = _Search.model_validate(fields)
+    except ValidationError:
+        return 0, 0  # vLLM refuses it
+    if not search.use_beam_search:
+        return 0, 0
+    return num_inputs({field: fields.get(field) for field in ("prompt", "prompt_embeds")}), search.n or 1
+
+
+def _may_search(body: bytes) -> bool:
+    """Return whether a body may name the field of a beam search. To decode each body would double its cost."""
+    is_escaped = rb"\u00" in body and _ESCAPED_LETTER.search(body) is not None
+    return b"use_beam_search" in body or is_escaped or b"\0" in body  # zeros: no UTF-8
 
 
 def check_inputs(body: bytes) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from copy import copy
 from functools import partial
@@ -20,6 +19,7 @@ from typing import Any
 from ballast_log import Log
 from ballast_policy.request import RequestClass
 from ballast_vllm.calls import CALL, Call, EngineRequest, can_continue
+from ballast_vllm.daemon_threads import DaemonThreads
 from ballast_vllm.requests import KEY
 from ballast_worker.errors import NotServed
 
@@ -76,7 +76,7 @@ class EngineTap:
         processor = engine.input_processor
         # Without its configuration, vLLM does not check structured output.
         self._formats, processor.structured_outputs_config = processor.structured_outputs_config, None
-        self._format_threads = ThreadPoolExecutor(FORMAT_THREADS, thread_name_prefix="formats")
+        self._format_threads = DaemonThreads(FORMAT_THREADS, "formats")
         self._start_request, engine.add_request = engine.add_request, self._start_checked
         renderer = engine.renderer
         self._name_media, renderer._process_mm_uuids = renderer._process_mm_uuids, self._name_own_media  # noqa: SLF001

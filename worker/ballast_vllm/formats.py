@@ -1,4 +1,7 @@
-"""The parts of a structural tag that XGrammar computes slowly. A structural tag is a JSON text of nested formats."""
+"""What structured output asks for: slow parts of a structural tag, and schemas whose objects may be closed.
+
+A structural tag is a JSON text of nested formats, which XGrammar carries out.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ SLOW = (
     "This server accepts no grammar, and no repeated group with a repetition, in a structural tag, because each step "
     "of vLLM would wait for it. Send it as structured_outputs.grammar or structured_outputs.regex, without tools."
 )
+DESCRIBING = ("properties", "$ref", "anyOf", "oneOf", "enum", "const")
+"""Keywords of a JSON schema, besides `allOf`, that state which properties an object may have."""
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
 _REPETITION = re.compile(r"[*+{]")
 
@@ -22,6 +27,26 @@ def has_slow_format(tag: str) -> bool:
     except (ValueError, RecursionError):
         return False  # vLLM refuses it
     return any(_is_slow(part) for part in _objects(found))
+
+
+def may_close(schema: Any) -> bool:
+    """Return whether the objects of a JSON schema keep their meaning without properties that they do not name.
+
+    They do not if several parts of the schema describe one object, or if an object requires a property elsewhere: each
+    part would then forbid the properties of the others.
+    """
+    return not any(_is_combined(part) or _requires_others(part) for part in _objects(schema))
+
+
+def _is_combined(part: dict[str, Any]) -> bool:
+    every = part.get("allOf")
+    num_every = len(every) if isinstance(every, list) else 0
+    return num_every + sum(name in part for name in DESCRIBING) > 1
+
+
+def _requires_others(part: dict[str, Any]) -> bool:
+    required, named = part.get("required"), part.get("properties", {})
+    return isinstance(required, list) and isinstance(named, dict) and any(name not in named for name in required)
 
 
 def _is_slow(part: dict[str, Any]) -> bool:

@@ -22,6 +22,7 @@ proposes nothing. A draft model runs once in such a step, to keep its KV complet
 
 from __future__ import annotations
 
+import json
 import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
+from vllm.sampling_params import check_json_nesting
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -46,13 +48,17 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 from vllm.v1.request import RequestStatus
-from vllm.v1.structured_output.backend_guidance import GuidanceBackend, GuidanceGrammar
+from vllm.v1.structured_output.backend_guidance import (
+    GuidanceBackend,
+    GuidanceGrammar,
+    process_for_additional_properties,
+)
 from vllm.v1.structured_output.backend_types import StructuredOutputBackend, StructuredOutputOptions
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
 from ballast_policy.request import Request as Record
 from ballast_vllm.block_tables import BlockTables, Newcomer, Table
-from ballast_vllm.formats import SLOW, has_slow_format
+from ballast_vllm.formats import SLOW, has_slow_format, may_close
 
 ALLOCATED_AT_ONCE = CrossAttentionSpec, CircularBufferSpec, HiSparseHotSpec
 """Tables that get all blocks of a request at its admission."""
@@ -405,9 +411,7 @@ class Formats(StructuredOutputBackend):  # type: ignore[misc]
 
     @cached_property
     def _guidance(self) -> Any:
-        found = GuidanceBackend(self.vllm_config, self.tokenizer, self.vocab_size)
-        found.disable_additional_properties = True  # as XGrammar does
-        return found
+        return GuidanceBackend(self.vllm_config, self.tokenizer, self.vocab_size)
 
     @cached_property
     def _xgrammar(self) -> Any:
@@ -443,7 +447,8 @@ def take_formats(manager: Any) -> None:
 def check_format(params: Any, model_config: Any, config: Any, tokenizer: Any) -> None:
     """Check the structured output of a request, as vLLM does, for the library that `Formats` uses.
 
-    The call takes up to seconds, and lets other threads run.
+    A schema is replaced by the one that `Formats` compiles, so that what passes the check also compiles. The call takes
+    up to seconds, and lets other threads run.
 
     Raises:
         VLLMValidationError: the format is wrong or not supported.
@@ -453,9 +458,21 @@ def check_format(params: Any, model_config: Any, config: Any, tokenizer: Any) ->
         tag = params.structured_outputs.structural_tag
         if tag is None:
             config = replace(config, backend="guidance")
+            _close_objects(params.structured_outputs)
         elif has_slow_format(tag):
             raise VLLMValidationError(SLOW, parameter="structured_outputs")
     params._validate_structured_outputs(model_config, config, tokenizer)  # noqa: SLF001
+
+
+def _close_objects(asked: Any) -> None:
+    """Let the objects of a schema have only the properties that it names, as XGrammar does, if it keeps its meaning."""
+    check_json_nesting(asked.json)
+    try:
+        schema = json.loads(asked.json) if isinstance(asked.json, str) else asked.json
+    except ValueError:
+        return  # vLLM refuses it
+    if isinstance(schema, dict) and may_close(schema):
+        asked.json = process_for_additional_properties(schema)
 
 
 def _is_open(config: Any, tokenizer: Any) -> bool:
