@@ -78,16 +78,10 @@ class BlockTables:
         rate = 0.0
         left = num_free - draft_blocks * self._num_tables
         held: list[int] = []
+        parked: list[tuple[Request, int, int]] = []
         for record in residents:
             tokens, computed = record.num_tokens, record.num_computed
             is_prefill = tokens - computed > 1
-            whole = -(-tokens // size)
-            if whole > record.num_blocks:
-                if is_prefill or record.phase is PARKED:
-                    record.num_private_blocks += whole - record.num_blocks
-                    record.num_blocks = whole
-                else:
-                    num_growing += 1
             has = lacks = 0
             for table in self._tables:
                 length = table.block_tokens
@@ -101,10 +95,27 @@ class BlockTables:
                 lacks += table.number * max(0, needs - holds)
                 if tokens < table.grows_until:
                     rate += table.number * size / length
-            left -= lacks
             held.append(has + lacks)
+            growth = -(-tokens // size) - record.num_blocks
+            if growth > 0 and record.phase is PARKED and not is_prefill:
+                parked.append((record, growth, lacks))
+                continue
+            left -= lacks
+            if growth > 0:
+                if is_prefill:
+                    record.num_blocks += growth
+                    record.num_private_blocks += growth
+                else:
+                    num_growing += 1
         in_prefill = min(in_prefill, self._most_in_prefill)
         left -= in_prefill
+        for record, growth, lacks in parked:
+            if lacks <= left:
+                left -= lacks
+                record.num_blocks += growth
+                record.num_private_blocks += growth
+            else:
+                left = min(left, 0)  # else the plan may give a part of the blocks to this one
         rate = max(1.0, rate / len(held)) if held else self._num_tables
         free = num_growing + floor(left / rate)
         if left >= 0:

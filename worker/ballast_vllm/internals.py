@@ -238,7 +238,7 @@ class KvBlocks:
 
     def _share(self, num_blocks: int) -> int:
         """Return blocks of the pool as the policy counts them."""
-        return num_blocks // self._num_tables if self.mixed is None else num_blocks * self.num_blocks // self._pool_size
+        return num_blocks // self._num_tables if self.mixed is None else num_blocks * self.num_blocks // (self._pool_size or 1)
 
     def num_plannable(self, residents: Collection[Record], newcomers: Sequence[Newcomer], draft_blocks: int) -> int:
         """Return the free blocks that a plan may give out, without those for drafts."""
