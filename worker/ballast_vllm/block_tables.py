@@ -14,11 +14,11 @@ So the first waiting request of a class fits into a plan if, and only if, vLLM w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import floor, inf
 
-from ballast_policy.request import OFFLINE, ONLINE, PARKED, Request, RequestClass
+from ballast_policy.request import OFFLINE, ONLINE, PARKED, Request
 
 UNBOUNDED = 1 << 60
 Newcomer = tuple[Request, int]
@@ -49,12 +49,11 @@ class Table:
 class BlockTables:
     """The block tables of a model, except those whose blocks are all allocated at an admission."""
 
-    def __init__(self, tables: Collection[Table], *, block_tokens: int, num_tables: int, step_tokens: int) -> None:
-        """`block_tokens`: of the table that the policy counts. `step_tokens`: most tokens of a step."""
+    def __init__(self, tables: Collection[Table], *, block_tokens: int, num_tables: int) -> None:
+        """`block_tokens`: of the table that the policy counts."""
         self._tables = tables
         self._block_tokens = block_tokens
         self._num_tables = num_tables
-        self._step_tokens = step_tokens
         self._most_in_prefill = sum(table.number * (table.most_in_prefill - table.most) for table in tables)
         """Blocks that all prefill of a step takes at most beyond those of decodes."""
 
@@ -77,25 +76,23 @@ class BlockTables:
         num_growing = in_prefill = 0
         rate = 0.0
         left = num_free - draft_blocks * self._num_tables
-        held: list[int] = []
         parked: list[tuple[Request, int, int]] = []
         for record in residents:
             tokens, computed = record.num_tokens, record.num_computed
             is_prefill = tokens - computed > 1
-            has = lacks = 0
+            lacks = 0
             for table in self._tables:
                 length = table.block_tokens
-                holds = -(-computed // length) - table.skipped(computed) // length
-                needs = -(-tokens // length)
+                skipped = table.skipped(computed) // length
+                holds = -(-computed // length) - skipped
+                needs = -(-tokens // length) - skipped
                 if needs > table.most:
                     needs = table.most
                     if is_prefill:
                         in_prefill += table.in_prefill(tokens, tokens - computed, holds)
-                has += table.number * holds
                 lacks += table.number * max(0, needs - holds)
                 if tokens < table.grows_until:
                     rate += table.number * size / length
-            held.append(has + lacks)
             growth = -(-tokens // size) - record.num_blocks
             if growth > 0 and record.phase is PARKED and not is_prefill:
                 parked.append((record, growth, lacks))
@@ -116,60 +113,25 @@ class BlockTables:
                 record.num_private_blocks += growth
             else:
                 left = min(left, 0)  # else the plan may give a part of the blocks to this one
-        rate = max(1.0, rate / len(held)) if held else self._num_tables
-        free = num_growing + floor(left / rate)
-        if left >= 0:
-            free = num_growing + self._admit(left, in_prefill, rate, newcomers, zip(residents, held, strict=True))
-        return max(free, num_growing if len(held) == 1 else 0)
-
-    def _admit(
-        self,
-        left: int,
-        in_prefill: int,
-        rate: float,
-        newcomers: Sequence[Newcomer],
-        residents: Iterable[tuple[Request, int]],
-    ) -> int:
-        """Return the blocks, as the policy counts them, of the newcomers that fit and of what is left for answers."""
-        free = 0
-        num_tokens = dict.fromkeys(RequestClass, 0)
-        first = next((each for each in newcomers if each[0].request_class is OFFLINE), None)
-        most = inf
-        if first is not None and self._takes(*first, in_prefill)[0] > left:
-            most = self._needs(first[0]) - 1  # nor may it start before the online ones
-        for record, cost in newcomers:
-            request_class = record.request_class
-            if num_tokens[request_class] >= self._step_tokens:
-                continue
-            num_tokens[request_class] += record.num_tokens - record.num_cached
-            takes, in_prefill = self._takes(record, cost, in_prefill)
-            needs = self._needs(record)
-            if takes <= left:
-                left -= takes
-                free += needs
-            elif request_class is ONLINE:
-                for resident, blocks in residents:
-                    share = blocks * resident.num_private_blocks * needs // (resident.num_blocks * cost or 1)
-                    resident.num_private_blocks = min(resident.num_blocks, share)
-                return int(min(free + left * needs // takes, most))
-            else:
-                found = free + min(needs - 1, floor(left / rate))
-                # The first one may start instead of online requests if it does not fit beside them.
-                least = needs if most == inf and first is not None and record is first[0] else free
-                return int(max(least, min(found, most)))
-        return free + floor(left / rate)
+        rate = max(1.0, rate / len(residents)) if residents else self._num_tables
+        free = floor(left / rate)
+        for request_class in (OFFLINE, ONLINE) if left >= 0 else ():
+            first = next((each for each in newcomers if each[0].request_class is request_class), None)
+            if first is not None:
+                needs = self._needs(first[0])
+                free = max(free, needs) if self._takes(*first, in_prefill) <= left else min(free, needs - 1)
+        return num_growing + (max(free, 0) if len(residents) == 1 else free)
 
     def _needs(self, record: Request) -> int:
         """Return the free blocks that a waiting request takes in the account of the policy (`Blocks.needed`)."""
         size, cached = self._block_tokens, record.num_cached
         return -(-record.num_tokens // size) - (cached // size - record.num_cached_idle if cached else 0)
 
-    def _takes(self, record: Request, cost: int, in_prefill: int) -> tuple[int, int]:
-        """Return the blocks of the pool that a waiting request takes, and those of all prefill with it.
+    def _takes(self, record: Request, cost: int, in_prefill: int) -> int:
+        """Return the blocks of the pool that a waiting request takes.
 
         All prefill of a step shares the blocks that it takes for a time, so a newcomer may cost fewer.
         """
         num_left = record.num_tokens - record.num_cached
         wanted = in_prefill + sum([table.in_prefill(record.num_tokens, num_left) for table in self._tables])
-        both = min(wanted, self._most_in_prefill)
-        return cost - (wanted - both), both
+        return cost - max(0, wanted - self._most_in_prefill)

@@ -238,7 +238,11 @@ class KvBlocks:
 
     def _share(self, num_blocks: int) -> int:
         """Return blocks of the pool as the policy counts them."""
-        return num_blocks // self._num_tables if self.mixed is None else num_blocks * self.num_blocks // (self._pool_size or 1)
+        return (
+            num_blocks // self._num_tables
+            if self.mixed is None
+            else num_blocks * self.num_blocks // (self._pool_size or 1)
+        )
 
     def num_plannable(self, residents: Collection[Record], newcomers: Sequence[Newcomer], draft_blocks: int) -> int:
         """Return the free blocks that a plan may give out, without those for drafts."""
@@ -316,9 +320,7 @@ def _mixed(scheduler: Any, tables: Sequence[Any], block_tokens: int) -> BlockTab
             most, most_in_prefill = [-(-(window - 1 + new) // size) + 1 for new in (per_decode, most_in_flight)]
             kind = replace(kind, grows_until=window, most=most, most_in_prefill=most_in_prefill)
         found.append(kind)
-    return BlockTables(
-        found, block_tokens=block_tokens, num_tables=len(tables), step_tokens=scheduler.max_num_scheduled_tokens
-    )
+    return BlockTables(found, block_tokens=block_tokens, num_tables=len(tables))
 
 
 def _window(spec: Any) -> int | None:
