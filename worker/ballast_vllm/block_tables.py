@@ -5,11 +5,15 @@ sliding window, of chunked local attention or of Mamba layers keeps only the blo
 
 The policy counts the blocks of one table. `BlockTables.free` returns how many of them a step may give out:
 
-- Residents take first what they lack for the tokens that are known. A prompt counts as if it had all its blocks.
-- Then follow the requests that may be admitted next, each with the number of blocks for which vLLM admits it.
-- What is left is for answers. A block of the policy is as many blocks of the pool as residents grow by on average.
+- Residents take first what they lack for the tokens that are known. A prompt counts as if it had all its blocks. A
+  parked decode takes its next block only if the others leave it.
+- What is left is for newcomers and answers. A block of the policy is as many blocks of the pool as residents grow by on
+  average.
+- For the first waiting request of a class, the result is raised to its blocks if vLLM would admit it beside the
+  residents, else cut below them. So an online request that does not fit may hold up an offline one that does.
 
-So the first waiting request of a class fits into a plan if, and only if, vLLM would admit it beside the residents.
+While an online request does not fit, private blocks count in proportion to what it takes, so that a plan preempts
+enough offline requests at once. That is an estimate: vLLM may admit a request of the plan some steps later.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import floor, inf
 
-from ballast_policy.request import OFFLINE, ONLINE, PARKED, Request
+from ballast_policy.request import OFFLINE, PARKED, Request
 
 UNBOUNDED = 1 << 60
 Newcomer = tuple[Request, int]
@@ -70,17 +74,19 @@ class BlockTables:
     ) -> int:
         """Return the free blocks as the policy counts them; `num_free` are the free blocks of the pool.
 
-        Update the blocks of residents that are parked or prefill. `newcomers`: waiting requests, in order.
+        The result is negative if residents lack blocks. Update the blocks of residents that are parked or prefill.
+        `newcomers`: the first waiting request of each class, the online one last.
         """
         size = self._block_tokens
         num_growing = in_prefill = 0
         rate = 0.0
         left = num_free - draft_blocks * self._num_tables
+        held: list[int] = []
         parked: list[tuple[Request, int, int]] = []
         for record in residents:
             tokens, computed = record.num_tokens, record.num_computed
             is_prefill = tokens - computed > 1
-            lacks = 0
+            has = lacks = 0
             for table in self._tables:
                 length = table.block_tokens
                 skipped = table.skipped(computed) // length
@@ -90,9 +96,11 @@ class BlockTables:
                     needs = table.most
                     if is_prefill:
                         in_prefill += table.in_prefill(tokens, tokens - computed, holds)
+                has += table.number * holds
                 lacks += table.number * max(0, needs - holds)
                 if tokens < table.grows_until:
                     rate += table.number * size / length
+            held.append(has + lacks)
             growth = -(-tokens // size) - record.num_blocks
             if growth > 0 and record.phase is PARKED and not is_prefill:
                 parked.append((record, growth, lacks))
@@ -115,11 +123,18 @@ class BlockTables:
                 left = min(left, 0)  # else the plan may give a part of the blocks to this one
         rate = max(1.0, rate / len(residents)) if residents else self._num_tables
         free = floor(left / rate)
-        for request_class in (OFFLINE, ONLINE) if left >= 0 else ():
-            first = next((each for each in newcomers if each[0].request_class is request_class), None)
-            if first is not None:
-                needs = self._needs(first[0])
-                free = max(free, needs) if self._takes(*first, in_prefill) <= left else min(free, needs - 1)
+        for record, cost in newcomers if left >= 0 else ():
+            needs, takes = self._needs(record), self._takes(record, cost, in_prefill)
+            if takes <= left:
+                free = max(free, needs)
+            elif record.request_class is OFFLINE:
+                free = min(free, needs - 1)
+            else:
+                # Offline requests may be preempted for it: all counts are in what `needs` is to `takes`.
+                free = min(free, left * needs // takes)
+                for resident, blocks in zip(residents, held, strict=True):
+                    share = blocks * resident.num_private_blocks * needs // (resident.num_blocks * takes or 1)
+                    resident.num_private_blocks = min(resident.num_blocks, share)
         return num_growing + (max(free, 0) if len(residents) == 1 else free)
 
     def _needs(self, record: Request) -> int:

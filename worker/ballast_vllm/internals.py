@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cache, cached_property
@@ -51,7 +51,7 @@ from vllm.v1.structured_output.backend_types import StructuredOutputBackend, Str
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
 from ballast_policy.request import Request as Record
-from ballast_vllm.block_tables import BlockTables, Newcomer, Table
+from ballast_vllm.block_tables import BlockTables, Table
 from ballast_vllm.formats import SLOW, has_slow_format
 
 ALLOCATED_AT_ONCE = CrossAttentionSpec, CircularBufferSpec, HiSparseHotSpec
@@ -238,26 +238,23 @@ class KvBlocks:
 
     def _share(self, num_blocks: int) -> int:
         """Return blocks of the pool as the policy counts them."""
-        return (
-            num_blocks // self._num_tables
-            if self.mixed is None
-            else num_blocks * self.num_blocks // (self._pool_size or 1)
-        )
-
-    def num_plannable(self, residents: Collection[Record], newcomers: Sequence[Newcomer], draft_blocks: int) -> int:
-        """Return the free blocks that a plan may give out, without those for drafts."""
         if self.mixed is None:
-            return max(0, self.num_free - draft_blocks)
-        return self.mixed.free(self._pool.get_num_free_blocks(), residents, newcomers, draft_blocks)
+            return num_blocks // self._num_tables
+        return num_blocks * self.num_blocks // max(1, self._pool_size)
+
+    @property
+    def num_free_in_pool(self) -> int:
+        """The same in blocks of the pool."""
+        return int(self._pool.get_num_free_blocks())
 
     def held(self, request_id: str) -> int:
         """Return the blocks of a request."""
         return len(self.tables.get(request_id, ()))
 
-    def private(self, request_id: str) -> int:
-        """Return the blocks of a request that no other request uses."""
+    def shared(self, request_id: str) -> int:
+        """Return the blocks of a request that other requests use, too."""
         blocks = self.tables.get(request_id, ())
-        return len(blocks) - int(sum([block.ref_cnt > 1 for block in blocks[: self.num_shared_blocks]]))
+        return int(sum([block.ref_cnt > 1 for block in blocks[: self.num_shared_blocks]]))
 
     def match_prefix(self, request: Any, record: Record) -> int:
         """Set the tokens of a waiting request that the prefix cache holds.
