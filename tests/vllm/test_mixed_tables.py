@@ -145,7 +145,7 @@ def random_tables(rng, *, has_cache):
     return rng.sample(found, len(found))
 
 
-@pytest.mark.parametrize("seed", [*range(12), 125, 136, 152, 189, 1085, 2086, 2098])
+@pytest.mark.parametrize("seed", [*range(12), 125, 136, 152, 189, 1085, 2086])
 def test_each_request_ends_that_vllm_would_compute_alone(tiny_model, seed):
     rng = random.Random(seed)
     has_cache, is_async, longest = rng.random() < 0.5, rng.random() < 0.5, rng.randint(100, 480)

@@ -74,7 +74,7 @@ class BlockTables:
     ) -> int:
         """Return the free blocks as the policy counts them; `num_free` are the free blocks of the pool.
 
-        The result is negative if residents lack blocks. Update the blocks of residents that are parked or prefill.
+        Update the blocks of residents that are parked or prefill.
         `newcomers`: the first waiting request of each class, the online one last.
         """
         size = self._block_tokens
@@ -135,7 +135,7 @@ class BlockTables:
                 for resident, blocks in zip(residents, held, strict=True):
                     share = blocks * resident.num_private_blocks * needs // (resident.num_blocks * takes or 1)
                     resident.num_private_blocks = min(resident.num_blocks, share)
-        return num_growing + (max(free, 0) if len(residents) == 1 else free)
+        return max(num_growing + free, num_growing if len(residents) == 1 else 0)
 
     def _needs(self, record: Request) -> int:
         """Return the free blocks that a waiting request takes in the account of the policy (`Blocks.needed`)."""
