@@ -389,7 +389,7 @@ def test_the_blocks_of_a_shared_prefix_count_their_users(tiny_model):
     assert blocks.num_free == 29 - blocks.held(first)
     core.step()
     blocks.num_shared_blocks = 6
-    assert (blocks.held(first), blocks.private(first)) == (7, 1)
+    assert (blocks.held(first), blocks.shared(first)) == (7, 6)
     core.abort(first)
     core.abort(waiting)
     assert blocks.num_free == 29

@@ -183,6 +183,7 @@ def test_a_reset_of_the_prefix_cache_preempts_what_runs(tiny_model):
 
     assert core.scheduler.reset_prefix_cache(reset_running_requests=True)
 
+    assert not core.scheduler.driver.kv.hinted
     core.check()
     while not core.is_idle:
         core.step()

@@ -3,22 +3,26 @@
 All block tables of vLLM take blocks from one pool. A table of full attention grows with the context. A table of a
 sliding window, of chunked local attention or of Mamba layers keeps only the blocks that later tokens read.
 
-The policy counts the blocks of one table. `BlockTables.free` returns how many of them a step may give out:
+The policy counts the blocks of one table. `KvTables.free` returns how many of them a step may give out:
 
-- Residents take first what they lack for the tokens that are known. A prompt counts as if it had all its blocks.
-- Then follow the requests that may be admitted next, each with the number of blocks for which vLLM admits it.
-- What is left is for answers. A block of the policy is as many blocks of the pool as residents grow by on average.
+- Residents take first what they lack for the tokens that are known. A prompt counts as if it had all its blocks. A
+  parked decode takes its next block only if the others leave it.
+- What is left is for newcomers and answers. A block of the policy is as many blocks of the pool as residents grow by on
+  average.
+- For the first waiting request of a class, the result is raised to its blocks if vLLM would admit it beside the
+  residents, else cut below them. So an online request that does not fit may hold up an offline one that does.
 
-So the first waiting request of a class fits into a plan if, and only if, vLLM would admit it beside the residents.
+While an online request does not fit, private blocks count in proportion to what it takes, so that a plan preempts
+enough offline requests at once. That is an estimate: vLLM may admit a request of the plan some steps later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import floor, inf
 
-from ballast_policy.request import OFFLINE, ONLINE, PARKED, Request, RequestClass
+from ballast_policy.request import OFFLINE, PARKED, Request
 
 UNBOUNDED = 1 << 60
 Newcomer = tuple[Request, int]
@@ -26,7 +30,7 @@ Newcomer = tuple[Request, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class KvTable:
     """Tables of one kind."""
 
     number: int
@@ -46,15 +50,14 @@ class Table:
         return self.number * max(0, most - max(num_held, self.most))
 
 
-class BlockTables:
+class KvTables:
     """The block tables of a model, except those whose blocks are all allocated at an admission."""
 
-    def __init__(self, tables: Collection[Table], *, block_tokens: int, num_tables: int, step_tokens: int) -> None:
-        """`block_tokens`: of the table that the policy counts. `step_tokens`: most tokens of a step."""
+    def __init__(self, tables: Collection[KvTable], *, block_tokens: int, num_tables: int) -> None:
+        """`block_tokens`: of the table that the policy counts."""
         self._tables = tables
         self._block_tokens = block_tokens
         self._num_tables = num_tables
-        self._step_tokens = step_tokens
         self._most_in_prefill = sum(table.number * (table.most_in_prefill - table.most) for table in tables)
         """Blocks that all prefill of a step takes at most beyond those of decodes."""
 
@@ -71,28 +74,24 @@ class BlockTables:
     ) -> int:
         """Return the free blocks as the policy counts them; `num_free` are the free blocks of the pool.
 
-        Update the blocks of residents that are parked or prefill. `newcomers`: waiting requests, in order.
+        Update the blocks of residents that are parked or prefill.
+        `newcomers`: the first waiting request of each class, the online one last.
         """
         size = self._block_tokens
         num_growing = in_prefill = 0
         rate = 0.0
         left = num_free - draft_blocks * self._num_tables
         held: list[int] = []
+        parked: list[tuple[Request, int, int]] = []
         for record in residents:
             tokens, computed = record.num_tokens, record.num_computed
             is_prefill = tokens - computed > 1
-            whole = -(-tokens // size)
-            if whole > record.num_blocks:
-                if is_prefill or record.phase is PARKED:
-                    record.num_private_blocks += whole - record.num_blocks
-                    record.num_blocks = whole
-                else:
-                    num_growing += 1
             has = lacks = 0
             for table in self._tables:
                 length = table.block_tokens
-                holds = -(-computed // length) - table.skipped(computed) // length
-                needs = -(-tokens // length)
+                skipped = table.skipped(computed) // length
+                holds = -(-computed // length) - skipped
+                needs = -(-tokens // length) - skipped
                 if needs > table.most:
                     needs = table.most
                     if is_prefill:
@@ -101,64 +100,53 @@ class BlockTables:
                 lacks += table.number * max(0, needs - holds)
                 if tokens < table.grows_until:
                     rate += table.number * size / length
-            left -= lacks
             held.append(has + lacks)
+            growth = -(-tokens // size) - record.num_blocks
+            if growth > 0 and record.phase is PARKED and not is_prefill:
+                parked.append((record, growth, lacks))
+                continue
+            left -= lacks
+            if growth > 0:
+                if is_prefill:
+                    record.num_blocks += growth
+                    record.num_private_blocks += growth
+                else:
+                    num_growing += 1
         in_prefill = min(in_prefill, self._most_in_prefill)
         left -= in_prefill
-        rate = max(1.0, rate / len(held)) if held else self._num_tables
-        free = num_growing + floor(left / rate)
-        if left >= 0:
-            free = num_growing + self._admit(left, in_prefill, rate, newcomers, zip(residents, held, strict=True))
-        return max(free, num_growing if len(held) == 1 else 0)
-
-    def _admit(
-        self,
-        left: int,
-        in_prefill: int,
-        rate: float,
-        newcomers: Sequence[Newcomer],
-        residents: Iterable[tuple[Request, int]],
-    ) -> int:
-        """Return the blocks, as the policy counts them, of the newcomers that fit and of what is left for answers."""
-        free = 0
-        num_tokens = dict.fromkeys(RequestClass, 0)
-        first = next((each for each in newcomers if each[0].request_class is OFFLINE), None)
-        most = inf
-        if first is not None and self._takes(*first, in_prefill)[0] > left:
-            most = self._needs(first[0]) - 1  # nor may it start before the online ones
-        for record, cost in newcomers:
-            request_class = record.request_class
-            if num_tokens[request_class] >= self._step_tokens:
-                continue
-            num_tokens[request_class] += record.num_tokens - record.num_cached
-            takes, in_prefill = self._takes(record, cost, in_prefill)
-            needs = self._needs(record)
-            if takes <= left:
-                left -= takes
-                free += needs
-            elif request_class is ONLINE:
-                for resident, blocks in residents:
-                    share = blocks * resident.num_private_blocks * needs // (resident.num_blocks * cost or 1)
-                    resident.num_private_blocks = min(resident.num_blocks, share)
-                return int(min(free + left * needs // takes, most))
+        for record, growth, lacks in parked:
+            if lacks <= left:
+                left -= lacks
+                record.num_blocks += growth
+                record.num_private_blocks += growth
             else:
-                found = free + min(needs - 1, floor(left / rate))
-                # The first one may start instead of online requests if it does not fit beside them.
-                least = needs if most == inf and first is not None and record is first[0] else free
-                return int(max(least, min(found, most)))
-        return free + floor(left / rate)
+                left = min(left, 0)  # else the plan may give a part of the blocks to this one
+        rate = max(1.0, rate / len(residents)) if residents else self._num_tables
+        free = floor(left / rate)
+        for record, cost in newcomers if left >= 0 else ():
+            needs, takes = self._needs(record), self._takes(record, cost, in_prefill)
+            if takes <= left:
+                free = max(free, needs)
+            elif record.request_class is OFFLINE:
+                free = min(free, needs - 1)
+            else:
+                # Offline requests may be preempted for it: all counts are in what `needs` is to `takes`.
+                free = min(free, left * needs // takes)
+                for resident, blocks in zip(residents, held, strict=True):
+                    share = blocks * resident.num_private_blocks * needs // (resident.num_blocks * takes or 1)
+                    resident.num_private_blocks = min(resident.num_blocks, share)
+        return max(num_growing + free, num_growing if len(residents) == 1 else 0)
 
     def _needs(self, record: Request) -> int:
         """Return the free blocks that a waiting request takes in the account of the policy (`Blocks.needed`)."""
         size, cached = self._block_tokens, record.num_cached
         return -(-record.num_tokens // size) - (cached // size - record.num_cached_idle if cached else 0)
 
-    def _takes(self, record: Request, cost: int, in_prefill: int) -> tuple[int, int]:
-        """Return the blocks of the pool that a waiting request takes, and those of all prefill with it.
+    def _takes(self, record: Request, cost: int, in_prefill: int) -> int:
+        """Return the blocks of the pool that a waiting request takes.
 
         All prefill of a step shares the blocks that it takes for a time, so a newcomer may cost fewer.
         """
         num_left = record.num_tokens - record.num_cached
         wanted = in_prefill + sum([table.in_prefill(record.num_tokens, num_left) for table in self._tables])
-        both = min(wanted, self._most_in_prefill)
-        return cost - (wanted - both), both
+        return cost - max(0, wanted - self._most_in_prefill)

@@ -189,6 +189,7 @@ class Driver:
         if record is None or record.phase is WAITING:
             return
         self.host.preempt(record)
+        self.kv.forget(record.seq)
         record.num_tokens = request.num_tokens
         record.num_computed = record.num_blocks = record.num_private_blocks = 0
         record.num_cached = record.num_cached_idle = 0
@@ -222,6 +223,8 @@ class Driver:
         kv.draft_blocks = -(-num_running * num_ahead // self.blocks.block_tokens)
         self._count_private()
         snapshot = host.snapshot(kv, now)
+        if self.blocks.mixed is not None:
+            snapshot = replace(snapshot, free_blocks=kv.count_mixed(self.blocks.mixed))
         if self.draft_gain.per_decode:
             snapshot = replace(snapshot, cost=self.draft_gain.expected(snapshot.cost))
         if self._is_async:
@@ -275,7 +278,7 @@ class Driver:
         if is_tight or self._is_counting:
             ids = self.ids
             for seq, record in host.residents.items():
-                record.num_private_blocks = blocks.private(ids[seq]) if is_tight else record.num_blocks
+                record.num_private_blocks = record.num_blocks - (blocks.shared(ids[seq]) if is_tight else 0)
         self._is_counting = is_tight or blocks.mixed is not None  # a plan may have counted fewer
 
     def dispatched(self, scheduled: Mapping[str, int], now: float) -> None:
@@ -352,9 +355,7 @@ class Driver:
             if not batch.is_running(request):
                 if record.phase is not WAITING:
                     host.preempt(record)
-                self.kv.refused.add(record.seq)
                 continue
-            self.kv.refused.discard(record.seq)
             record.num_tokens = request.num_tokens
             start = record.num_computed = request.num_computed_tokens - scheduled[request.request_id]
             if start:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cache, cached_property
@@ -57,7 +57,7 @@ from vllm.v1.structured_output.backend_types import StructuredOutputBackend, Str
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
 from ballast_policy.request import Request as Record
-from ballast_vllm.block_tables import BlockTables, Newcomer, Table
+from ballast_vllm.block_tables import KvTable, KvTables
 from ballast_vllm.formats import SLOW, has_slow_format, may_close
 
 ALLOCATED_AT_ONCE = CrossAttentionSpec, CircularBufferSpec, HiSparseHotSpec
@@ -216,7 +216,7 @@ class KvBlocks:
         self._num_tables: int = len(tables)
         self._pool_size: int = self._pool.num_gpu_blocks - 1  # one block is vLLM's null block
         self._is_encoder_decoder: bool = scheduler.is_encoder_decoder
-        self.mixed: BlockTables | None = None
+        self.mixed: KvTables | None = None
         """The tables of a model whose tables need different numbers of blocks."""
         if tables:
             full = [table for table in tables if isinstance(table.kv_cache_spec, FullAttentionSpec)]
@@ -244,22 +244,23 @@ class KvBlocks:
 
     def _share(self, num_blocks: int) -> int:
         """Return blocks of the pool as the policy counts them."""
-        return num_blocks // self._num_tables if self.mixed is None else num_blocks * self.num_blocks // self._pool_size
-
-    def num_plannable(self, residents: Collection[Record], newcomers: Sequence[Newcomer], draft_blocks: int) -> int:
-        """Return the free blocks that a plan may give out, without those for drafts."""
         if self.mixed is None:
-            return max(0, self.num_free - draft_blocks)
-        return self.mixed.free(self._pool.get_num_free_blocks(), residents, newcomers, draft_blocks)
+            return num_blocks // self._num_tables
+        return num_blocks * self.num_blocks // max(1, self._pool_size)
+
+    @property
+    def num_free_in_pool(self) -> int:
+        """The same in blocks of the pool."""
+        return int(self._pool.get_num_free_blocks())
 
     def held(self, request_id: str) -> int:
         """Return the blocks of a request."""
         return len(self.tables.get(request_id, ()))
 
-    def private(self, request_id: str) -> int:
-        """Return the blocks of a request that no other request uses."""
+    def shared(self, request_id: str) -> int:
+        """Return the blocks of a request that other requests use, too."""
         blocks = self.tables.get(request_id, ())
-        return len(blocks) - int(sum([block.ref_cnt > 1 for block in blocks[: self.num_shared_blocks]]))
+        return int(sum([block.ref_cnt > 1 for block in blocks[: self.num_shared_blocks]]))
 
     def match_prefix(self, request: Any, record: Record) -> int:
         """Set the tokens of a waiting request that the prefix cache holds.
@@ -303,7 +304,7 @@ class KvBlocks:
         return self._share(sum(block.ref_cnt == 0 and block.block_hash is not None for block in self._pool.blocks))
 
 
-def _mixed(scheduler: Any, tables: Sequence[Any], block_tokens: int) -> BlockTables:
+def _mixed(scheduler: Any, tables: Sequence[Any], block_tokens: int) -> KvTables:
     """Return the tables of a model that has several kinds of them."""
     config = scheduler.vllm_config
     most_in_flight: int = config.max_in_flight_tokens
@@ -316,15 +317,13 @@ def _mixed(scheduler: Any, tables: Sequence[Any], block_tokens: int) -> BlockTab
             kinds.setdefault((type(spec), table.block_size, _window(spec)), []).append(table)
     found = []
     for (_, size, window), same in kinds.items():
-        kind = Table(len(same), size, same[0].get_num_skipped_tokens)
+        kind = KvTable(len(same), size, same[0].get_num_skipped_tokens)
         if window is not None:
             # A window may begin and end inside a block.
             most, most_in_prefill = [-(-(window - 1 + new) // size) + 1 for new in (per_decode, most_in_flight)]
             kind = replace(kind, grows_until=window, most=most, most_in_prefill=most_in_prefill)
         found.append(kind)
-    return BlockTables(
-        found, block_tokens=block_tokens, num_tables=len(tables), step_tokens=scheduler.max_num_scheduled_tokens
-    )
+    return KvTables(found, block_tokens=block_tokens, num_tables=len(tables))
 
 
 def _window(spec: Any) -> int | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
-from ballast_policy.request import ONLINE, Request
-from ballast_vllm.block_tables import BlockTables, Newcomer
+from ballast_policy.request import OFFLINE, ONLINE, Request, RequestClass
+from ballast_vllm.block_tables import KvTables
 
 HINT_STEPS = 8
 """Steps for which a matched prefix stays valid. Bounds the cost of a long backlog."""
@@ -21,16 +21,15 @@ class VllmBlocks(Protocol):
     num_lookahead_tokens: int
     block_tokens: int
     num_blocks: int
-    mixed: BlockTables | None
+    mixed: KvTables | None
 
     @property
     def num_free(self) -> int: ...
+    @property
+    def num_free_in_pool(self) -> int: ...
     def held(self, request_id: str) -> int: ...
-    def private(self, request_id: str) -> int: ...
+    def shared(self, request_id: str) -> int: ...
     def match_prefix(self, request: Any, record: Request) -> int: ...
-    def num_plannable(
-        self, residents: Collection[Request], newcomers: Sequence[Newcomer], draft_blocks: int
-    ) -> int: ...
 
 
 class SnapshotKv:
@@ -46,27 +45,27 @@ class SnapshotKv:
         self._live = live
         self.hinted: dict[int, int] = {}
         """The step of the last look-up of each request's prefix, by `seq`."""
-        self.refused: set[int] = set()
-        """Requests that a plan admitted and vLLM did not."""
         self._residents = residents
         self._costs: dict[int, int] = {}
-        self._newcomers: list[Request] = []
-        """Waiting requests of this step, in order, if block tables are mixed."""
+        self._first: dict[RequestClass, Request] = {}
+        """The first waiting request of each class in this step, if block tables are mixed."""
 
     def begin(self) -> None:
         """Begin a step."""
         self.step += 1
-        self._newcomers.clear()
+        self._first.clear()
 
     @property
     def num_free(self) -> int:
-        """Blocks that a plan may give out, without those for drafts."""
-        newcomers: list[Newcomer] = []
-        if self._newcomers:
-            # vLLM refuses a request again in the next step if another one goes first in the account.
-            self._newcomers.sort(key=lambda r: (r.request_class is not ONLINE, r.seq not in self.refused))
-            newcomers = [(request, self._costs[request.seq]) for request in self._newcomers]
-        return self._blocks.num_plannable(self._residents.values(), newcomers, self.draft_blocks)
+        """Free blocks, without those for drafts. `count_mixed` replaces them if block tables are mixed."""
+        return max(0, self._blocks.num_free - self.draft_blocks)
+
+    def count_mixed(self, tables: KvTables) -> int:
+        """Return the blocks that a plan may give out. Update those of residents that are parked or prefill."""
+        first = [self._first[c] for c in (OFFLINE, ONLINE) if c in self._first]
+        newcomers = [(request, self._costs[request.seq]) for request in first]
+        num_free = self._blocks.num_free_in_pool
+        return tables.free(num_free, self._residents.values(), newcomers, self.draft_blocks)
 
     def hint(self, request: Request) -> None:
         """Look up the prefix of a waiting request, unless the last answer is recent."""
@@ -78,13 +77,12 @@ class SnapshotKv:
             if self._blocks.mixed is not None:
                 self._costs[request.seq] = cost
         if self._blocks.mixed is not None:
-            self._newcomers.append(request)
+            self._first.setdefault(request.request_class, request)
 
     def forget(self, seq: int) -> None:
-        """Forget the matched prefix of a request that left."""
+        """Forget the matched prefix of a request that left or was preempted."""
         self.hinted.pop(seq, None)
         self._costs.pop(seq, None)
-        self.refused.discard(seq)
 
     def admit(self, request: Request) -> None:
         raise NotImplementedError("vLLM allocates the blocks")
