@@ -45,7 +45,7 @@ def test_two_ranks_give_one_answer_to_both_classes(serve):
 
 
 def test_the_death_of_a_rank_ends_the_server_with_a_sentence_and_loses_no_item(serve, queue, as_line, eventually):
-    lengths = {"first": 8} | {f"item-{index}": 900 for index in range(30)}  # seconds of work
+    lengths = {"first": 8} | {f"item-{index}": 400 for index in range(40)}  # seconds of work
     lines = [as_line(name, "/v1/completions", **completion(length)) for name, length in lengths.items()]
     with serve() as serving:
         eventually(lambda: queue.settings.read().urls, "the server to configure the queue")
