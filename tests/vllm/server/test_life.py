@@ -14,7 +14,7 @@ LENGTH = {"max_tokens": 900, "ignore_eos": True, "temperature": 0}
 LONG = {"prompt": "Once upon", **LENGTH}
 CHAT = {"messages": [{"role": "user", "content": "Go"}], **LENGTH}
 NUM_OF_KIND = 3
-"""Items take seconds on a fast machine too. Those with the same start go together, and slots are left for the others."""
+"""The items take seconds on a fast machine too. Items with one start go together, and leave slots for the others."""
 
 
 @pytest.fixture
