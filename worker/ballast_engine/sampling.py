@@ -37,12 +37,9 @@ def sample(logits: Tensor, rows: Sequence[SampleRow], kernels: Kernels | None = 
 
 
 def _draws(rows: Sequence[SampleRow]) -> NDArray[np.void]:
-    sampled = [row.sampling for row in rows]
     how = np.empty(len(rows), dtype=DRAW)
-    how["temperature"] = [one.temperature for one in sampled]
-    how["min_p"] = [one.min_p for one in sampled]
-    how["top_p"] = [one.top_p for one in sampled]
-    how["top_k"] = [one.top_k for one in sampled]
+    for name in ("temperature", "min_p", "top_p", "top_k"):
+        how[name] = [getattr(row.sampling, name) for row in rows]
     how["uniform"] = _uniforms_of(rows)
     return how
 

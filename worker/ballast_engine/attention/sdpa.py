@@ -68,12 +68,8 @@ class SdpaAttention:
         out = torch.empty_like(q)
         window = self.shape.windows[layer]
         for request in step.requests:
-            out[request.rows] = self._attend(
-                q[request.rows],
-                _gathered(keys, request),
-                _gathered(values, request),
-                request.masks[window],
-            )
+            seen = _gathered(keys, request), _gathered(values, request)
+            out[request.rows] = self._attend(q[request.rows], *seen, request.masks[window])
         return out.flatten(1)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -86,14 +82,8 @@ class SdpaAttention:
             seen = scaled_dot_product_attention(packed, k[None], v[None], scale=self.shape.scale)
             out = seen.view(self.shape.num_kv_heads, group, rows, -1)
         else:
-            wide = (-1, group, -1, -1)
-            out = scaled_dot_product_attention(
-                grouped,
-                k[:, None].expand(*wide),
-                v[:, None].expand(*wide),
-                attn_mask=mask,
-                scale=self.shape.scale,
-            )
+            k, v = (shared[:, None].expand(-1, group, -1, -1) for shared in (k, v))
+            out = scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=self.shape.scale)
         return out.permute(2, 0, 1, 3).reshape(rows, self.shape.num_heads, -1)
 
 

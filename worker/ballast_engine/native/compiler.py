@@ -78,10 +78,8 @@ def find_compiler() -> str:
 def _cache() -> Path:
     chosen = os.environ.get("BALLAST_CACHE")
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    for folder in (
-        Path(chosen) if chosen else home / "ballast",
-        Path(tempfile.gettempdir()) / f"ballast-{os.getuid()}",
-    ):
+    usual = Path(chosen) if chosen else home / "ballast"
+    for folder in (usual, Path(tempfile.gettempdir()) / f"ballast-{os.getuid()}"):
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError:
