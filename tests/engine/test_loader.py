@@ -75,6 +75,16 @@ def test_a_sharded_checkpoint_computes_what_the_single_file_computes(directory, 
     torch.testing.assert_close(single, sharded)
 
 
+def test_a_head_that_repeats_the_embedding_takes_no_memory(checkpoints, tmp_path):
+    directory = shutil.copytree(checkpoints("llama, tied embeddings, one key head")[0], tmp_path / "model")
+    tied = load_here(directory)
+    edit_weights(directory, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    loaded = load_here(directory)
+
+    assert loaded.weights.head is loaded.weights.embedding
+    assert loaded.num_params == tied.num_params
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "cpu"])
 def test_dummy_weights_need_only_the_configuration_and_repeat(tmp_path, checkpoints, batch_of, part, attention):
     shutil.copy(checkpoints("qwen2")[0] / "config.json", tmp_path)
@@ -88,6 +98,14 @@ def test_dummy_weights_need_only_the_configuration_and_repeat(tmp_path, checkpoi
     assert 0.1 < float(first.logits(batch).std()) < 10
 
 
+SIZES = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "vocab_size": 8,
+    "max_position_embeddings": 64,
+}
 DAMAGES = {
     "no directory": (shutil.rmtree, "not a directory"),
     "no config.json": (lambda d: (d / "config.json").unlink(), r"config\.json does not exist"),
@@ -191,6 +209,29 @@ DAMAGES = {
         lambda d: edit(d / "config.json", rope_parameters={"rope_type": "linear"}),
         "has no 'factor'",
     ),
+    "a head of another shape beside a configuration that ties it": (
+        lambda d: (
+            edit(d / "config.json", tie_word_embeddings=True),
+            edit_weights(d, lambda t: t.update({"lm_head.weight": torch.zeros(194, 48)})),
+        ),
+        r"lm_head\.weight has shape \[194, 48\]",
+    ),
+    "yarn beside the parameters of the rope": (
+        lambda d: edit(
+            d / "config.json",
+            rope_scaling={"rope_type": "yarn", "factor": 4.0},
+            rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        ),
+        "type 'yarn'",
+    ),
+    "types of fewer layers": (
+        lambda d: edit(d / "config.json", layer_types=["full_attention"] * 2),
+        r"layer_types is \['full_attention', 'full_attention'\], expected .* for each of the 3 layers",
+    ),
+    "a layer of another type": (
+        lambda d: edit(d / "config.json", layer_types=["full_attention"] * 2 + ["chunked_attention"]),
+        "expected full_attention or sliding_attention",
+    ),
     "a size in words": (lambda d: edit(d / "config.json", hidden_size="wide"), "hidden_size is 'wide'"),
     "no layers": (lambda d: edit(d / "config.json", num_hidden_layers=0), "num_hidden_layers is 0"),
     "no width": (lambda d: edit(d / "config.json", hidden_size="DROP"), "has no 'hidden_size'"),
@@ -235,17 +276,28 @@ def test_options_that_cannot_be_met_are_refused(directory, changes, message):
     ids=str,
 )
 def test_both_spellings_of_the_rotary_embedding_are_read(spelling, kind):
-    sizes = {
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "num_hidden_layers": 1,
-        "vocab_size": 8,
-        "max_position_embeddings": 64,
-    }
-    rope = parse_config({"architectures": ["LlamaForCausalLM"], **sizes, **spelling}).rope
+    rope = parse_config({"architectures": ["LlamaForCausalLM"], **SIZES, **spelling}).rope
 
     assert (rope.kind, rope.theta) == (kind, 500000.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"use_sliding_window": True, "sliding_window": None}, [None, None]),
+        ({"use_sliding_window": True, "sliding_window": 8}, [8, 8]),
+        (
+            {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]},
+            [None, 8],
+        ),
+        ({"sliding_window": 8}, [None, None]),
+    ],
+    ids=str,
+)
+def test_a_layer_has_the_window_of_its_type(changes, windows):
+    config = {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2, "max_window_layers": 0, **SIZES}
+
+    assert parse_config(config | changes | {"num_hidden_layers": 2}).windows == tuple(windows)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from itertools import pairwise
 
 import numpy as np
@@ -47,6 +49,38 @@ def test_logits_of_a_chunked_prompt_agree(architecture, attention, checkpoints, 
         theirs = reference(torch.tensor([prompt])).logits[0]
 
     assert max(relative_errors(torch.cat(ours), theirs)) < 1e-4
+
+
+EDITS = {
+    "a head of its own beside a configuration that ties it": ("llama", {"tie_word_embeddings": True}),
+    "a rope that was scaled after it was saved": ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
+    "a mistral with a window in some layers": (
+        "mistral, sliding window",
+        {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edited_configuration_means_what_it_means_to_transformers(
+    *, edit, attention, checkpoints, batch_of, part, tmp_path
+):
+    import transformers
+
+    name, changes = EDITS[edit]
+    directory = shutil.copytree(checkpoints(name)[0], tmp_path / "model")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | changes))
+    prompt = np.random.default_rng(4).integers(3, 193, 40).tolist()
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.no_grad():
+        theirs = reference(torch.tensor([prompt])).logits[0]
+    whole = batch_of([part(prompt, 0, range(5), sampling=GREEDY, every_row=True)], BLOCK_TOKENS)
+    ours = make_executor(directory, attention).logits(whole)
+
+    assert max(relative_errors(ours, theirs)) < 1e-4
 
 
 def test_greedy_output_agrees_token_for_token_in_a_mixed_batch(architecture, attention, checkpoints, batch_of, part):

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Literal, Protocol, cast
@@ -32,6 +32,8 @@ _DTYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bf
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _HARMLESS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
 """Buffers in old checkpoints. The engine computes them itself."""
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ def load(
     backend = _backend(attention, config, kind)
     packing = Packing(kernels().lanes) if backend == "cpu" and kind == torch.float32 else None
     with ExitStack() as stack:
-        take = _random(kind) if load_format == "dummy" else _Checkpoint(directory, config, stack, dtype=kind).take
+        found = None if load_format == "dummy" else _Checkpoint(directory, config, stack, dtype=kind)
+        config, take = (config, _random(kind)) if found is None else (found.config, found.take)
         weights = assemble(config, take, packing)
     loaded = LoadedModel(
         config=config,
@@ -136,6 +139,7 @@ def _obstacle(config: ModelConfig, dtype: torch.dtype) -> str | None:
 
 
 class _Slice(Protocol):
+    def __getitem__(self, rows: slice) -> Tensor: ...
     def get_shape(self) -> list[int]: ...
 
 
@@ -154,11 +158,18 @@ class _Checkpoint:
 
     def __init__(self, directory: Path, config: ModelConfig, stack: ExitStack, *, dtype: torch.dtype) -> None:
         self._directory = directory
-        self._config = config
         self._dtype = dtype
         self._files = {name: self._open(name, stack) for name in self._file_names()}
         self._holder = {tensor: name for name, file in self._files.items() for tensor in list(file.keys())}
+        has_head = _HEAD in self._holder
+        self.config = replace(config, tie_embeddings=config.tie_embeddings and not has_head)
+        """The configuration of these weights: embedding and head are tied if they have equal values."""
         self._check()
+        if has_head and config.tie_embeddings:
+            if self._repeats_embedding():
+                self.config = config
+            else:
+                log.warning("lm_head.weight differs from the embedding and is used, although config.json ties both")
 
     def take(self, name: str, _shape: Shape) -> Tensor:
         """Read one tensor."""
@@ -215,18 +226,24 @@ class _Checkpoint:
                 f"{path} ({path.stat().st_size} bytes) is not a whole safetensors file ({error}): download it again."
             ) from error
 
+    def _repeats_embedding(self) -> bool:
+        """Return whether the head has the values of the embedding, with a few rows of both in memory at a time."""
+        head, embedding = (self._files[self._holder[name]].get_slice(name) for name in (_HEAD, _EMBEDDING))
+        parts = (slice(start, start + _ROWS) for start in range(0, self.config.vocab_size, _ROWS))
+        return all(torch.equal(head[part].to(self._dtype), embedding[part].to(self._dtype)) for part in parts)
+
     def _check(self) -> None:
-        expected = expected_tensors(self._config)
+        expected = expected_tensors(self.config)
         missing = [name for name in expected if name not in self._holder]
         if missing:
             raise InvalidCheckpoint(
                 f"{self._directory} lacks {len(missing)} of the {len(expected)} tensors of a "
-                f"{self._config.architecture} ({_some(missing)}): download the weights that belong to this config.json."
+                f"{self.config.architecture} ({_some(missing)}): download the weights that belong to this config.json."
             )
-        unknown = [name for name in self._holder if name not in expected and not self._is_harmless(name)]
+        unknown = [name for name in self._holder if name not in expected and not name.endswith(_HARMLESS)]
         if unknown:
             raise InvalidCheckpoint(
-                f"{self._directory} holds {len(unknown)} tensors ({_some(unknown)}) that a {self._config.architecture} "
+                f"{self._directory} holds {len(unknown)} tensors ({_some(unknown)}) that a {self.config.architecture} "
                 f"of this config.json does not use, so results would be wrong: use the config.json of these weights."
             )
         for name, shape in expected.items():
@@ -236,9 +253,6 @@ class _Checkpoint:
                     f"{self._directory / self._holder[name]}: tensor {name} has shape {list(found)}; config.json asks "
                     f"for {list(shape)}: use the config.json of these weights."
                 )
-
-    def _is_harmless(self, name: str) -> bool:
-        return name.endswith(_HARMLESS) or (name == "lm_head.weight" and self._config.tie_embeddings)
 
 
 def _some(names: list[str]) -> str:

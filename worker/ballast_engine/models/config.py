@@ -13,6 +13,7 @@ from ballast_engine.errors import InvalidCheckpoint
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 SUPPORTED_ROPE = ("default", "linear", "llama3")
 
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 _MOST_LAYERS = 10_000
 _LARGEST = 1e12
 """Largest number of a rotary embedding or a norm."""
@@ -185,19 +186,16 @@ def _refuse_unsupported(config: Json, where: str) -> None:
 
 
 def _rope(config: Json, where: str, *, max_positions: int) -> Rope:
-    """Read `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (transformers 4)."""
-    merged: dict[str, object] = {"rope_theta": config.get("rope_theta")}
-    for name in ("rope_scaling", "rope_parameters"):
-        given = config.get(name)
-        if given is None:
-            continue
-        if not isinstance(given, dict):
-            raise InvalidCheckpoint(f"{where}: {name} is {given!r}, which must be an object or null.")
-        if any(isinstance(value, dict) for value in given.values()):
-            raise InvalidCheckpoint(f"{where}: {name} differs by layer type; this engine has one for all layers.")
-        merged.update({key: value for key, value in given.items() if value is not None})
-    kind = merged.get("rope_type") or merged.get("type") or "default"
-    fields = _Fields(merged, f"{where} ({'rope_parameters' if 'rope_parameters' in config else 'rope_scaling'})")
+    """Read `rope_scaling` (transformers 4), or else `rope_parameters` (transformers 5), with `rope_theta` beside it."""
+    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    given = config.get(name) or {}
+    if not isinstance(given, dict):
+        raise InvalidCheckpoint(f"{where}: {name} is {given!r}, which must be an object or null.")
+    if any(isinstance(value, dict) for value in given.values()):
+        raise InvalidCheckpoint(f"{where}: {name} differs by layer type; this engine has one for all layers.")
+    found = {key: value for key, value in given.items() if value is not None}
+    kind = found.get("rope_type") or found.get("type") or "default"
+    fields = _Fields({"rope_theta": config.get("rope_theta"), **found}, f"{where} ({name})")
     theta = fields.positive("rope_theta", 10_000.0)
     partial = fields.get("partial_rotary_factor", 1.0)
     if partial != 1.0:
@@ -228,18 +226,17 @@ def _rope(config: Json, where: str, *, max_positions: int) -> Rope:
 
 
 def _windows(fields: _Fields, architecture: str) -> tuple[int | None, ...]:
-    layers = fields.count("num_hidden_layers", most=_MOST_LAYERS)
-    everything: tuple[int | None, ...] = (None,) * layers
-    if architecture == "LlamaForCausalLM":
-        return everything
-    if architecture == "MistralForCausalLM":
-        explicit_none = "sliding_window" in fields.fields and fields.fields["sliding_window"] is None
-        return everything if explicit_none else (fields.count("sliding_window", 4096),) * layers
-    if not fields.get("use_sliding_window", default=False):
-        return everything
+    num_layers = fields.count("num_hidden_layers", most=_MOST_LAYERS)
+    is_mistral = architecture == "MistralForCausalLM"
+    first = 0 if is_mistral else fields.get("max_window_layers", 28)
+    kinds = fields.fields.get("layer_types") or [_LAYER_TYPES[layer >= first] for layer in range(num_layers)]
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in _LAYER_TYPES for kind in kinds):
+        raise InvalidCheckpoint(
+            f"{fields.where}: layer_types is {str(kinds)[:100]}, expected {' or '.join(_LAYER_TYPES)} for each of the "
+            f"{num_layers} layers: for other layers, use engine.backend: vllm."
+        )
+    has_windows = is_mistral or (architecture != "LlamaForCausalLM" and fields.get("use_sliding_window", default=False))
+    if not has_windows or fields.fields.get("sliding_window", 4096) is None:
+        return (None,) * num_layers
     window = fields.count("sliding_window", 4096)
-    kinds = fields.fields.get("layer_types")
-    if isinstance(kinds, list) and len(kinds) == layers:
-        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-    first = fields.get("max_window_layers", 28)
-    return tuple(window if layer >= first else None for layer in range(layers))
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
