@@ -10,10 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ballast_engine.build import build_engine
 from ballast_engine.errors import InvalidCheckpoint, InvalidOptions
 from ballast_engine.executor import Executor
 from ballast_engine.loader import load, set_threads
 from ballast_engine.models.config import parse_config
+from ballast_engine.options import EngineOptions
 from ballast_engine.request import SamplingParams
 
 
@@ -83,6 +85,14 @@ def test_a_head_that_repeats_the_embedding_takes_no_memory(checkpoints, tmp_path
 
     assert loaded.weights.head is loaded.weights.embedding
     assert loaded.num_params == tied.num_params
+
+
+def test_a_model_without_an_end_token_is_logged(directory, caplog):
+    for name in ("config.json", "generation_config.json"):
+        edit(directory / name, eos_token_id=None)
+    build_engine(EngineOptions(directory, attention="sdpa", threads=1, slots=1, kv_memory_bytes=1 << 20))
+
+    assert sum("model names no end token" in record.message for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "cpu"])

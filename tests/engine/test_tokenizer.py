@@ -4,7 +4,7 @@ import json
 import shutil
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,82 @@ def test_tokens_are_those_of_transformers(
     ours, theirs = Tokenizer(directory), AutoTokenizer.from_pretrained(directory)
     for text in TEXTS:
         assert ours.encode(text) == theirs.encode(text)
+
+
+def added(text: str, **flags: bool) -> dict[str, Any]:
+    return {"content": text, "lstrip": False, "rstrip": False, "normalized": False, "single_word": False, **flags}
+
+
+PLAIN = ("<|user|>", "<|end|>")
+DECODER = {"303": added("<|user|>", special=True), "304": added("<|end|>", special=True)}
+ADDED: dict[str, tuple[Sequence[str], dict[str, dict[str, Any]]]] = {
+    "special only in the configuration": (PLAIN, {"tokenizer_config.json": {"added_tokens_decoder": DECODER}}),
+    "the end token is plain": (PLAIN, {"tokenizer_config.json": {"eos_token": "<|end|>"}}),
+    "further special tokens are plain": (PLAIN, {"tokenizer_config.json": {"additional_special_tokens": PLAIN}}),
+    "further special tokens are missing": ((), {"tokenizer_config.json": {"additional_special_tokens": PLAIN}}),
+    "extra special tokens are missing": ((), {"tokenizer_config.json": {"extra_special_tokens": PLAIN}}),
+    "tokens only in the configuration": (
+        (),
+        {"tokenizer_config.json": {"added_tokens_decoder": DECODER, "eos_token": "<|end|>"}},
+    ),
+    "tokens only in added_tokens.json": (
+        (),
+        {
+            "tokenizer_config.json": {"eos_token": "<|end|>"},
+            "added_tokens.json": {"<|end|>": 304, "<|user|>": 303},
+        },
+    ),
+    "the end token is a piece of words": ((), {"tokenizer_config.json": {"eos_token": "ll"}}),
+    "an end token only in special_tokens_map.json": (
+        (),
+        {"tokenizer_config.json": {"eos_token": None}, "special_tokens_map.json": {"eos_token": "</s>"}},
+    ),
+}
+
+
+def save_added(directory: Path, plain: Sequence[str], files: dict[str, dict[str, Any]]) -> Path:
+    backend = byte_level()
+    backend.add_tokens(list(plain))
+    save(directory, backend, **files.get("tokenizer_config.json", {}))
+    for name, content in files.items():
+        if name != "tokenizer_config.json":
+            (directory / name).write_text(json.dumps(content))
+    return directory
+
+
+@pytest.mark.parametrize("where", ADDED)
+def test_tokens_outside_tokenizer_json_are_those_of_transformers(tmp_path: Path, where: str) -> None:
+    from transformers import AutoTokenizer
+
+    directory = save_added(tmp_path, *ADDED[where])
+    ours, theirs = Tokenizer(directory), AutoTokenizer.from_pretrained(directory)
+    tokens = theirs.encode("<|user|>Hello<|end|>")
+
+    assert ours.encode("<|user|>Hello<|end|>") == tokens
+    assert ours.decode(tokens) == theirs.decode(tokens, skip_special_tokens=True)
+    assert "".join(stream(Detokenizer(ours.token_bytes), tokens, [])) == ours.decode(tokens)
+    assert (ours.eos_ids, ours.vocab_size) == ({theirs.eos_token_id}, len(theirs))
+
+
+def test_an_added_token_that_cannot_get_its_id_is_refused(tmp_path: Path) -> None:
+    config = {"added_tokens_decoder": {"305": added("<|end|>", special=True)}}
+    with pytest.raises(InvalidCheckpoint, match=r"has the id 305, but tokenizer\.json gives it 303"):
+        Tokenizer(save_added(tmp_path, (), {"tokenizer_config.json": config}))
+
+
+def test_a_token_that_was_renamed_in_tokenizer_json_keeps_its_new_name(tmp_path: Path) -> None:
+    config = {"added_tokens_decoder": {"303": added("<|reserved|>", special=True)}}
+    tokenizer = Tokenizer(save_added(tmp_path, ["<|user|>"], {"tokenizer_config.json": config}))
+
+    assert tokenizer.encode("<|user|>") == [303]
+    assert tokenizer.vocab_size == 304
+
+
+def test_a_llama_tokenizer_has_the_tokens_of_its_file(tmp_path: Path) -> None:
+    backend = sentencepiece()
+    tokenizer = Tokenizer(save(tmp_path, backend, tokenizer_class="LlamaTokenizer"))
+    for text in [*TEXTS, " Hello", "<s> x"]:
+        assert tokenizer.encode(text) == backend.encode(text).ids
 
 
 def test_the_shipped_model_tokenizes_as_transformers_does(model_dir: Path) -> None:
@@ -273,6 +349,8 @@ def test_a_template_that_is_no_jinja_is_a_broken_checkpoint(tmp_path: Path) -> N
         ("tokenizer.json", "{}", "is not a tokenizer"),
         ("tokenizer_config.json", "{", "is not readable JSON"),
         ("tokenizer_config.json", "[]", "contains a JSON list, expected an object"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"x": 1}}', "the added tokens are not readable"),
+        ("added_tokens.json", '{"<|end|>": "last"}', "the added tokens are not readable"),
         ("generation_config.json", '{"eos_token_id": "</s>"}', "is not a token id"),
     ],
 )
@@ -292,6 +370,7 @@ def test_a_broken_tokenizer_file_is_named(
     [
         ({}, {2}),
         ({"config.json": {"eos_token_id": 7}}, {2, 7}),
+        ({"tokenizer_config.json": {"eos_token": None}, "special_tokens_map.json": {"eos_token": "</s>"}}, {2}),
         ({"config.json": {"eos_token_id": None}, "generation_config.json": {"eos_token_id": [8, 9]}}, {2, 8, 9}),
     ],
 )
@@ -341,7 +420,8 @@ def test_a_leading_blank_stays_behind_a_prompt_with_text(
     sentencepiece_dir: Path, prompt: list[int], expected: str
 ) -> None:
     tokenizer = Tokenizer(sentencepiece_dir)
-    tokens = [tokenizer.token_to_id("▁Hello"), tokenizer.token_to_id("▁world")]
+    backend = tokenizers.Tokenizer.from_file(str(sentencepiece_dir / "tokenizer.json"))
+    tokens = [backend.token_to_id("▁Hello"), backend.token_to_id("▁world")]
     detokenizer = Detokenizer(tokenizer.token_bytes, prompt=prompt)
 
     assert detokenizer.add([token for token in tokens if token is not None]) + detokenizer.end() == expected
@@ -374,7 +454,7 @@ def test_stop_strings_cut_the_same_however_tokens_arrive(
     byte_level_dir: Path, text: str, stops: list[str], cuts: list[int], keep: bool
 ) -> None:
     tokenizer = Tokenizer(byte_level_dir)
-    tokens = [token for token in (tokenizer.token_to_id(c) for c in text) if token is not None]
+    tokens = [tokenizer.encode(character)[0] for character in text]
     detokenizer = Detokenizer(tokenizer.token_bytes, stop=stops, keep_stop=keep)
     deltas = stream(detokenizer, tokens, cuts)
 
@@ -385,6 +465,6 @@ def test_stop_strings_cut_the_same_however_tokens_arrive(
 def test_text_that_may_become_a_stop_string_is_held_back(byte_level_dir: Path) -> None:
     tokenizer = Tokenizer(byte_level_dir)
     detokenizer = Detokenizer(tokenizer.token_bytes, stop=["END"])
-    ids = {c: tokenizer.token_to_id(c) or 0 for c in "xEND"}
+    ids = {character: tokenizer.encode(character)[0] for character in "xEND"}
 
     assert [detokenizer.add([ids[c]]) for c in "xENEx"] == ["x", "", "", "EN", "Ex"]

@@ -55,6 +55,8 @@ def build_engine(
         InvalidOptions: the options contradict one another or the machine.
     """
     tokenizer = tokenizer or Tokenizer(Path(options.directory))
+    if not tokenizer.eos_ids:
+        log.warning("model names no end token: answers end at a stop string or at max_tokens")
     loaded = load(
         options.directory,
         dtype=options.dtype,

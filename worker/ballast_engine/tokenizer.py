@@ -21,7 +21,8 @@ SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 class Tokenizer:
     """The tokenizer of one checkpoint; safe to call from several threads.
 
-    Its tokens equal those of `transformers.AutoTokenizer` for a checkpoint with a `tokenizer.json`.
+    It does what `tokenizer.json` says, with the tokens that only the configuration files have. `transformers` does the
+    same, except for classes with own rules: its `LlamaTokenizer` adds a blank only to a text that begins without one.
     """
 
     def __init__(self, directory: Path | str) -> None:
@@ -31,21 +32,42 @@ class Tokenizer:
             InvalidCheckpoint: a file is missing or cannot be read.
         """
         self.directory = Path(directory)
-        self._config = {
-            **_read_json(self.directory / "special_tokens_map.json"),
-            **_read_json(self.directory / "tokenizer_config.json"),
-        }
+        files = [_read_json(self.directory / name) for name in ("special_tokens_map.json", "tokenizer_config.json")]
+        self._config = {key: value for file in files for key, value in file.items() if value is not None}
         self._backend = _load_backend(self.directory / "tokenizer.json")
         self.special_tokens = {
             name: text for name in SPECIAL_NAMES if (text := _special_text(self._config.get(name))) is not None
         }
-        self._add_missing_special_tokens()
+        self._add_tokens()
         self.eos_ids = self._eos_ids()
         """Tokens that end an answer: those of `generation_config.json`, `config.json` and the tokenizer."""
 
-    def _add_missing_special_tokens(self) -> None:
-        missing = [text for text in self.special_tokens.values() if self._backend.token_to_id(text) is None]
-        self._backend.add_special_tokens(list(dict.fromkeys(missing)))
+    def _add_tokens(self) -> None:
+        """Add the tokens that only the configuration files have, and mark special tokens, as `transformers` does."""
+        backend, special = self._backend, self.special_tokens.values()
+        more = self._config.get("extra_special_tokens") or self._config.get("additional_special_tokens") or ()
+        tokens = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+        declared = self._config.get("added_tokens_decoder")
+        try:
+            if declared is None:
+                ids = _read_json(self.directory / "added_tokens.json").items()
+                declared = {i: {"content": text, "special": text in special} for text, i in ids if text not in tokens}
+            found = {int(i): tokenizers.AddedToken(**declared[i]) for i in sorted(declared, key=int)}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise InvalidCheckpoint(f"{self.directory}: the added tokens are not readable: {error}") from error
+        # Where another token has the id, it was renamed in tokenizer.json only.
+        found = {i: token for i, token in found.items() if backend.id_to_token(i) in {None, token.content}}
+        tokens.update({token.content: token for token in found.values()})
+        for text in [*special, *filter(None, map(_special_text, more.values() if isinstance(more, dict) else more))]:
+            token = tokens.setdefault(text, tokenizers.AddedToken(text, special=True))
+            token.special = token.special or text in special
+        backend.add_tokens(list(tokens.values()))
+        for i, token in found.items():
+            if backend.token_to_id(token.content) != i:
+                raise InvalidCheckpoint(
+                    f"{self.directory}: the added token {token.content!r} has the id {i}, but tokenizer.json gives it "
+                    f"{backend.token_to_id(token.content)}: use the files of one version of the model."
+                )
 
     @property
     def vocab_size(self) -> int:
@@ -66,10 +88,6 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, without special tokens."""
         return self._backend.decode(list(token_ids), skip_special_tokens=True)
-
-    def token_to_id(self, token: str) -> int | None:
-        """Return the id of a token by its text, or None."""
-        return self._backend.token_to_id(token)
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
