@@ -45,7 +45,7 @@ def test_a_claim_carries_everything_an_attempt_needs(queue, desk, line):
 
 
 def test_an_attempt_samples_with_the_same_seed_whoever_runs_it(queue, line):
-    job_id = submit(queue, line, 20)
+    job_id = queue.submissions.submit([line(f"r{i}", **({"seed": -1} if i % 2 else {})) for i in range(20)]).job_id
     first = queue.leases.claim(job_id, 20, "w1")
     for claimed in first:
         queue.leases.give_back(claimed)

@@ -207,7 +207,7 @@ def by_job(job_ids: Sequence[str]) -> list[tuple[str, list[int]]]:
 def _seed_of(job_id: str, index: int, body: Mapping[str, Any]) -> int:
     """Return the body's seed, or a hash of job and index: the same in every attempt on every worker."""
     seed = body.get("seed")
-    if isinstance(seed, int):
+    if isinstance(seed, int) and seed != -1:  # as in vLLM, -1 is no seed
         return seed
     return int.from_bytes(blake2b(f"{job_id}\n{index}".encode(), digest_size=8).digest()) >> 1
 

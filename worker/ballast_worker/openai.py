@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ballast_engine.errors import InvalidChat
@@ -40,6 +41,8 @@ class PublishedModel:
     max_model_len: int
     vocab_size: int
     tokenizer: Tokenizer
+    sampling: Mapping[str, float]
+    """Sampling parameters for requests that leave them out, by the name of the field."""
     longest_token_bytes: int | None = None
     """The most bytes of text in one token; None: unlimited."""
 
@@ -93,7 +96,10 @@ class PublishedModel:
         self, request_id: str, body: Body, prompt: tuple[int, ...], caller: Caller, *, seed: int | None = None
     ) -> GenerationRequest:
         """Return the engine request of a body. `seed` is for a body without a seed; by default it is random."""
-        if body.seed is not None:
+        body = body.model_copy(
+            update={n: value for n, value in self.sampling.items() if n not in body.model_fields_set}
+        )
+        if body.seed not in {None, -1}:  # as in vLLM, -1 is no seed
             seed = body.seed
         elif seed is None:
             seed = random.getrandbits(63)

@@ -33,6 +33,7 @@ from ballast_worker.reload import ConfigWatcher, Loaded
 from ballast_worker.requests import Recorder, RequestTiming, promised
 from ballast_worker.responses import AnswerBuffer, stopping
 from ballast_worker.status import Identity, SmoothedRates, worker_status
+from ballast_worker.suggested_sampling import suggested_sampling
 from ballast_worker.tenancy import Tenancy
 from ballast_worker.tls import Certificate
 from ballast_worker.utilization import Utilization
@@ -323,6 +324,7 @@ def _load(config: WorkerConfig, build: Build) -> tuple[Engine, PublishedModel]:
         max_model_len=engine.max_tokens,
         vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer,
+        sampling=suggested_sampling(directory / "generation_config.json"),
         longest_token_bytes=longest_token_bytes(directory / "tokenizer.json"),
     )
     return engine, served
