@@ -201,7 +201,8 @@ class Poller:
             log.info("poll of Redis failed", resource=str(key), error=type(error).__name__)
             return _unusable(of.source, str(error) if isinstance(error, LibraryUnfit) else "")
         if of.result is not None and of.result.workers and not result.workers:
-            self._mark_outdated(of)  # the workers may have followed the Secret to another Redis
+            self._mark_outdated(of)  # the workers may have followed the Secret, or the address, to another Redis
+            self.connections.pop(server, None)
         return result
 
     async def _address(self, namespace: str, of: _Polled) -> Address | None:

@@ -218,24 +218,31 @@ class Connection:
         """Return whether the URL names another database than 0."""
         return not self.is_cluster and bool(self.client.get_connection_kwargs().get("db"))
 
-    def administer(self, commands: Sequence[Sequence[str]]) -> list[Any]:
-        """Run commands of an administrator, in a cluster on every node. Return the replies, of a cluster any node's."""
+    def administer(self, commands: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """Run commands of an administrator, in a cluster on every node that it had when this connection was opened.
+
+        Return the replies of each node. If some nodes do not answer, the commands run on the others before the error is
+        raised.
+        """
         if not commands:
             return []
-        replies: list[Any] = self._translated(lambda: self._administer(commands))
+        replies: list[list[Any]] = self._translated(lambda: self._administer(commands))
         return replies
 
-    def _administer(self, commands: Sequence[Sequence[str]]) -> list[Any]:
+    def _administer(self, commands: Sequence[Sequence[str]]) -> list[list[Any]]:
         if not self.is_cluster:
             pipeline = self.client.pipeline(transaction=False)
             for command in commands:
                 pipeline.execute_command(*command)
-            replies: list[Any] = pipeline.execute()
-            return replies
-        found = []
-        for command in commands:
-            reply = self.client.execute_command(*command, target_nodes=RedisCluster.ALL_NODES)
-            found.append(next(iter(reply.values())) if isinstance(reply, dict) else reply)
+            return [pipeline.execute()]
+        found, failure = [], None
+        for node in self.client.get_nodes():
+            try:
+                found.append([self.client.execute_command(*command, target_nodes=node) for command in commands])
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                failure = error
+        if failure is not None:
+            raise failure
         return found
 
     def info(self, section: str) -> dict[str, Any]:
