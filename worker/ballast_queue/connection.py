@@ -284,7 +284,9 @@ class Connection:
             # Another client flushed the functions during the pipeline. Repeat only the calls that did not run.
             self._require_library(lacks_function=True)
             for i in missing:
-                replies[i] = self._call(self.client, *calls[i])
+                replies[i] = self._reply(calls[i])
+                if _is_missing(replies[i]):
+                    raise LibraryUnfit(_MISSING)
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
@@ -292,13 +294,14 @@ class Connection:
 
     def _with_library(self, attempt: Callable[[], _T]) -> _T:
         def attempt_twice() -> _T:
-            try:
-                return attempt()
-            except ResponseError as error:
-                if not _is_missing(error):
-                    raise
-            self._require_library(lacks_function=True)
-            return attempt()
+            for _ in range(2):
+                try:
+                    return attempt()
+                except ResponseError as error:
+                    if not _is_missing(error):
+                        raise
+                self._require_library(lacks_function=True)
+            raise LibraryUnfit(_MISSING)  # in a cluster, other shards may be fit
 
         return self._translated(attempt_twice)
 
