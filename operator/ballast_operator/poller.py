@@ -241,7 +241,7 @@ class Poller:
         connection = self._connection(server)
         connection.load_again()
         queue = Queue(connection, source.queue)
-        follows = queue.settings.renew(source.owner) in ("", source.owner)
+        settings = queue.settings.renew(source.owner)
         if not (workers := tuple(queue.workers.statuses())):
             run_timers(queue)  # otherwise the workers do that
         return PollResult(
@@ -249,7 +249,7 @@ class Poller:
             workers=workers,
             queue=queue.stats(),
             former=tuple(_former(Queue(connection, name), source.owner) for name in source.former),
-            follows=follows,
+            settings=settings,
             has_newer_functions=connection.has_newer_library(),
             has_older_functions=connection.is_outdated,
         )

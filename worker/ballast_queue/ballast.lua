@@ -10,8 +10,8 @@
 --   ballast:{<queue>}:inbox:<t> stream   entries of a submitter that may write for tenant t only
 --   ballast:{<queue>}:intake    string   the worker that reads the inbox (a short lock that only saves work)
 --   ballast:{<queue>}:forecast  string   when a worker began to forecast deadlines; exists for a short time
---   ballast:{<queue>}:settings  hash     json, owner, rank, created, generation, when the owner last renewed them, and the
---                                        numbers that these functions read
+--   ballast:{<queue>}:settings  hash     json, owner, rank, created, generation, when the owner last renewed them, when
+--                                        they were last applied, and the numbers that these functions read
 --   ballast:{<queue>}:declared  zset     tenant -> when settings in force last declared it, for the last MAX_DECLARED tenants
 --   ballast:{<queue>}:totals    hash     sums over the jobs below (waiting, leased, ..., dead), jobs:<state>, `at_risk`,
 --                                        `sequence` (of jobs) and `token` (the last fencing token, see `next_token`).
@@ -49,7 +49,7 @@
 --   :ids                        set      custom ids, until the job is closed
 -- The items from `next` to `stored` - 1 wait and have an entry only in :items.
 
-local REVISION = 17
+local REVISION = 18
 
 local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
@@ -75,7 +75,7 @@ local MAX_STATUS_BYTES, MAX_STATUSES, MAX_STATUSES_BYTES = 128 * 1024, 5000, 2 *
 local MAX_DECLARED = 2000
 local MOST_MEMORY = 1.2 -- times maxmemory: above it, a server leaves the items where they are
 local UNSERVED = 'no worker serves the model that its items name' -- the reason of a job whose items came back for this
-local RENEWAL_SECONDS = 300 -- after this time without renewal, another owner may replace settings
+local RENEWAL_SECONDS = 300 -- after this time without renewal, settings give way
 
 -- redis.call does not exist while the library loads.
 local function call(...)
@@ -1079,19 +1079,22 @@ local function stats(keys, _)
 end
 
 -- KEYS: settings. ARGV: owner, rank, created, generation, JSON, then names and numbers. Of several owners, the one with
--- the lowest rank, then the oldest, has its settings in force while it renews them. Of one owner, the newest count.
+-- the lowest rank, then the oldest, has its settings in force while it renews them. Of one owner, the newest count while
+-- anybody applies them: a resource that was restored from a backup has an older generation.
 -- Reply: 1 if they are in force now.
 local function set_settings(keys, argv)
-  local known = call('HMGET', keys[1], 'owner', 'rank', 'created', 'generation', 'renewed')
+  local now, known = clock(), call('HMGET', keys[1], 'owner', 'rank', 'created', 'generation', 'renewed', 'applied')
   local rank, created, generation = tonumber(argv[2]), tonumber(argv[3]), tonumber(argv[4])
   local known_rank, known_created = tonumber(known[2]), tonumber(known[3])
   if known[1] == argv[1] then
-    if created < known_created or (created == known_created and generation < tonumber(known[4])) then return 0 end
-  elseif known[1] and clock() - tonumber(known[5]) < RENEWAL_SECONDS then
+    local is_older = created < known_created or (created == known_created and generation < tonumber(known[4]))
+    if is_older and now - tonumber(known[6] or 0) < RENEWAL_SECONDS then return 0 end
+  elseif known[1] and now - tonumber(known[5]) < RENEWAL_SECONDS then
     if known_rank < rank or (known_rank == rank and known_created <= created) then return 0 end
   end
+  local at = string.format('%.6f', now)
   call('HSET', keys[1], 'owner', argv[1], 'rank', argv[2], 'created', argv[3], 'generation', argv[4], 'json', argv[5],
-    'renewed', string.format('%.6f', clock()), unpack(argv, 6))
+    'renewed', at, 'applied', at, unpack(argv, 6))
   return 1
 end
 
@@ -1110,11 +1113,13 @@ local function lengths(keys, _)
   return found
 end
 
--- KEYS: settings. ARGV: owner. Reply: the owner of the settings in force, or '' if none is known.
+-- KEYS: settings. ARGV: owner, 1 for all values. Reply: the owner of the settings in force, or '' if none is known; or all
+-- values: the owner, created and generation.
 local function renew_settings(keys, argv)
-  local owner = call('HGET', keys[1], 'owner') or ''
+  local known = call('HMGET', keys[1], 'owner', 'created', 'generation')
+  local owner = known[1] or ''
   if owner ~= '' and owner == argv[1] then call('HSET', keys[1], 'renewed', string.format('%.6f', clock())) end
-  return owner
+  return argv[2] == '1' and {owner, known[2] or '0', known[3] or '0'} or owner -- an older version expects the owner
 end
 
 -- KEYS: settings. ARGV: owner. Reply: 1 if its settings were in force and are removed.

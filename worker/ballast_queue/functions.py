@@ -195,7 +195,7 @@ class Functions:
         return "lengths", [*map(self._keys.inbox_of, tenants)], ()
 
     def renew_settings(self, owner: str) -> Call:
-        return "renew_settings", (self._keys.settings,), (owner,)
+        return "renew_settings", (self._keys.settings,), (owner, 1)
 
     def drop_settings(self, owner: str) -> Call:
         return "drop_settings", (self._keys.settings,), (owner,)
