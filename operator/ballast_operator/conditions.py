@@ -433,8 +433,8 @@ def _queue_follows_another(given: Given) -> ConditionValue | None:
     elif settings[1:] > (seconds_of(metadata.creation_timestamp), metadata.generation):
         others = (
             f"generation {settings.generation:.0f} of this resource, which this cluster does not have: the resource "
-            "was restored from a backup, or another cluster has a resource of this name. They end five minutes after the "
-            "last worker of that generation"
+            "was restored from a backup, or another cluster has a resource of this name. They end five minutes after "
+            "the last worker of that generation"
         )
     else:
         return None

@@ -6,7 +6,7 @@
 -- leaves a higher one. Workers only call the functions.
 --
 -- The keys of a queue, all in one hash slot. `keys.py` builds them, and callers pass them in KEYS:
---   ballast:{<queue>}:inbox     stream   entries of submitters: item, job, tenant, priority, deadline, end
+--   ballast:{<queue>}:inbox     stream   entries of submitters: item, job, tenant, priority, deadline, end, lines
 --   ballast:{<queue>}:inbox:<t> stream   entries of a submitter that may write for tenant t only
 --   ballast:{<queue>}:intake    string   the worker that reads the inbox (a short lock that only saves work)
 --   ballast:{<queue>}:forecast  string   when a worker began to forecast deadlines; exists for a short time
@@ -67,7 +67,7 @@ local SUMMED = {
   'total', 'waiting', 'leased', 'succeeded', 'failed', 'cancelled', 'expired', 'dead',
   'unclaimable', 'unclaimable_at_risk',
 }
-local OF_ENTRY = {item = true, job = true, tenant = true, priority = true, deadline = true, ['end'] = true}
+local OF_ENTRY = {item = true, job = true, tenant = true, priority = true, deadline = true, ['end'] = true, lines = true}
 local RUNS = {validating = true, in_progress = true}
 local OVER = {completed = true, failed = true, expired = true, cancelled = true}
 local MAX_PAGE_BYTES = 8 * 1024 * 1024
@@ -407,7 +407,8 @@ local function why_closed(job)
   return 'this line came after the end mark of its job'
 end
 
--- ARGV: job id, source, lines stored before (-1: any number), 1 to close the job, prefix key; then for each line: kind
+-- ARGV: job id, source, lines stored before (below 0: any number; the job should have -1 minus this number of lines when it
+-- is closed), 1 to close the job, prefix key; then for each line: kind
 -- (a: accepted, r: rejected, b: blank), inbox entry or '', custom_id, custom_id as JSON, line or error as JSON, limit of
 -- output tokens ('' for no limit).
 -- The call deletes the inbox entries of its lines, and skips lines whose entry another worker has deleted.
@@ -450,6 +451,12 @@ local function store(keys, argv)
   if #items > 0 then call('HSET', k.items, unpack(items)) end
   if job.was.stored == 0 then job.prefix_key = tonumber(argv[5]) end
   if argv[4] == '1' and job.closed == 0 then
+    if job.total < -1 - before then
+      local error = error_of('lines_missing', string.format('lines: found %d in the job, expected %d as its end mark states: '
+        .. 'Redis lost the others. Submit them in another job', job.total, -1 - before))
+      job.lines, job.failed, job.total = job.lines + 1, job.failed + 1, job.total + 1
+      publish(k, '-', error_result('"line:' .. job.lines .. '"', 500, error, ''))
+    end
     job.closed = 1
     call('UNLINK', k.ids)
     if job.state == 'validating' then job.state = 'in_progress' end
