@@ -9,7 +9,7 @@ from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import gcs_redis
 from ballast_api.sections import SloName
 from ballast_openai.errors import counted
-from ballast_operator.children.config import VERSION
+from ballast_operator.children.config import VERSION, seconds_of
 from ballast_operator.children.ray import cluster_of, is_ray_pod, is_ready
 from ballast_operator.kinds import STATEFUL_SET, Body
 from ballast_operator.plan import is_live
@@ -425,11 +425,22 @@ def _no_worker(given: Given) -> ConditionValue | None:
 
 
 def _queue_follows_another(given: Given) -> ConditionValue | None:
-    if _poll(given).follows:
+    settings, metadata = _poll(given).settings, given.resource.metadata
+    if settings is None or not settings.owner:
+        return None
+    if settings.owner != f"{metadata.namespace}/{metadata.name}":
+        others = "another resource: that of its name, or an older one"
+    elif settings[1:] > (seconds_of(metadata.creation_timestamp), metadata.generation):
+        others = (
+            f"generation {settings.generation:.0f} of this resource, which this cluster does not have: the resource "
+            "was restored from a backup, or another cluster has a resource of this name. They end five minutes after "
+            "the last worker of that generation"
+        )
+    else:
         return None
     message = (
-        f"the queue {given.resource.queue_name} follows the settings of another resource: that of its name, or an "
-        "older one. Tenants, models, attempts and times of this resource do not apply to its jobs"
+        f"the queue {given.resource.queue_name} follows the settings of {others}. Tenants, models, attempts and times "
+        "of this resource do not apply to its jobs"
     )
     return ConditionValue("False", ConditionReason.OTHER_SETTINGS, message)
 

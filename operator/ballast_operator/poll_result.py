@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from ballast_api.conditions import ConditionReason
 from ballast_operator.children.config import Redis
 from ballast_operator.kinds import Body
+from ballast_queue.settings import InForce
 from ballast_queue.status import QueueStats, WorkerStatus
 
 FRESH_SECONDS = 60.0
@@ -79,8 +80,8 @@ class PollResult:
     workers: tuple[WorkerStatus, ...] = ()
     queue: QueueStats | None = None
     problem: Problem | None = None
-    follows: bool = True
-    """Whether the queue has the settings of this resource in force, or none with an owner."""
+    settings: InForce | None = None
+    """The settings of the queue that are in force; None: unknown."""
     former: tuple[FormerQueue, ...] = ()
     has_newer_functions: bool = False
     """Whether Redis has the functions of a newer version of Ballast."""

@@ -201,7 +201,8 @@ class Poller:
             log.info("poll of Redis failed", resource=str(key), error=type(error).__name__)
             return _unusable(of.source, str(error) if isinstance(error, LibraryUnfit) else "")
         if of.result is not None and of.result.workers and not result.workers:
-            self._mark_outdated(of)  # the workers may have followed the Secret to another Redis
+            self._mark_outdated(of)  # the workers may have followed the Secret, or the address, to another Redis
+            self.connections.pop(server, None)
         return result
 
     async def _address(self, namespace: str, of: _Polled) -> Address | None:
@@ -240,7 +241,7 @@ class Poller:
         connection = self._connection(server)
         connection.load_again()
         queue = Queue(connection, source.queue)
-        follows = queue.settings.renew(source.owner) in ("", source.owner)
+        settings = queue.settings.renew(source.owner)
         if not (workers := tuple(queue.workers.statuses())):
             run_timers(queue)  # otherwise the workers do that
         return PollResult(
@@ -248,7 +249,7 @@ class Poller:
             workers=workers,
             queue=queue.stats(),
             former=tuple(_former(Queue(connection, name), source.owner) for name in source.former),
-            follows=follows,
+            settings=settings,
             has_newer_functions=connection.has_newer_library(),
             has_older_functions=connection.is_outdated,
         )

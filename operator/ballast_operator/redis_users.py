@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
+from contextlib import closing, suppress
 from math import isfinite
 from typing import Protocol
 
@@ -140,20 +140,15 @@ class RedisUserSync:
         self._has_all = has_all
         self._has_pods = has_pods
         self._refused = refused
-        self._connection: tuple[Address, Connection] | None = None
 
     async def run(self) -> None:
         """Keep the users until cancelled."""
-        try:
-            while True:
-                self.changed.clear()
-                await self.keep()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self._every):
-                        await self.changed.wait()
-        finally:
-            if self._connection is not None:
-                self._connection[1].close()
+        while True:
+            self.changed.clear()
+            await self.keep()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._every):
+                    await self.changed.wait()
 
     async def keep(self) -> None:
         """Create the missing users, and remove the users of deleted resources. Log a failure: the next call retries."""
@@ -163,13 +158,15 @@ class RedisUserSync:
         wanted = dict(self._wanted())
         users = [user for of_one in wanted.values() for user in of_one]
         try:
-            known = await asyncio.to_thread(self._put, address, users)
-            gone = await self._gone(wanted, set(known) - {user.name for user in users})
-            await asyncio.to_thread(self._remove, address, gone)
+            # A new connection each time. After a switchover, an open one still leads to the former primary, which
+            # accepts users also as a replica. In a cluster, an open one knows no node that was added.
+            with closing(await asyncio.to_thread(_connect, address)) as connection:
+                known = await asyncio.to_thread(self._put, connection, users)
+                gone = await self._gone(wanted, set(known) - {user.name for user in users})
+                await asyncio.to_thread(_remove, connection, gone)
         except CommandForbidden:
             self._refused(is_refused=True)
         except QueueError as error:
-            self._connection = None  # not closed: redis-py closes it with its last use
             log.info("users in redis not kept, will retry", error=type(error).__name__)
         except (ClusterUnavailable, ClusterRefused) as error:
             log.warning("users of deleted resources not removed, will retry", error=str(error))
@@ -197,36 +194,34 @@ class RedisUserSync:
             if owner in reconciled or (owner not in present and not self._has_pods(owner))
         }
 
-    def _put(self, address: Address, users: Sequence[RedisUser]) -> list[str]:
+    def _put(self, connection: Connection, users: Sequence[RedisUser]) -> list[str]:
         """Create the users, and return the names of all users of this release. Runs on a thread."""
-        found = RedisUsers(self._connect(address))
+        found = RedisUsers(connection)
         found.put(users)
         return found.names(self._prefix)
 
-    def _remove(self, address: Address, gone: Mapping[str, str]) -> None:
-        """Remove users, and then the settings that their resources wrote. Runs on a thread.
 
-        A user can write anything into its queue, so no content of a queue may keep a user.
-        """
-        if not gone:
-            return
-        connection = self._connect(address)
-        users = RedisUsers(connection)
-        queues = {(queue, owner) for name, owner in gone.items() for queue in users.queues_of(name)}
-        users.remove(list(gone))
-        log.info("removed users from redis", users=sorted(gone))
-        for queue, owner in sorted(queues):
-            try:
-                Queue(connection, queue).settings.drop(owner)
-            except QueueUnavailable:
-                raise
-            except QueueError as error:
-                log.warning("settings of a queue were not removed", queue=queue, error=type(error).__name__)
+def _connect(address: Address) -> Connection:
+    return Connection.open(
+        address.url, username=None, password=address.password, ca=address.ca, socket_timeout=TIMEOUT_SECONDS
+    )
 
-    def _connect(self, address: Address) -> Connection:
-        if self._connection is None or self._connection[0] != address:
-            connection = Connection.open(
-                address.url, username=None, password=address.password, ca=address.ca, socket_timeout=TIMEOUT_SECONDS
-            )
-            self._connection = address, connection
-        return self._connection[1]
+
+def _remove(connection: Connection, gone: Mapping[str, str]) -> None:
+    """Remove users, and then the settings that their resources wrote. Runs on a thread.
+
+    A user can write anything into its queue, so no content of a queue may keep a user.
+    """
+    if not gone:
+        return
+    users = RedisUsers(connection)
+    queues = {(queue, owner) for name, owner in gone.items() for queue in users.queues_of(name)}
+    users.remove(list(gone))
+    log.info("removed users from redis", users=sorted(gone))
+    for queue, owner in sorted(queues):
+        try:
+            Queue(connection, queue).settings.drop(owner)
+        except QueueUnavailable:
+            raise
+        except QueueError as error:
+            log.warning("settings of a queue were not removed", queue=queue, error=type(error).__name__)

@@ -57,7 +57,8 @@ class OperatorSettings(BaseModel):
     """Name of the Lease. Replicas that share a Lease form one operator."""
     release: str = Field(default="", pattern=r"^[^\s:]*$")
     """Name of this release in the operator's own Redis: the names of its users begin with `ballast:RELEASE:`. Set it if
-    several clusters use one Redis. The default is the namespace and the name of the Lease, as `NAMESPACE/NAME`. After a
+    several clusters use one Redis. The default is the namespace and the name of the Lease, as `NAMESPACE/NAME`. It is
+    no part of the names of queues: resources with the same namespace and name in two clusters share one queue. After a
     change, the operator neither removes the users with the former name (`ACL DELUSER` does) nor the queues that were
     used under it. Resources name the Lease in `status.operator`, whatever this setting is. Older versions wrote this
     setting there. The release that has the setting claims such a resource at once."""

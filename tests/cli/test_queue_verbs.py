@@ -87,7 +87,7 @@ class Pipe(io.BytesIO):
         return super().readline(size)
 
 
-@pytest.mark.parametrize("event", ["a cancellation", "a lost user", signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("event", ["a cancellation", "a lost user", "a rollback", signal.SIGTERM, signal.SIGHUP])
 def test_a_submission_that_fails_or_is_ended_names_its_key(
     queued, queue: Queue, make_line: Any, monkeypatch: pytest.MonkeyPatch, event: Any
 ):
@@ -96,6 +96,8 @@ def test_a_submission_that_fails_or_is_ended_names_its_key(
             jobs = queue.jobs.all()
             if jobs and event == "a cancellation":
                 queue.jobs.cancel(jobs[0].id)
+            elif jobs and event == "a rollback":  # as a failover does, without a broken connection
+                queue.store.connection.set_hash_field(queue.store.keys.job(jobs[0].id), "lines", "0")
             elif jobs and event == "a lost user":
                 raise QueueForbidden("Redis does not know the user")
             elif jobs:
@@ -109,7 +111,7 @@ def test_a_submission_that_fails_or_is_ended_names_its_key(
     ran = queued("submit", "-")
     (job,) = queue.jobs.all()
 
-    assert ran.code == {"a cancellation": 5, "a lost user": 4}.get(event, 130)
+    assert ran.code == {"a cancellation": 5, "a lost user": 4, "a rollback": 1}.get(event, 130)
     resumes = f"Run the same command with --key {job.key} to resume." in ran.err
     assert resumes is (event != "a cancellation"), "a repetition for a job that ended adds nothing"
     assert f"key         {job.key}\n" in queued("job", job.id).out

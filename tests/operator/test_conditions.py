@@ -26,6 +26,7 @@ from ballast_operator.pod_problem import NOT_SERVED_EXIT, TEMPLATE_HASH
 from ballast_operator.poll_result import FormerQueue, PollResult, Problem
 from ballast_operator.resource_type import ConditionInput, ConditionValue
 from ballast_queue.job import RequestCounts
+from ballast_queue.settings import InForce
 from ballast_queue.status import ClassLoad, QueueStats, ReservationStatus, SloStatus, WorkerStatus
 from ballast_worker.errors import NotServed
 
@@ -291,6 +292,18 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
     "newer functions": (
         {"poll": replace(make_poll(make_worker()), has_newer_functions=True)},
         Type.CONFIG_APPLIED, "True", Reason.NEWER_FUNCTIONS, "upgrade the release",
+    ),
+    "settings of this generation": (
+        {"poll": replace(make_poll(make_worker()), settings=InForce("ns/llm", 0, 1))},
+        Type.CONFIG_APPLIED, "True", Reason.APPLIED, "the worker uses the settings",
+    ),
+    "settings of another resource": (
+        {"poll": replace(make_poll(make_worker()), settings=InForce("ns/other"))},
+        Type.CONFIG_APPLIED, "False", Reason.OTHER_SETTINGS, "follows the settings of another resource: that of its",
+    ),
+    "settings of a generation that was lost": (
+        {"poll": replace(make_poll(make_worker()), settings=InForce("ns/llm", 0, 7))},
+        Type.CONFIG_APPLIED, "False", Reason.OTHER_SETTINGS, "follows the settings of generation 7 of this resource",
     ),
     "nobody said": ({"poll": make_poll()}, Type.CONFIG_APPLIED, "Unknown", Reason.NO_WORKERS, "no worker"),
     "old poll": ({"now": 1000.0}, Type.CONFIG_APPLIED, "Unknown", Reason.STALE, "60 s"),

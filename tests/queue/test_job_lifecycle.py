@@ -9,7 +9,7 @@ from ballast_queue.errors import JobNotFound, JobStateConflict
 from ballast_queue.job import JobState, Outlook, Prefix, Result, output_left
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
-from ballast_queue.settings import QueueSettings
+from ballast_queue.settings import InForce, QueueSettings
 from ballast_queue.status import ClassLoad
 
 
@@ -533,8 +533,22 @@ def test_settings_give_way_if_nobody_renews_them(queue, desk):
     gone = queue.settings.apply(other)
 
     assert (before, renewed, gone) == (False, False, True)
-    assert queue.settings.renew(queue.name) == "other/m"
+    assert queue.settings.renew(queue.name) == InForce("other/m", 2, 0)
     assert queue.settings.apply(mine), "the resource that the queue is named after returns"
+
+
+def test_older_settings_of_a_resource_win_once_nobody_applies_the_newer_ones(queue, desk):
+    """As after a restore of the cluster from a backup: the resource begins again at an older generation."""
+    older, newer = (QueueSettings(owner=queue.name, created=10.5, generation=number) for number in (6, 7))
+    queue.settings.apply(newer)
+    before = queue.settings.apply(older)
+    desk.raw.hset(queue.store.keys.settings, "applied", "1")
+    in_force = queue.settings.renew(queue.name)  # the operator renews the settings of a generation that it has lost
+    after = queue.settings.apply(older)
+    again = [queue.settings.apply(newer), queue.settings.apply(older)]
+
+    assert (before, after, again) == (False, True, [True, False])
+    assert in_force == InForce(queue.name, 10.5, 7)
 
 
 def test_settings_are_removed_by_the_name_of_their_owner_only(queue):

@@ -174,6 +174,7 @@ register('due', function()
   return timers
 end, {'no-writes'})
 register('expire_leases', function(keys) redis.call('INCR', keys[1]) return 0 end, {})
+register('postpone', function() return 0 end, {})
 """
 
 

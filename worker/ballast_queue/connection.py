@@ -218,24 +218,31 @@ class Connection:
         """Return whether the URL names another database than 0."""
         return not self.is_cluster and bool(self.client.get_connection_kwargs().get("db"))
 
-    def administer(self, commands: Sequence[Sequence[str]]) -> list[Any]:
-        """Run commands of an administrator, in a cluster on every node. Return the replies, of a cluster any node's."""
+    def administer(self, commands: Sequence[Sequence[str]]) -> list[list[Any]]:
+        """Run commands of an administrator, in a cluster on every node that it had when this connection was opened.
+
+        Return the replies of each node. If some nodes do not answer, the commands run on the others before the error is
+        raised.
+        """
         if not commands:
             return []
-        replies: list[Any] = self._translated(lambda: self._administer(commands))
+        replies: list[list[Any]] = self._translated(lambda: self._administer(commands))
         return replies
 
-    def _administer(self, commands: Sequence[Sequence[str]]) -> list[Any]:
+    def _administer(self, commands: Sequence[Sequence[str]]) -> list[list[Any]]:
         if not self.is_cluster:
             pipeline = self.client.pipeline(transaction=False)
             for command in commands:
                 pipeline.execute_command(*command)
-            replies: list[Any] = pipeline.execute()
-            return replies
-        found = []
-        for command in commands:
-            reply = self.client.execute_command(*command, target_nodes=RedisCluster.ALL_NODES)
-            found.append(next(iter(reply.values())) if isinstance(reply, dict) else reply)
+            return [pipeline.execute()]
+        found, failure = [], None
+        for node in self.client.get_nodes():
+            try:
+                found.append([self.client.execute_command(*command, target_nodes=node) for command in commands])
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                failure = error
+        if failure is not None:
+            raise failure
         return found
 
     def info(self, section: str) -> dict[str, Any]:
@@ -277,7 +284,9 @@ class Connection:
             # Another client flushed the functions during the pipeline. Repeat only the calls that did not run.
             self._require_library(lacks_function=True)
             for i in missing:
-                replies[i] = self._call(self.client, *calls[i])
+                replies[i] = self._reply(calls[i])
+                if _is_missing(replies[i]):
+                    raise LibraryUnfit(_MISSING)
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
@@ -285,13 +294,14 @@ class Connection:
 
     def _with_library(self, attempt: Callable[[], _T]) -> _T:
         def attempt_twice() -> _T:
-            try:
-                return attempt()
-            except ResponseError as error:
-                if not _is_missing(error):
-                    raise
-            self._require_library(lacks_function=True)
-            return attempt()
+            for _ in range(2):
+                try:
+                    return attempt()
+                except ResponseError as error:
+                    if not _is_missing(error):
+                        raise
+                self._require_library(lacks_function=True)
+            raise LibraryUnfit(_MISSING)  # in a cluster, other shards may be fit
 
         return self._translated(attempt_twice)
 

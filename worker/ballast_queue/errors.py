@@ -12,6 +12,7 @@ QueueError
 ├── ResultTooLarge          the result of an item is too long to be stored
 ├── JobNotFound             the queue has no such job
 ├── JobStateConflict        the state of the job does not allow the call
+├── LinesLost               Redis lost lines of a job while more came
 └── InvalidSubmission       the caller's input is wrong
     ├── InvalidAddress      the URL is no Redis address
     │   └── HostNotAdmitted
@@ -96,6 +97,16 @@ class JobNotFound(QueueError):
 
 class JobStateConflict(QueueError):
     """The state of the job does not allow the call."""
+
+
+class LinesLost(QueueError):
+    """Redis lost lines of a job while more came, such as in a failover. Submit all lines again with the same key."""
+
+    def __init__(self, job_id: str, num_kept: int, num_stored: int) -> None:
+        super().__init__(
+            f"job {job_id}: found {counted(num_kept, 'line')} of the {num_stored:,} that Redis had stored: it lost "
+            "the others, such as in a failover"
+        )
 
 
 class InvalidSubmission(QueueError):

@@ -77,13 +77,20 @@ class Functions:
         return self._of_job("open", job_id, tenant, priority, deadline or 0, key, source, refuses_passed, 1)
 
     def store(
-        self, job_id: str, lines: Sequence[Line], *, prefix_key: int, closes: bool, tenant: str | None = None
+        self,
+        job_id: str,
+        lines: Sequence[Line],
+        *,
+        prefix_key: int,
+        closes: bool,
+        num_lines: int = 0,
+        tenant: str | None = None,
     ) -> Call:
         """Store lines from an inbox: that of `tenant`, or the inbox for all if it is None."""
         keys = self._keys.of_job(job_id)
         if tenant is not None:
             keys = tuple(self._keys.inbox_of(tenant) if key == self._keys.inbox else key for key in keys)
-        return "store", keys, (job_id, "inbox", -1, int(closes), prefix_key, *_arguments(lines))
+        return "store", keys, (job_id, "inbox", -1 - num_lines, int(closes), prefix_key, *_arguments(lines))
 
     def append(
         self, job_id: str, before: int, lines: Sequence[Line], *, digest: str, prefix_key: int, closes: bool
@@ -195,7 +202,7 @@ class Functions:
         return "lengths", [*map(self._keys.inbox_of, tenants)], ()
 
     def renew_settings(self, owner: str) -> Call:
-        return "renew_settings", (self._keys.settings,), (owner,)
+        return "renew_settings", (self._keys.settings,), (owner, 1)
 
     def drop_settings(self, owner: str) -> Call:
         return "drop_settings", (self._keys.settings,), (owner,)

@@ -1,8 +1,9 @@
 """Turn the entries of the inbox into jobs.
 
 `XADD ballast:{<queue>}:inbox * item <line> job <id> tenant <name> priority <n> deadline <unix seconds>`. The first
-entry of a job sets its tenant, priority and deadline. An entry with `end 1` closes the job. An entry without `job` is a
-job of its own. A wrong entry becomes an error result.
+entry of a job sets its tenant, priority and deadline. An entry with `end 1` closes the job. If it has `lines <number>`
+and the job has fewer lines then, the job gets an error result that states so. An entry without `job` is a job of its
+own. A wrong entry becomes an error result.
 
 A queue that declares its tenants has one inbox for each: `ballast:{<queue>}:inbox:<tenant>`. The rules of the writer's
 user in Redis name the inbox, so the inbox proves the tenant. A name in it becomes the job `<name>@<tenant>`, so that no
@@ -37,7 +38,8 @@ LAST_MILLISECONDS = 2**64 - 1
 """The largest time in the id of an entry. A writer that chose it leaves other writers few ids, or none."""
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 """Without colons: the record of a job `x:items` would have the key of the items of job `x`."""
-_FIELDS = frozenset({"item", "job", "tenant", "priority", "deadline", "end"})
+_FIELDS = frozenset({"item", "job", "tenant", "priority", "deadline", "end", "lines"})
+_NUMBER = re.compile(r"[0-9]{1,15}")
 _ENDS = {"1": True, "true": True, "0": False, "false": False, "": False}
 _DEFAULT_TENANT = "default"
 _OWN_JOB = re.compile(r"inbox-(.+-)?\d+-\d+")
@@ -76,6 +78,12 @@ class Entry:
     @property
     def closes(self) -> bool:
         return _ENDS.get(self.fields.get("end", ""), False)
+
+    @property
+    def num_lines(self) -> int:
+        """Lines that the job should have when this entry closes it; 0: any number."""
+        text = self.fields.get("lines", "")
+        return int(text) if self.closes and _NUMBER.fullmatch(text) else 0
 
 
 _EntriesOfJob = tuple[str, list[Entry]]
@@ -193,8 +201,9 @@ class InboxReader:
             prefix_key = prefix_key or key
             closes = entry.closes or job.job_id == entry.own_job
             if closes or len(lines) == CHUNK_LINES or entry is entries[-1]:
+                num_lines = 0 if job.job_id == entry.own_job else entry.num_lines
                 yield self._store.functions.store(
-                    job.job_id, lines, prefix_key=prefix_key, closes=closes, tenant=entry.tenant
+                    job.job_id, lines, prefix_key=prefix_key, closes=closes, num_lines=num_lines, tenant=entry.tenant
                 )
                 lines, prefix_key = [], 0
 
@@ -264,6 +273,8 @@ def _problems(entry: Entry, job_id: str, tenant: str, settings: QueueSettings) -
         yield wrong("job", describe(fields["job"]), wanted, code="invalid_job")
     if fields.get("end", "") not in _ENDS:
         yield wrong("end", describe(fields["end"]), "1 in the last entry of a job", code="invalid_entry")
+    if not _NUMBER.fullmatch(fields.get("lines", "0")):
+        yield wrong("lines", describe(fields["lines"]), "the number of items of the job", code="invalid_entry")
     try:
         check_tenant(fields.get("tenant", tenant))
         settings.priority_of(fields.get("tenant", tenant), _read_priority(fields))

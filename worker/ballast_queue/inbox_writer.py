@@ -48,39 +48,40 @@ class InboxWriter:
             CommandForbidden: the user may write to neither inbox.
         """
         tenant, deadline = check_tenant(terms.tenant), check_deadline(terms.deadline)
-        job_id = name = new_job_id()
+        job_id, name = "", new_job_id()
         job: Entry = {"job": name, "tenant": tenant, "priority": str(terms.priority)}
         job |= {} if deadline is None else {"deadline": repr(deadline)}
-        inbox, num_entries, is_last = b"", 0, False
+        inbox, num_entries, is_begun, is_last = self._keys.inbox_of(tenant), 0, False, False
         try:
             for chunk in _chunks(lines):
                 entries = [job | {"item": line} for line in chunk]
-                inbox = inbox or self._inbox(tenant, entries.pop(0))
-                job_id = name if inbox == self._keys.inbox else job_of_tenant(name, tenant)
+                if not is_begun:
+                    job_id, first = job_of_tenant(name, tenant), [entries.pop(0)]
+                    try:
+                        self._connection.append(inbox, first)
+                    except CommandForbidden:
+                        job_id, inbox = name, self._keys.inbox
+                        self._connection.append(inbox, first)
+                    is_begun = True
                 self._connection.append(inbox, entries)
                 num_entries += len(chunk)
                 on_progress(num_entries)
             if not num_entries:
                 raise EmptyJob("found no line, expected at least one request in OpenAI's batch format")
             is_last = True
-            self._connection.append(inbox, [job | {"end": "1"}])
+            self._connection.append(inbox, [job | {"end": "1", "lines": str(num_entries)}])
         except (QueueError, KeyboardInterrupt) as error:
             # Without a reply, the entry may have come all the same.
-            if is_last and isinstance(error, QueueUnavailable | KeyboardInterrupt):
+            is_unknown = isinstance(error, QueueUnavailable | KeyboardInterrupt)
+            if is_last and is_unknown:
                 error.add_note(f"job {job_id} may be complete: look at it as a worker's user before you submit again")
-            elif inbox:
-                error.add_note(f"job {job_id} is not complete: cancel it as a worker's user, and submit again")
+            elif is_begun or (is_unknown and job_id):
+                may_exist = "" if is_begun else "may exist, and "
+                error.add_note(
+                    f"job {job_id} {may_exist}is not complete: cancel it as a worker's user, and submit again"
+                )
             raise
         return job_id, num_entries
-
-    def _inbox(self, tenant: str, first: Entry) -> bytes:
-        """Add the first entry. Return the key of the inbox that took it."""
-        try:
-            self._connection.append(self._keys.inbox_of(tenant), [first])
-        except CommandForbidden:
-            self._connection.append(self._keys.inbox, [first])
-            return self._keys.inbox
-        return self._keys.inbox_of(tenant)
 
 
 def _chunks(lines: Iterable[bytes]) -> Iterator[list[bytes]]:

@@ -7,7 +7,7 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from ballast_queue.batch_lines import read_lines, take
-from ballast_queue.errors import JobNotFound, JobStateConflict, OtherLines
+from ballast_queue.errors import JobNotFound, JobStateConflict, LinesLost, OtherLines
 from ballast_queue.job import JobState
 from ballast_queue.jobs import Jobs
 from ballast_queue.line_digest import LineDigest
@@ -57,7 +57,8 @@ class Sending:
 
         Raises:
             OtherLines: the job has other lines.
-            JobStateConflict: the job was cancelled, expired, or was deleted during the call.
+            JobStateConflict: the job was cancelled or expired during the call.
+            LinesLost: Redis lost lines during the call.
         """
         while True:
             self._pass(stored)
@@ -104,9 +105,7 @@ class Sending:
         """Read the lines that the job has, and compare them."""
         passed = self._passed
         if passed.num_lines > stored.lines:
-            raise JobStateConflict(
-                f"job {self._job_id} was deleted and opened again while its lines arrived: submit again"
-            )
+            raise LinesLost(self._job_id, stored.lines, passed.num_lines)
         passed.add(islice(self._lines, stored.lines - passed.num_lines))
         self._require_same(stored, stored.lines, passed.num_lines)
 

@@ -2,12 +2,12 @@
 
 Workers write them from their configuration. If several resources share a queue, the resource that the queue is named
 after has its settings in force, then one of its namespace, then the oldest. Settings that are not
-renewed for some minutes give way.
+renewed for some minutes give way. So do those of a newer generation of the same resource that no worker applies.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -30,6 +30,16 @@ class TenantSettings(_Settings):
     weight: float = Field(default=1, gt=0)
     max_priority: int = Field(default=100, ge=MIN_PRIORITY, le=MAX_PRIORITY)
     """A job with a higher priority gets this one."""
+
+
+class InForce(NamedTuple):
+    """The resource whose settings are in force."""
+
+    owner: str
+    """Empty: none is known."""
+    created: float = 0
+    """Unix seconds."""
+    generation: float = 0
 
 
 class QueueSettings(_Settings):

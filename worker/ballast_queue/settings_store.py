@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ballast_queue.errors import RefusedCall, UnreadableValue
 from ballast_queue.records import parse, readable
-from ballast_queue.settings import QueueSettings
+from ballast_queue.settings import InForce, QueueSettings
 from ballast_queue.store import Store
 from ballast_queue.unreadable import text_of
 
@@ -64,9 +64,14 @@ class SettingsStore:
                 self._store.call(self._store.functions.declare([tenant.name for tenant in settings.tenants]))
         return is_in_force
 
-    def renew(self, owner: str) -> str:
-        """Keep the settings of an owner in force. Return the owner of those in force; empty if none is known."""
-        return text_of(self._store.call(self._store.functions.renew_settings(owner)))
+    @readable("the settings in force")
+    def renew(self, owner: str) -> InForce:
+        """Keep the settings of an owner in force. Return those in force."""
+        reply = self._store.call(self._store.functions.renew_settings(owner))
+        if isinstance(reply, bytes):  # of an older library
+            return InForce(text_of(reply))
+        name, created, generation = reply
+        return InForce(text_of(name), float(created), float(generation))
 
     def drop(self, owner: str) -> bool:
         """Remove the settings if they are those of an owner that is gone. Return whether they were."""

@@ -149,7 +149,7 @@ class Submissions:
             InvalidJob: tenant, priority, deadline or key is wrong, or there is no line.
             OtherLines: the key names a job with other lines.
             JobStateConflict: the job was cancelled or has expired during the call.
-            QueueFull, QueueUnavailable: repeat the call with the same key to continue.
+            QueueFull, QueueUnavailable, LinesLost: repeat the call with the same key to continue.
         """
         settings = self._settings.read()
         terms = Terms(check_tenant(tenant), settings.priority_of(tenant, priority), check_deadline(deadline))

@@ -49,6 +49,11 @@ class UnusedQueues:
             if known.get((name, self.release)) != "":
                 with contextlib.suppress(QueueFull):  # the next call notes it
                     self._note(name, "")
+        shared = {
+            name for (name, whose), since in known.items() if name in used and whose != self.release and not since
+        }
+        if shared:
+            log.warning("queues are shared with resources of another release", queues=sorted(shared))
         removed = []
         for (name, release), since in known.items():
             if release != self.release or name in used:

@@ -18,7 +18,7 @@ from ballast_queue.unreadable import text_of
 
 @dataclass(frozen=True, slots=True)
 class RedisUsers:
-    """The users of one server or cluster."""
+    """The users of one server, or of each node of a cluster. A node that restarted may know fewer than others."""
 
     _connection: Connection
 
@@ -35,17 +35,17 @@ class RedisUsers:
 
     def names(self, prefix: str) -> list[str]:
         """Return the names of the users that begin with `prefix`."""
-        (found,) = self._connection.administer([("ACL", "USERS")])
-        return sorted(name for name in map(text_of, found) if name.startswith(prefix))
+        names = {text_of(name) for (found,) in self._connection.administer([("ACL", "USERS")]) for name in found}
+        return sorted(name for name in names if name.startswith(prefix))
 
     def queues_of(self, name: str) -> list[str]:
         """Return the queues whose keys a user may use all."""
-        (found,) = self._connection.administer([("ACL", "GETUSER", name)])
-        if not found:
-            return []
-        fields = dict(zip(map(text_of, found[::2]), found[1::2], strict=True))
-        patterns = text_of(fields["keys"]).split()
-        return [queue for pattern in patterns if (queue := queue_of_pattern(pattern.partition("~")[2])) is not None]
+        patterns = set[str]()
+        for (found,) in self._connection.administer([("ACL", "GETUSER", name)]):
+            fields = dict(zip(map(text_of, found[::2]), found[1::2], strict=True)) if found else {}
+            patterns.update(text_of(fields.get("keys", b"")).split())
+        queues = (queue_of_pattern(pattern.partition("~")[2]) for pattern in patterns)
+        return sorted(queue for queue in queues if queue is not None)
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove users and end their sessions."""

@@ -78,7 +78,7 @@ def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) ->
         tensor_parallel=num_ranks(resource) * num_nodes,
         nodes=num_nodes,
         generation=metadata.generation,
-        created=_seconds(metadata.creation_timestamp),
+        created=seconds_of(metadata.creation_timestamp),
         tls_cert_file=Path(TLS_DIRECTORY, "tls.crt") if spec.network.tls_secret else None,
         tls_key_file=Path(TLS_DIRECTORY, "tls.key") if spec.network.tls_secret else None,
         api_keys_file=Path(KEYS_DIRECTORY, spec.api_keys.key) if spec.api_keys else None,
@@ -213,5 +213,6 @@ def config_manifest(resource: InferenceDeployment, texts: Mapping[str, str], red
     )
 
 
-def _seconds(timestamp: str | None) -> float:
+def seconds_of(timestamp: str | None) -> float:
+    """Return the time of a resource as Unix seconds; 0 if it is unknown."""
     return datetime.fromisoformat(timestamp).timestamp() if timestamp else 0.0
