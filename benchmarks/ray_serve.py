@@ -37,7 +37,7 @@ import psutil
 import yaml
 from replay import MODEL, median, percentile
 from replay.random_llama import LlamaShape, make_model
-from replay.worker import wait_until_ready
+from replay.worker import stream, wait_until_ready
 
 from ballast_api.serve_config import APPLICATION, serve_config
 from ballast_api.worker_config import WorkerConfig
@@ -76,32 +76,14 @@ async def load(side: Side, streams: int, seconds: float, found: Figures) -> None
 
     async def connection() -> None:
         while time.perf_counter() < started + seconds:
-            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-            body = json.dumps(
-                {
-                    "model": "bench",
-                    "prompt": [draw.randrange(100, 250) for _ in range(PROMPT_TOKENS)],
-                    "max_tokens": OUTPUT_TOKENS,
-                    "temperature": 0,
-                    "ignore_eos": True,
-                    "stream": True,
-                }
-            ).encode()
-            sent = time.perf_counter()
-            head = f"POST /v1/completions HTTP/1.1\r\nhost: b\r\ncontent-length: {len(body)}\r\n"
-            writer.write(head.encode() + side.header + b"content-type: application/json\r\n\r\n" + body)
-            first, seen = None, b""
-            while b"data: [DONE]" not in seen:
-                got = await reader.read(65536)
-                assert got, seen
-                if first is None and b"data: " in got:
-                    first = time.perf_counter()
-                seen = (seen + got)[-4096:]
-            assert first is not None
-            found.ttft.append(first - sent)
-            found.tpot.append((time.perf_counter() - first) / (OUTPUT_TOKENS - 1))
+            opened = await asyncio.open_connection(parts.hostname, parts.port)
+            prompt = [draw.randrange(100, 250) for _ in range(PROMPT_TOKENS)]
+            fields = {"model": "bench", "prompt": prompt, "max_tokens": OUTPUT_TOKENS}
+            first, last = await stream(opened, fields, side.header)
+            found.ttft.append(first)
+            found.tpot.append((last - first) / (OUTPUT_TOKENS - 1))
             found.requests += 1
-            writer.close()
+            opened[1].close()
 
     await asyncio.gather(*(connection() for _ in range(streams)))
     found.seconds += time.perf_counter() - started

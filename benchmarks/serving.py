@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from replay import MODEL, median, percentile
-from replay.worker import worker
+from replay.worker import HOST, stream, worker
 
 from ballast_engine.build import build_engine
 from ballast_engine.engine import BallastEngine
@@ -88,29 +87,11 @@ async def run_http(port: int, source: Iterator[list[int]], concurrency: int, cou
     todo = iter(range(count))
 
     async def connection() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        opened = await asyncio.open_connection(HOST, port)
         for _ in todo:
-            body = json.dumps(
-                {
-                    "model": "tiny",
-                    "prompt": next(source),
-                    "max_tokens": OUTPUT_TOKENS,
-                    "temperature": 0,
-                    "ignore_eos": True,
-                    "stream": True,
-                }
-            ).encode()
-            sent = time.perf_counter()
-            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: b\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-            first, seen = None, b""
-            while b"data: [DONE]" not in seen[-64:]:
-                got = await reader.read(65536)
-                if first is None and b"data: " in got:
-                    first = time.perf_counter() - sent
-                seen += got
-            assert first is not None
-            side.ttft.append(first)
-        writer.close()
+            fields = {"model": "tiny", "prompt": next(source), "max_tokens": OUTPUT_TOKENS}
+            side.ttft.append((await stream(opened, fields))[0])
+        opened[1].close()
 
     started = time.perf_counter()
     await asyncio.gather(*(connection() for _ in range(concurrency)))

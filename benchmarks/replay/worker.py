@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
@@ -76,3 +77,23 @@ def wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
                 return
         time.sleep(0.5)
     raise SystemExit(f"{url} did not become ready")
+
+
+async def stream(
+    connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], fields: dict[str, Any], header: bytes = b""
+) -> tuple[float, float]:
+    """Send a greedy completion over a connection, and return the seconds to its first token and to its end."""
+    reader, writer = connection
+    body = json.dumps(fields | {"temperature": 0, "ignore_eos": True, "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: b\r\ncontent-length: {len(body)}\r\n".encode()
+    sent = time.perf_counter()
+    writer.write(head + header + b"content-type: application/json\r\n\r\n" + body)
+    first, seen = None, b""
+    while b"data: [DONE]" not in seen:
+        got = await reader.read(65536)
+        assert got, seen
+        if first is None and b"data: " in got:
+            first = time.perf_counter() - sent
+        seen = (seen + got)[-4096:]
+    assert first is not None
+    return first, time.perf_counter() - sent
