@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from engine_step import make_batch
 
 from ballast_engine.attention.base import AttentionShape
 from ballast_engine.attention.cpu import CpuAttention
 from ballast_engine.attention.sdpa import SdpaAttention
-from ballast_engine.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -54,33 +54,13 @@ CASES = (
 )
 
 
-def make_batch(case: Case, tables: np.ndarray) -> Batch:
-    """Return the flat batch of a case."""
-    positions = [np.arange(context - now, context) for context, now in case.requests]
-    tokens = case.block_tokens
-    slots = [tables[index][where // tokens] * tokens + where % tokens for index, where in enumerate(positions)]
-    starts = np.cumsum([0] + [now for _, now in case.requests])
-    return Batch(
-        token_ids=np.zeros(starts[-1], dtype=np.int64),
-        positions=np.concatenate(positions),
-        slot_mapping=np.concatenate(slots),
-        query_start=starts,
-        context_lens=np.array([context for context, _ in case.requests]),
-        block_table=tables,
-        sample_rows=np.zeros(0, dtype=np.int64),
-        samples=(),
-        num_decodes=sum(now == 1 for _, now in case.requests),
-    )
-
-
 def measure(case: Case, threads: int, repeats: int) -> tuple[float, float, float]:
     """Return the median seconds of SDPA and of the kernel, and the bytes of KV that one pass needs."""
     query_heads, kv_heads, dim = case.heads
     width = -(-max(context for context, _ in case.requests) // case.block_tokens)
     num_blocks = width * len(case.requests)
-    tables = np.random.default_rng(0).permutation(num_blocks).reshape(len(case.requests), width)
     shape = AttentionShape(query_heads, kv_heads, dim, (None,), num_blocks, case.block_tokens, case.dtype)
-    batch = make_batch(case, tables)
+    batch = make_batch(case.requests, num_blocks=num_blocks, block_tokens=case.block_tokens)
     rows = batch.num_tokens
     q, k, v = (torch.randn(rows, heads, dim).to(case.dtype) for heads in (query_heads, kv_heads, kv_heads))
     sides = (SdpaAttention(shape), CpuAttention(shape, threads=threads))

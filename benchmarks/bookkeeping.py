@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from replay import DEMO, machine, median, parser, percentile, write
+from replay import MODEL, machine, median, parser, percentile, write
 
 from ballast_engine.batch import Batch, Ints
 from ballast_engine.engine import BallastEngine
@@ -52,7 +52,7 @@ def make_engine(slots: int, planner: Planner) -> BallastEngine:
     num_blocks = slots * 160
     engine = BallastEngine(
         executor=Nothing(num_blocks),
-        tokenizer=Tokenizer(DEMO / "model"),
+        tokenizer=Tokenizer(MODEL),
         policy=PolicyConfig(slots=slots, num_blocks=num_blocks, chunk_tokens=8192),
         options=EngineOptions(directory=Path()),
         planner=planner,

@@ -18,15 +18,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from replay import MODEL
 
-import ballast_cli
 from ballast_engine.batch import Batch, SampleRow
 from ballast_engine.executor import Executor
 from ballast_engine.loader import LoadFormat, load
 from ballast_engine.request import SamplingParams
 
 BLOCK_TOKENS = 16
-DEMO_MODEL = Path(ballast_cli.__file__).parent / "demo" / "model"
 SHAPES = {
     "small": {"hidden_size": 256, "intermediate_size": 576, "layers": 4, "heads": 4, "kv_heads": 2, "vocab": 4096},
     "100m": {"hidden_size": 768, "intermediate_size": 2048, "layers": 12, "heads": 12, "kv_heads": 4, "vocab": 16384},
@@ -60,15 +59,22 @@ def write_config(directory: Path, shape: str) -> None:
     (directory / "config.json").write_text(json.dumps(config))
 
 
-def make_batch(requests: tuple[tuple[int, int], ...], *, vocabulary: int, num_blocks: int, temperature: float) -> Batch:
+def make_batch(
+    requests: tuple[tuple[int, int], ...],
+    *,
+    num_blocks: int,
+    block_tokens: int = BLOCK_TOKENS,
+    vocabulary: int = 1,
+    temperature: float = 0.0,
+) -> Batch:
     """Return a batch of requests by (context, tokens computed now), in random pages."""
     rng = np.random.default_rng(0)
-    width = -(-max(context for context, _ in requests) // BLOCK_TOKENS)
+    width = -(-max(context for context, _ in requests) // block_tokens)
     order = rng.permutation(num_blocks)
     tables = order[: width * len(requests)].reshape(len(requests), width)
     positions = [np.arange(context - now, context) for context, now in requests]
     slots = [
-        tables[index][where // BLOCK_TOKENS] * BLOCK_TOKENS + where % BLOCK_TOKENS
+        tables[index][where // block_tokens] * block_tokens + where % block_tokens
         for index, where in enumerate(positions)
     ]
     starts = np.cumsum([0] + [now for _, now in requests])
@@ -126,7 +132,7 @@ def report(directory: Path, load_format: LoadFormat, options: argparse.Namespace
 def main() -> None:
     """Choose the model and measure it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", type=Path, default=DEMO_MODEL)
+    parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--shape", choices=SHAPES)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=15)

@@ -16,24 +16,16 @@ import contextlib
 import http.client
 import json
 import multiprocessing
-import re
 import socket
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from replay import percentile
+from replay.worker import HOST, worker
 
-import ballast_cli
-
-MODEL = Path(ballast_cli.__file__).parent / "demo" / "model"
 BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 8, "temperature": 0, "stream": True}
-HOST = "127.0.0.1"
 LARGE = 4 * 2**20 - 200
 
 
@@ -126,38 +118,6 @@ ATTACKS: dict[str, Callable[[int], None] | None] = {
 }
 
 
-@contextlib.contextmanager
-def worker() -> Iterator[tuple[int, int]]:
-    """Start a worker; yields its port and its process id."""
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory, "worker.yaml")
-        config = {
-            "model": {"uri": str(MODEL), "servedName": "tiny"},
-            "engine": {"threads": 1},
-            "slots": 16,
-            "runtime": {"port": 0},
-        }
-        path.write_text(json.dumps(config))
-        command = [sys.executable, "-m", "ballast_worker", "--config", str(path), "--log-format", "json"]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-        try:
-            assert process.stderr is not None
-            for line in process.stderr:
-                if found := re.search(r'"listening".*http://[^:]+:(\d+)|http://[^:]+:(\d+).*"listening"', line):
-                    yield int(found[1] or found[2]), process.pid
-                    return
-            sys.exit("the worker did not start")
-        finally:
-            process.kill()
-            process.wait()
-
-
-def rss_mebibytes(pid: int, what: str) -> int:
-    """Return the resident memory (`VmRSS`) or its peak (`VmHWM`)."""
-    found = re.search(rf"{what}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    return int(found[1]) // 1024 if found else 0
-
-
 def ask(port: int, method: str, path: str, body: bytes | None) -> float | None:
     """Return the seconds to the first byte of the answer's body; None if the request failed."""
     begin = time.perf_counter()
@@ -202,14 +162,14 @@ def main() -> None:
     print("attack           /health p99  TTFT p50  TTFT p99  failed  asked  RSS after    peak")
     print("                          ms        ms        ms                       MiB     MiB")
     for name in options.only:
-        with worker() as (port, pid):
-            measure(port, 1)
+        with worker() as running:
+            measure(running.port, 1)
             attack = ATTACKS[name]
-            attacker = spawn.Process(target=attack, args=(port,), daemon=True) if attack else None
+            attacker = spawn.Process(target=attack, args=(running.port,), daemon=True) if attack else None
             if attacker is not None:
                 attacker.start()
                 time.sleep(1)
-            health, ttft, failed = measure(port, options.seconds)
+            health, ttft, failed = measure(running.port, options.seconds)
             if attacker is not None:
                 attacker.kill()
                 attacker.join()
@@ -217,7 +177,7 @@ def main() -> None:
             asked = len(health) + len(ttft) + failed
             print(
                 f"{name:<16} {p99(health):11.1f} {middle:9.1f} {p99(ttft):9.1f} {failed:7} {asked:6} "
-                f"{rss_mebibytes(pid, 'VmRSS'):10} {rss_mebibytes(pid, 'VmHWM'):7}",
+                f"{running.mebibytes():10.0f} {running.mebibytes('VmHWM'):7.0f}",
                 flush=True,
             )
 

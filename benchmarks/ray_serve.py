@@ -35,19 +35,18 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import yaml
-from replay import median, percentile
+from replay import MODEL, median, percentile
 from replay.random_llama import LlamaShape, make_model
+from replay.worker import stream, wait_until_ready
 
-import ballast_cli
 from ballast_api.serve_config import APPLICATION, serve_config
 from ballast_api.worker_config import WorkerConfig
+from ballast_cli.demo.polling import read_metrics
 from ballast_queue.redis_store import Queue
 
-MODEL = Path(ballast_cli.__file__).parent / "demo" / "model"
 SHAPE = LlamaShape(hidden=256, layers=4, heads=4, kv_heads=2, intermediate=1024, vocabulary=258)
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 64
 SLOTS = 16
-START_SECONDS = 600
 COALESCE_HEADER = b"x-coalesce"
 
 
@@ -77,32 +76,14 @@ async def load(side: Side, streams: int, seconds: float, found: Figures) -> None
 
     async def connection() -> None:
         while time.perf_counter() < started + seconds:
-            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-            body = json.dumps(
-                {
-                    "model": "bench",
-                    "prompt": [draw.randrange(100, 250) for _ in range(PROMPT_TOKENS)],
-                    "max_tokens": OUTPUT_TOKENS,
-                    "temperature": 0,
-                    "ignore_eos": True,
-                    "stream": True,
-                }
-            ).encode()
-            sent = time.perf_counter()
-            head = f"POST /v1/completions HTTP/1.1\r\nhost: b\r\ncontent-length: {len(body)}\r\n"
-            writer.write(head.encode() + side.header + b"content-type: application/json\r\n\r\n" + body)
-            first, seen = None, b""
-            while b"data: [DONE]" not in seen:
-                got = await reader.read(65536)
-                assert got, seen
-                if first is None and b"data: " in got:
-                    first = time.perf_counter()
-                seen = (seen + got)[-4096:]
-            assert first is not None
-            found.ttft.append(first - sent)
-            found.tpot.append((time.perf_counter() - first) / (OUTPUT_TOKENS - 1))
+            opened = await asyncio.open_connection(parts.hostname, parts.port)
+            prompt = [draw.randrange(100, 250) for _ in range(PROMPT_TOKENS)]
+            fields = {"model": "bench", "prompt": prompt, "max_tokens": OUTPUT_TOKENS}
+            first, last = await stream(opened, fields, side.header)
+            found.ttft.append(first)
+            found.tpot.append((last - first) / (OUTPUT_TOKENS - 1))
             found.requests += 1
-            writer.close()
+            opened[1].close()
 
     await asyncio.gather(*(connection() for _ in range(streams)))
     found.seconds += time.perf_counter() - started
@@ -207,12 +188,8 @@ class Worker:
 
     def offline_tokens(self) -> float:
         """Return the offline tokens that were decoded so far."""
-        lines = httpx.get(f"{self.url}/metrics", timeout=30).text.splitlines()
-        return sum(
-            float(line.rsplit(" ", 1)[1])
-            for line in lines
-            if line.startswith("ballast_tokens_total") and 'class="offline"' in line and 'phase="decode"' in line
-        )
+        found = read_metrics(httpx.get(f"{self.url}/metrics", timeout=30).text)
+        return found['ballast_tokens_total{class="offline",phase="decode"}']
 
     def begin_job(self) -> None:
         """Submit a job that does not end during a measurement."""
@@ -249,17 +226,6 @@ def started(name: str, config: Path, command: list[str], **variables: str) -> It
             process.wait(60)
         except psutil.TimeoutExpired:
             process.kill()
-
-
-def wait_until_ready(process: psutil.Process, url: str) -> None:
-    """Wait until a worker accepts requests at an address."""
-    end = time.monotonic() + START_SECONDS
-    while process.poll() is None and time.monotonic() < end:
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/ready", timeout=5).status_code == 200:
-                return
-        time.sleep(0.5)
-    raise SystemExit(f"{url} did not become ready")
 
 
 def write_config(path: Path, options: argparse.Namespace, *, port: int, queue: str, redis: str) -> None:

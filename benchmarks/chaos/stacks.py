@@ -19,6 +19,7 @@ from pathlib import Path
 import yaml
 
 from ballast_cli.connection import Running
+from ballast_cli.demo.polling import read_metrics
 from ballast_cli.processes import status_of
 
 POLL_SECONDS = 0.05
@@ -203,9 +204,4 @@ def metrics(address: str) -> dict[str, float]:
     """Return the samples of `/metrics`."""
     import httpx  # noqa: PLC0415  only at the end of a run
 
-    samples = {}
-    for line in httpx.get(f"{address}/metrics", timeout=30).raise_for_status().text.splitlines():
-        if line and not line.startswith("#"):
-            name, _, value = line.rpartition(" ")
-            samples[name] = float(value)
-    return samples
+    return read_metrics(httpx.get(f"{address}/metrics", timeout=30).raise_for_status().text)

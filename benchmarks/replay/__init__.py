@@ -27,13 +27,15 @@ from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig
 
 DEMO = Path(ballast_cli.__file__).parent / "demo"
+MODEL = DEMO / "model"
+"""The model that ships."""
 AZURE = DEMO / "traces" / "azure_conv_2023.csv"
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser with the options that every benchmark has."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--model", type=Path, default=DEMO / "model", help="checkpoint directory (the shipped model)")
+    made.add_argument("--model", type=Path, default=MODEL, help="checkpoint directory (the shipped model)")
     made.add_argument("--json", type=Path, help="write the figures there")
     made.add_argument("--quick", action="store_true", help="shorter runs with wider spreads")
     return made

@@ -1,4 +1,4 @@
-"""Trains the tiny Llama-architecture model of the demo and measures it against a Kneser-Ney model.
+"""Trains the tiny Llama-architecture model of the demo and measures it.
 
 The corpus beside this script is divided by document into a training split and a held-out split. The tokenizer and the
 model see the training split alone; the figures are bits per byte of the held-out split.
@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import torch
 from corpus import Document, load, split
-from kneser_ney import KneserNey
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -336,22 +335,16 @@ def model_nats(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, docu
     return nats
 
 
-def evaluate(directory: Path, training: list[Document], held_out: list[Document]) -> None:
-    """Prints the held-out figures of a saved model and of the Kneser-Ney model, and what the model writes."""
+def evaluate(directory: Path, held_out: list[Document]) -> None:
+    """Prints the held-out figure of a saved model, and what the model writes."""
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     size = sum(path.stat().st_size for path in directory.iterdir())
     print(f"{directory}: {model.num_parameters():,} parameters, {size:,} bytes")
 
-    to_bits_per_byte = 1 / math.log(2) / sum(document.size for document in held_out)
     progress = tqdm(held_out, desc="evaluating", unit="doc")
     nats = sum(model_nats(model, tokenizer, document) for document in progress)
-    print(f"held-out bits per byte, this model: {nats * to_bits_per_byte:.4f}")
-    texts = [document.text.encode() for document in held_out]
-    kneser_ney = KneserNey([document.text.encode() for document in training])
-    kneser_ney.check(texts)
-    nats = sum(map(kneser_ney.nats, texts))
-    print(f"held-out bits per byte, Kneser-Ney of order {kneser_ney.order}: {nats * to_bits_per_byte:.4f}")
+    print(f"held-out bits per byte: {nats / math.log(2) / sum(document.size for document in held_out):.4f}")
 
     prompt = tokenizer(COMPLETION_PROMPT, return_tensors="pt")
     print(f"\n--- completion, greedy\n{_greedy(model, tokenizer, prompt)}")
@@ -386,7 +379,7 @@ def main() -> None:
     if not arguments.eval_only:
         train(arguments, training)
         print(f"trained in {(time.monotonic() - started) / 60:.1f} minutes on {arguments.threads} threads")
-    evaluate(arguments.output, training, held_out)
+    evaluate(arguments.output, held_out)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import redis
+from waiting import until_gone
 
 from ballast_cli.errors import CliError, NotNow
 from ballast_cli.processes import Valkey, WorkerProcess, take_port
@@ -24,17 +24,6 @@ valkey = Valkey.start(Path(sys.argv[1]))
 print(valkey.url, valkey.supervisor.pid, flush=True)
 sys.stdin.read()
 """
-
-
-def wait_until_gone(pid: int) -> None:
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.02)
-    pytest.fail(f"process {pid} is still there after 30 s")
 
 
 def test_the_embedded_valkey_refuses_to_evict_and_writes_a_log(tmp_path: Path):
@@ -100,7 +89,7 @@ def test_the_next_start_stops_the_valkey_of_a_killed_supervisor_and_keeps_its_da
 
     second = Valkey.start(tmp_path)
     try:
-        wait_until_gone(orphan)
+        until_gone(orphan)
         with redis.Redis.from_url(second.url) as client:
             assert client.get("kept") == b"yes"
     finally:
@@ -131,8 +120,7 @@ def test_valkey_does_not_outlive_a_killed_parent(tmp_path: Path):
 
     holder.kill()
     holder.communicate()
-    wait_until_gone(int(supervisor))
-    wait_until_gone(server)
+    until_gone(int(supervisor), server)
 
 
 def test_a_valkey_that_is_busy_for_seconds_is_not_taken_for_dead(tmp_path: Path):
@@ -206,7 +194,7 @@ def test_a_command_ends_with_its_killed_parent():
 
     parent.kill()
     parent.communicate()
-    wait_until_gone(pid)
+    until_gone(pid)
 
 
 def test_a_worker_that_does_not_drain_is_killed_when_hurried(tmp_path: Path):

@@ -8,7 +8,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 import redis
 from tls import LOOPBACK
+from waiting import until_gone
 
 import ballast_cli
 from ballast_cli.worker_file import DEMO_MODEL_NAME
@@ -75,21 +75,6 @@ def up(tmp_path: Path) -> Iterator[Up]:
         running.process.stderr.close()
 
 
-def is_there(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    until = time.monotonic() + WAIT_SECONDS
-    while any(map(is_there, pids)):
-        assert time.monotonic() < until, f"still there: {[pid for pid in pids if is_there(pid)]}"
-        time.sleep(0.05)
-
-
 def ballast(directory: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ballast_cli", *map(str, arguments)]
     return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
@@ -114,7 +99,7 @@ def test_up_runs_a_job_and_leaves_nothing_behind(up: Up, make_line, number: sign
 
     up.process.send_signal(number)
     assert up.end() == 0, "".join(up.said)
-    wait_until_gone(pids)
+    until_gone(*pids)
     assert not (up.directory / ".ballast" / "up.json").exists()
 
 
@@ -145,7 +130,7 @@ def test_a_dead_worker_is_reported_and_everything_stops(up: Up):
 
     assert up.end() == 1
     assert "The worker was killed by SIGKILL. Its last log lines" in "".join(up.said)
-    wait_until_gone(pids)
+    until_gone(*pids)
 
 
 def test_worker_and_valkey_end_with_a_killed_up(up: Up):
@@ -153,7 +138,7 @@ def test_worker_and_valkey_end_with_a_killed_up(up: Up):
     up.process.kill()
     up.end()
 
-    wait_until_gone(pids)
+    until_gone(*pids)
 
 
 def test_the_password_of_a_url_is_neither_shown_nor_readable_by_others(tmp_path: Path):

@@ -316,10 +316,15 @@ class Bench:
     planner: Callable[..., Any]
     nested_planner: Callable[..., Any]
     outputs: dict[str, list[Any]] = field(default_factory=dict)
+    admissions: list[Any] = field(default_factory=list)
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):
+            last = self.engine.last_step
             outputs = self.engine.step()
+            if self.engine.last_step is not last:
+                self.admissions += self.engine.last_step.admissions
+            assert len({output.request_id for output in outputs}) == len(outputs)
             if not outputs and self.engine.is_stalled:
                 self.clock.now += 1.0  # a stalled engine sleeps
             for output in outputs:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ballast_engine.counters import MOST_PAYERS, EngineCounters
-from ballast_engine.errors import IntegrityError, InvalidRequest, RequestTooLong
+from ballast_engine.errors import DuplicateRequest, IntegrityError, InvalidRequest, RequestTooLong
 from ballast_engine.request import FinishReason
 from ballast_engine.stats import StepKind
 from ballast_log.log import KeyValueFormatter
@@ -45,11 +45,43 @@ def test_a_request_that_cannot_be_served_is_refused_at_once(
     bench_of: Make, generation: Make, changes: dict[str, Any], error: type[Exception], sentence: str
 ) -> None:
     bench = bench_of()
-    with pytest.raises(error, match=sentence):
+    with pytest.raises(error, match=sentence) as refused:
         bench.engine.submit(generation("a", **changes))
 
+    assert str(refused.value).endswith(".")
     assert not bench.engine.has_work
     bench.engine.submit(generation("a"))
+
+
+def test_an_id_in_use_is_refused_and_free_again_after_the_last_output(bench_of: Make, generation: Make) -> None:
+    bench = bench_of()
+    bench.engine.submit(generation("a", LONG))
+    with pytest.raises(DuplicateRequest, match="in use"):
+        bench.engine.submit(generation("a"))
+    bench.run()
+    first = bench.outputs.pop("a")
+    bench.engine.submit(generation("a", LONG))
+    bench.run()
+
+    assert [output.token_ids for output in first] == [output.token_ids for output in bench.outputs["a"]]
+
+
+def test_a_stream_has_an_output_for_each_token_and_another_request_its_text_at_the_end(
+    bench_of: Make, generation: Make
+) -> None:
+    bench = bench_of()
+    bench.engine.submit(generation("streamed", LONG, ignore_eos=True))
+    bench.engine.submit(generation("whole", LONG, ignore_eos=True, stream=False))
+    bench.run()
+    streamed = bench.outputs["streamed"]
+    first, last = bench.outputs["whole"]
+    expected = bench.executor.answer(LONG, generation("x", ignore_eos=True).sampling, 64)
+
+    assert [output.token_ids for output in streamed] == [[token] for token in expected.tokens]
+    assert [output.num_output for output in streamed] == list(range(1, 9))
+    assert {output.num_prompt for output in streamed} == {len(LONG)}
+    assert (first.num_output, first.text) == (1, "")
+    assert (last.num_output, last.text, bench.tokens("whole")) == (8, expected.text, expected.tokens)
 
 
 def test_an_answer_ends_at_the_context_whatever_was_asked(bench_of: Make, generation: Make) -> None:
@@ -129,9 +161,11 @@ def test_a_failed_step_ends_who_took_part_and_nobody_else(bench_of: Make, genera
     bench.engine.submit(generation("in the step", max_tokens=20, ignore_eos=True))
     bench.engine.submit(generation("waiting"))
     bench.step(2)
+    record = bench.engine.last_step
     bench.executor.fails = 1
     bench.step()
 
+    assert bench.engine.last_step is record
     assert bench.last("in the step").finish_reason is FinishReason.FAILED
     assert "RuntimeError: the device is gone" in bench.last("in the step").error
 
@@ -225,6 +259,9 @@ def test_an_online_burst_preempts_offline_which_then_goes_on_without_computing_a
     assert stats.offline.prefill_tokens == 20
     assert stats.offline.decode_tokens == 20
     assert stats.offline.wasted_tokens > 0
+    assert [(each.request_id, each.request_class) for each in bench.admissions] == [
+        ("job", OFFLINE), *((f"r{i}", RequestClass.ONLINE) for i in range(3))
+    ]  # fmt: skip
     assert bench.engine.stats().service[RequestClass.OFFLINE, "default"] == 20 + 2 * 20
 
 
@@ -271,16 +308,16 @@ def test_counts_by_class_follow_requests(bench_of: Make, generation: Make) -> No
 
 def test_a_new_configuration_holds_from_the_next_step_on(bench_of: Make, generation: Make) -> None:
     bench = bench_of(ttft=5.0)
-    engine = bench.engine
+    engine, before = bench.engine, bench.engine.policy
     engine.submit(generation("configured", max_tokens=30, ignore_eos=True))
     engine.submit(generation("own", max_tokens=30, ignore_eos=True, ttft_seconds=2.0))
     bench.step()
-    engine.configure(replace(engine.policy, ttft=1.0, num_blocks=1, chunk_tokens=3))
+    engine.configure(replace(engine.policy, ttft=1.0, num_blocks=1, block_tokens=3, chunk_tokens=3))
     bench.step()
     ttft = {name: request.ttft for name, request in engine.requests.items()}
 
     assert ttft == {"configured": 1.0, "own": 2.0}
-    assert (engine.policy.chunk_tokens, engine.policy.num_blocks) == (3, 64)
+    assert engine.policy == replace(before, ttft=1.0, chunk_tokens=3)
 
 
 def test_a_tenants_band_is_capped(bench_of: Make, generation: Make) -> None:
@@ -453,6 +490,17 @@ def test_more_cached_than_the_plan_knew_of_shortens_the_grant(bench_of: Make, ge
 
     assert bench.executor.batches[-8].query_start.tolist() == [0, 4]
     assert bench.tokens("a") == bench.tokens("b")
+
+
+def test_an_idle_engine_wakes_when_a_request_comes(bench_of: Make, generation: Make) -> None:
+    bench = bench_of()
+    sleeper = threading.Thread(target=bench.engine.wait, args=(60.0,))
+    sleeper.start()
+    bench.engine.submit(generation("a"))
+    sleeper.join(30)
+
+    assert not sleeper.is_alive()
+    bench.run()
 
 
 def test_an_idle_engine_waits_a_moment_for_what_comes_together(bench_of: Make, generation: Make) -> None:

@@ -222,7 +222,9 @@ def machine(make_bench: Callable[..., Any], generation: Callable[..., Any], *, i
             expected = bench.executor.answer(request.prompt, request.sampling, bench.engine.max_tokens)
             tokens = [*request.generated, *bench.tokens(request_id)]
             last = bench.last(request_id)
+            admissions = sum(each.request_id == request_id for each in bench.admissions)
             assert last.num_output == len(tokens)
+            assert admissions == 1 if bench.tokens(request_id) else admissions <= 1
             if last.finish_reason in {"stop", "length"}:
                 assert (tokens, bench.text(request_id)) == (expected.tokens, expected.text)
                 assert last.finish_reason == expected.reason

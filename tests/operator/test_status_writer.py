@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from queue_objects import make_status
+from reconciled import make_reconciler
 
 from ballast_api.conditions import ConditionReason
 from ballast_api.names import INSTANCE_LABEL, NAME_LABEL, RAY_LABEL, WORKER
@@ -20,10 +21,8 @@ from ballast_operator import report
 from ballast_operator.cache import Cache
 from ballast_operator.context import OperatorContext
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict
-from ballast_operator.inference_deployment import RESOURCE_TYPE
 from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, POD, RAY_SERVICE, SERVICE, Body, Key, Kind
 from ballast_operator.poll_result import PollResult, Problem
-from ballast_operator.reconcile import Reconciler
 from ballast_operator.resource_type import ConditionValue
 from ballast_queue.job import RequestCounts
 from ballast_queue.status import ClassLoad, QueueStats, WorkerStatus
@@ -122,10 +121,6 @@ class FakePoller:
         self.num_hurried += 1
 
 
-class FakeReleases:
-    own = "r"
-
-
 class Bench:
     """A reconciler with one resource, which is reported as ready before it is held."""
 
@@ -137,16 +132,9 @@ class Bench:
         self.generation = 0
 
     def start(self) -> None:
-        """Start the operator: it knows only what the cluster knows."""
-        self.reconciler: Reconciler[Any] = Reconciler(
-            RESOURCE_TYPE,
-            cast(Any, self.cluster),
-            self.cache,
-            poller=cast(Any, self.poller),
-            grants=cast(Any, self.grants),
-            releases=cast(Any, FakeReleases()),
-            context=CONTEXT,
-            users_changed=lambda: None,
+        """Start the operator."""
+        self.reconciler = make_reconciler(
+            self.cache, self.cluster, poller=self.poller, grants=self.grants, context=CONTEXT
         )
 
     def put(self, uid: str = "u", **spec: Any) -> None:

@@ -19,7 +19,6 @@ from ballast_sim.replay.step_model import (
     REFIT_A100,
     BatchWork,
     Efficiency,
-    PublishedA100,
     Roofline,
     profile,
     sample_steps,
@@ -28,28 +27,6 @@ from ballast_sim.replay.step_model import (
 
 def mean_error(model, reference, steps):
     return sum(abs(model.predict(work) / reference.predict(work) - 1) for work in steps) / len(steps)
-
-
-def test_the_published_pieces_do_not_meet():
-    published = PublishedA100()
-
-    below = published.predict(BatchWork(num_prefill=412, num_decode=100, decode_context=130_000))
-    above = published.predict(BatchWork(num_prefill=413, num_decode=100, decode_context=130_000))
-
-    assert (round(below, 4), round(above, 4)) == (0.0724, 0.0648)
-
-
-def test_the_refit_is_what_least_squares_finds_on_the_published_pieces():
-    again = profile(PublishedA100(), seed=1, num_steps=4000)
-
-    for name in ("k0", "k1", "k3", "k4"):
-        assert getattr(again, name) == pytest.approx(getattr(REFIT_A100, name), rel=0.1)
-
-
-def test_the_refit_is_within_three_percent_of_the_published_times_on_average():
-    steps = sample_steps(Random(7), 4000)
-
-    assert mean_error(REFIT_A100, PublishedA100(), steps) < 0.03
 
 
 def test_the_roofline_of_an_a100_is_within_five_percent_of_the_published_refit():

@@ -101,6 +101,22 @@ def make_cache() -> Cache:
     return Cache(INFERENCE_DEPLOYMENT, RESOURCE_TYPE.label, queue_of=RESOURCE_TYPE.queue_of)
 
 
+def make_reconciler(
+    cache: Cache, cluster: Any, *, poller: Any, grants: Any, context: OperatorContext
+) -> Reconciler[Any]:
+    """Return the reconciler of an operator that starts: it knows only what the cluster knows."""
+    return Reconciler(
+        RESOURCE_TYPE,
+        cluster,
+        cache,
+        poller=poller,
+        grants=grants,
+        releases=cast(Any, FakeReleases()),
+        context=context,
+        users_changed=lambda: None,
+    )
+
+
 @dataclass
 class Bench:
     """A reconciler, and the resources of two namespaces."""
@@ -112,16 +128,9 @@ class Bench:
         self.start()
 
     def start(self) -> None:
-        """Start the operator again: it knows only what the cluster knows."""
-        self.reconciler: Reconciler[Any] = Reconciler(
-            RESOURCE_TYPE,
-            cast(Any, self.cluster),
-            self.cache,
-            poller=cast(Any, FakePoller()),
-            grants=cast(Any, FakeGrants()),
-            releases=cast(Any, FakeReleases()),
-            context=CONTEXT,
-            users_changed=lambda: None,
+        """Start the operator again."""
+        self.reconciler = make_reconciler(
+            self.cache, self.cluster, poller=FakePoller(), grants=FakeGrants(), context=CONTEXT
         )
 
     def put(self, namespace: str, name: str, about: dict[str, Any] | None = None, /, **spec: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 WAIT_SECONDS = 30
@@ -26,3 +27,8 @@ def until(what: Callable[[], Any], *, seconds: float = WAIT_SECONDS, said: str =
                 return found
         time.sleep(pause)
     raise AssertionError(f"not within {seconds} s: {said or what}; last found {found!r}")
+
+
+def until_gone(*pids: int) -> None:
+    """Wait until these processes have ended."""
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), seconds=120, said=f"processes {pids} end")

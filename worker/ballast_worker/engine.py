@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from ballast_engine.footprint import Footprint
 from ballast_engine.request import GenerationRequest, Output
@@ -85,6 +85,10 @@ class Engine(Protocol):
         """
 
     @property
+    def is_suspended(self) -> bool:
+        """Whether a step is suspended for new requests. The next call of `step` resumes it."""
+
+    @property
     def last_step(self) -> StepRecord:
         """The newest step that was computed without failure; a new object after each such step.
 
@@ -93,12 +97,3 @@ class Engine(Protocol):
 
     def stats(self) -> EngineStats:
         """Return all counters. The call is cheap, and two counters may differ by one step."""
-
-
-@runtime_checkable
-class Suspending(Protocol):
-    """An engine that can suspend a step for new requests, and resume it in a later call."""
-
-    @property
-    def is_suspended(self) -> bool:
-        """Whether a step is suspended. The next call of `step` resumes it."""

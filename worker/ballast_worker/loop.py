@@ -19,7 +19,7 @@ from ballast_engine.request import FinishReason, GenerationRequest, Output
 from ballast_engine.stats import AdmissionRecord, StepRecord
 from ballast_log import Log
 from ballast_policy.request import RequestClass
-from ballast_worker.engine import Engine, Suspending
+from ballast_worker.engine import Engine
 
 log = Log(__name__)
 
@@ -243,7 +243,7 @@ class EngineLoop:
         engine = self.engine
         last = engine.last_step
         try:
-            while not self._stopping or (isinstance(engine, Suspending) and engine.is_suspended):
+            while not self._stopping or engine.is_suspended:
                 engine.wait(IDLE_SECONDS)
                 outputs = engine.step()
                 step = engine.last_step

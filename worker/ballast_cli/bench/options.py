@@ -75,9 +75,7 @@ Minutes = Annotated[
 ]
 Slots = Annotated[int | None, typer.Option(min=1, max=4096, help="Number of slots of the engine.", show_default="256")]
 Chunk = Annotated[int, typer.Option(min=16, max=1_000_000, help="Most prefill tokens in a step.")]
-StepModelName = Annotated[
-    str, typer.Option(help="Step times: refit or published (llama-3-8b on a100 only), roofline, or auto.")
-]
+StepModelName = Annotated[str, typer.Option(help="Step times: refit (llama-3-8b on a100 only), roofline, or auto.")]
 Noise = Annotated[float, typer.Option(min=0, max=1, help="Noise of step times: standard deviation of their logarithm.")]
 Fitted = Annotated[bool, typer.Option("--fitted", help="Make Ballast learn the step times during the run.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Number of processes.", show_default="one per core")]

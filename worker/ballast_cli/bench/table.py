@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from math import ceil, isfinite
-from random import Random
+from math import isfinite
 
 from ballast_cli.console import print_table
 from ballast_sim.comparison.bench import Row
 from ballast_sim.comparison.engine import BenchEngine
 from ballast_sim.comparison.table import Table
 from ballast_sim.replay.attainment import worst_lost
-from ballast_sim.replay.step_model import REFIT_A100, PublishedA100, relative_errors, sample_steps
 
 _LATENCY = (
     *("policy", "TTFT ms p50", "p95", "p99", "p50 rise", "p99 rise", "met", "lost"),
@@ -42,7 +40,6 @@ def _print_maximums(table: Table, engine: BenchEngine) -> None:
     sys.stdout.write(
         f"{engine.name}, {engine.step_model} step times, {config.slots} slots, "
         f"{config.num_blocks * config.block_tokens:,} tokens of KV, chunks of {config.chunk_tokens}; {slo}\n"
-        f"{_refit_error() if engine.step_model == 'refit' else ''}"
         f"Each run replays {bench.seconds / 60:g} minutes without the first {bench.warmup_seconds:g} s; seed "
         f"{bench.seed}\n\n"
         f"Maximum throughput, tokens/s of one GPU\n"
@@ -58,13 +55,6 @@ def _print_maximums(table: Table, engine: BenchEngine) -> None:
     sys.stdout.write(
         f"\nOnline alone attains 99 % up to {table.rate:,.0f} tokens/s, {table.rate / bench.bound:.0%} of the bound\n"
     )
-
-
-def _refit_error() -> str:
-    """Return the error of the monotone refit against the two published pieces."""
-    found = relative_errors(REFIT_A100, PublishedA100(), sample_steps(Random(1), 4000))
-    mean, p95 = sum(found) / len(found), found[ceil(0.95 * len(found)) - 1]  # the nearest rank
-    return f"Error of the refit against the two published pieces, which do not meet: mean {mean:.1%}, p95 {p95:.1%}\n"
 
 
 def _latency(table: Table, row: Row) -> tuple[str, ...]:

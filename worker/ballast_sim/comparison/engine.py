@@ -9,10 +9,10 @@ from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.replay import hardware, model_shape
 from ballast_sim.replay.feasibility import check_slo, kv_tokens
-from ballast_sim.replay.step_model import REFIT_A100, PublishedA100, Roofline, StepModel
+from ballast_sim.replay.step_model import REFIT_A100, Roofline, StepModel
 from ballast_sim.replay.traffic import Arrival
 
-STEP_MODELS = ("auto", "refit", "published", "roofline")
+STEP_MODELS = ("auto", "refit", "roofline")
 """`auto` is the refit of the published times for Llama-3-8B on an A100, and the roofline for every other pair."""
 _PUBLISHED = ("llama-3-8b", "a100")
 BLOCK_TOKENS = 16
@@ -59,10 +59,10 @@ class BenchEngine:
         roofline = Roofline(shape, chip, shape.weights())
         num_blocks = kv_tokens(roofline, longest=longest, slots=slots) // BLOCK_TOKENS
         pair = (shape.name, chip.name)
-        if step_model in {"refit", "published"} and pair != _PUBLISHED:
+        if step_model == "refit" and pair != _PUBLISHED:
             raise BadInput(f"no times are published for {' on '.join(pair)}, only for {' on '.join(_PUBLISHED)}")
         chosen = ("refit" if pair == _PUBLISHED else "roofline") if step_model == "auto" else step_model
-        models: dict[str, StepModel] = {"refit": REFIT_A100, "published": PublishedA100(), "roofline": roofline}
+        models: dict[str, StepModel] = {"refit": REFIT_A100, "roofline": roofline}
         check_slo(roofline, online, ttft=ttft, tpot=tpot, step_model=models[chosen])
         config = PolicyConfig(
             slots,
