@@ -45,7 +45,7 @@ from ballast_operator.children.ray import (
 )
 from ballast_operator.children.redis_users import kept_users, redis_secrets, redis_users, secrets_hash
 from ballast_operator.children.service import budget, network_policy, service
-from ballast_operator.conditions import Given, conditions, knows_versions, ray_progress, reported_lack
+from ballast_operator.conditions import Given, conditions, knows_versions, ray_parts, ray_progress, reported_lack
 from ballast_operator.context import OperatorContext
 from ballast_operator.kinds import (
     BUDGET,
@@ -407,6 +407,7 @@ RESOURCE_TYPE = ResourceType(
     kept_users=kept_users,
     read_counted=_read_counted,
     counts=_counts,
+    parts=ray_parts,
     queue_of=queue_of,
     own_queue=own_queue,
     written_with=services_of_kuberay,

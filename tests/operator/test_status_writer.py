@@ -14,7 +14,7 @@ import pytest
 from queue_objects import make_status
 
 from ballast_api.conditions import ConditionReason
-from ballast_api.names import INSTANCE_LABEL, NAME_LABEL, RAY_LABEL, WORKER
+from ballast_api.names import INSTANCE_LABEL, NAME_LABEL, RAY_HEAD_LABEL, RAY_LABEL, WORKER
 from ballast_api.status import ClassSlots, Status
 from ballast_operator import report
 from ballast_operator.cache import Cache
@@ -404,6 +404,24 @@ def test_the_workers_of_a_held_resource_on_ray_are_counted_and_their_versions_ar
     assert said(found)["Ready"] == ("True", "Serving")
     assert said(found)["Progressing"] == STALE
     assert (found.workers, found.updated_replicas) == ("2/2", 1)
+
+
+def test_a_head_that_goes_is_exported_while_degraded_shows_another_problem() -> None:
+    bench = Bench(runtime={"ray": {}}, template={"image": "ray:1"}, slots="many")
+    bench.put()
+    ray: dict[str, Any] = {"rayClusterConfig": {}}
+    active = {"rayClusterName": "llm-1", "rayClusterStatus": {"desiredWorkerReplicas": 2}}
+    bench.cache.put(RAY_SERVICE, make_object(RAY_SERVICE, "llm", spec=ray, status={"activeServiceStatus": active}))
+    head = make_object(POD, "head", spec={}, status={"conditions": [{"type": "Ready", "status": "True"}]})
+    head["metadata"]["labels"] = {RAY_HEAD_LABEL: "llm", "ray.io/cluster": "llm-1"}
+    bench.cache.put(POD, head)
+    found: list[tuple[str, Any]] = []
+    for _ in range(2):
+        reason = said(bench.reconcile())["Degraded"][1]
+        found.append((reason, bench.reconciler.figures[LLM].ray))
+        bench.cache.drop(POD, head)
+
+    assert found == [("InvalidSpec", {"head": True}), ("InvalidSpec", {"head": False})]
 
 
 def test_a_resource_that_is_reconciled_again_is_evaluated_again() -> None:
