@@ -372,11 +372,16 @@ def _workers_not_ready(own: Labels, resource: InferenceDeployment) -> Iterator[A
     the first alert allows for these workers, and counts the time of each pod alone. No metric distinguishes a rollout
     from a worker that does not come back, so the second alert waits for longer than most rollouts take.
 
+    While replicas are added one after another, some are never ready, each for a short time. So the first alert counts
+    only workers that were wanted for the whole time in which one starts.
+
     A failed scrape counts only without the figures of the operator. Some pods never listen, such as the further pods of
     a worker over several nodes, and Prometheus may be unable to reach workers that serve.
     """
     startup, missing = resource.spec.startup_seconds, resource.spec.rollout.max_unavailable
     wanted, ready = (_known(own.replicas(state)) for state in ("desired", "ready"))
+    lasting = f"{startup + 120}s"
+    due = f"min(min_over_time({own.replicas('desired')}[{lasting}]))"
     is_gated = own.condition(ConditionType.READY, ConditionReason.SCHEDULING_GATED)
     gated = f"unless max(max_over_time({is_gated}[{GAP}])) == 1"
     summary = f"{own}: {{{{ $value }}}} workers are not ready"
@@ -384,8 +389,8 @@ def _workers_not_ready(own: Labels, resource: InferenceDeployment) -> Iterator[A
     yield Alert(
         "BallastWorkerNotReady",
         "critical",
-        f"{startup + 120}s",
-        f"({wanted} - {ready} > {missing} {gated})"
+        lasting,
+        f"({due} - {ready} > {missing} {gated})"
         f" or ({wanted} > 0 and {ready} == 0)"
         f" or (count by (namespace, pod) ({own.of('up')} == 0) > 0 unless on () {wanted})"
         f" or (count by (namespace, pod) ({own.of(metrics.ENGINE_HEALTHY)} == 0) > 0)",

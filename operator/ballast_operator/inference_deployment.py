@@ -81,6 +81,7 @@ from ballast_operator.queue_rules import own_queue, queue_of
 from ballast_operator.ray_status import num_pods
 from ballast_operator.resource_type import ResourceType
 from ballast_operator.retention import is_kept
+from ballast_operator.scaling import is_same_reason
 from ballast_queue.status import WorkerStatus
 
 ON_RAY = ""
@@ -366,10 +367,10 @@ def _awaits_poll(given: Given, wanted: ResourceStatus) -> bool:
 
 
 def _scaling(wanted: ScalingStatus | None, reported: ScalingStatus | None) -> ScalingStatus | None:
-    """Return the reported decision while its replicas stay the same: another sentence alone is not reported."""
-    if wanted is not None and reported is not None and wanted.replicas == reported.replicas:
-        return reported
-    return wanted
+    """Return the reported decision while its replicas and its reason stay the same: new figures are not reported."""
+    if wanted is None or reported is None or wanted.replicas != reported.replicas:
+        return wanted
+    return reported if is_same_reason(wanted.because, reported.because) else wanted
 
 
 def _made_replicas(given: Given) -> int:

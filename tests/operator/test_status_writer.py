@@ -485,6 +485,35 @@ def test_scaling_begins_with_the_workers_that_are_there(on_ray: bool, most: int,
     assert found == [(begun, 8), (begun, begun), (2, 2)]
 
 
+def test_the_reason_of_the_same_replicas_follows_what_is_found_and_not_each_figure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 10_000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    bench = Bench(replicas=1, scaling={"maxReplicas": 1})
+    bench.put()
+    ready = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
+    bench.cache.put(POD, make_object(POD, "p", spec={}, status=ready))
+    found = []
+    for seconds, requests in ((0, 3), (1000, 1), (0, 2), (400, 4), (10, 90), (10, 3), (400, 5), (400, None)):
+        now += seconds
+        if requests is None:
+            bench.poll(problem=UNREACHABLE)
+        else:
+            load = ClassLoad(running=requests, requests_per_second=requests)
+            bench.poll(make_status(address="http://10.0.0.1:8000", online=load))
+        status = bench.reconcile()
+        assert status.scaling is not None
+        found.append(status.scaling.because)
+
+    few, many = "3 online requests at 3/s", "90 online requests at 90/s"
+    unknown = "Redis does not answer; an unknown load does not count as idle"
+    begins = [few, few, few, few, many, many, "5 online requests at 5/s", unknown]
+    assert all(map(str.startswith, found, begins)), found
+    assert found[:4] == [found[0]] * 4, "other figures alone are not written"
+    assert "within 1 to 1" in found[4]
+
+
 def test_what_ray_lacks_is_named_without_progress_and_no_longer_once_a_worker_is_ready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
