@@ -10,7 +10,7 @@ import pytest
 import yaml
 from chart_alerts import chart_alerts
 from documented_scaling import documented
-from scenarios import CRITICAL, SCENARIOS, WARNING, Scenario, judged, replicas
+from scenarios import CRITICAL, SCENARIOS, WARNING, Scenario, judged, operated, replicas
 
 from ballast_api.alerts import rule_groups
 from ballast_api.inference_deployment import InferenceDeployment
@@ -235,19 +235,21 @@ def test_a_documented_autoscaler_measures_online_requests_in_workers(promtool: s
     series = [
         {
             "series": f'{name}{{namespace="default",service="chat",pod="chat-{pod}",{labels}}}',
-            "values": f"{values[pod]}",
+            "values": f"{values[pod]}x1",
         }
         for name, found in LOAD.items()
         for labels, values in found.items()
         for pod in (0, 1)
     ]
+    ready = {"series": next(iter(operated("replicas", "", 'state="ready"'))), "values": "2 3"}
     expected = {trigger["metadata"]["query"]: 53 / 32, f"sum({of_pods})": 53 / 32, f"count({of_pods})": 2}
     asked = [
         {"expr": query, "eval_time": "0m", "exp_samples": [{"labels": "{}", "value": value}]}
         for query, value in expected.items()
     ]
+    asked.append({"expr": trigger["metadata"]["query"], "eval_time": "1m", "exp_samples": []})  # a third is not scraped
     (tmp_path / "test.yaml").write_text(
-        yaml.safe_dump({"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": asked}]})
+        yaml.safe_dump({"tests": [{"interval": "1m", "input_series": [*series, ready], "promql_expr_test": asked}]})
     )
 
     done = subprocess.run(
