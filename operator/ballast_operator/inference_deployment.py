@@ -79,9 +79,9 @@ from ballast_operator.plan import (
 from ballast_operator.poll_result import FRESH_SECONDS, PollResult, QueueSource
 from ballast_operator.queue_rules import own_queue, queue_of
 from ballast_operator.ray_status import num_pods
+from ballast_operator.report import is_same_reason
 from ballast_operator.resource_type import ResourceType
 from ballast_operator.retention import is_kept
-from ballast_operator.scaling import is_same_reason
 from ballast_queue.status import WorkerStatus
 
 ON_RAY = ""

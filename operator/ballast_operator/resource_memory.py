@@ -17,7 +17,7 @@ from ballast_operator.kinds import Key
 from ballast_operator.plan import ChildrenPlan, Tolerated
 from ballast_operator.poll_result import Problem
 from ballast_operator.resource_type import R
-from ballast_operator.scaling import History, is_same_reason
+from ballast_operator.scaling import History
 
 Failure = ClusterUnavailable | ClusterRefused
 MOST_FAILURES = 1
@@ -77,7 +77,7 @@ class ResourceMemory(Generic[R]):
         last = self.decision
         if last is not None and last.replicas == decision.replicas:
             is_new = now - self.decided < REASON_SECONDS
-            if is_new or is_same_reason(last.because, decision.because):
+            if is_new or report.is_same_reason(last.because, decision.because):
                 return last
         self.decision, self.decided = decision, now
         return decision

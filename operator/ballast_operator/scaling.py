@@ -19,7 +19,6 @@ whose model no worker serves, are no work, and nothing is while Redis has no mem
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, replace
 
 from ballast_api.inference_deployment import Scaling
@@ -130,15 +129,6 @@ def need(scaling: Scaling, replicas: int, ready: int, poll: PollResult, *, is_st
     if bounded != wanted:
         why += f"; within {scaling.min_replicas} to {scaling.max_replicas}"
     return Need(poll.at, bounded, why)
-
-
-def is_same_reason(one: str, other: str) -> bool:
-    """Return whether two reasons differ in figures alone, which change at every poll."""
-    return _without_figures(one) == _without_figures(other)
-
-
-def _without_figures(because: str) -> str:
-    return re.sub(r"\d[\d.,]*(e[+-]\d+)?|(?<=[a-z])s\b", "", because)
 
 
 def _is_fresh(poll: PollResult, now: float) -> bool:
