@@ -172,17 +172,17 @@ class Labels:
         """Return the selector of a part of the Ray cluster that the operator exports."""
         return f'{metrics.OPERATOR_RAY_READY}{{{self.operator},part="{part}"}}'
 
+    def known(self, series: str) -> str:
+        """Return the value that the operator exports, or the last one while it exports no figures of the resource.
+
+        So a restart of the operator does not start the time of an alert again. The result has no labels.
+        """
+        last = f"max(last_over_time({series}[{GAP}])) unless max({self.replicas('desired')})"
+        return f"(max({series}) or ({last}))"
+
 
 def _listed(*matchers: str) -> str:
     return ",".join(part for part in matchers if part)
-
-
-def _known(series: str) -> str:
-    """Return the value that the operator exports, or the last one while no operator does, without labels.
-
-    So a restart of the operator does not start the time of an alert again.
-    """
-    return f"(max({series}) or max(last_over_time({series}[{GAP}])))"
 
 
 def objectives(own: Labels, slo: Slo) -> tuple[Objective, ...]:
@@ -274,7 +274,7 @@ def _other_alerts(own: Labels, resource: InferenceDeployment, *, keeps_head_stat
     )
     letters = own.of(metrics.DEAD_LETTERS, own.queue)
     # Without workers, letters remain for this time after the end of their job.
-    kept = max(7, ceil(offline.results_days) + 1)
+    kept = max(7, ceil(min(offline.results_days, 365)) + 1)
     yield Alert(
         "BallastDeadLetters",
         "warning",
@@ -315,7 +315,7 @@ def _other_alerts(own: Labels, resource: InferenceDeployment, *, keeps_head_stat
 
 
 def _ray_alerts(own: Labels, resource: InferenceDeployment, *, keeps_head_state: bool) -> Iterator[Alert]:
-    head, storage = (f"{_known(own.ray(part))} == 0" for part in ("head", "storage"))
+    head, storage = (f"{own.known(own.ray(part))} == 0" for part in ("head", "storage"))
     pending = own.condition(ConditionType.PROGRESSING, ConditionReason.RAY_REPLICAS_PENDING)
     yield Alert(
         "BallastRayHeadDown",
@@ -379,7 +379,7 @@ def _workers_not_ready(own: Labels, resource: InferenceDeployment) -> Iterator[A
     a worker over several nodes, and Prometheus may be unable to reach workers that serve.
     """
     startup, missing = resource.spec.startup_seconds, resource.spec.rollout.max_unavailable
-    wanted, ready = (_known(own.replicas(state)) for state in ("desired", "ready"))
+    wanted, ready = (own.known(own.replicas(state)) for state in ("desired", "ready"))
     lasting = f"{startup + 120}s"
     due = f"min(min_over_time({own.replicas('desired')}[{lasting}]))"
     is_gated = own.condition(ConditionType.READY, ConditionReason.SCHEDULING_GATED)
@@ -423,7 +423,7 @@ def _no_worker_ready(own: Labels, resource: InferenceDeployment) -> Alert:
         "critical",
         "3m",
         f"min(min_over_time({wanted}{window})) > {missing}"
-        f" and {_known(ready)} == 0"
+        f" and {own.known(ready)} == 0"
         f" and max(max_over_time({ready}{window})) > 0",
         f"{own}: none of {{{{ $value }}}} workers is ready",
         f"Workers were ready, and for 3 minutes none is. Online requests fail, and no job proceeds. "

@@ -306,6 +306,13 @@ SCENARIOS = (
     ),
     Scenario("Ray's head is replaced in two minutes", ray("0x2 1x30"), "10m", set(), ON_RAY),
     Scenario(
+        "a resource on Ray is stopped, and its head ends first",
+        ray("1x5 0x1 stale") | replicas("2x4 0x60", "2x4 0x60"),
+        "12m",
+        set(),
+        ON_RAY,
+    ),
+    Scenario(
         "Ray's head does not come back, and the operator restarts again and again",
         ray(RESTARTS.format(0)),
         "10m",
