@@ -243,6 +243,7 @@ def operator_metrics() -> OperatorMetrics:
     found.observe_call("", "", 0)
     found.foreign.labels("")
     found.conditions.labels("", "", "", "", "", "")
+    found.ray_ready.labels("", "", "", "")
     for phase in PHASES:
         found.resources.labels("", phase)
     for state in REPLICA_STATES:

@@ -65,7 +65,7 @@ def test_every_target_is_up(cluster: Cluster, namespace: str, watched: str) -> N
         f"serviceMonitor/{NAMESPACE}/{NAME}-operator/0": ["up", "up"],
     }
     until(lambda: health() == wanted, seconds=TAKEN_SECONDS, said="all workers and operators are scraped")
-    ready = f'ballast_operator_replicas{{namespace="{namespace}",name="{watched}",state="ready"}}'
+    ready = f'ballast_operator_replicas{{resource_namespace="{namespace}",name="{watched}",state="ready"}}'
     until(lambda: value(cluster, f"max({ready})") == [2.0], seconds=90, said="the operator's count of ready workers")
 
 

@@ -7,8 +7,9 @@ requests use it up. This module contains every name, window and threshold.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, Literal
 
 from ballast_api import metrics
@@ -19,6 +20,9 @@ from ballast_api.sections import Slo
 
 FEWEST_REQUESTS = 20
 """Minimum of counted requests in an hour for a critical alert. With fewer, one slow request is a large share."""
+
+FEWEST_MISSES = 5
+"""Minimum of misses in the long window for a warning. At low traffic, a single miss exceeds the budget of days."""
 
 MISSING_FOR = "6h"
 """Time after which a missing worker is an alert even if enough others serve. Most rollouts end before."""
@@ -49,10 +53,12 @@ WINDOWS = {"30s": ("5m", "30m", "1h"), "2m": ("2h", "6h", "1d", "3d")}
 """Windows by the interval at which they are recorded. Long windows cost more and change slowly."""
 RATIO = "ballast:slo_miss_ratio:rate"
 """Prefix of the recorded share of misses. The window follows."""
-TRAFFIC = "ballast:slo_requests:rate1h"
-"""Recorded counted requests per second."""
-_OPERATOR = "pod, instance, state"
-"""Labels in which series of the operator about one resource differ."""
+TRAFFIC = "ballast:slo_requests:rate"
+"""Prefix of the recorded counted requests per second. The window follows."""
+COUNTED = {"1h": 3600, "1d": 86400, "3d": 259200}
+"""Seconds of the windows over which requests are counted."""
+GAP = "8m"
+"""Longest time without series of an operator that restarts. Kubernetes waits for up to 5 minutes before a start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,7 @@ def rule_groups(
     resource: InferenceDeployment,
     *,
     match: str | None = None,
+    labels: Mapping[str, str] | None = None,
     runbooks: str | None = None,
     keeps_head_state: bool = True,
 ) -> list[RuleJson]:
@@ -111,12 +118,14 @@ def rule_groups(
     Args:
         resource: The resource to watch.
         match: PromQL matchers of the scraped workers; by default the labels that the resource's ServiceMonitor sets.
+        labels: Labels that every series must have, and that every alert and recorded series gets, such as the cluster.
         runbooks: Base URL of the runbook pages. Without it, alerts have no `runbook_url`.
         keeps_head_state: Whether a Redis keeps the state of Ray's head, if the resource runs on Ray.
     """
-    own = Labels(resource, match)
-    ids = {"namespace": resource.metadata.namespace, "inferencedeployment": resource.metadata.name}
-    prefix = f"ballast/{own.namespace}/{own.name}"
+    labels = labels or {}
+    own = Labels(resource, match, labels)
+    ids = {**labels, "namespace": own.namespace, "inferencedeployment": own.name}
+    prefix = "/".join(("ballast", *labels.values(), own.namespace, own.name))
     alerts = [*_burn_alerts(own, resource.spec.slo), *_other_alerts(own, resource, keeps_head_state=keeps_head_state)]
     return [
         *(
@@ -134,12 +143,14 @@ def rule_groups(
 class Labels:
     """PromQL matchers of the series of one resource."""
 
-    def __init__(self, resource: InferenceDeployment, match: str | None) -> None:
+    def __init__(self, resource: InferenceDeployment, match: str | None, labels: Mapping[str, str]) -> None:
         self.namespace, self.name = resource.metadata.namespace, resource.metadata.name
-        self.match = f'namespace="{self.namespace}",service="{self.name}"' if match is None else match
+        every = [f'{label}="{value}"' for label, value in labels.items()]
+        own = f'namespace="{self.namespace}",service="{self.name}"' if match is None else match
+        self.match = _listed(*every, own)
         self.queue = f'queue="{resource.queue_name}"'
-        self.recorded = f'namespace="{self.namespace}",inferencedeployment="{self.name}"'
-        self.operator = f'namespace="{self.namespace}",name="{self.name}"'
+        self.recorded = _listed(*every, f'namespace="{self.namespace}",inferencedeployment="{self.name}"')
+        self.operator = _listed(*every, f'resource_namespace="{self.namespace}",name="{self.name}"')
 
     def __str__(self) -> str:
         """Return namespace and name of the resource."""
@@ -147,11 +158,31 @@ class Labels:
 
     def of(self, metric: str, *more: str) -> str:
         """Return the selector of a metric of the workers."""
-        return f"{metric}{{{','.join(part for part in (self.match, *more) if part)}}}"
+        return f"{metric}{{{_listed(self.match, *more)}}}"
 
     def replicas(self, state: Literal["desired", "ready"]) -> str:
         """Return the selector of a number of workers, which each replica of the operator may export."""
         return f'{metrics.OPERATOR_REPLICAS}{{{self.operator},state="{state}"}}'
+
+    def condition(self, kind: ConditionType, reason: ConditionReason) -> str:
+        """Return the selector of a condition that the operator exports."""
+        return f'{metrics.OPERATOR_CONDITION}{{{self.operator},type="{kind}",reason="{reason}"}}'
+
+    def ray(self, part: Literal["head", "storage"]) -> str:
+        """Return the selector of a part of the Ray cluster that the operator exports."""
+        return f'{metrics.OPERATOR_RAY_READY}{{{self.operator},part="{part}"}}'
+
+    def known(self, series: str) -> str:
+        """Return the value that the operator exports, or the last one while it exports no figures of the resource.
+
+        So a restart of the operator does not start the time of an alert again. The result has no labels.
+        """
+        last = f"max(last_over_time({series}[{GAP}])) unless max({self.replicas('desired')})"
+        return f"(max({series}) or ({last}))"
+
+
+def _listed(*matchers: str) -> str:
+    return ",".join(part for part in matchers if part)
 
 
 def objectives(own: Labels, slo: Slo) -> tuple[Objective, ...]:
@@ -189,8 +220,8 @@ def _recordings(own: Labels, slo: Slo, ids: dict[str, str], windows: tuple[str, 
             misses = f"(sum(rate({objective.misses}[{window}])) or vector(0))"
             ratio = f"{misses} / sum(rate({objective.all}[{window}]))"
             yield {"record": f"{RATIO}{window}", "expr": ratio, "labels": labels}
-        if "1h" in windows:
-            yield {"record": TRAFFIC, "expr": f"sum(rate({objective.all}[1h]))", "labels": labels}
+        for window in filter(COUNTED.__contains__, windows):
+            yield {"record": f"{TRAFFIC}{window}", "expr": f"sum(rate({objective.all}[{window}]))", "labels": labels}
 
 
 def _burn_alerts(own: Labels, slo: Slo) -> Iterator[Alert]:
@@ -204,7 +235,7 @@ def _burn_alerts(own: Labels, slo: Slo) -> Iterator[Alert]:
             if not burns:
                 continue
             either = " or ".join(_burning(labels, burn, budget) for burn in burns)
-            busy = f" and {TRAFFIC}{labels} * 3600 >= {FEWEST_REQUESTS}" if severity == "critical" else ""
+            busy = f" and {TRAFFIC}1h{labels} * 3600 >= {FEWEST_REQUESTS}" if severity == "critical" else ""
             windows = " or ".join(burn.long for burn in burns)
             yield Alert(
                 alert=objective.alert,
@@ -221,7 +252,10 @@ def _burn_alerts(own: Labels, slo: Slo) -> Iterator[Alert]:
 
 def _burning(labels: str, burn: Burn, budget: float) -> str:
     over = f"> {round(burn.rate * budget, 8):g}"
-    return f"({RATIO}{burn.long}{labels} {over} and {RATIO}{burn.short}{labels} {over})"
+    long, several = f"{RATIO}{burn.long}{labels}", ""
+    if burn.severity == "warning":
+        several = f" and {long} * {TRAFFIC}{burn.long}{labels} * {COUNTED[burn.long]} >= {FEWEST_MISSES}"
+    return f"({long} {over} and {RATIO}{burn.short}{labels} {over}{several})"
 
 
 def _other_alerts(own: Labels, resource: InferenceDeployment, *, keeps_head_state: bool) -> Iterator[Alert]:
@@ -239,13 +273,16 @@ def _other_alerts(own: Labels, resource: InferenceDeployment, *, keeps_head_stat
         "deadline-at-risk",
     )
     letters = own.of(metrics.DEAD_LETTERS, own.queue)
+    # Without workers, letters remain for this time after the end of their job.
+    kept = max(7, ceil(min(offline.results_days, 365)) + 1)
     yield Alert(
         "BallastDeadLetters",
         "warning",
         "0s",
-        # The least, not the number half an hour ago: then workers may not have reported, or a job was deleted since.
-        f"max by (queue) ({letters}) - min by (queue) (min_over_time({letters}[30m])) > 0 "
-        f"or (max by (queue) ({letters}) > 0 unless max by (queue) (last_over_time({letters}[7d] offset 30m)))",
+        # The least of the half hour: at its start, workers may not have reported, or a job was deleted since. The least
+        # of all workers now: Prometheus scrapes one after another, so some still show letters that were redriven.
+        f"min by (queue) ({letters}) - min by (queue) (min_over_time({letters}[30m])) > 0 "
+        f"or (min by (queue) ({letters}) > 0 unless max by (queue) (last_over_time({letters}[{kept}d] offset 30m)))",
         f"{own}: {{{{ $value }}}} items became dead letters in the last half hour",
         f"An item becomes a dead letter after {offline.max_attempts} failed attempts. The results of its job show the "
         "error. `ballast redrive` returns it to the queue.",
@@ -278,15 +315,13 @@ def _other_alerts(own: Labels, resource: InferenceDeployment, *, keeps_head_stat
 
 
 def _ray_alerts(own: Labels, resource: InferenceDeployment, *, keeps_head_state: bool) -> Iterator[Alert]:
-    def condition(kind: ConditionType, reason: ConditionReason) -> str:
-        labels = f'{own.operator},type="{kind}",reason="{reason}"'
-        return f"max without (pod, instance) ({metrics.OPERATOR_CONDITION}{{{labels}}}) == 1"
-
+    head, storage = (f"{own.known(own.ray(part))} == 0" for part in ("head", "storage"))
+    pending = own.condition(ConditionType.PROGRESSING, ConditionReason.RAY_REPLICAS_PENDING)
     yield Alert(
         "BallastRayHeadDown",
         "critical",
         "3m" if keeps_head_state else "30s",  # without the state, all workers end after a minute
-        condition(ConditionType.DEGRADED, ConditionReason.RAY_HEAD_DOWN),
+        f"{head} unless {storage}",  # the head ends without its Redis, which has an alert of its own
         f"{own}: the head of the Ray cluster is not ready",
         "The workers serve on without their head for ten minutes if a Redis keeps its state, and otherwise for one "
         "minute. Then they end. Until the head is back, Ray replaces no worker, and no change reaches them.",
@@ -296,7 +331,7 @@ def _ray_alerts(own: Labels, resource: InferenceDeployment, *, keeps_head_state:
         "BallastRayStorageDown",
         "critical",
         "3m",
-        condition(ConditionType.DEGRADED, ConditionReason.RAY_STORAGE_DOWN),
+        storage,
         f"{own}: the Redis with the state of Ray's head is not ready",
         f"The head ends without the Redis {gcs_redis(own.name)}. The workers serve on without a head for ten minutes, "
         "and then end. If the state is lost, Ray starts all workers again.",
@@ -307,7 +342,7 @@ def _ray_alerts(own: Labels, resource: InferenceDeployment, *, keeps_head_state:
         "BallastRayReplicasPending",
         "warning",
         f"{startup + 120}s",
-        condition(ConditionType.PROGRESSING, ConditionReason.RAY_REPLICAS_PENDING),
+        f"max(max_over_time({pending}[2m])) == 1",
         f"{own}: Ray finds no place for a replica",
         f"A replica of Ray Serve waits for its pods for longer than spec.rollout.startupSeconds ({startup} s) and 2 "
         f"minutes. `kubectl describe infd {own.name} -n {own.namespace}` quotes Ray.",
@@ -337,20 +372,25 @@ def _workers_not_ready(own: Labels, resource: InferenceDeployment) -> Iterator[A
     the first alert allows for these workers, and counts the time of each pod alone. No metric distinguishes a rollout
     from a worker that does not come back, so the second alert waits for longer than most rollouts take.
 
+    While replicas are added one after another, some are never ready, each for a short time. So the first alert counts
+    only workers that were wanted for the whole time in which one starts.
+
     A failed scrape counts only without the figures of the operator. Some pods never listen, such as the further pods of
     a worker over several nodes, and Prometheus may be unable to reach workers that serve.
     """
     startup, missing = resource.spec.startup_seconds, resource.spec.rollout.max_unavailable
-    wanted, ready = (f"max without ({_OPERATOR}) ({own.replicas(state)})" for state in ("desired", "ready"))
-    labels = f'{own.operator},type="{ConditionType.READY}",reason="{ConditionReason.SCHEDULING_GATED}"'
-    gated = f"unless on (namespace, name) {metrics.OPERATOR_CONDITION}{{{labels}}} == 1"
+    wanted, ready = (own.known(own.replicas(state)) for state in ("desired", "ready"))
+    lasting = f"{startup + 120}s"
+    due = f"min(min_over_time({own.replicas('desired')}[{lasting}]))"
+    is_gated = own.condition(ConditionType.READY, ConditionReason.SCHEDULING_GATED)
+    gated = f"unless max(max_over_time({is_gated}[{GAP}])) == 1"
     summary = f"{own}: {{{{ $value }}}} workers are not ready"
     shown = f"`kubectl get infd {own.name} -n {own.namespace} -o wide` shows the reason."
     yield Alert(
         "BallastWorkerNotReady",
         "critical",
-        f"{startup + 120}s",
-        f"({wanted} - {ready} > {missing} {gated})"
+        lasting,
+        f"({due} - {ready} > {missing} {gated})"
         f" or ({wanted} > 0 and {ready} == 0)"
         f" or (count by (namespace, pod) ({own.of('up')} == 0) > 0 unless on () {wanted})"
         f" or (count by (namespace, pod) ({own.of(metrics.ENGINE_HEALTHY)} == 0) > 0)",
@@ -382,9 +422,9 @@ def _no_worker_ready(own: Labels, resource: InferenceDeployment) -> Alert:
         "BallastNoWorkerReady",
         "critical",
         "3m",
-        f"min without ({_OPERATOR}) (min_over_time({wanted}{window})) > {missing}"
-        f" and max without ({_OPERATOR}) ({ready}) == 0"
-        f" and max without ({_OPERATOR}) (max_over_time({ready}{window})) > 0",
+        f"min(min_over_time({wanted}{window})) > {missing}"
+        f" and {own.known(ready)} == 0"
+        f" and max(max_over_time({ready}{window})) > 0",
         f"{own}: none of {{{{ $value }}}} workers is ready",
         f"Workers were ready, and for 3 minutes none is. Online requests fail, and no job proceeds. "
         f"`kubectl get infd {own.name} -n {own.namespace} -o wide` shows the reason.",

@@ -15,9 +15,13 @@ FEEDER_FAILURES = "ballast_feeder_failures_total"
 """Tasks between engine and queue that failed, by `task`."""
 ENGINE_HEALTHY = "ballast_engine_healthy"
 OPERATOR_REPLICAS = "ballast_operator_replicas"
-"""Worker pods of a resource, by `namespace`, `name` and `state`. The operator exports it."""
+"""Worker pods of a resource, by `resource_namespace`, `name` and `state`. The operator exports it. A label `namespace`
+would be that of the operator wherever Prometheus does not honor labels of series."""
 OPERATOR_CONDITION = "ballast_operator_condition"
-"""1 for the present status and reason of each condition, by `namespace`, `name`, `type`, `status` and `reason`."""
+"""1 for the present status and reason of each condition, by `resource_namespace`, `name`, `type`, `status` and
+`reason`."""
+OPERATOR_RAY_READY = "ballast_operator_ray_ready"
+"""1 if a part of a Ray cluster is ready, else 0, by `resource_namespace`, `name` and `part`."""
 
 FAILURES = ("failed", "queue_full", "draining")
 """Outcomes of `REQUESTS` without an answer."""

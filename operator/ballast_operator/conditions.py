@@ -326,13 +326,22 @@ def _ray_has_failed(given: Given) -> ConditionValue | None:
     return ConditionValue("True", ConditionReason.RAY_FAILED, why) if why is not None else None
 
 
+def ray_parts(given: Given) -> Mapping[str, bool]:
+    """Return whether the head of a Ray cluster that has served is ready, and the Redis with its state, if any."""
+    cluster = _serving_cluster(given)
+    if cluster is None:
+        return {}
+    head = any(is_ready(pod) for pod in given.snapshot.heads if cluster_of(pod) == cluster)
+    storage = given.snapshot.child(STATEFUL_SET, given.resource.metadata, gcs_redis(given.resource.metadata.name))
+    if storage is None:
+        return {"head": head}
+    return {"head": head, "storage": bool((storage.get("status") or {}).get("readyReplicas"))}
+
+
 def _ray_storage_is_down(given: Given) -> ConditionValue | None:
-    if _serving_cluster(given) is None:
+    if ray_parts(given).get("storage", True):
         return None
     name = gcs_redis(given.resource.metadata.name)
-    found = given.snapshot.child(STATEFUL_SET, given.resource.metadata, name)
-    if found is None or (found.get("status") or {}).get("readyReplicas"):
-        return None
     message = (
         f"the Redis {name} with the state of Ray's head is not ready, so the head cannot run; {_without_head(given)}"
     )
@@ -340,12 +349,10 @@ def _ray_storage_is_down(given: Given) -> ConditionValue | None:
 
 
 def _ray_head_is_down(given: Given) -> ConditionValue | None:
+    if ray_parts(given).get("head", True):
+        return None
     cluster = _serving_cluster(given)
-    if cluster is None:
-        return None
     heads = [pod for pod in given.snapshot.heads if cluster_of(pod) == cluster]
-    if any(is_ready(pod) for pod in heads):
-        return None
     problem = next((found for pod in heads if is_live(pod) and (found := pod_problem(pod))), None)
     why = f" ({problem.message})" if problem is not None else ""
     message = f"the head of the Ray cluster {cluster} is not ready{why}; {_without_head(given)}"

@@ -45,7 +45,7 @@ from ballast_operator.children.ray import (
 )
 from ballast_operator.children.redis_users import kept_users, redis_secrets, redis_users, secrets_hash
 from ballast_operator.children.service import budget, network_policy, service
-from ballast_operator.conditions import Given, conditions, knows_versions, ray_progress, reported_lack
+from ballast_operator.conditions import Given, conditions, knows_versions, ray_parts, ray_progress, reported_lack
 from ballast_operator.context import OperatorContext
 from ballast_operator.kinds import (
     BUDGET,
@@ -79,6 +79,7 @@ from ballast_operator.plan import (
 from ballast_operator.poll_result import FRESH_SECONDS, PollResult, QueueSource
 from ballast_operator.queue_rules import own_queue, queue_of
 from ballast_operator.ray_status import num_pods
+from ballast_operator.report import is_same_reason
 from ballast_operator.resource_type import ResourceType
 from ballast_operator.retention import is_kept
 from ballast_queue.status import WorkerStatus
@@ -366,10 +367,10 @@ def _awaits_poll(given: Given, wanted: ResourceStatus) -> bool:
 
 
 def _scaling(wanted: ScalingStatus | None, reported: ScalingStatus | None) -> ScalingStatus | None:
-    """Return the reported decision while its replicas stay the same: another sentence alone is not reported."""
-    if wanted is not None and reported is not None and wanted.replicas == reported.replicas:
-        return reported
-    return wanted
+    """Return the reported decision while its replicas and its reason stay the same: new figures are not reported."""
+    if wanted is None or reported is None or wanted.replicas != reported.replicas:
+        return wanted
+    return reported if is_same_reason(wanted.because, reported.because) else wanted
 
 
 def _made_replicas(given: Given) -> int:
@@ -407,6 +408,7 @@ RESOURCE_TYPE = ResourceType(
     kept_users=kept_users,
     read_counted=_read_counted,
     counts=_counts,
+    parts=ray_parts,
     queue_of=queue_of,
     own_queue=own_queue,
     written_with=services_of_kuberay,

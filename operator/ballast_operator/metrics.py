@@ -9,6 +9,8 @@ from prometheus_client.core import Metric
 
 PHASES = ("Ready", "Progressing", "NotReady", "Degraded")
 REPLICA_STATES = ("desired", "ready")
+RESOURCE = ("kind", "resource_namespace", "name")
+"""Labels of series about a resource. Prometheus sets the label `namespace` to that of the operator."""
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
@@ -38,17 +40,23 @@ class Metrics:
         )
         self.waiting = Gauge("ballast_operator_queue_length", "Resources in the work queue", registry=registry)
         self.active = Gauge("ballast_operator_active", "1 in the active replica, else 0", registry=registry)
+        self.started = Gauge(
+            "ballast_operator_start_time_seconds", "Unix time at which the process started", registry=registry
+        )
+        self.started.set_to_current_time()
         self.replicas = Gauge(
-            "ballast_operator_replicas",
-            "Worker pods of a resource",
-            ["kind", "namespace", "name", "state"],
+            "ballast_operator_replicas", "Worker pods of a resource", [*RESOURCE, "state"], registry=registry
+        )
+        self.ray_ready = Gauge(
+            "ballast_operator_ray_ready",
+            "1 if the head of a Ray cluster that has served is ready, or the Redis with its state (storage); else 0",
+            [*RESOURCE, "part"],
             registry=registry,
         )
-
         self.conditions = Gauge(
             "ballast_operator_condition",
             "1 for the present status and reason of each condition of a resource",
-            ["kind", "namespace", "name", "type", "status", "reason"],
+            [*RESOURCE, "type", "status", "reason"],
             registry=registry,
         )
 

@@ -211,6 +211,7 @@ class Operator:
         """Update the gauges."""
         self._metrics.replicas.clear()
         self._metrics.conditions.clear()
+        self._metrics.ray_ready.clear()
         for kind, reconciler in self._reconcilers.items():
             phases = Counter(figures.phase for figures in reconciler.figures.values())
             for phase in PHASES:
@@ -220,6 +221,8 @@ class Operator:
                 labels = kind.name, key.namespace, key.name
                 for condition in figures.conditions:
                     self._metrics.conditions.labels(*labels, *condition).set(1)
+                for part, is_ready in figures.ray.items():
+                    self._metrics.ray_ready.labels(*labels, part).set(is_ready)
                 if figures.desired is not None:
                     for state, number in zip(REPLICA_STATES, (figures.desired, figures.ready), strict=True):
                         self._metrics.replicas.labels(*labels, state).set(number)

@@ -284,7 +284,7 @@ class Reconciler(Generic[R]):
         scaling = _computed(self._type.scaling, resource)
         memory.is_scaling = scaling is not None
         if scaling is None:
-            memory.history = History()
+            memory.history, memory.decision = History(), None
             return None, None
         replicas = replicas_of(body) or 0
         given = ConditionInput(resource, self._snapshot(key, memory), ChildrenPlan(), None, time.monotonic())
@@ -299,7 +299,8 @@ class Reconciler(Generic[R]):
             startup_seconds=_computed(self._type.startup_seconds, resource),
         )
         memory.history = decision.history
-        reported = ScalingStatus(replicas=decision.replicas, because=decision.because[:1024])
+        made = ScalingStatus(replicas=decision.replicas, because=decision.because[:1024])
+        reported = memory.reported(made, time.monotonic())
         if decision.replicas == replicas:
             return reported, None
         wanted, because = decision.replicas, decision.because

@@ -9,6 +9,7 @@ every `SETTLE_SECONDS`. So an idle cluster causes no calls, and a busy one cause
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -127,6 +128,15 @@ def _is_reworded(before: ResourceStatus, after: ResourceStatus) -> bool:
     old = before.condition(ConditionType.DEGRADED)
     kept = tuple(old if old is not None and new.type == old.type else new for new in after.conditions)
     return after.model_copy(update={"conditions": kept}) == before
+
+
+def is_same_reason(one: str, other: str) -> bool:
+    """Return whether two reasons of a number of replicas differ in figures alone, which change at every poll."""
+    return _without_figures(one) == _without_figures(other)
+
+
+def _without_figures(because: str) -> str:
+    return re.sub(r"\d[\d.,]*(e[+-]\d+)?|(?<=[a-z])s\b", "", because)
 
 
 def with_conditions(reported: S, values: Mapping[ConditionType, ConditionValue], *, generation: int, now: float) -> S:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Generic
 
 from ballast_api.conditions import ConditionReason
+from ballast_api.status import ScalingStatus
 from ballast_operator import report
 from ballast_operator.context import OperatorContext
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable
@@ -21,6 +22,8 @@ from ballast_operator.scaling import History
 Failure = ClusterUnavailable | ClusterRefused
 MOST_FAILURES = 1
 """A failure is reported if it is repeated more often in a row."""
+REASON_SECONDS = 300.0
+"""Time for which the reason of the same number of replicas is kept. Sparse requests change it at every other poll."""
 
 
 @dataclass(slots=True)
@@ -31,6 +34,10 @@ class ResourceMemory(Generic[R]):
     history: History = field(default_factory=History)
     is_scaling: bool = False
     """Whether this process has decided on its replicas."""
+    decision: ScalingStatus | None = None
+    """The last decision on its replicas that was reported."""
+    decided: float = 0.0
+    """When it was made."""
     unsettled: report.Unsettled = field(default_factory=dict)
     tolerated: dict[Key, Tolerated] = field(default_factory=dict)
     """Fields of each child that the cluster changes after each write."""
@@ -64,6 +71,16 @@ class ResourceMemory(Generic[R]):
     """Whether the status has the failure with which the present reconciliation ends."""
     written: float = 0.0
     """When its status was last written."""
+
+    def reported(self, decision: ScalingStatus, now: float) -> ScalingStatus:
+        """Return the decision to report: the last one, until its replicas change, or its reason after a while."""
+        last = self.decision
+        if last is not None and last.replicas == decision.replicas:
+            is_new = now - self.decided < REASON_SECONDS
+            if is_new or report.is_same_reason(last.because, decision.because):
+                return last
+        self.decision, self.decided = decision, now
+        return decision
 
     def problem(self, failure: Failure, marker: str = "") -> Problem | None:
         """Count a failure of a manifest, or of the whole reconciliation. Return a problem if it is to be reported."""

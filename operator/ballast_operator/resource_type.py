@@ -152,6 +152,8 @@ class ResourceType(Generic[R]):
     defaults. Return None if the type has no workers."""
     counts: Callable[[ConditionInput[R]], Mapping[str, object]] = lambda _given: {}
     """Return the fields of the status that count workers."""
+    parts: Callable[[ConditionInput[R]], Mapping[str, bool]] = lambda _given: {}
+    """Return which parts of its Ray cluster are ready, for the metrics."""
     queue_of: Callable[[Body], str | None] = lambda _body: None
     """Return the name of the queue of a resource that may be invalid, in whichever Redis."""
     own_queue: Callable[[Body], str | None] = lambda _body: None

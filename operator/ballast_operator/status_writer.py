@@ -42,6 +42,8 @@ class Figures:
     ready: int
     conditions: tuple[tuple[str, str, str], ...] = ()
     """Type, status and reason of each."""
+    ray: Mapping[str, bool] = field(default_factory=dict)
+    """Whether each part of its Ray cluster is ready. `Degraded` shows only the first problem of a resource."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class StatusWriter(Generic[R]):
         )
         reported = report.conditions(values, before, generation=metadata.generation, now=time.time())
         status = self.resource_type.status(given, reported, scaling).model_copy(update={"operator": self.releases.own})
-        self._count(key, body, status)
+        self._count(key, body, status, self.resource_type.parts(given))
         if status == before:
             return None
         if self.resource_type.awaits_poll(given, status):
@@ -129,20 +131,23 @@ class StatusWriter(Generic[R]):
         before = self.resource_type.read_status(body.get("status") or {})
         values: dict[ConditionType, ConditionValue] = {}
         counts: Mapping[str, object] = {}
+        parts: Mapping[str, bool] = {}
         counted = self.resource_type.read_counted(body)
         if counted is not None:
-            snapshot = ClusterSnapshot(metadata.uid, self.cache.children(key), self.cache.pods(key))
+            snapshot = ClusterSnapshot(
+                metadata.uid, self.cache.children(key), self.cache.pods(key), heads=self.cache.heads(key)
+            )
             given = ConditionInput(counted, snapshot, ChildrenPlan(), None, time.monotonic(), is_held=True)
             values.update(self.resource_type.conditions(given))
             if is_valid:
                 ready, reported = values[ConditionType.READY], before.condition(ConditionType.READY)
                 is_same = reported is not None and reported.status == ready.status
                 values = {} if is_same else {ConditionType.READY: ready}
-            counts = self.resource_type.counts(given)
+            counts, parts = self.resource_type.counts(given), self.resource_type.parts(given)
         values[ConditionType.DEGRADED] = value
         status = report.with_conditions(before, values, generation=metadata.generation, now=time.time())
         status = status.model_copy(update=counts)
-        self._count(key, body, status)
+        self._count(key, body, status, parts)
         if status == before:
             return None
         return await self._write_soon(key, metadata, before, status, memory)
@@ -172,9 +177,10 @@ class StatusWriter(Generic[R]):
             with contextlib.suppress(ClusterUnavailable, ClusterRefused):
                 await self.degraded(key, body, value, memory, is_valid=True)
 
-    def _count(self, key: Key, body: Body, status: ResourceStatus) -> None:
+    def _count(self, key: Key, body: Body, status: ResourceStatus, ray: Mapping[str, bool]) -> None:
         conditions = tuple((each.type, each.status, each.reason) for each in status.conditions)
-        self.figures[key] = Figures(phase(status), replicas_of(body), getattr(status, "ready_replicas", 0), conditions)
+        ready = getattr(status, "ready_replicas", 0)
+        self.figures[key] = Figures(phase(status), replicas_of(body), ready, conditions, ray)
 
     def post(self, metadata: Metadata, reason: str, message: str, *, is_warning: bool = False) -> None:
         kind = self.resource_type.kind

@@ -21,6 +21,8 @@ class Scenario:
     fires: set[tuple[str, str]] = field(default_factory=set)
     spec: dict[str, Any] = field(default_factory=dict)
     keeps_head_state: bool = True
+    every: str = "2m"
+    """The interval at which the rules are evaluated."""
 
 
 def judged(slo: str, met: str, missed: str) -> dict[str, str]:
@@ -38,18 +40,31 @@ def gauge(name: str, values: str, labels: str = TARGET) -> dict[str, str]:
     return {f"{name}{{{labels}}}": values}
 
 
+def operated(
+    metric: str, values: str, *more: str, pod: str = "operator-0", name: str = "default/chat"
+) -> dict[str, str]:
+    """Return a series about a resource that the operator exports. The target sets namespace, Service and pod."""
+    namespace, _, resource = name.partition("/")
+    about = f'kind="InferenceDeployment",resource_namespace="{namespace}",name="{resource}"'
+    target = f'namespace="system",service="ballast-operator",pod="{pod}"'
+    return gauge(f"ballast_operator_{metric}", values, ",".join((about, *more, target)))
+
+
 def condition(kind: str, reason: str, values: str) -> dict[str, str]:
     """Return the series of a condition that the operator exports."""
-    labels = f'kind="InferenceDeployment",namespace="default",name="chat",type="{kind}",status="True",reason="{reason}"'
-    return gauge("ballast_operator_condition", values, f'{labels},pod="operator-0"')
+    return operated("condition", values, f'type="{kind}",status="True",reason="{reason}"')
 
 
-def replicas(desired: str, ready: str) -> dict[str, str]:
+def replicas(desired: str, ready: str, pod: str = "operator-0") -> dict[str, str]:
     """Return the series that the operator exports about the number of workers."""
-    labels = 'namespace="default",name="chat",pod="operator-0"'
-    return gauge("ballast_operator_replicas", desired, f'{labels},state="desired"') | gauge(
-        "ballast_operator_replicas", ready, f'{labels},state="ready"'
+    return operated("replicas", desired, 'state="desired"', pod=pod) | operated(
+        "replicas", ready, 'state="ready"', pod=pod
     )
+
+
+def ray(head: str, storage: str = "1x60") -> dict[str, str]:
+    """Return the series that the operator exports about a Ray cluster."""
+    return operated("ray_ready", head, 'part="head"') | operated("ray_ready", storage, 'part="storage"')
 
 
 def one_after_another(pods: int) -> dict[str, str]:
@@ -65,6 +80,8 @@ IN_PLACE: dict[str, Any] = {"rollout": {"startupSeconds": 600, "maxSurge": 0, "m
 TO_ZERO: dict[str, Any] = {"scaling": {"minReplicas": 0, "maxReplicas": 2}}
 GATED = condition("Ready", "SchedulingGated", "1x60")
 CRITICAL, WARNING = "critical", "warning"
+RESTARTS = " ".join(["{0} {0} stale _ _"] * 20)
+"""A value of the operator, which serves for two minutes, is away for three, and starts again."""
 SCENARIOS = (
     Scenario("nothing is scraped", {}, "1d"),
     Scenario("all objectives met", judged("ttft", f"0+60x{MINUTES}", f"0x{MINUTES}"), "8h"),
@@ -107,6 +124,11 @@ SCENARIOS = (
         "five requests an hour, one of them late",
         judged("ttft", "0 0 1 1 1 1 2 2 2 2 3 3 3 4x100", "0 0 0 0 0 1x100"),
         "30m",
+    ),
+    Scenario(
+        "eight requests an hour, two of them late, for four hours",
+        judged("ttft", " ".join(f"{hour}x9" for hour in range(30)), " ".join(f"{hour}x29" for hour in range(10))),
+        "4h",
         {("BallastTtftBudgetBurn", WARNING)},
     ),
     Scenario(
@@ -158,6 +180,19 @@ SCENARIOS = (
     ),
     Scenario("letters of an hour ago", gauge("ballast_dead_letters", "7x30 9x120", QUEUE), "1h30m"),
     Scenario("letters were redriven", gauge("ballast_dead_letters", "7x50 0x60", QUEUE), "1h"),
+    Scenario(
+        "letters were redriven, and one of two workers was not scraped since",
+        gauge("ballast_dead_letters", "7x50 0x60", QUEUE)
+        | gauge("ballast_dead_letters", "7x52 0x60", QUEUE.replace("chat-0", "chat-1")),
+        "52m",
+    ),
+    Scenario(
+        "old letters, and no worker for nine days",
+        gauge("ballast_dead_letters", f"7x10 _x{9 * 24 * 60} 7x30", QUEUE),
+        f"{9 * 24 * 60 + 20}m",
+        spec={"offline": {"resultsDays": 14}},
+        every="20m",
+    ),
     Scenario("old letters, and Redis was away", gauge("ballast_dead_letters", "7x20 _x10 7x60", QUEUE), "57m"),
     Scenario(
         "new letters after a job with letters was deleted",
@@ -213,6 +248,17 @@ SCENARIOS = (
         {("BallastNoWorkerReady", CRITICAL)},
         IN_PLACE,
     ),
+    Scenario(
+        "no worker of three serves while the operator restarts again and again",
+        replicas(f"3x20 {RESTARTS.format(3)}", f"3x20 {RESTARTS.format(0)}"),
+        "34m",
+        {("BallastNoWorkerReady", CRITICAL), ("BallastWorkerNotReady", CRITICAL)},
+    ),
+    Scenario(
+        "all workers are back, and another replica of the operator becomes active",
+        replicas("3x12 stale", "3x10 0x1 stale") | replicas("_x14 3x60", "_x14 3x60", pod="operator-1"),
+        "20m",
+    ),
     Scenario("a rollout stops the only worker", replicas("1x60", "1x20 0x40"), "27m", spec=IN_PLACE),
     Scenario("Ray restarts the only worker in its pod", replicas("1x60", "1x20 0x40"), "27m", spec=ON_RAY),
     Scenario("a resource was stopped for a moment", replicas("1x20 0x5 1x40", "1x20 0x40"), "33m"),
@@ -258,27 +304,32 @@ SCENARIOS = (
         "20m",
         {("BallastWorkerNotReady", CRITICAL)},
     ),
+    Scenario("Ray's head is replaced in two minutes", ray("0x2 1x30"), "10m", set(), ON_RAY),
     Scenario(
-        "Ray's head is replaced in two minutes", condition("Degraded", "RayHeadDown", "1x2 _x30"), "10m", set(), ON_RAY
+        "a resource on Ray is stopped, and its head ends first",
+        ray("1x5 0x1 stale") | replicas("2x4 0x60", "2x4 0x60"),
+        "12m",
+        set(),
+        ON_RAY,
     ),
     Scenario(
-        "Ray's head does not come back",
-        condition("Degraded", "RayHeadDown", "1x30"),
+        "Ray's head does not come back, and the operator restarts again and again",
+        ray(RESTARTS.format(0)),
         "10m",
         {("BallastRayHeadDown", CRITICAL)},
         ON_RAY,
     ),
     Scenario(
         "Ray's head is away, and no Redis keeps its state",
-        condition("Degraded", "RayHeadDown", "1x30"),
+        ray("0x30"),
         "2m",
         {("BallastRayHeadDown", CRITICAL)},
         ON_RAY,
         keeps_head_state=False,
     ),
     Scenario(
-        "the Redis of Ray's head is away",
-        condition("Degraded", "RayStorageDown", "1x30"),
+        "the Redis of Ray's head is away, and so the head ends",
+        ray("0x30", "0x30"),
         "10m",
         {("BallastRayStorageDown", CRITICAL)},
         ON_RAY,

@@ -33,6 +33,7 @@ def exported() -> dict[str, set[str]]:
     operator = OperatorMetrics()
     operator.replicas.labels("InferenceDeployment", "n", "n", "ready").set(1)
     operator.conditions.labels("InferenceDeployment", "n", "n", "Degraded", "True", "Crashing").set(1)
+    operator.ray_ready.labels("InferenceDeployment", "n", "n", "head").set(1)
     for family in text_string_to_metric_families(operator.text().decode()):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from chart_alerts import chart_alerts
 from documented_scaling import documented
-from scenarios import SCENARIOS, Scenario
+from scenarios import CRITICAL, SCENARIOS, WARNING, Scenario, judged, operated, replicas
 
 from ballast_api.alerts import rule_groups
 from ballast_api.inference_deployment import InferenceDeployment
@@ -157,15 +157,15 @@ def test_every_alert_fires_in_some_scenario() -> None:
     assert fired == {alert["alert"] for alert in every_alert()}
 
 
-def check_what_fires(promtool: str, scenario: Scenario, groups: list[Any], folder: Path, *, every: str = "2m") -> None:
-    """Run promtool on the scenario and on groups of rules, which it evaluates `every` so often."""
+def check_what_fires(promtool: str, scenario: Scenario, groups: list[Any], folder: Path, where: str = "") -> None:
+    """Run promtool on the scenario and on groups of rules. Compare the alerts with the labels of `where`."""
     (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": groups}))
     samples = [
         {"labels": f'{{alertname="{name}",severity="{severity}"}}', "value": 1} for name, severity in scenario.fires
     ]
     case = {
         "rule_files": ["rules.yaml"],
-        "evaluation_interval": every,
+        "evaluation_interval": scenario.every,
         "tests": [
             {
                 "name": scenario.name,
@@ -173,7 +173,7 @@ def check_what_fires(promtool: str, scenario: Scenario, groups: list[Any], folde
                 "input_series": [{"series": series, "values": values} for series, values in scenario.series.items()],
                 "promql_expr_test": [
                     {
-                        "expr": 'count by (alertname, severity) (ALERTS{alertstate="firing"})',
+                        "expr": f'count by (alertname, severity) (ALERTS{{alertstate="firing",{where}}})',
                         "eval_time": scenario.at,
                         "exp_samples": samples,
                     }
@@ -197,6 +197,25 @@ def test_what_fires(promtool: str, tmp_path: Path, scenario: Scenario) -> None:
     check_what_fires(promtool, scenario, groups, tmp_path)
 
 
+@pytest.mark.promtool
+def test_one_prometheus_can_have_the_rules_of_several_clusters(promtool: str, tmp_path: Path) -> None:
+    clusters = ("eu", "us")
+    groups = [group for each in clusters for group in rule_groups(make_resource(), labels={"cluster": each})]
+    found = judged("ttft", "0+80x200", "0+20x200") | replicas("2x200", "2x99 0x100")
+    series = {key.replace("{", '{cluster="us",'): values for key, values in found.items()}
+    found = judged("ttft", "0+100x200", "0x200") | replicas("2x200", "2x200")
+    series |= {key.replace("{", '{cluster="eu",'): values for key, values in found.items()}
+    fires = {
+        ("BallastTtftBudgetBurn", CRITICAL),
+        ("BallastTtftBudgetBurn", WARNING),
+        ("BallastNoWorkerReady", CRITICAL),
+    }
+    check_what_fires(promtool, Scenario("two", series, "108m", fires), groups, tmp_path, where='cluster="us"')
+    check_what_fires(promtool, Scenario("two", series, "108m"), groups, tmp_path, where='cluster!="us"')
+
+    assert len({group["name"] for group in groups}) == len(groups)
+
+
 ONLINE, OFFLINE = 'class="online"', 'class="offline"'
 LOAD = {
     "ballast_slots": {f'{ONLINE},state="running"': (20, 26), f'{ONLINE},state="parked"': (2, 0),
@@ -216,19 +235,21 @@ def test_a_documented_autoscaler_measures_online_requests_in_workers(promtool: s
     series = [
         {
             "series": f'{name}{{namespace="default",service="chat",pod="chat-{pod}",{labels}}}',
-            "values": f"{values[pod]}",
+            "values": f"{values[pod]}x1",
         }
         for name, found in LOAD.items()
         for labels, values in found.items()
         for pod in (0, 1)
     ]
+    ready = {"series": next(iter(operated("replicas", "", 'state="ready"'))), "values": "2 3"}
     expected = {trigger["metadata"]["query"]: 53 / 32, f"sum({of_pods})": 53 / 32, f"count({of_pods})": 2}
     asked = [
         {"expr": query, "eval_time": "0m", "exp_samples": [{"labels": "{}", "value": value}]}
         for query, value in expected.items()
     ]
+    asked.append({"expr": trigger["metadata"]["query"], "eval_time": "1m", "exp_samples": []})  # a third is not scraped
     (tmp_path / "test.yaml").write_text(
-        yaml.safe_dump({"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": asked}]})
+        yaml.safe_dump({"tests": [{"interval": "1m", "input_series": [*series, ready], "promql_expr_test": asked}]})
     )
 
     done = subprocess.run(

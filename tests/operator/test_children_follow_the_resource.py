@@ -123,7 +123,7 @@ def test_probes_and_metrics_answer(operator: Operator, cluster: Cluster) -> None
     cluster.make(replicas=2)
     made(cluster)
     address = f"http://127.0.0.1:{operator.port}"
-    labels = f'kind="InferenceDeployment",name="llm",namespace="{cluster.namespace}",state="desired"'
+    labels = f'kind="InferenceDeployment",name="llm",resource_namespace="{cluster.namespace}",state="desired"'
     series = f"ballast_operator_replicas{{{labels}}}"
 
     assert httpx.get(f"{address}/healthz").status_code == httpx.get(f"{address}/readyz").status_code == 200

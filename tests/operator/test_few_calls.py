@@ -86,7 +86,7 @@ def test_an_idle_resource_that_is_not_reconciled_makes_no_calls(
     cluster.set_pod(pod["metadata"]["name"], conditions=[{"type": "Ready", "status": "False"}])
     cluster.says("Ready", "False")
     cluster.says("SLOMet", "Unknown", "Stale")
-    labels = f'kind="InferenceDeployment",name="llm",namespace="{cluster.namespace}",state="ready"'
+    labels = f'kind="InferenceDeployment",name="llm",resource_namespace="{cluster.namespace}",state="ready"'
     until(lambda: alone.metrics()[f"ballast_operator_replicas{{{labels}}}"] == 0, said="the metric")
     until(lambda: calls(between, cluster)["events"] >= 4, said="an event for each change of a condition")
     before = calls(between, cluster)

@@ -157,6 +157,7 @@ def test_a_head_that_goes_while_workers_serve_is_reported_and_exported(operator:
 
     cluster.delete("pods", "head")
     cluster.says("Degraded", "True", "RayHeadDown")
-    found = until(lambda: [name for name in operator.metrics() if "ballast_operator_condition" in name])
-    assert any('reason="RayHeadDown"' in name and f'namespace="{cluster.namespace}"' in name for name in found)
-    assert not any('reason="RayStorageDown"' in name for name in found)
+    labels = f'kind="InferenceDeployment",name="llm",part="{{}}",resource_namespace="{cluster.namespace}"'
+    head, storage = (f"ballast_operator_ray_ready{{{labels.format(part)}}}" for part in ("head", "storage"))
+    until(lambda: operator.metrics().get(head) == 0)
+    assert operator.metrics()[storage] == 1

@@ -15,7 +15,7 @@ from queue_objects import make_status
 from reconciled import make_reconciler
 
 from ballast_api.conditions import ConditionReason
-from ballast_api.names import INSTANCE_LABEL, NAME_LABEL, RAY_LABEL, WORKER
+from ballast_api.names import INSTANCE_LABEL, NAME_LABEL, RAY_HEAD_LABEL, RAY_LABEL, WORKER
 from ballast_api.status import ClassSlots, Status
 from ballast_operator import report
 from ballast_operator.cache import Cache
@@ -394,6 +394,24 @@ def test_the_workers_of_a_held_resource_on_ray_are_counted_and_their_versions_ar
     assert (found.workers, found.updated_replicas) == ("2/2", 1)
 
 
+def test_a_head_that_goes_is_exported_while_degraded_shows_another_problem() -> None:
+    bench = Bench(runtime={"ray": {}}, template={"image": "ray:1"}, slots="many")
+    bench.put()
+    ray: dict[str, Any] = {"rayClusterConfig": {}}
+    active = {"rayClusterName": "llm-1", "rayClusterStatus": {"desiredWorkerReplicas": 2}}
+    bench.cache.put(RAY_SERVICE, make_object(RAY_SERVICE, "llm", spec=ray, status={"activeServiceStatus": active}))
+    head = make_object(POD, "head", spec={}, status={"conditions": [{"type": "Ready", "status": "True"}]})
+    head["metadata"]["labels"] = {RAY_HEAD_LABEL: "llm", "ray.io/cluster": "llm-1"}
+    bench.cache.put(POD, head)
+    found: list[tuple[str, Any]] = []
+    for _ in range(2):
+        reason = said(bench.reconcile())["Degraded"][1]
+        found.append((reason, bench.reconciler.figures[LLM].ray))
+        bench.cache.drop(POD, head)
+
+    assert found == [("InvalidSpec", {"head": True}), ("InvalidSpec", {"head": False})]
+
+
 def test_a_resource_that_is_reconciled_again_is_evaluated_again() -> None:
     bench = Bench()
     served = said(bench.serve())
@@ -453,6 +471,35 @@ def test_scaling_begins_with_the_workers_that_are_there(on_ray: bool, most: int,
         found.append((bench.cache.resources[LLM]["spec"]["replicas"], made()))
 
     assert found == [(begun, 8), (begun, begun), (2, 2)]
+
+
+def test_the_reason_of_the_same_replicas_follows_what_is_found_and_not_each_figure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 10_000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    bench = Bench(replicas=1, scaling={"maxReplicas": 1})
+    bench.put()
+    ready = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
+    bench.cache.put(POD, make_object(POD, "p", spec={}, status=ready))
+    found = []
+    for seconds, requests in ((0, 3), (1000, 1), (0, 2), (400, 4), (10, 90), (10, 3), (400, 5), (400, None)):
+        now += seconds
+        if requests is None:
+            bench.poll(problem=UNREACHABLE)
+        else:
+            load = ClassLoad(running=requests, requests_per_second=requests)
+            bench.poll(make_status(address="http://10.0.0.1:8000", online=load))
+        status = bench.reconcile()
+        assert status.scaling is not None
+        found.append(status.scaling.because)
+
+    few, many = "3 online requests at 3/s", "90 online requests at 90/s"
+    unknown = "Redis does not answer; an unknown load does not count as idle"
+    begins = [few, few, few, few, many, many, "5 online requests at 5/s", unknown]
+    assert all(map(str.startswith, found, begins)), found
+    assert found[:4] == [found[0]] * 4, "other figures alone are not written"
+    assert "within 1 to 1" in found[4]
 
 
 def test_what_ray_lacks_is_named_without_progress_and_no_longer_once_a_worker_is_ready(

@@ -257,12 +257,17 @@ def test_steps_that_stood_still_are_counted() -> None:
 
 def test_the_metric_and_the_status_show_the_engines_reservation() -> None:
     nothing = frozenset()
-    short = make_stats(reservation=Reservation(slots=3, blocks=4, chunk=5, in_use=1, is_met=False))
+    short = make_stats(
+        reservation=Reservation(slots=3, blocks=4, chunk=5, in_use=1, is_met=False), offline=ClassStats(waiting=1)
+    )
 
     assert scrape(make_figures())["ballast_offline_reservation_met", nothing] == 1
     assert scrape(make_figures(stats=short))["ballast_offline_reservation_met", nothing] == 0
     found = reservation(short, PolicyConfig(slots=8, num_blocks=10))
     assert found == ReservationStatus(slots=3, blocks=4, chunk=5, in_use=1, is_met=False)
+    cancelled = replace(short, offline=ClassStats())
+    assert scrape(make_figures(stats=cancelled))["ballast_offline_reservation_met", nothing] == 1, "until the next step"
+    assert reservation(cancelled, PolicyConfig(slots=8, num_blocks=10)).is_met
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,7 @@ EXAMPLES = examples(
     "ballast alerts chat -n inference > chat.rules.yaml   # from the cluster",
     "ballast alerts -f chat.yaml | promtool check rules",
     "ballast alerts -f chat.yaml --match 'job=\"chat\"'     # if the scrape sets other labels",
+    "ballast alerts -f chat.yaml --label cluster=eu        # one Prometheus for several clusters",
 )
 Name = Annotated[
     str | None, typer.Argument(metavar="NAME", help="An InferenceDeployment in the cluster.", show_default=False)
@@ -31,7 +33,20 @@ Namespace = Annotated[
 ]
 Match = Annotated[
     str | None,
-    typer.Option(help="PromQL label matchers of the scraped workers.", show_default='namespace="...",service="NAME"'),
+    typer.Option(
+        help="PromQL label matchers of the scraped workers of one resource, in place of namespace and service.",
+        show_default='namespace="...",service="NAME"',
+    ),
+]
+LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)=([^"\\\n]+)')
+Label = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="LABEL=VALUE",
+        help="Label that all series have, such as cluster=eu in a Prometheus that collects from several clusters. The "
+        "rules select by it and set it. Repeat it for more.",
+        show_default=False,
+    ),
 ]
 Runbooks = Annotated[
     str | None,
@@ -45,6 +60,7 @@ def alerts(
     file: File = None,
     namespace: Namespace = None,
     match: Match = None,
+    label: Label = None,
     runbooks: Runbooks = None,
 ) -> None:
     """Print the alert rules of a resource: burn rates of the SLO, and other alerts.
@@ -57,13 +73,23 @@ def alerts(
             f"Found {'both NAME and FILE' if name else 'neither NAME nor FILE'}: give the NAME of a resource in the "
             "cluster, or a FILE (-f)."
         )
+    labels = dict(map(_label, label or ()))
     # Building the resource's model takes longer than the start of any other command.
     from ballast_api.alerts import rule_groups  # noqa: PLC0415
     from ballast_cli.manifests import from_cluster, from_file  # noqa: PLC0415
 
     resources = from_file(file, namespace) if file else (from_cluster(name or "", namespace),)
-    groups = [group for each in resources for group in rule_groups(each, match=match, runbooks=runbooks)]
+    if match is not None and len(resources) > 1:
+        raise Usage(f"{file} holds {len(resources)} resources: --match would select the same workers for all of them.")
+    groups = [group for each in resources for group in rule_groups(each, match=match, labels=labels, runbooks=runbooks)]
     yaml.dump({"groups": groups}, sys.stdout, Dumper=_Plain, sort_keys=False, width=118)
+
+
+def _label(text: str) -> tuple[str, str]:
+    found = LABEL.fullmatch(text)
+    if found is None:
+        raise Usage(f"--label {text}: expected LABEL=VALUE, such as cluster=eu.")
+    return found[1], found[2]
 
 
 class _Plain(yaml.SafeDumper):

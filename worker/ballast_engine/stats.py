@@ -123,6 +123,12 @@ class EngineStats:
         """Return the counters of one class."""
         return self.online if request_class is RequestClass.ONLINE else self.offline
 
+    @property
+    def is_reservation_met(self) -> bool:
+        """Return whether the reservation was met in the last step, or no offline request is left for a further step."""
+        offline = self.offline
+        return self.reservation.is_met or not offline.running + offline.parked + offline.waiting
+
 
 NO_STEP = StepRecord(StepKind.DECODE, 0.0, 0.0, 0, 0)
 """The `last_step` of an engine that has not computed a step."""

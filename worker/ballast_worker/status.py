@@ -249,7 +249,7 @@ def reservation(stats: EngineStats, policy: PolicyConfig) -> ReservationStatus:
         blocks=found.blocks,
         chunk=found.chunk,
         in_use=found.in_use,
-        is_met=found.is_met,
+        is_met=stats.is_reservation_met,
         is_met_by_tokens=policy.is_encoder and found.is_met and found.in_use < by_slots,
     )
 
