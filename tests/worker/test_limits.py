@@ -11,11 +11,14 @@ from contextlib import ExitStack
 from functools import partial
 
 import pytest
+from engine_stats import make_stats
 from queue_objects import WrappedRunner
 from streamed import BODY, ENDLESS, begun
 
+from ballast_api.sections import Limits
 from ballast_engine.build import build_engine
 from ballast_engine.options import EngineOptions
+from ballast_engine.stats import ClassStats
 from ballast_engine.tokenizer import Tokenizer
 from ballast_openai.body import COMPLETIONS_URL
 from ballast_policy.request import RequestClass
@@ -23,8 +26,11 @@ from ballast_policy.step.planner import plan
 from ballast_worker.api import GenerateRoute
 from ballast_worker.drain import drain
 from ballast_worker.engine import Engine
+from ballast_worker.errors import Refused
+from ballast_worker.queue_limit import QueueLimit
 from ballast_worker.requests import RequestOutcome
 from ballast_worker.slot_wait import SlotWait
+from ballast_worker.status import SmoothedRates
 from ballast_worker.worker import Worker
 
 
@@ -184,6 +190,23 @@ def test_the_expected_wait_for_a_slot_with_long_answers_is_steady(slots, seconds
     each = seconds / slots
     assert 0.7 * each < min(found)
     assert max(found) < 1.4 * each
+
+
+@pytest.mark.parametrize("request_class", RequestClass)
+def test_a_burst_after_an_idle_time_is_told_when_the_queue_has_gone(request_class) -> None:
+    rates = SmoothedRates()
+    limit = QueueLimit(rates)
+    limit.add_answer(2.0)  # eight slots: four requests get one each second
+    for second in range(100):  # items waited for the first half, in which four got a slot each second
+        waiting = ClassStats(running=8, waiting=12 if second < 50 else 0)
+        stats = make_stats(offline=waiting) if request_class is RequestClass.OFFLINE else make_stats()
+        rates.sample(stats, {RequestClass.ONLINE: 1, RequestClass.OFFLINE: 4 * min(second, 50)}, float(second))
+    full = make_stats(online=ClassStats(running=6), offline=ClassStats(running=0))
+    with pytest.raises(Refused) as caught:
+        limit.check(Limits(max_queued_requests=20), lambda: full, request_class, 22, lambda: (20.0, 20.0))
+
+    assert caught.value.headers == {"retry-after": "5"}
+    assert f"The waiting queue is full: 20 {request_class} requests wait, the limit is 20" in str(caught.value)
 
 
 def test_a_burst_at_one_moment_fills_the_queue_and_not_more(serve, make_config) -> None:

@@ -208,7 +208,7 @@ async def test_a_full_queue_answers_429_with_a_time(variables):
         statuses = [(await post).status_code for post in posts]
 
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-    assert refused.json()["error"]["message"].startswith("The waiting queue is full: 3 online requests wait")
+    assert refused.json()["error"]["message"].startswith("The waiting queue is full: 1 online request waits")
     assert statuses == [200, 200, 200]
 
 
