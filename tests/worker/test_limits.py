@@ -332,6 +332,41 @@ def test_a_drain_waits_for_an_answer_that_is_being_sent_and_no_latency_counts_th
     assert found == (False, True)
 
 
+def test_a_request_arrives_with_the_end_of_its_body(serve, make_config) -> None:
+    arrivals: list[float] = []
+
+    def decide(snapshot):
+        arrivals.extend(request.arrival for request in snapshot.waiting)
+        return plan(snapshot)
+
+    async def main(worker: Worker) -> tuple[float, float]:
+        body = json.dumps(BODY).encode()
+        parts = [(body[10:], False), (body[:10], True)]
+        complete_at = 0.0
+
+        async def receive():
+            nonlocal complete_at
+            if not parts:
+                await asyncio.Event().wait()
+            part, has_more = parts.pop()
+            complete_at = time.monotonic()
+            return {"type": "http.request", "body": part, "more_body": has_more}
+
+        async def send(_message) -> None:
+            pass
+
+        await GenerateRoute(worker, COMPLETIONS_URL)({"type": "http", "method": "POST", "headers": []}, receive, send)
+        ended, _, _, latency = worker.recorder.recent[-1]
+        return complete_at, ended - latency
+
+    with serve(make_config(), build=partial(build_engine, planner=decide)) as serving:
+        worker = serving.worker
+        complete_at, arrival = asyncio.run_coroutine_threadsafe(main(worker), worker.loop.events).result(60)
+
+    assert complete_at <= arrivals[-1]
+    assert arrival == pytest.approx(arrivals[-1], abs=1e-6), "metrics and policy count from the same moment"
+
+
 def test_a_request_that_fails_by_a_defect_before_the_engine_has_it_counts_as_failed(serve, make_config) -> None:
     with serve(make_config()) as serving, serving.client() as client:
         serving.worker.readers.close()

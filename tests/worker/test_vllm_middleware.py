@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -111,6 +112,24 @@ async def test_a_request_reaches_enginecore_with_its_place_and_an_unchanged_body
     assert answer["tokens"] == [5, 6]
     assert recorder.outcomes["offline", "length"] == 1
     assert sum(recorder.ttft["offline"].counts) == 1
+
+
+async def test_a_request_arrives_with_the_end_of_its_body(variables):
+    async with running() as found:
+        raw, ends = json.dumps(BODY).encode(), []
+
+        async def parts():
+            yield raw[:5]
+            ends.append(time.monotonic())
+            yield raw[5:]
+
+        post = asyncio.create_task(found.client.post("/v1/completions", content=parts()))
+        await found.sent("r1")
+        (call,) = found.server.calls
+        found.engine.give("r1", 5, reason="length")
+        await post
+
+    assert ends[0] <= call.timing.arrival
 
 
 async def test_the_policy_of_the_configuration_is_in_force_from_the_start(variables):

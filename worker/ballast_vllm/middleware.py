@@ -145,6 +145,7 @@ class BallastMiddleware:
             timing.request_class = server.tenancy.caller(headers).request_class
             server.admission.check_open()
             body = bytes(await exchange.body(server.config.limits.max_body_kibibytes * 1024, share))
+            timing.arrival = time.monotonic()  # the client decides how long its upload takes
             share.grow(min(decoded_bytes(body), server.bodies.limit))  # at most all, so that each body passes alone
             if server.tap.is_encoder:
                 check_inputs(body)
