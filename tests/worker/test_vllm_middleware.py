@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -19,16 +20,19 @@ import httpx
 import pytest
 from fake_vllm import FakeEngine, FakeVllm
 from prometheus_client import REGISTRY, Gauge
+from starlette.applications import Starlette
 
 from ballast_api.worker_config import WorkerConfig
 from ballast_cli.explain import scene
 from ballast_policy.request import RequestClass
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
+from ballast_vllm.drain import Drain
 from ballast_vllm.engine_client import DECIDING
 from ballast_vllm.middleware import BallastMiddleware
 from ballast_vllm.server import VllmServer
 from ballast_worker.http_connection import Connections, HttpLimits
+from ballast_worker.http_server import HttpServer
 from ballast_worker.settings import model_revision
 from ballast_worker.waiting_reasons import why
 
@@ -358,6 +362,22 @@ async def test_a_web_socket_that_a_proxy_of_ray_serve_passes_on_is_closed(variab
         await found.app(scope, received.get, sent.put)
 
         assert [sent.get_nowait()["type"] for _ in range(sent.qsize())] == ["websocket.close"]
+
+
+@pytest.mark.parametrize("is_own", [True, False], ids=["vllm serve", "another program"])
+async def test_a_drain_closes_idle_connections(variables, is_own):
+    http = HttpServer(Starlette(), Connections(HttpLimits()))
+    listener = socket.create_server(("127.0.0.1", 0))
+    serving = asyncio.create_task(http.serve(sockets=[listener]))
+    async with running() as found:
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        await _until(lambda: http.server_state.connections)
+        await (Drain(found.server, http).run() if is_own else Drain(found.server, None).run(http.hang_up))
+
+        assert await asyncio.wait_for(reader.read(), 60) == b""
+    writer.close()
+    http.should_exit = True
+    await serving
 
 
 async def test_requests_that_outlive_the_drain_are_aborted(variables):
