@@ -235,6 +235,18 @@ async def test_a_full_queue_answers_429_with_a_time(variables):
     assert statuses == [200, 200, 200]
 
 
+async def test_a_web_page_can_read_a_refusal(variables):
+    variables("BALLAST_LIMITS_MAX_BODY_KIBIBYTES", "1")
+    given = {"allowed_origins": ["http://page"], "allowed_methods": ["*"], "allowed_headers": ["*"]}
+    async with running(**given, allow_credentials=False) as found:
+        body = BODY | {"prompt": "a" * 2000}
+        refused = await found.client.post("/v1/completions", json=body, headers={"origin": "http://page"})
+        other = await found.client.post("/v1/completions", json=body, headers={"origin": "http://other"})
+
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (413, "http://page")
+    assert "access-control-allow-origin" not in other.headers
+
+
 class Posts:
     """Requests that stay until the test gives their outputs."""
 
