@@ -264,6 +264,39 @@ def test_text_parts_are_joined_and_training_marks_are_ignored(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("template", "rendered"),
+    [
+        ("{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}", "system:a\n\nb\nc;user:hi;user:bye;"),
+        ("{% for m in messages %}{{ m.role|replace('developer', 'dev') }};{% endfor %}", "user;dev;system;user;"),
+    ],
+)
+def test_a_template_without_the_role_developer_gets_one_system_message(
+    tmp_path: Path, template: str, rendered: str
+) -> None:
+    chat = [
+        {"role": "user", "content": "hi"},
+        {"role": "developer", "content": "a"},
+        {"role": "system", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]},
+        {"role": "user", "content": "bye"},
+    ]
+    tokenizer = chat_of(tmp_path, template)
+
+    assert tokenizer.decode(tokens_of(tokenizer, chat)) == rendered
+
+
+def test_a_template_of_parts_gets_parts_and_the_result_of_a_tool_as_text(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ m.content }}{% else %}"
+        "{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endif %}{% endfor %}"
+    )
+    tokenizer = chat_of(tmp_path, template)
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    chat = [{"role": "user", "content": "hi"}, {"role": "user", "content": parts}, {"role": "tool", "content": parts}]
+
+    assert tokenizer.decode(tokens_of(tokenizer, chat)) == "[hi][a][b]a\nb"
+
+
+@pytest.mark.parametrize(
     ("template", "content", "sentence"),
     [
         (None, "hi", "has no chat template.*use /v1/completions"),

@@ -177,8 +177,9 @@ def test_a_queue_takes_the_urls_of_its_settings():
     taken, _ = read_line(line, QueueSettings(models=("m",), urls=(EMBEDDINGS_URL,)))
     native, _ = read_line(line, QueueSettings(models=("m",)))
     streamed, _ = read_line(chat, QueueSettings(models=("m",), urls=(CHAT_URL,)))
+    options, _ = read_line(chat.replace("stream", "stream_options"), QueueSettings(models=("m",), urls=(CHAT_URL,)))
 
     assert (taken.kind, taken.asked_out) == ("a", 0)
-    assert (native.kind, streamed.kind) == ("r", "r")
+    assert (native.kind, streamed.kind, options.kind) == ("r", "r", "r")
     assert b"not supported yet" in native.text
     assert b"a job stores complete results" in streamed.text

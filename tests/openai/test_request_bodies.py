@@ -46,20 +46,23 @@ def test_prompts_are_text_or_token_ids():
     assert completion(prompt=[[1, 2]]).prompt == (1, 2)
 
 
-def test_text_parts_are_joined():
-    body = chat(
-        messages=[{"role": "system", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
-    )
+def test_a_text_in_one_part_is_the_text_and_several_parts_are_kept_for_the_template():
+    several = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    one = chat(messages=[{"role": "system", "content": several[:1]}])
+    two = chat(messages=[{"role": "system", "content": several}])
 
-    assert isinstance(body, ChatBody)
-    assert body.messages[0].content == "ab"
+    assert isinstance(one, ChatBody)
+    assert isinstance(two, ChatBody)
+    assert one.messages[0].for_template()["content"] == "a"
+    assert two.messages[0].for_template()["content"] == several
+    assert (one.opening, two.opening) == ("system:a", "system:a\nb")
 
 
 def test_a_chat_has_calls_of_tools_and_their_results():
     body = chat(
         messages=[
             *SAY_HI,
-            {"role": "assistant", "content": None, "refusal": None, "tool_calls": [CALL]},
+            {"role": "assistant", "content": None, "refusal": None, "reasoning_content": None, "tool_calls": [CALL]},
             {"role": "assistant", "tool_calls": [CALL]},
             {"role": "tool", "content": "sunny", "tool_call_id": "c1"},
         ]
@@ -102,6 +105,7 @@ def test_a_stream_may_end_with_usage():
     assert completion(stream=True, stream_options={"include_usage": True}).includes_usage
     assert not completion(stream=True).includes_usage
     assert not completion(stream=True, stream_options={"include_obfuscation": False}).includes_usage
+    assert not completion(stream=True, stream_options={"include_usage": None}).includes_usage
 
 
 WRONG = {
@@ -190,11 +194,12 @@ WRONG = {
         "messages[0].tool_calls[0].function.arguments",
         "expected a JSON object as text",
     ),
-    "no content and no call": (
-        CHAT,
-        {"messages": [{"role": "assistant", "content": None}]},
-        "messages[0].content",
-        "null",
+    "no content and no call": (CHAT, {"messages": [{"role": "assistant"}]}, "messages[0].content", "found nothing"),
+    "usage in each chunk": (
+        COMPLETIONS,
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+        "stream_options.continuous_usage_stats",
+        "found true, expected False",
     ),
     "a template argument of the server": (
         CHAT,

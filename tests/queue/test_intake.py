@@ -66,6 +66,18 @@ BAD_LINES = {
     "a body of text": (as_line(body="x"), "a", "invalid_type", "expected a JSON object"),
     "an unknown field": (as_line(extra=1), "a", "unknown_parameter", "an unknown field (the string 'extra')"),
     "a stream": (as_line(body=VALID["body"] | {"stream": True}), "a", "invalid_value", "stream: found true"),
+    "a stream with options": (
+        as_line(body=VALID["body"] | {"stream": True, "stream_options": {"include_usage": True}}),
+        "a",
+        "invalid_value",
+        "expected no value, and no stream",
+    ),
+    "options without a stream": (
+        as_line(body=VALID["body"] | {"stream_options": {}}),
+        "a",
+        "invalid_value",
+        "expected no value, and no stream",
+    ),
     "its own priority": (
         as_line(body=VALID["body"] | {"priority": 1}),
         "a",
@@ -100,6 +112,8 @@ PARAMS = {
     "a url of a number": "url",
     "no body": "body",
     "a stream": "stream",
+    "a stream with options": "stream_options",
+    "options without a stream": "stream_options",
     "its own priority": "priority",
     "another model": "model",
     "another model with a long name": "model",

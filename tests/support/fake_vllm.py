@@ -179,7 +179,14 @@ class FakeVllm(Starlette):
         self.state.openai_serving_models = SimpleNamespace(
             base_model_paths=[SimpleNamespace(name="m")], lora_requests={}
         )
-        given = {"model": "fake", "host": None, "port": 8000, "ssl_keyfile": None, "api_key": None}
+        given = {
+            "model": "fake",
+            "host": None,
+            "port": 8000,
+            "ssl_keyfile": None,
+            "api_key": None,
+            "allowed_origins": [],
+        }
         given |= {"chat_template": None, **dict.fromkeys(RENDERING)}
         self.state.args = SimpleNamespace(**given | arguments)
         self._engine = engine

@@ -14,11 +14,16 @@ from urllib.parse import urlsplit
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from streamed import BODY, ENDLESS, begun
 
 from ballast_worker.bodies import LONG_BYTES, MOST_WAITING, SHORT_BYTES, BodyReaders
 from ballast_worker.errors import Refused
-from ballast_worker.http_connection import Closed, HttpLimits
+from ballast_worker.http_connection import Closed, Connections, HttpLimits
+from ballast_worker.http_server import HttpServer
 from ballast_worker.prompt_length import longest_token_bytes
 
 HEALTH = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
@@ -211,6 +216,42 @@ def test_a_client_that_does_not_read_its_answers_is_closed(serve, make_config, e
         eventually(lambda: sum(connections.by_phase.values()) == 0, "no open connection")
 
         assert connections.closed == dict.fromkeys(Closed, 0) | {Closed.WRITE_TIME: 1}
+
+
+@pytest.mark.anyio
+async def test_a_client_is_closed_if_it_reads_too_little_in_its_time_not_if_its_answer_takes_longer() -> None:
+    limits = HttpLimits(write_seconds=1000, write_bytes=100_000)
+    connections, size = Connections(limits), 32 * 2**20
+
+    async def answer(_: Request) -> Response:
+        return Response(b"a" * size)
+
+    server = HttpServer(Starlette(routes=[Route("/", answer)]), connections)
+    listener = socket.create_server(("127.0.0.1", 0))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    loop, raw = asyncio.get_running_loop(), socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    raw.setblocking(False)
+    await loop.sock_connect(raw, listener.getsockname())
+    await loop.sock_sendall(raw, b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+    num_read = len(await loop.sock_recv(raw, 1))
+    (connection,) = server.server_state.connections
+    now, kept = loop.time(), []
+    for _ in range(5):
+        before = connection.transport.get_write_buffer_size()
+        while before - connection.transport.get_write_buffer_size() < limits.write_bytes:
+            num_read += len(await loop.sock_recv(raw, 65536))
+        now += 1001
+        connections.sweep(now)
+        kept.append(not connection.transport.is_closing())
+    connections.sweep(now + 1001)
+    server.should_exit = True
+    await serving
+    raw.close()
+
+    assert kept == [True] * 5
+    assert num_read < size
+    assert connections.closed == dict.fromkeys(Closed, 0) | {Closed.WRITE_TIME: 1}
 
 
 def test_a_client_that_pipelines_and_leaves_is_no_error(serve, make_config, eventually, caplog) -> None:

@@ -6,9 +6,12 @@ import json
 import socket
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from streamed import BODY, ENDLESS, begun
+
+from ballast_worker.http_exchange import event
 
 ERROR_FIELDS = {"message", "type", "param", "code"}
 
@@ -264,3 +267,11 @@ def test_metrics_parse_and_count_what_was_served(http) -> None:
     assert after["ballast_slots_total", ()] == 4
     assert after["vllm:num_requests_running", (("model_name", "tiny"),)] == 0
     assert ("ballast_redis_up", ()) not in after, "a worker without a queue says nothing of Redis"
+
+
+def test_an_event_is_one_line_for_clients_that_divide_lines_as_python_does() -> None:
+    text = "".join(map(chr, range(0x3000)))
+    response = httpx.Response(200, content=event({"text": text}))
+    (line,) = filter(None, response.iter_lines())
+
+    assert json.loads(line.removeprefix("data: ")) == {"text": text}

@@ -11,11 +11,14 @@ from contextlib import ExitStack
 from functools import partial
 
 import pytest
+from engine_stats import make_stats
 from queue_objects import WrappedRunner
 from streamed import BODY, ENDLESS, begun
 
+from ballast_api.sections import Limits
 from ballast_engine.build import build_engine
 from ballast_engine.options import EngineOptions
+from ballast_engine.stats import ClassStats
 from ballast_engine.tokenizer import Tokenizer
 from ballast_openai.body import COMPLETIONS_URL
 from ballast_policy.request import RequestClass
@@ -23,8 +26,11 @@ from ballast_policy.step.planner import plan
 from ballast_worker.api import GenerateRoute
 from ballast_worker.drain import drain
 from ballast_worker.engine import Engine
+from ballast_worker.errors import Refused
+from ballast_worker.queue_limit import QueueLimit
 from ballast_worker.requests import RequestOutcome
 from ballast_worker.slot_wait import SlotWait
+from ballast_worker.status import SmoothedRates
 from ballast_worker.worker import Worker
 
 
@@ -186,6 +192,23 @@ def test_the_expected_wait_for_a_slot_with_long_answers_is_steady(slots, seconds
     assert max(found) < 1.4 * each
 
 
+@pytest.mark.parametrize("request_class", RequestClass)
+def test_a_burst_after_an_idle_time_is_told_when_the_queue_has_gone(request_class) -> None:
+    rates = SmoothedRates()
+    limit = QueueLimit(rates)
+    limit.add_answer(2.0)  # eight slots: four requests get one each second
+    for second in range(100):  # items waited for the first half, in which four got a slot each second
+        waiting = ClassStats(running=8, waiting=12 if second < 50 else 0)
+        stats = make_stats(offline=waiting) if request_class is RequestClass.OFFLINE else make_stats()
+        rates.sample(stats, {RequestClass.ONLINE: 1, RequestClass.OFFLINE: 4 * min(second, 50)}, float(second))
+    full = make_stats(online=ClassStats(running=6), offline=ClassStats(running=0))
+    with pytest.raises(Refused) as caught:
+        limit.check(Limits(max_queued_requests=20), lambda: full, request_class, 22, lambda: (20.0, 20.0))
+
+    assert caught.value.headers == {"retry-after": "5"}
+    assert f"The waiting queue is full: 20 {request_class} requests wait, the limit is 20" in str(caught.value)
+
+
 def test_a_burst_at_one_moment_fills_the_queue_and_not_more(serve, make_config) -> None:
     config = make_config(slots=1, offline={"reservedPercent": 0}, limits={"maxQueuedRequests": 3})
     with serve(config) as serving, serving.client() as client:
@@ -307,6 +330,41 @@ def test_a_drain_waits_for_an_answer_that_is_being_sent_and_no_latency_counts_th
         found = asyncio.run_coroutine_threadsafe(main(worker), worker.loop.events).result(60)
 
     assert found == (False, True)
+
+
+def test_a_request_arrives_with_the_end_of_its_body(serve, make_config) -> None:
+    arrivals: list[float] = []
+
+    def decide(snapshot):
+        arrivals.extend(request.arrival for request in snapshot.waiting)
+        return plan(snapshot)
+
+    async def main(worker: Worker) -> tuple[float, float]:
+        body = json.dumps(BODY).encode()
+        parts = [(body[10:], False), (body[:10], True)]
+        complete_at = 0.0
+
+        async def receive():
+            nonlocal complete_at
+            if not parts:
+                await asyncio.Event().wait()
+            part, has_more = parts.pop()
+            complete_at = time.monotonic()
+            return {"type": "http.request", "body": part, "more_body": has_more}
+
+        async def send(_message) -> None:
+            pass
+
+        await GenerateRoute(worker, COMPLETIONS_URL)({"type": "http", "method": "POST", "headers": []}, receive, send)
+        ended, _, _, latency = worker.recorder.recent[-1]
+        return complete_at, ended - latency
+
+    with serve(make_config(), build=partial(build_engine, planner=decide)) as serving:
+        worker = serving.worker
+        complete_at, arrival = asyncio.run_coroutine_threadsafe(main(worker), worker.loop.events).result(60)
+
+    assert complete_at <= arrivals[-1]
+    assert arrival == pytest.approx(arrivals[-1], abs=1e-6), "metrics and policy count from the same moment"
 
 
 def test_a_request_that_fails_by_a_defect_before_the_engine_has_it_counts_as_failed(serve, make_config) -> None:

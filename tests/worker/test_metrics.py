@@ -221,7 +221,7 @@ def test_rates_follow_the_counters() -> None:
     rates = SmoothedRates()
     for second in range(60):
         stats = make_stats(offline=ClassStats(decode_tokens=500 * second, running=3, reserved=1, borrowed=2))
-        rates.sample(stats, {ONLINE: 0, OFFLINE: 4 * second}, {ONLINE: 0, OFFLINE: 4 * second}, float(second))
+        rates.sample(stats, {ONLINE: 0, OFFLINE: 4 * second}, float(second))
     load = rates.load(stats, OFFLINE)
 
     assert load.decode_tokens_per_second == pytest.approx(500, rel=0.01)

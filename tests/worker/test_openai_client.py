@@ -165,15 +165,15 @@ def test_more_output_than_fits_is_a_400_with_the_numbers(client) -> None:
     [("flex", "", "offline"), ("auto", "", "online"), ("flex", "online", "online"), ("default", "offline", "offline")],
 )
 def test_the_flex_tier_is_the_offline_class_unless_the_header_differs(client, serving, tier, header, expected) -> None:
-    before = serving.worker.recorder.num_ended()
+    before = dict(serving.worker.recorder.outcomes)
     headers = {"x-ballast-class": header} if header else {}
     client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=2, service_tier=tier, extra_headers=headers)
     client.completions.create(
         model="tiny", prompt=PROMPT, max_tokens=2, extra_body={"service_tier": tier}, extra_headers=headers
     )
-    after = serving.worker.recorder.num_ended()
+    after = serving.worker.recorder.outcomes
 
-    assert {c.value: after[c] - before[c] for c in after if after[c] != before[c]} == {expected: 2}
+    assert {c.value: after[c, o] - before[c, o] for c, o in after if after[c, o] != before[c, o]} == {expected: 2}
 
 
 def test_an_answer_can_be_sent_back_as_part_of_the_chat(client) -> None:

@@ -57,7 +57,7 @@ class Engine:
             self._tokens += int(TOKENS * elapsed * self.slots)
             held = ClassStats(running=self.slots, parked=self.parked, waiting=self.waiting, decode_tokens=self._tokens)
             started = {RequestClass.ONLINE: 0, RequestClass.OFFLINE: self._started}
-            self.rates.sample(make_stats(offline=held), started, dict.fromkeys(RequestClass, 0), self.now)
+            self.rates.sample(make_stats(offline=held), started, self.now)
         return self.rates
 
     def outlook(self, seconds_left: float, *, items: int, output: int = 0) -> tuple[Outlook, str]:
@@ -160,10 +160,10 @@ def test_items_that_hold_a_slot_within_a_step_only_have_a_rate(seconds: float) -
     rates, started = SmoothedRates(), {RequestClass.ONLINE: 0, RequestClass.OFFLINE: 0}
     for now in range(120):
         started[RequestClass.OFFLINE] = 8 * int(now / seconds)
-        rates.sample(make_stats(offline=ClassStats(waiting=5)), started, dict.fromkeys(RequestClass, 0), float(now))
+        rates.sample(make_stats(offline=ClassStats(waiting=5)), started, float(now))
     before = rates.offline_items
     for now in range(120, 420):
-        rates.sample(make_stats(offline=ClassStats(waiting=5)), started, dict.fromkeys(RequestClass, 0), float(now))
+        rates.sample(make_stats(offline=ClassStats(waiting=5)), started, float(now))
 
     assert before == pytest.approx(8 / seconds, rel=0.1)
     assert rates.offline_items < before / 500, "none runs any more"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,16 +20,19 @@ import httpx
 import pytest
 from fake_vllm import FakeEngine, FakeVllm
 from prometheus_client import REGISTRY, Gauge
+from starlette.applications import Starlette
 
 from ballast_api.worker_config import WorkerConfig
 from ballast_cli.explain import scene
 from ballast_policy.request import RequestClass
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
+from ballast_vllm.drain import Drain
 from ballast_vllm.engine_client import DECIDING
 from ballast_vllm.middleware import BallastMiddleware
 from ballast_vllm.server import VllmServer
 from ballast_worker.http_connection import Connections, HttpLimits
+from ballast_worker.http_server import HttpServer
 from ballast_worker.settings import model_revision
 from ballast_worker.waiting_reasons import why
 
@@ -111,6 +116,24 @@ async def test_a_request_reaches_enginecore_with_its_place_and_an_unchanged_body
     assert answer["tokens"] == [5, 6]
     assert recorder.outcomes["offline", "length"] == 1
     assert sum(recorder.ttft["offline"].counts) == 1
+
+
+async def test_a_request_arrives_with_the_end_of_its_body(variables):
+    async with running() as found:
+        raw, ends = json.dumps(BODY).encode(), []
+
+        async def parts():
+            yield raw[:5]
+            ends.append(time.monotonic())
+            yield raw[5:]
+
+        post = asyncio.create_task(found.client.post("/v1/completions", content=parts()))
+        await found.sent("r1")
+        (call,) = found.server.calls
+        found.engine.give("r1", 5, reason="length")
+        await post
+
+    assert ends[0] <= call.timing.arrival
 
 
 async def test_the_policy_of_the_configuration_is_in_force_from_the_start(variables):
@@ -208,8 +231,20 @@ async def test_a_full_queue_answers_429_with_a_time(variables):
         statuses = [(await post).status_code for post in posts]
 
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-    assert refused.json()["error"]["message"].startswith("The waiting queue is full: 3 online requests wait")
+    assert refused.json()["error"]["message"].startswith("The waiting queue is full: 1 online request waits")
     assert statuses == [200, 200, 200]
+
+
+async def test_a_web_page_can_read_a_refusal(variables):
+    variables("BALLAST_LIMITS_MAX_BODY_KIBIBYTES", "1")
+    given = {"allowed_origins": ["http://page"], "allowed_methods": ["*"], "allowed_headers": ["*"]}
+    async with running(**given, allow_credentials=False) as found:
+        body = BODY | {"prompt": "a" * 2000}
+        refused = await found.client.post("/v1/completions", json=body, headers={"origin": "http://page"})
+        other = await found.client.post("/v1/completions", json=body, headers={"origin": "http://other"})
+
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (413, "http://page")
+    assert "access-control-allow-origin" not in other.headers
 
 
 class Posts:
@@ -339,6 +374,22 @@ async def test_a_web_socket_that_a_proxy_of_ray_serve_passes_on_is_closed(variab
         await found.app(scope, received.get, sent.put)
 
         assert [sent.get_nowait()["type"] for _ in range(sent.qsize())] == ["websocket.close"]
+
+
+@pytest.mark.parametrize("is_own", [True, False], ids=["vllm serve", "another program"])
+async def test_a_drain_closes_idle_connections(variables, is_own):
+    http = HttpServer(Starlette(), Connections(HttpLimits()))
+    listener = socket.create_server(("127.0.0.1", 0))
+    serving = asyncio.create_task(http.serve(sockets=[listener]))
+    async with running() as found:
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        await _until(lambda: http.server_state.connections)
+        await (Drain(found.server, http).run() if is_own else Drain(found.server, None).run(http.hang_up))
+
+        assert await asyncio.wait_for(reader.read(), 60) == b""
+    writer.close()
+    http.should_exit = True
+    await serving
 
 
 async def test_requests_that_outlive_the_drain_are_aborted(variables):

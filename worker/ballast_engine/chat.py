@@ -29,6 +29,7 @@ class _Generation(Extension):
 
 _CALL, _RESULT, _CALL_ID = "ballast_probe_call", "ballast_probe_result", "ballast01"
 """Names for a test of a template. Some templates accept only ids of nine characters."""
+_FIRST, _SECOND = "ballast_probe_first", "ballast_probe_second"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         self._special_tokens = dict(special_tokens)
+        self._has_developer = "'developer'" in source or '"developer"' in source
         try:
             self._template = environment.from_string(source)
         except TemplateError as error:
@@ -77,13 +79,11 @@ class ChatTemplate:
         Raises:
             InvalidChat: a message is not text, the template cannot render it, or the result is not Unicode.
         """
-        conversation = [{**message, "content": _text(message.get("content"))} for message in messages]
+        conversation = [{**message, "content": _texts(message.get("content"))} for message in messages]
+        if not self._has_developer and any(message["role"] == "developer" for message in conversation):
+            conversation = _developer_as_system(conversation)
         has_calls = any(message.get("tool_calls") for message in conversation)
-        if has_calls:
-            conversation = [
-                message if message["content"] is not None else {**message, "content": self._tools.no_content}
-                for message in conversation
-            ]
+        conversation = [{**message, "content": self._content(message)} for message in conversation]
         text = self._render(conversation, options)
         _check_unicode(text)
         if has_calls and not self._tools.has_calls:
@@ -91,6 +91,35 @@ class ChatTemplate:
         if not self._tools.has_results and any(message["role"] == "tool" for message in conversation):
             raise InvalidChat("The model's chat template does not render the role 'tool': leave these messages out.")
         return text
+
+    def _content(self, message: Mapping[str, Any]) -> object:
+        """Return the content as the template reads it: a string, or a list of parts as from OpenAI's clients."""
+        content: str | list[str] | None = message["content"]
+        if content is None:
+            return self._tools.no_content if message.get("tool_calls") else ""
+        # As in vLLM, the result of a tool is a string for each template.
+        are_parts = message["role"] != "tool" and self._reads_parts
+        if are_parts and (isinstance(content, list) or not self._reads_strings):
+            return _parts(content)
+        return _joined(content)
+
+    @cached_property
+    def _reads_parts(self) -> bool:
+        """Whether the template renders the text of each part, and decides itself what is between them."""
+        return self._reads(_parts([_FIRST, _SECOND]))
+
+    @cached_property
+    def _reads_strings(self) -> bool:
+        return self._reads(f"{_FIRST} {_SECOND}")
+
+    def _reads(self, content: object) -> bool:
+        try:
+            text = self._render([{"role": role, "content": content} for role in ("user", "assistant", "user")], {})
+        except InvalidChat:
+            return False
+        # In quotes: the template writes the list itself.
+        is_quoted = f"'{_FIRST}" in text or f'"{_FIRST}' in text
+        return text.count(_FIRST) == text.count(_SECOND) == 3 and not is_quoted
 
     @cached_property
     def _tools(self) -> _ToolSupport:
@@ -137,8 +166,30 @@ def _check_unicode(text: str) -> None:
         ) from None
 
 
-def _text(content: object) -> object:
-    """Join OpenAI's list of content parts, because templates of text models expect one string."""
+def _developer_as_system(conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the conversation for a template without the role `developer`, which may drop such messages.
+
+    They become system messages. As in vLLM, several become one, and it is the first message: some templates render no
+    other.
+    """
+    instructions = [message for message in conversation if message["role"] in {"system", "developer"}]
+    others = [message for message in conversation if message["role"] not in {"system", "developer"}]
+    if len(instructions) == 1 and conversation[0] is instructions[0]:
+        return [{**instructions[0], "role": "system"}, *others]
+    texts = [_joined(message["content"]) for message in instructions]
+    return [{"role": "system", "content": "\n\n".join(filter(None, texts))}, *others]
+
+
+def _joined(content: str | list[str] | None) -> str:
+    return "\n".join(content) if isinstance(content, list) else content or ""
+
+
+def _parts(content: str | list[str]) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in ([content] if isinstance(content, str) else content)]
+
+
+def _texts(content: object) -> str | list[str] | None:
+    """Return the text of a content, or the texts of its parts."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -152,7 +203,7 @@ def _text(content: object) -> object:
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             raise InvalidChat(f"A message has a content part of type {kind!r}, but this model accepts only text parts.")
         texts.append(text)
-    return "\n".join(texts)
+    return texts
 
 
 def _to_json(

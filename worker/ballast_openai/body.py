@@ -7,6 +7,7 @@ wrong type.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, Self
 from zlib import crc32
 
@@ -110,8 +111,10 @@ def _check_prompt(value: object) -> object:
 
 
 def _check_content(value: object) -> object:
-    if value is None or isinstance(value, str):
+    if value is None:
         return value
+    if isinstance(value, str):
+        return _check_unicode(value)
     if not isinstance(value, list):
         raise _refuse(f"found {describe(value)}, expected a string or a list of text parts")
     texts: list[str] = []
@@ -124,13 +127,16 @@ def _check_content(value: object) -> object:
         text = part.get("text")
         if not isinstance(text, str) or len(part) != 2:
             raise _refuse("found a text part with other fields, expected {'type': 'text', 'text': '...'}")
-        texts.append(text)
-    return "".join(texts)
+        texts.append(_check_unicode(text))
+    return texts[0] if len(texts) == 1 else tuple(texts)
 
 
 _SET_BY_SERVER = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 _EMPTY_IN_ANSWERS = frozenset(
-    {"refusal", "annotations", "audio", "function_call", "name", "tool_calls", "tool_call_id"}
+    {
+        *("refusal", "annotations", "audio", "function_call", "name", "tool_calls", "tool_call_id"),
+        *("reasoning", "reasoning_content"),
+    }
 )
 
 
@@ -148,6 +154,11 @@ def _check_fields(value: object) -> object:
     if isinstance(value, dict) and len(value) > MOST_FIELDS:
         raise _refuse(f"found an object with {len(value)} fields, expected at most {MOST_FIELDS}")
     return value
+
+
+def _without_null(value: Mapping[str, object], known: Collection[str]) -> dict[str, object]:
+    """Leave out the known fields of null, which OpenAI's clients send for fields without a value."""
+    return {name: item for name, item in value.items() if item is not None or name not in known}
 
 
 def _check_arguments(text: str) -> str:
@@ -174,6 +185,13 @@ class StreamOptions(_Strict):
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
     """OpenAI's padding of chunks, which Ballast does not add."""
+    continuous_usage_stats: Literal[False] = False
+    """vLLM's usage in each chunk, which Ballast does not add."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_null(cls, value: object) -> object:
+        return _without_null(value, cls.model_fields) if isinstance(value, dict) else value
 
 
 class FunctionCall(_Strict):
@@ -193,11 +211,11 @@ class ToolCall(_Strict):
 
 
 class Message(_Strict):
-    """One message of a chat. Text parts are joined."""
+    """One message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[Text | None, BeforeValidator(_check_content)]
-    """None only in a message of the assistant with `tool_calls`."""
+    content: Annotated[str | tuple[str, ...] | None, BeforeValidator(_check_content)]
+    """A text, or the texts of several parts. None only in a message of the assistant."""
     name: Annotated[Text, Field(max_length=512)] | None = None
     tool_calls: Annotated[tuple[ToolCall, ...], Field(fail_fast=True), BeforeValidator(_as_tuple)] | None = None
     tool_call_id: Text | None = None
@@ -216,7 +234,7 @@ class Message(_Strict):
 
     @model_validator(mode="after")
     def _check_role(self) -> Self:
-        if self.content is None and not self.tool_calls:
+        if self.content is None and self.role != "assistant":
             raise _refuse("found null, expected a string or a list of text parts", field="content")
         if self.tool_calls and self.role != "assistant":
             raise _refuse(f"found it in a message of role {self.role!r}, expected role 'assistant'", field="tool_calls")
@@ -230,6 +248,8 @@ class Message(_Strict):
         """Return the message as chat templates expect it: arguments of calls as objects."""
         found = self.model_dump(exclude_none=True)
         found.setdefault("content", None)
+        if isinstance(self.content, tuple):
+            found["content"] = [{"type": "text", "text": text} for text in self.content]
         for call in found.get("tool_calls", ()):
             call["function"]["arguments"] = json.loads(call["function"]["arguments"] or "{}")
         return found
@@ -330,7 +350,8 @@ class ChatBody(Body):
     @property
     def opening(self) -> str:
         first = self.messages[0]
-        return f"{first.role}:{(first.content or '')[:1024]}"
+        text = "\n".join(first.content) if isinstance(first.content, tuple) else first.content or ""
+        return f"{first.role}:{text[:1024]}"
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
@@ -365,11 +386,8 @@ def parse_body(url: str, body: object) -> CompletionBody | ChatBody:
         raise InvalidBody(None, f"body: found {len(body)} fields, expected at most {MOST_FIELDS}")
     fields = dict(body)
     drop_neutral(url, fields)
-    known = kind.model_fields
-    # OpenAI's clients send null for fields without a value.
-    given = {name: value for name, value in fields.items() if value is not None or name not in known}
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(_without_null(fields, kind.model_fields))
     except ValidationError as error:
         raise translate(error.errors(include_url=False)[0]) from None
 

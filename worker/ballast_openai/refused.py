@@ -42,6 +42,12 @@ _COMMON: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "request_id": ((), "send the header x-request-id instead"),
     "kv_transfer_params": ((), "KV transfer is not supported: leave it out"),
     "vllm_xargs": ((), "only vLLM knows it: leave it out"),
+    "prompt_cache_retention": (
+        ("in_memory", "in-memory"),
+        "the prefix cache keeps what fits into memory: leave it out",
+    ),
+    "prompt_cache_options": (({}, {"mode": "implicit"}), "the prefix cache finds shared prefixes itself: leave it out"),
+    "moderation": ((), "moderation is not supported: leave it out"),
     "store": ((False,), "Ballast does not store answers: leave it out or send false"),
 }
 

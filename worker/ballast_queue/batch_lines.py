@@ -26,6 +26,7 @@ _RESERVED = re.compile(r"line:(lost-)?\d+")
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
 _PARTS = "custom_id, method, url and body"
 _BOM = b"\xef\xbb\xbf"
+_NO_STREAM = "a job stores complete results, which `ballast results --follow` prints"
 MOST_NESTING = 200
 """Limit of lists and objects inside each other. Decoders have limits of their own, which depend on their callers."""
 
@@ -150,10 +151,13 @@ def _check(data: dict[str, Any], settings: QueueSettings) -> Body | ItemBody:
     if not isinstance(data["url"], str):
         raise wrong("url", describe(data["url"]), "a string", code="invalid_url")
     url, urls = data["url"], settings.urls
+    # Before the body, whose check asks for a stream beside the options.
+    if isinstance(data["body"], dict) and (options := data["body"].get("stream_options")) is not None:
+        wanted = f"no value, and no stream: {_NO_STREAM}"
+        raise wrong("stream_options", describe(options), wanted, code="invalid_value")
     body = parse_item(url, data["body"], urls) if urls else parse_body(url, data["body"])
     if body.stream:
-        wanted = "false: a job stores complete results, which `ballast results --follow` prints"
-        raise wrong("stream", "true", wanted, code="invalid_value")
+        raise wrong("stream", "true", f"false: {_NO_STREAM}", code="invalid_value")
     if body.priority:
         wanted = "no value: set the priority of the whole job when you submit it"
         raise wrong("priority", str(body.priority), wanted, code="invalid_value")

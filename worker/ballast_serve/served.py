@@ -139,8 +139,8 @@ async def _vllm(config: WorkerConfig, path: Path) -> AsyncIterator[ReadyApp]:
         open_app(config, path, None if ranks is None else ranks.first) as app,
     ):
 
-        async def drain(_hang_up: Callable[[], None]) -> None:
-            await app.state.ballast.drain.run()
+        async def drain(hang_up: Callable[[], None]) -> None:
+            await app.state.ballast.drain.run(hang_up)
 
         def failure() -> str | None:
             found: str | None = app.state.ballast.failure

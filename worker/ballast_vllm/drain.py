@@ -58,8 +58,11 @@ class Drain:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, signal.Signals(number).name)
 
-    async def run(self) -> None:
-        """Return items, finish online requests, and abort those that are left after `drain_seconds`."""
+    async def run(self, hang_up: Callable[[], None] | None = None) -> None:
+        """Return items, finish online requests, and abort those that are left after `drain_seconds`.
+
+        `hang_up` closes each connection as soon as it is idle. Only a program that serves the app itself passes it.
+        """
         server = self._server
         runtime, feeder = server.config.runtime, server.feeder
         server.is_draining = True
@@ -70,6 +73,7 @@ class Drain:
         if runtime.unready_seconds:
             await asyncio.sleep(runtime.unready_seconds)
         server.is_closed = True
+        (hang_up or self._hang_up)()
         await self._until(
             lambda: not server.calls and (feeder is None or feeder.drained.is_set()), seconds=runtime.drain_seconds
         )
@@ -80,6 +84,11 @@ class Drain:
             await self._until(lambda: not server.calls, seconds=STOP_SECONDS)
         if feeder is not None and not feeder.drained.is_set():
             log.warning("drain time is over, leases of offline items expire", count=feeder.num_held)
+
+    def _hang_up(self) -> None:
+        if self._http is not None:
+            for connection in tuple(self._http.server_state.connections):
+                connection.shutdown()
 
     def _on_signal(self, name: str) -> None:
         if self._task is None:

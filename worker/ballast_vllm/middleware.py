@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ballast_api.errors import InvalidConfig
@@ -60,6 +61,7 @@ class BallastMiddleware:
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
         self.server: VllmServer | None = None
+        self._http: ASGIApp = self._respond
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -67,11 +69,8 @@ class BallastMiddleware:
             await self._live(scope, receive, send)
         elif scope["type"] == "websocket":  # proxies of Ray Serve pass them on
             await send({"type": "websocket.close", "reason": STREAMED_INPUT})
-        elif self.server is None:
-            message = "Ballast has not started: the server runs without the lifespan of its app."
-            await HttpExchange(scope, receive, send).refuse(Refused(503, message, kind="server_error"))
         else:
-            await self._answer(self.server, scope, receive, send)
+            await self._http(scope, receive, send)
 
     # Life
 
@@ -109,9 +108,25 @@ class BallastMiddleware:
         server = VllmServer(app, self.app, loaded, path)
         await server.start()
         app.state.ballast = server
+        arguments = app.state.args
+        if arguments.allowed_origins:  # the CORS of vLLM is behind this middleware, and does not see its refusals
+            self._http = CORSMiddleware(
+                self._respond,
+                allow_origins=arguments.allowed_origins,
+                allow_credentials=arguments.allow_credentials,
+                allow_methods=arguments.allowed_methods,
+                allow_headers=arguments.allowed_headers,
+            )
         return server
 
     # Requests
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.server is None:
+            message = "Ballast has not started: the server runs without the lifespan of its app."
+            await HttpExchange(scope, receive, send).refuse(Refused(503, message, kind="server_error"))
+        else:
+            await self._answer(self.server, scope, receive, send)
 
     async def _answer(self, server: VllmServer, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = HttpExchange(scope, receive, send, is_last=server.is_draining)
@@ -145,6 +160,7 @@ class BallastMiddleware:
             timing.request_class = server.tenancy.caller(headers).request_class
             server.admission.check_open()
             body = bytes(await exchange.body(server.config.limits.max_body_kibibytes * 1024, share))
+            timing.arrival = time.monotonic()  # the client decides how long its upload takes
             share.grow(min(decoded_bytes(body), server.bodies.limit))  # at most all, so that each body passes alone
             if server.tap.is_encoder:
                 check_inputs(body)

@@ -361,7 +361,7 @@ class VllmServer:
             self.feeder.configure(self._queue_settings(self.config))
         stats = self.engine.stats()
         started = {RequestClass.ONLINE: self.tap.num_online, RequestClass.OFFLINE: self.loop.num_started}
-        self.rates.sample(stats, started, self.recorder.num_ended(), now)
+        self.rates.sample(stats, started, now)
         self.admission.sample(stats, now)
         self._spending.sample(stats, self.dollars_per_hour, now)
 

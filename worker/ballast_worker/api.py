@@ -100,13 +100,13 @@ class GenerateRoute:
     async def _accept(self, call: HttpExchange) -> _Accepted:
         """Submit the request to the engine. Nothing else of the body stays in memory."""
         worker = self._worker
-        arrival = time.monotonic()
         request_class = RequestClass.ONLINE
         try:
             worker.check_open()
             worker.tenancy.check_key(call.headers)
             with worker.bodies.share() as share:
                 raw = await call.body(worker.config.limits.max_body_kibibytes * 1024, share)
+                arrival = time.monotonic()  # the client decides how long its upload takes
                 async with worker.readers.reader(len(raw)) as reader:
                     body, caller = await reader.run(partial(self._read, raw, call.headers))
                     del raw

@@ -139,11 +139,18 @@ def event(data: Mapping[str, object]) -> bytes:
 
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+_LINE_ENDS = str.maketrans({"\x85": r"\u0085", "\u2028": r"\u2028", "\u2029": r"\u2029"})
 
 
 def compact(value: object) -> bytes:
-    """Return JSON without blanks."""
-    return _encode(value).encode()
+    """Return JSON without blanks, on one line for each reader.
+
+    JSON escapes all ends of lines but three, at which Python's `splitlines`, and so httpx, divides an event.
+    """
+    text = _encode(value)
+    if not text.isascii() and ("\u2028" in text or "\u2029" in text or "\x85" in text):
+        text = text.translate(_LINE_ENDS)
+    return text.encode()
 
 
 def _too_large(limit: int, found: str) -> NoReturn:

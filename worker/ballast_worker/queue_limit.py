@@ -54,23 +54,23 @@ class QueueLimit:
         if waiting < limit and (longest is None or not waiting or request_class is not RequestClass.ONLINE):
             return
         stats = read()
-        behind: float = waiting - _num_free(stats, request_class)
-        filled, before = behind, behind
+        behind = waiting - _num_free(stats, request_class)
+        filled: float = behind
+        before: float = behind
         if behind < MOST_SHARED * limit:
             filled, before = (min(behind, number) for number in num_before())
-        wait = self._slot_wait.expected(before, stats.slots) if request_class is RequestClass.ONLINE else 0.0
-        noun = "request waits" if waiting == 1 else "requests wait"
+        wait = self._wait(request_class, before, stats.slots)
+        noun = "request waits" if behind == 1 else "requests wait"
         if filled >= limit:
-            because = f"{waiting} {request_class} {noun}, the limit is {limit} (limits.maxQueuedRequests)"
-        elif longest is not None and 1000 * wait > longest:
+            because = f"{behind} {request_class} {noun}, the limit is {limit} (limits.maxQueuedRequests)"
+        elif longest is not None and request_class is RequestClass.ONLINE and 1000 * wait > longest:
             because = (
-                f"{waiting} {request_class} {noun}, so a slot takes about {1000 * wait:.0f} ms, the limit is "
+                f"{behind} {request_class} {noun}, so a slot takes about {1000 * wait:.0f} ms, the limit is "
                 f"{longest:g} ms (limits.maxQueueMilliseconds)"
             )
         else:
             return
-        rate = self._rates.classes[request_class].ended
-        seconds = min(MAX_RETRY_SECONDS, max(1, round(waiting / rate))) if rate else 1
+        seconds = min(MAX_RETRY_SECONDS, max(1, round(wait)))
         raise Refused(
             429,
             f"The waiting queue is full: {because}. Retry after {seconds} s.",
@@ -78,6 +78,13 @@ class QueueLimit:
             kind="rate_limit_error",
             headers={"retry-after": str(seconds)},
         )
+
+    def _wait(self, request_class: RequestClass, num_before: float, slots: int) -> float:
+        """Return the expected seconds until a new request gets a slot; 0 if no rate is measured."""
+        if request_class is RequestClass.ONLINE:
+            return self._slot_wait.expected(num_before, slots)
+        rate = self._rates.offline_items
+        return max(0.0, num_before) / rate if rate else 0.0
 
 
 def _num_free(stats: EngineStats, request_class: RequestClass) -> int:

@@ -140,11 +140,6 @@ class Recorder:
                 timing.is_judged = True
                 self._judge(timing.request_class, name, waited, slo, at=now)
 
-    def num_ended(self) -> dict[RequestClass, int]:
-        """Return the requests of each class that left the engine so far."""
-        inside = (RequestOutcome.STOP, RequestOutcome.LENGTH, RequestOutcome.ABORTED, RequestOutcome.FAILED)
-        return {c: sum(self.outcomes[c, outcome] for outcome in inside) for c in RequestClass}
-
     def p99(self, now: float) -> tuple[float | None, float | None, float | None]:
         """Return the 99th percentile of TTFT, TPOT and latency of online requests in the window.
 

@@ -30,7 +30,6 @@ class _ClassRates:
     prefill: float = 0.0
     decode: float = 0.0
     requests: float = 0.0
-    ended: float = 0.0
 
 
 @dataclass(slots=True)
@@ -57,21 +56,19 @@ class SmoothedRates:
     _running: int = 0
     """Items that ran at the last sample of these rates."""
     _was_full: bool = False
-    _before: dict[RequestClass, tuple[int, int, int, int]] | None = None
+    _before: dict[RequestClass, tuple[int, int, int]] | None = None
     _decoded: int = 0
     """Offline tokens at the last sample."""
     _left: int = 0
     """Items that had left their slots by then."""
     _at: float = 0.0
 
-    def sample(
-        self, stats: EngineStats, started: dict[RequestClass, int], ended: dict[RequestClass, int], now: float
-    ) -> None:
+    def sample(self, stats: EngineStats, started: dict[RequestClass, int], now: float) -> None:
         """Read the counters. `started` counts arrivals (online) and started items (offline)."""
         tokens = stats.offline.decode_tokens
         # A preemption, or a slot without a first token in vLLM, takes back an end until there are more.
         left = started[RequestClass.OFFLINE] - stats.offline.running - stats.offline.parked
-        seen = {c: (stats.of(c).prefill_tokens, stats.of(c).decode_tokens, started[c], ended[c]) for c in RequestClass}
+        seen = {c: (stats.of(c).prefill_tokens, stats.of(c).decode_tokens, started[c]) for c in RequestClass}
         elapsed = now - self._at
         if self._before is not None and elapsed > 0:
             keep = 0.5 ** (elapsed / SMOOTHING_SECONDS)
@@ -83,7 +80,6 @@ class SmoothedRates:
                 rates.prefill = rates.prefill * keep + rates_now[0] * (1 - keep)
                 rates.decode = rates.decode * keep + rates_now[1] * (1 - keep)
                 rates.requests = rates.requests * keep + rates_now[2] * (1 - keep)
-                rates.ended = rates.ended * keep + rates_now[3] * (1 - keep)
             if self._was_full and stats.offline.waiting:
                 self._measure(tokens - self._decoded, max(0, left - self._left), elapsed, stats.offline.running)
         self._was_full = stats.offline.waiting > 0

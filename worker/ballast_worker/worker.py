@@ -256,7 +256,7 @@ class Worker:
         stats = self.engine.stats()
         num_online = self.loop.num_entered(RequestClass.ONLINE)
         started = {RequestClass.ONLINE: num_online, RequestClass.OFFLINE: self.loop.num_started}
-        self.rates.sample(stats, started, self.recorder.num_ended(), now)
+        self.rates.sample(stats, started, now)
         waiting = self.loop.num_waiting(RequestClass.ONLINE)
         self._queue_limit.sample(stats, num_online - waiting, waiting, now)
         for request_class in RequestClass:
