@@ -613,14 +613,24 @@ def _slo_figures(given: Given) -> str:
     return f"{', '.join(shares)} in the last minute; the objective is {slo.objective_percent:g} %"
 
 
-def _deadlines(given: Given) -> ConditionValue:
+def _is_late(given: Given) -> ConditionValue | None:
     queue = given.poll.queue if given.poll else None
-    late = queue.jobs_at_risk if queue else 0
-    if late:
-        found = counted(late, "job will miss its deadline", "jobs will miss their deadline")
-        held = queue.unclaimable_at_risk if queue else 0
-        including = f", including {counted(held, 'job')} whose items no worker can claim" if held else ""
-        return ConditionValue("True", ConditionReason.LATE, f"{found} at the present rate{including}")
+    if queue is None or not queue.jobs_at_risk:
+        return None
+    found = counted(queue.jobs_at_risk, "job will miss its deadline", "jobs will miss their deadline")
+    held = queue.unclaimable_at_risk
+    including = f", including {counted(held, 'job')} whose items no worker can claim" if held else ""
+    return ConditionValue("True", ConditionReason.LATE, f"{found} at the present rate{including}")
+
+
+def _no_worker_for_items(given: Given) -> ConditionValue | None:
+    """Return Unknown if items wait that only a worker can appraise. Without any, no job is at risk."""
+    queue = _poll(given).queue
+    has_items = queue is not None and queue.items.leased + max(0, queue.depth - queue.unclaimable) > 0
+    return _no_worker(given) if has_items else None
+
+
+def _is_on_time(_given: Given) -> ConditionValue:
     return ConditionValue("False", ConditionReason.ON_TIME, "no job is at risk")
 
 
@@ -661,5 +671,5 @@ CHAINS: Mapping[ConditionType, tuple[Check[InferenceDeployment], ...]] = {
         _reservation_is_met,
     ),
     ConditionType.SLO_MET: (_is_unknown, _no_worker, _slo_is_missed, _slo_is_not_reported, _slo_is_met),
-    ConditionType.DEADLINE_AT_RISK: (_is_unknown, _deadlines),
+    ConditionType.DEADLINE_AT_RISK: (_is_unknown, _is_late, _no_worker_for_items, _is_on_time),
 }

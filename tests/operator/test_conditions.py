@@ -319,6 +319,11 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
         Reason.HEALTHY,
         "no problem",
     ),
+    "no worker knows": ({"poll": make_poll(depth=9)}, Type.DEADLINE_AT_RISK, "Unknown", Reason.NO_WORKERS, "no worker"),
+    "no worker is needed to know": ({"poll": make_poll()}, Type.DEADLINE_AT_RISK, "False", Reason.ON_TIME, "no job"),
+    "late, and no worker is left": (
+        {"poll": make_poll(depth=9, at_risk=1)}, Type.DEADLINE_AT_RISK, "True", Reason.LATE, "1 job",
+    ),
     "on time": ({}, Type.DEADLINE_AT_RISK, "False", Reason.ON_TIME, "no job"),
     "late": ({"poll": make_poll(make_worker(), at_risk=2)}, Type.DEADLINE_AT_RISK, "True", Reason.LATE, "2 jobs"),
     "late, because of a pause": (
@@ -560,7 +565,7 @@ def test_ready_counts_the_workers_that_are_ready_now() -> None:
 
 
 SECRETS = tuple(Problem(Reason.SECRET_NOT_ALLOWED, f"Secret key-{i} lacks the label") for i in (1, 2))
-PULLS = tuple(make_pod(f"llm-{i}", containerStatuses=[waiting("ErrImagePull")]) for i in (1, 2))
+PULLS = tuple(make_pod(f"llm-{i}", ip="", phase="Pending", containerStatuses=[waiting("ErrImagePull")]) for i in (1, 2))
 
 
 @pytest.mark.parametrize(
