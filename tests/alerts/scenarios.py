@@ -78,6 +78,8 @@ ON_RAY: dict[str, Any] = {"runtime": {"ray": {}}}
 IN_PLACE: dict[str, Any] = {"rollout": {"startupSeconds": 600, "maxSurge": 0, "maxUnavailable": 1}}
 """A rollout stops a worker before it starts the next, because there is no free GPU."""
 TO_ZERO: dict[str, Any] = {"scaling": {"minReplicas": 0, "maxReplicas": 2}}
+RAMP = " ".join(f"{count}x3" for count in range(3, 20))
+"""Another replica every four minutes."""
 GATED = condition("Ready", "SchedulingGated", "1x60")
 CRITICAL, WARNING = "critical", "warning"
 RESTARTS = " ".join(["{0} {0} stale _ _"] * 20)
@@ -234,6 +236,14 @@ SCENARIOS = (
     ),
     Scenario("a scrape fails, and all workers are ready", gauge("up", "0x60") | replicas("1x60", "1x60"), "20m"),
     Scenario("the operator misses a worker", replicas("3x60", "2x60"), "20m", {("BallastWorkerNotReady", CRITICAL)}),
+    Scenario("scaling adds replicas one after another", replicas(f"2x9 {RAMP}", f"2x19 {RAMP}"), "50m"),
+    Scenario("a further replica is not ready for twice its start", replicas("2x9 3x60", "2x70"), "30m"),
+    Scenario(
+        "a further replica is never ready",
+        replicas("2x9 3x60", "2x70"),
+        "37m",
+        {("BallastWorkerNotReady", CRITICAL)},
+    ),
     Scenario("no worker of two serves", replicas("2x60", "2x20 0x40"), "27m", {("BallastNoWorkerReady", CRITICAL)}),
     Scenario(
         "no worker of two serves for long",
