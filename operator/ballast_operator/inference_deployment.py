@@ -38,6 +38,7 @@ from ballast_operator.children.pods import deployment
 from ballast_operator.children.ray import (
     head_policy,
     is_ray_pod,
+    is_ready,
     placement,
     ray_service,
     resize,
@@ -258,8 +259,8 @@ def _costs(resource: InferenceDeployment, snapshot: ClusterSnapshot, poll: PollR
     statuses = poll.by_pod(pods)
     for pod in pods:
         name = pod["metadata"]["name"]
-        # A pod that has not reported serves no requests yet, or does not work.
-        cost = str(_load(statuses[name])) if name in statuses else "-1"
+        # A ready pod that has not reported may be full. Any other serves no requests yet, or does not work.
+        cost = str(_load(statuses[name]) if name in statuses else MOST_COST if is_ready(pod) else -1)
         if (pod["metadata"].get("annotations") or {}).get(DELETION_COST) != cost:
             yield Annotate(key_of(POD, pod), {DELETION_COST: cost}, f"Set the deletion cost of pod {name} to {cost}")
 
@@ -389,7 +390,8 @@ def _source(resource: InferenceDeployment, context: OperatorContext) -> QueueSou
     own = context.redis if resource.spec.redis is None else None
     owner = f"{resource.metadata.namespace}/{resource.metadata.name}"
     redis = redis_of(resource, own_keys=context.redis_keys)
-    return QueueSource(redis, resource.queue_name, owner, _former_queues(resource, None), own)
+    is_scaled = resource.spec.scaling is not None
+    return QueueSource(redis, resource.queue_name, owner, _former_queues(resource, None), is_scaled, own)
 
 
 RESOURCE_TYPE = ResourceType(
@@ -419,4 +421,5 @@ RESOURCE_TYPE = ResourceType(
     scaling=lambda resource: resource.spec.scaling,
     made_replicas=_made_replicas,
     startup_seconds=lambda resource: resource.spec.startup_seconds,
+    slots=lambda resource: resource.spec.slots,
 )

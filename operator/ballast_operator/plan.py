@@ -183,8 +183,12 @@ def is_left_over(wanted: Body, found: Body) -> bool:
 
 def is_live(pod: Body) -> bool:
     """Return whether a pod runs or will run: it is not being deleted and has not ended."""
-    ended = pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}
-    return not ended and not pod["metadata"].get("deletionTimestamp")
+    return not has_ended(pod) and not pod["metadata"].get("deletionTimestamp")
+
+
+def has_ended(pod: Body) -> bool:
+    """Return whether all containers of a pod have ended for good. Kubernetes may keep such a pod."""
+    return pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}
 
 
 def is_owned(body: Body, uid: str) -> bool:

@@ -33,14 +33,25 @@ SIZE_LIMIT = 'EmptyDir volume "models"'
 def pod_problem(pod: Body) -> Problem | None:
     """Return the problem of a pod; None if no problem is known."""
     status = pod.get("status") or {}
-    for condition in status.get("conditions") or ():
-        if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            return Problem(ConditionReason.UNSCHEDULABLE, condition.get("message", "no node fits the pod"))
+    unscheduled = _unscheduled(pod)
+    if unscheduled is not None:
+        return Problem(ConditionReason.UNSCHEDULABLE, unscheduled.get("message", "no node fits the pod"))
     for container in _containers(status):
         found = _container_problem(container)
         if found is not None:
             return found
     return None
+
+
+def lacks_node(pod: Body) -> bool:
+    """Return whether no node fits a pod."""
+    return _unscheduled(pod) is not None
+
+
+def _unscheduled(pod: Body) -> Body | None:
+    conditions: list[Body] = (pod.get("status") or {}).get("conditions") or []
+    found = (c for c in conditions if c.get("type") == "PodScheduled" and c.get("reason") == "Unschedulable")
+    return next(found, None)
 
 
 def repeated_failure(pods: Sequence[Body]) -> Problem | None:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from ballast_api.conditions import ConditionReason
 from ballast_operator.children.config import Redis
 from ballast_operator.kinds import Body
+from ballast_operator.plan import has_ended
 from ballast_queue.settings import InForce
 from ballast_queue.status import QueueStats, WorkerStatus
 
@@ -39,6 +40,8 @@ class QueueSource:
     """The resource, as `namespace/name`."""
     former: tuple[str, ...] = field(default=(), compare=False)
     """Queues that the resource served before."""
+    is_scaled: bool = field(default=False, compare=False)
+    """Whether the load decides on the number of workers."""
     own: Mapping[str, str] | None = field(default=None, compare=False)
     """Data of the operator's own Secret, if the resource names none."""
 
@@ -85,6 +88,8 @@ class PollResult:
     former: tuple[FormerQueue, ...] = ()
     has_newer_functions: bool = False
     """Whether Redis has the functions of a newer version of Ballast."""
+    unneeded: int | None = None
+    """Workers of the queue without which no job would be at risk, either. None: a job is, or it was not computed."""
     has_older_functions: bool = False
     """Whether Redis has those of an older version, and no memory for those of this one."""
 
@@ -94,11 +99,12 @@ class PollResult:
         return self if len(found) == len(self.workers) else replace(self, workers=tuple(found.values()))
 
     def by_pod(self, pods: tuple[Body, ...]) -> Mapping[str, WorkerStatus]:
-        """Return the status that each pod published, by the name of the pod."""
+        """Return the status that each pod published, by the name of the pod.
+
+        A pod that ended keeps its address in its status, and a younger pod may have the same address.
+        """
         by_host = {urlsplit(status.address).hostname: status for status in self.workers}
-        found = {}
-        for pod in pods:
-            status = by_host.get(pod.get("status", {}).get("podIP", ""))
-            if status is not None:
-                found[pod["metadata"]["name"]] = status
-        return found
+        living = (pod for pod in pods if not has_ended(pod))
+        oldest_first = sorted(living, key=lambda pod: str(pod["metadata"].get("creationTimestamp") or ""))
+        owners = {pod.get("status", {}).get("podIP", ""): pod["metadata"]["name"] for pod in oldest_first}
+        return {name: by_host[address] for address, name in owners.items() if address in by_host}

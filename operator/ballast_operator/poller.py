@@ -20,6 +20,7 @@ from ballast_operator.errors import ClusterRefused, ClusterUnavailable
 from ballast_operator.kinds import Key
 from ballast_operator.poll_result import FormerQueue, PollResult, Problem, QueueSource
 from ballast_operator.redis_hosts import RedisHosts
+from ballast_operator.unneeded_workers import unneeded_workers
 from ballast_queue.connection import Connection
 from ballast_queue.errors import (
     CommandForbidden,
@@ -30,6 +31,7 @@ from ballast_queue.errors import (
     QueueUnavailable,
 )
 from ballast_queue.redis_store import Queue
+from ballast_queue.status import QueueStats, WorkerStatus
 from ballast_queue.unused import UnusedQueues, run_timers
 
 log = Log(__name__)
@@ -37,6 +39,8 @@ log = Log(__name__)
 TIMEOUT_SECONDS = 3.0
 MOST_REPLY_BYTES = 4 * 1024 * 1024
 """Memory of one reply. The functions of Ballast answer the operator with less."""
+MOST_JOBS = 64
+"""Jobs that are read to find out whether their deadlines need all workers."""
 MOST_THREADS = 8
 """Threads for the operator's own Redis."""
 NAMESPACE_THREADS = 2
@@ -244,10 +248,12 @@ class Poller:
         settings = queue.settings.renew(source.owner)
         if not (workers := tuple(queue.workers.statuses())):
             run_timers(queue)  # otherwise the workers do that
+        stats = queue.stats()
         return PollResult(
             time.monotonic(),
             workers=workers,
-            queue=queue.stats(),
+            queue=stats,
+            unneeded=_unneeded(queue, workers, stats) if source.is_scaled else None,
             former=tuple(_former(Queue(connection, name), source.owner) for name in source.former),
             settings=settings,
             has_newer_functions=connection.has_newer_library(),
@@ -316,6 +322,16 @@ class Poller:
             self._unavailable.pop(server, None)
             found = self.connections.setdefault(server, found)
         return found
+
+
+def _unneeded(queue: Queue, workers: tuple[WorkerStatus, ...], stats: QueueStats) -> int | None:
+    """Return the workers without which no job would be at risk, either; None if a job is at risk, or no work is left.
+
+    The nearest deadlines decide, and the tenants have equal weights.
+    """
+    if stats.claimable_at_risk or not stats.claimable_depth + stats.items.leased:
+        return None
+    return unneeded_workers(queue.jobs.active(MOST_JOBS), workers, stats.at)
 
 
 def _unusable(source: QueueSource, known: str = "") -> PollResult:

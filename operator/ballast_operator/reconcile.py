@@ -32,13 +32,14 @@ from ballast_operator.errors import (
 )
 from ballast_operator.kinds import Body, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, is_live
+from ballast_operator.pod_problem import lacks_node
 from ballast_operator.poll_result import PollResult
 from ballast_operator.poller import Poller
 from ballast_operator.queue_users import QueueUsers
 from ballast_operator.releases import LEASE_AGAIN_SECONDS, Releases
 from ballast_operator.resource_memory import Failure, ResourceMemory
 from ballast_operator.resource_type import ConditionInput, ConditionValue, R, ResourceType
-from ballast_operator.scaling import History, scale
+from ballast_operator.scaling import Fleet, History, scale
 from ballast_operator.secret_grants import SecretGrants
 from ballast_operator.status_writer import Figures, StatusWriter, replicas_of
 from ballast_queue.rights import RedisUser
@@ -288,16 +289,14 @@ class Reconciler(Generic[R]):
             return None, None
         replicas = replicas_of(body) or 0
         given = ConditionInput(resource, self._snapshot(key, memory), ChildrenPlan(), None, time.monotonic())
-        ready = given.count("readyReplicas")
-        decision = scale(
-            scaling,
-            replicas=replicas,
-            ready=ready,
-            poll=poll,
-            now=time.monotonic(),
-            history=memory.history,
+        fleet = Fleet(
+            replicas,
+            given.count("readyReplicas"),
+            slots=_computed(self._type.slots, resource),
             startup_seconds=_computed(self._type.startup_seconds, resource),
+            lacks_node=any(map(lacks_node, given.live)),
         )
+        decision = scale(scaling, fleet, poll=poll, now=time.monotonic(), history=memory.history)
         memory.history = decision.history
         made = ScalingStatus(replicas=decision.replicas, because=decision.because[:1024])
         reported = memory.reported(made, time.monotonic())

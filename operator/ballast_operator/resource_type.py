@@ -175,3 +175,5 @@ class ResourceType(Generic[R]):
     """Return the replicas that its children have in their specs."""
     startup_seconds: Callable[[R], float] = lambda _resource: 0.0
     """Return the time in which a new replica becomes ready, if it ever does."""
+    slots: Callable[[R], int | None] = lambda _resource: None
+    """Return the configured slots of a worker; None if the worker decides."""

@@ -1,29 +1,50 @@
 """The number of replicas and its reason, from the spec and the last poll. PURE.
 
     online need  = ceil(online requests in the system x (1 + headroom) / ceiling of one replica)
-    offline need = the larger of: one more than now if a deadline is at risk and no replica starts; up to
-                   `offlineMaxReplicas` while work waits
+    offline need = the largest of: one more than now if a deadline is at risk and no replica starts, and otherwise the
+                   fewest with which none is; up to `offlineMaxReplicas` for the work that waits or runs
     need         = max(online need, offline need), within [minReplicas, maxReplicas]
 
 A poll between two short requests finds none in the system, so the online need is at least 1 while a rate is reported. A
 worker reports the rate of its last request for about a minute.
 Requests in the system equal arrival rate times time in the system (Little's law). They are measured, not modelled.
 A new replica loads its model for minutes. A deadline at risk adds no other until every replica is ready. A replica that
-never becomes ready blocks this for `startupSeconds` after the last rise of `replicas`, and then no longer.
+never becomes ready blocks this for `startupSeconds` after the last rise of `replicas`, and then no longer. A pod that
+finds no node blocks it for as long as it waits, because offline work would only add pods that wait as well.
+Replicas leave only if every job that has a deadline would meet it without them, at the present rate of a replica.
+Waiting items add replicas, by the slots of a worker. Items that run keep those that are there, and add none.
 Replicas rise to the smallest need of the last `scaleUpSeconds`, and fall to the largest need of the last
 `scaleDownSeconds` (`idleSeconds` for the last replica). Nothing changes if a window is not covered yet or contains a
 poll that failed. At zero replicas, waiting offline work adds one replica at once. Jobs that are paused or ending, or
 whose model no worker serves, are no work, and nothing is while Redis has no memory for results.
+Replicas of which none became ready within `startupSeconds` serve no online request, so only offline work keeps them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ballast_api.inference_deployment import Scaling
 from ballast_openai.errors import counted
 from ballast_operator.poll_result import FRESH_SECONDS, PollResult
+from ballast_queue.status import WorkerStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The replicas at one moment."""
+
+    replicas: int
+    """The present `spec.replicas`."""
+    ready: int
+    slots: int | None = None
+    """The configured slots of a worker; None: unknown until a worker reports."""
+    startup_seconds: float = math.inf
+    """The time in which a new replica becomes ready, if it ever does."""
+    lacks_node: bool = False
+    """A pod waits because no node fits it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +58,32 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The needs in the order of time, as far back as the longest window, and the last rise of `spec.replicas`."""
+    """The needs in the order of time, as far back as the longest window, and what is known of earlier replicas."""
 
     needs: tuple[Need, ...] = ()
     replicas: int = 0
     """The replicas at the last decision."""
     raised: float = -math.inf
     """When they were first seen to be more than before."""
+    served: float = -math.inf
+    """When a replica was last ready."""
 
-    def seen(self, replicas: int, now: float) -> History:
+    def seen(self, fleet: Fleet, now: float) -> History:
         """Return the history with the present replicas."""
-        return replace(self, replicas=replicas, raised=now if replicas > self.replicas else self.raised)
+        return replace(
+            self,
+            replicas=fleet.replicas,
+            raised=now if fleet.replicas > self.replicas else self.raised,
+            served=now if fleet.ready else self.served,
+        )
+
+    def is_starting(self, fleet: Fleet, now: float) -> bool:
+        """Return whether a replica may still become ready."""
+        return fleet.ready < fleet.replicas and now - self.raised < fleet.startup_seconds
+
+    def never_served(self, fleet: Fleet, now: float) -> bool:
+        """Return whether none of the replicas became ready in time."""
+        return not fleet.ready and self.served < self.raised and not self.is_starting(fleet, now)
 
     def after(self, need: Need, now: float, seconds: float) -> History:
         """Return the history with one more need, without needs that no window of `seconds` contains."""
@@ -74,34 +110,22 @@ class Decision:
     history: History
 
 
-def scale(
-    scaling: Scaling,
-    *,
-    replicas: int,
-    ready: int,
-    poll: PollResult | None,
-    now: float,
-    history: History,
-    startup_seconds: float = math.inf,
-) -> Decision:
+def scale(scaling: Scaling, fleet: Fleet, *, poll: PollResult | None, now: float, history: History) -> Decision:
     """Decide on the number of replicas.
 
     Args:
         scaling: the bounds and windows.
-        replicas: the present `spec.replicas`.
-        ready: the number of ready replicas.
+        fleet: the present replicas.
         poll: the last poll of workers and queue.
         now: seconds, on the clock of `poll.at`.
         history: the history of the last decision.
-        startup_seconds: the time in which a new replica becomes ready, if it ever does.
     """
-    history = history.seen(replicas, now)
+    replicas, history = fleet.replicas, history.seen(fleet, now)
     bounded = min(max(replicas, scaling.min_replicas), scaling.max_replicas)
     if poll is None or not _is_fresh(poll, now):
         because = f"{_why_unknown(poll)}; an unknown load does not count as idle, so replicas stay at {bounded}"
         return Decision(bounded, because, replace(history, needs=()))
-    is_starting = ready < replicas and now - history.raised < startup_seconds
-    found = need(scaling, replicas, ready, poll, is_starting=is_starting)
+    found = need(scaling, fleet, poll, history, now)
     longest = max(scaling.scale_up_seconds, scaling.scale_down_seconds, scaling.idle_seconds)
     history = history.after(found, now, longest)
     if bounded != replicas:
@@ -120,11 +144,10 @@ def scale(
     return Decision(replicas, found.because, history)
 
 
-def need(scaling: Scaling, replicas: int, ready: int, poll: PollResult, *, is_starting: bool) -> Need:
+def need(scaling: Scaling, fleet: Fleet, poll: PollResult, history: History, now: float) -> Need:
     """Return the replicas that a poll asks for, within the bounds. Workers that did not report count as full."""
-    online, because = _online(scaling, replicas, ready, poll)
-    offline, offline_because = _offline(scaling, replicas, ready, poll, is_starting=is_starting)
-    wanted, why = max((online, because), (offline, offline_because), key=lambda pair: pair[0])
+    needs = (_online(scaling, fleet, poll, history, now), *_offline(scaling, fleet, poll, history, now))
+    wanted, why = max(needs, key=lambda pair: pair[0])
     bounded = min(max(wanted, scaling.min_replicas), scaling.max_replicas)
     if bounded != wanted:
         why += f"; within {scaling.min_replicas} to {scaling.max_replicas}"
@@ -141,13 +164,15 @@ def _why_unknown(poll: PollResult | None) -> str:
     return poll.problem.message if poll.problem else f"the last poll of the queue is older than {FRESH_SECONDS:g} s"
 
 
-def _online(scaling: Scaling, replicas: int, ready: int, poll: PollResult) -> tuple[int, str]:
-    workers = [worker for worker in poll.workers if not worker.is_draining]
-    silent = max(0, ready - len(workers))
+def _online(scaling: Scaling, fleet: Fleet, poll: PollResult, history: History, now: float) -> tuple[int, str]:
+    replicas, workers = fleet.replicas, _working(poll)
+    silent = max(0, fleet.ready - len(workers))
     if not workers:
         if replicas == 0:
             has_depth = poll.queue is not None and poll.queue.depth > 0
             return 0, "only work that no worker can claim waits" if has_depth else "no work waits"
+        if history.never_served(fleet, now) and not _has_offline(poll):
+            return 0, "no replica became ready within startupSeconds, and no work is left"
         # Starting pods have not reported yet, and silent ones may be busy.
         return replicas, f"no worker has reported, so replicas stay at {replicas}"
     ceiling = sum(max(1, min(w.slots, w.batch_ceiling)) for w in workers) / len(workers)
@@ -169,26 +194,55 @@ def _online(scaling: Scaling, replicas: int, ready: int, poll: PollResult) -> tu
     return wanted, because
 
 
-def _offline(scaling: Scaling, replicas: int, ready: int, poll: PollResult, *, is_starting: bool) -> tuple[int, str]:
-    queue = poll.queue
+def _offline(
+    scaling: Scaling, fleet: Fleet, poll: PollResult, history: History, now: float
+) -> Iterator[tuple[int, str]]:
+    """Yield the replicas that offline work needs, for each reason."""
+    queue, replicas = poll.queue, fleet.replicas
     assert queue is not None, "only fresh polls have a need"
     depth, at_risk = queue.claimable_depth, queue.claimable_at_risk
     if replicas == 0 and depth > 0:
-        return 1, f"{counted(depth, 'item waits', 'items wait')} and there is no replica"
-    needs = []
+        yield 1, f"{counted(depth, 'item waits', 'items wait')} and there is no replica"
+        return
     if at_risk > 0:
         late = counted(at_risk, "job would miss its deadline", "jobs would miss their deadline")
         because = f"{late} at the present rate"
-        if is_starting:
-            because += f"; no replica is added before all are ready, and {ready} of {replicas} are"
-        needs.append((replicas if is_starting else replicas + 1, because))
-    if scaling.offline_max_replicas and depth > 0:
-        slots = max([1, *(worker.slots for worker in poll.workers)])
-        wanted = min(scaling.offline_max_replicas, math.ceil(depth / slots))
-        because = f"{counted(depth, 'item waits', 'items wait')}; a replica has {counted(slots, 'slot')}"
-        needs.append((wanted, f"{because}, offlineMaxReplicas is {scaling.offline_max_replicas}"))
-    needs.append((1, "offline work is left") if _has_offline(poll) else (0, "no work"))
-    return max(needs, key=lambda pair: pair[0])
+        is_starting = history.is_starting(fleet, now)
+        if fleet.lacks_node:
+            because += "; no replica is added while a pod finds no node"
+        elif is_starting:
+            because += f"; no replica is added before all are ready, and {fleet.ready} of {replicas} are"
+        yield (replicas if fleet.lacks_node or is_starting else replicas + 1), because
+    elif poll.unneeded is not None and fleet.ready > poll.unneeded:
+        yield fleet.ready - poll.unneeded, "with fewer replicas, a job would miss its deadline at the present rate"
+    if scaling.offline_max_replicas:
+        yield from _for_items(scaling.offline_max_replicas, fleet, poll, depth)
+    yield (1, "offline work is left") if _has_offline(poll) else (0, "no work")
+
+
+def _for_items(most: int, fleet: Fleet, poll: PollResult, depth: int) -> Iterator[tuple[int, str]]:
+    """Yield the replicas for items: those for the waiting ones, and those that are there for the running ones, too."""
+    workers = _working(poll)
+    slots = max((_offline_slots(worker) for worker in workers), default=fleet.slots)
+    if slots is None:
+        return  # from zero, nothing shows yet how many items one replica takes
+    loads = (worker.offline.running + worker.offline.parked + worker.offline.waiting for worker in workers)
+    running = sum(min(load, slots) for load in loads)
+    # A worker may hold more than it has slots for, and no other replica would get that.
+    wanted = max(math.ceil(depth / slots), min(fleet.replicas, math.ceil((depth + running) / slots)))
+    found = f"{counted(depth, 'item waits', 'items wait')}, {counted(running, 'request runs', 'requests run')}"
+    because = f"{found}; a replica has {counted(slots, 'slot')}, offlineMaxReplicas is {most}"
+    if fleet.lacks_node and wanted > fleet.replicas:
+        wanted, because = fleet.replicas, f"{because}; no replica is added while a pod finds no node"
+    yield min(most, wanted), because
+
+
+def _offline_slots(worker: WorkerStatus) -> int:
+    return max(1, worker.slots if worker.offline_most is None else min(worker.slots, worker.offline_most))
+
+
+def _working(poll: PollResult) -> list[WorkerStatus]:
+    return [worker for worker in poll.workers if not worker.is_draining]
 
 
 def _has_offline(poll: PollResult) -> bool:

@@ -28,7 +28,7 @@ from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.poll_result import PollResult
 from ballast_operator.resource_type import ConditionInput
-from ballast_operator.scaling import History, scale
+from ballast_operator.scaling import Fleet, History, scale
 from ballast_policy.snapshot import PolicyConfig
 from ballast_queue.job import RequestCounts
 from ballast_queue.status import ClassLoad, QueueStats
@@ -90,7 +90,7 @@ def decided(spec: dict[str, Any]) -> list[int]:
     scaling = Scaling.model_validate(spec)
     replicas, history, decisions = 1, History(), []
     for now, poll in polls():
-        decision = scale(scaling, replicas=replicas, ready=min(replicas, 1), poll=poll, now=now, history=history)
+        decision = scale(scaling, Fleet(replicas, min(replicas, 1)), poll=poll, now=now, history=history)
         replicas, history = decision.replicas, decision.history
         decisions.append(replicas)
     return decisions

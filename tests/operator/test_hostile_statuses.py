@@ -16,8 +16,10 @@ from ballast_operator.kinds import DEPLOYMENT, Key
 from ballast_operator.plan import ClusterSnapshot
 from ballast_operator.poll_result import PollResult
 from ballast_operator.resource_type import ConditionInput
-from ballast_operator.scaling import History, scale
+from ballast_operator.scaling import Fleet, History, scale
+from ballast_operator.unneeded_workers import unneeded_workers
 from ballast_queue.errors import UnreadableValue
+from ballast_queue.job import Job, JobState, RequestCounts
 from ballast_queue.records import stats_of
 from ballast_queue.status import WorkerStatus
 
@@ -41,6 +43,10 @@ DEPLOYED = {
     "spec": {"replicas": 3, "template": {"metadata": {}}},
 }
 SNAPSHOT = ClusterSnapshot("u", {Key(DEPLOYMENT, "ns", "llm"): DEPLOYED}, (POD,))
+JOB = Job(
+    id="j", tenant="t", state=JobState.IN_PROGRESS, created=0, deadline=1000, output_left=9,
+    counts=RequestCounts(waiting=9),
+)  # fmt: skip
 LOAD = ("running", "parked", "waiting", "reserved", "borrowed")
 numbers = st.sampled_from([0, 1, 8, -1, -(10**18), 10**9, 2**31, 2**63, 10**400])
 rates = st.sampled_from([0.0, -1.0, 1e308, float("inf"), float("nan")])
@@ -59,6 +65,9 @@ statuses = st.fixed_dictionaries(
         "online": loads,
         "offline": loads,
         "offline_reserved": numbers,
+        "offline_most": numbers,
+        "offline_items_per_second": rates,
+        "offline_tokens_per_second": rates,
         "can_claim": st.booleans(),
         "slo": st.fixed_dictionaries(dict.fromkeys(("ttft_judged", "ttft_met", "tpot_judged", "tpot_met"), numbers)),
         "reservation": st.fixed_dictionaries(
@@ -82,6 +91,7 @@ FIGURES = b"waiting", b"leased", b"dead", b"at_risk", b"unclaimable", b"unclaima
 @example(PLAIN | {"address": "http://["}, [1] * len(FIGURES))
 @example(PLAIN | {"address": "http://10.0.0.1:x"}, [1] * len(FIGURES))
 @example(PLAIN | {"slots": 0}, [1] * len(FIGURES))
+@example(PLAIN | {"offline_tokens_per_second": float("inf")}, [1] * len(FIGURES))
 @example(PLAIN | {"online": {"running": 10**400}}, [1] * len(FIGURES))
 @example(PLAIN | {"online": {"running": 2**31}, "offline": {"reserved": -1}}, [10**400] * len(FIGURES))
 def test_no_status_and_no_figure_of_a_queue_stops_the_operator(status: dict[str, Any], figures: list[int]) -> None:
@@ -99,12 +109,13 @@ def test_no_status_and_no_figure_of_a_queue_stops_the_operator(status: dict[str,
     plan = RESOURCE_TYPE.plan(RESOURCE, SNAPSHOT, CONTEXT, poll)
     scaling = RESOURCE_TYPE.scaling(RESOURCE)
     assert scaling is not None
-    decision = scale(scaling, replicas=1, ready=1, poll=poll, now=100.0, history=History())
+    decision = scale(scaling, Fleet(1, 1), poll=poll, now=100.0, history=History())
     made = ConditionInput(RESOURCE, SNAPSHOT, plan, poll, 100.0, None)
     values = RESOURCE_TYPE.conditions(made)
     reported = RESOURCE_TYPE.status(made, (), None)
 
     assert 1 <= decision.replicas <= 9
+    assert 0 <= unneeded_workers([JOB], workers * 3, 100.0) <= 3
     assert all(-(2**31) <= int(step.annotations[DELETION_COST]) < 2**31 for step in plan.costs)
     slots = getattr(reported, "slots", None)
     assert slots is None or (0 <= slots.online < 2**63 and 0 <= slots.offline < 2**63)

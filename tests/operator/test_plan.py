@@ -167,7 +167,8 @@ def test_a_running_pod_is_told_of_a_hot_change_and_a_new_pod_is_not() -> None:
 
 def test_before_replicas_leave_the_least_loaded_is_marked() -> None:
     first = plan(make_resource(1, replicas=3), EMPTY, CONTEXT)
-    pods = tuple(make_pod(f"p{i}", first.version, ip=f"10.0.0.{i}") for i in range(3))
+    pods = tuple(make_pod(f"p{i}", first.version, ip=f"10.0.0.{i}") for i in range(4))
+    pods[3]["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
     there = after(first, ClusterSnapshot("u-1", pods=pods))
     workers = tuple(make_worker(f"10.0.0.{i}", online=i) for i in range(2))
     load = PollResult(0, workers=workers)
@@ -179,6 +180,7 @@ def test_before_replicas_leave_the_least_loaded_is_marked() -> None:
         "p0": "0",
         "p1": "1000",
         "p2": "-1",
+        "p3": str(2**31 - 1),
     }
 
 

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -237,13 +238,15 @@ def test_a_former_queue_without_a_right_on_it_is_over_and_the_others_are_polled(
     rules = [*worker_rules(present), *(rule for rule in worker_rules(other) if rule.startswith("~"))]
     for name in names:
         left = Queue.connect(valkey.url, name)
-        left.submissions.submit([make_line(0)], tenant="default")
+        left.submissions.submit([make_line(0)], tenant="default", deadline=time.time() + 3600)
+        for number in range(3):
+            left.workers.publish(make_status(f"w{number}", offline_items_per_second=1.0), 60)
         left.close()
     with redis.Redis.from_url(valkey.url) as admin:
         admin.execute_command("ACL", "SETUSER", user, "reset", "on", f">{password}", *rules)
         try:
             secret = Redis("secret", "url", None, None)
-            source = QueueSource(secret, present, "honest/llm", former=(forbidden, other))
+            source = QueueSource(secret, present, "honest/llm", former=(forbidden, other), is_scaled=True)
             result = asyncio.run(poll_as(valkey.url.replace("://", f"://{user}:{password}@"), source))
         finally:
             admin.execute_command("ACL", "DELUSER", user)
@@ -251,6 +254,7 @@ def test_a_former_queue_without_a_right_on_it_is_over_and_the_others_are_polled(
     assert result.problem is None
     assert result.queue is not None
     assert result.queue.depth == 1
+    assert result.unneeded == 2, "one of three workers completes the job in time"
     assert [(found.name, found.num_unfinished, found.is_over) for found in result.former] == [
         (forbidden, None, True),
         (other, 1, False),

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+from math import ceil
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_objects import make_status
 
 from ballast_api.conditions import ConditionReason
 from ballast_api.inference_deployment import Scaling
+from ballast_operator.kinds import Body
 from ballast_operator.poll_result import PollResult, Problem
-from ballast_operator.scaling import Decision, History, scale
-from ballast_queue.job import RequestCounts
+from ballast_operator.scaling import Decision, Fleet, History, scale
+from ballast_operator.unneeded_workers import unneeded_workers
+from ballast_queue.job import Job, Outlook, RequestCounts
 from ballast_queue.status import ClassLoad, QueueStats, WorkerStatus
+from ballast_worker.forecast import Forecast
 
 
 def make_worker(number: int = 0, *, running: int = 0, waiting: int = 0, **more: Any) -> WorkerStatus:
@@ -52,19 +58,18 @@ class Run:
         return self.take(make_poll(self.now + seconds, *workers, **queue), seconds=seconds)
 
     def take(
-        self, poll: PollResult | None, *, seconds: float = 10.0, ready: int | None = None, startup: float = 600.0
+        self,
+        poll: PollResult | None,
+        *,
+        seconds: float = 10.0,
+        ready: int | None = None,
+        startup: float = 600.0,
+        **fleet: Any,
     ) -> Decision:
         self.now += seconds
         ready = self.replicas if ready is None else ready
-        decision = scale(
-            self.scaling,
-            replicas=self.replicas,
-            ready=ready,
-            poll=poll,
-            now=self.now,
-            history=self.history,
-            startup_seconds=startup,
-        )
+        now = Fleet(self.replicas, ready, startup_seconds=startup, **fleet)
+        decision = scale(self.scaling, now, poll=poll, now=self.now, history=self.history)
         self.history, self.replicas = decision.history, decision.replicas
         self.seen.append(decision.replicas)
         return decision
@@ -266,3 +271,169 @@ def test_replicas_never_flap(loads: list[int], up: int, down: int, least: int, m
                 assert min(recent) >= decision.replicas
             else:
                 assert max(recent) <= decision.replicas
+
+
+def test_the_first_replica_shows_how_many_items_one_takes_unless_the_spec_does() -> None:
+    unknown, known = (Run(replicas=0, min_replicas=0, scale_up_seconds=0, offline_max_replicas=4) for _ in range(2))
+    found = [
+        [run.take(make_poll(run.now + 10, depth=40), ready=0, slots=slots).replicas for _ in range(3)]
+        for run, slots in ((unknown, None), (known, 16))
+    ]
+
+    assert found == [[1, 1, 1], [1, 3, 3]]
+    assert unknown.take(make_poll(40, make_worker(), depth=40), ready=1).replicas == 3
+
+
+def test_offline_work_adds_no_replica_while_a_pod_finds_no_node() -> None:
+    def found(running: int = 0, **queue: int) -> list[int]:
+        poll = make_poll(10, make_worker(running=running), **queue)
+        runs = [Run(replicas=2, scale_up_seconds=0, offline_max_replicas=8) for _ in range(2)]
+        return [run.take(poll, ready=1, startup=0, lacks_node=lacks).replicas for lacks, run in enumerate(runs)]
+
+    assert found(depth=10_000) == [8, 2]
+    assert found(depth=10, at_risk=1) == [3, 2]
+    assert found(running=90) == [11, 11], "online requests do"
+
+
+def test_replicas_of_which_none_ever_served_leave_with_their_work() -> None:
+    def left(*, served: bool) -> int:
+        run = Run(replicas=4, min_replicas=0, scale_down_seconds=60, idle_seconds=60)
+        run.poll(0, depth=9) if served else run.take(make_poll(10, depth=9), ready=0, startup=300)
+        waiting = [run.take(make_poll(run.now + 10, depth=9), ready=0, startup=300).replicas for _ in range(60)]
+        assert waiting == [4] * 60
+        return [run.take(make_poll(run.now + 10), ready=0, startup=300).replicas for _ in range(60)][-1]
+
+    assert left(served=False) == 0
+    assert left(served=True) == 4, "they may be full and silent"
+
+
+def test_a_pod_that_ended_counts_no_worker_twice() -> None:
+    def pod(name: str, phase: str, created: str) -> Body:
+        metadata = {"name": name, "creationTimestamp": f"2026-01-0{created}T00:00:00Z"}
+        return {"metadata": metadata, "status": {"phase": phase, "podIP": "10.0.0.1"}}
+
+    pods = (pod("new", "Running", "2"), pod("evicted", "Failed", "3"), pod("lost", "Running", "1"))
+    poll = make_poll(0, make_worker(1), make_worker(9)).only_workers_in(pods)
+
+    assert [worker.worker_id for worker in poll.workers] == ["w-1"]
+    assert set(poll.by_pod(pods)) == {"new"}
+
+
+def make_job(items: int, deadline: float | None, **more: Any) -> Job:
+    counts = RequestCounts(total=items, waiting=items)
+    return Job(
+        **{"id": "j", "tenant": "t", "state": "in_progress", "created": 0, "deadline": deadline, "counts": counts}
+        | more
+    )
+
+
+UNNEEDED: dict[str, tuple[list[Job], float, int]] = {
+    "no deadline": ([make_job(10**6, None)], 1, 3),
+    "one worker is enough": ([make_job(900, 1000)], 1, 2),
+    "two workers are enough": ([make_job(900, 1000), make_job(1000, 1000, id="k")], 1, 1),
+    "it needs all of them": ([make_job(2500, 1000)], 1, 0),
+    "it is at risk with all of them": ([make_job(2500, 1000), make_job(9000, 1000, id="k", outlook="no")], 1, 0),
+    "only a paused job has a deadline": ([make_job(2500, 1000, state="paused")], 1, 3),
+    "no rate is known, and items wait": ([make_job(9, 1000)], 0, 0),
+    "no rate is known, and all items run": ([make_job(9, 1000, counts=RequestCounts(total=9, leased=9))], 0, 3),
+}
+
+
+@pytest.mark.parametrize("case", UNNEEDED)
+def test_workers_without_which_no_job_is_late_are_not_needed(case: str) -> None:
+    jobs, rate, expected = UNNEEDED[case]
+    workers = [make_worker(i, offline_items_per_second=rate) for i in range(3)]
+
+    assert unneeded_workers(jobs, [*workers, make_worker(9, is_draining=True)], 0.0) == expected
+
+
+class Cluster(Run):
+    """A queue and replicas that start slowly, in simulated time. A replica that leaves gives its items back."""
+
+    def __init__(self, startup: float, *, items: int = 0, seconds: float = 0.0, **scaling: Any) -> None:
+        super().__init__(**scaling)
+        self.startup = startup
+        self.left = [seconds] * items
+        """Seconds in a slot that each item still needs."""
+        self.held: dict[float, list[int]] = {}
+        """The items that each replica runs. A replica is named after its start."""
+        self.lost = 0
+        """Items that found no free slot after their replica left."""
+
+    @property
+    def working(self) -> list[float]:
+        return [name for name in self.held if self.now - name >= self.startup]
+
+    @property
+    def waiting(self) -> list[int]:
+        held = {item for items in self.held.values() for item in items}
+        return [item for item, left in enumerate(self.left) if left > 0 and item not in held]
+
+    def step(self, **queue: int) -> None:
+        for name in self.working:
+            self.left = [left - 10 * (item in self.held[name]) for item, left in enumerate(self.left)]
+            self.held[name] = [item for item in self.held[name] if self.left[item] > 0]
+            self.held[name] += self.waiting[: 16 - len(self.held[name])]
+        workers = [
+            make_worker(i, offline=ClassLoad(running=len(self.held[name]))) for i, name in enumerate(self.working)
+        ]
+        depth, leased = len(self.waiting), sum(map(len, self.held.values()))
+        poll = make_poll(self.now + 10, *workers, **{"depth": depth, "leased": leased} | queue)
+        self.take(poll, ready=len(workers), startup=1800)
+        for number in range(len(self.held), self.replicas):
+            self.held[self.now + number / 1000] = []
+        # As the deletion costs ask: those that are not ready, then those with the least load.
+        for name in sorted(self.held, key=lambda name: (name in self.working, len(self.held[name])))[: -self.replicas]:
+            del self.held[name]
+        self.lost += max(0, len(self.waiting) - depth - sum(16 - len(self.held[name]) for name in self.working))
+
+    @property
+    def changes(self) -> int:
+        return sum(before != after for before, after in pairwise(self.seen))
+
+
+@settings(max_examples=20)
+@given(
+    st.integers(1, 150), st.sampled_from([20.0, 300.0, 1200.0, 3600.0]), st.sampled_from([0.0, 60.0, 900.0]),
+    st.integers(0, 1),
+)  # fmt: skip
+def test_replicas_follow_a_batch_of_items_up_and_down_once(items: int, each: float, startup: float, least: int) -> None:
+    """From zero, no more replicas than the items fill. No item loses its slot, and no replica starts twice."""
+    run = Cluster(
+        startup, items=items, seconds=each, replicas=least, min_replicas=least, offline_max_replicas=4, idle_seconds=600
+    )
+    if least:
+        run.held[-startup] = []
+    while any(left > 0 for left in run.left):
+        run.step()
+        assert run.now < 150 * (each + startup + 60), "no progress"
+    for _ in range(150):
+        run.step()
+
+    assert run.lost == 0
+    assert max(run.seen) <= max(1, min(4, ceil(items / 16)))
+    assert run.replicas == least
+    assert run.changes <= 3 + 4, "up from zero to one and to all, and down one by one"
+
+
+@settings(max_examples=12)
+@given(st.floats(0.1, 5.0), st.sampled_from([30.0, 600.0, 1200.0]))
+def test_a_deadline_brings_replicas_in_time_and_keeps_them_while_they_are_needed(needed: float, startup: float) -> None:
+    """A job needs that many replicas for four hours, and work without a deadline waits behind it for ever."""
+    run, starts, left, end = Run(), [-startup], needed * 4 * 3600, 4 * 3600.0
+    while run.now < end + 1800:
+        ready = sum(run.now - start >= startup for start in starts)
+        left = max(0.0, left - 30 * ready) if run.now < end else left
+        workers = [make_worker(i, offline_items_per_second=1.0) for i in range(ready)]
+        jobs = [make_job(items=ceil(left), deadline=end)] if left else []
+        forecast = Forecast(jobs, workers, run.now + 30, {})
+        is_late = any(forecast.of(job)[0] is not Outlook.YES for job in jobs)
+        poll = make_poll(run.now + 30, *workers, depth=10_000, leased=16, at_risk=is_late)
+        unneeded = None if is_late else unneeded_workers(jobs, workers, run.now + 30)
+        run.take(replace(poll, unneeded=unneeded), seconds=30, ready=ready, startup=1800)
+        starts = [*starts[: run.replicas], *[run.now] * (run.replicas - len(starts))]
+
+    changes = sum(before != after for before, after in pairwise(run.seen))
+    assert left == 0
+    assert run.replicas == 1, "no deadline holds the replicas any more"
+    assert changes <= 2 * max(run.seen), "no replica comes twice"
