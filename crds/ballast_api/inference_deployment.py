@@ -109,7 +109,9 @@ class ServedModel(Model):
     has a directory of its own, which the kubelet creates with the same mode. The user of the image (65532 in Ballast's
     own) needs write access to it, e.g. by mode 1777. Namespaces with Pod Security level baseline or restricted forbid
     `cachePath`: use `cache` there. The directory keeps each version that was fetched, in a directory of its own: delete
-    those that no pod uses. Without `cachePath` and `cache`, each pod fetches the model to an emptyDir."""
+    those that no pod uses. Without `cachePath` and `cache`, each pod fetches the model to an emptyDir. A fetch to the
+    disk of the node leaves 15 % of it free, below which the kubelet evicts pods by default. The variable
+    `BALLAST_KEEP_FREE_PERCENT` in `template.env` changes the share."""
     cache: ModelCache | None = None
     size_limit_gibibytes: int | None = Field(default=None, ge=1, le=1_048_576)
     """Size limit of the emptyDir that holds a fetched model. Kubernetes evicts a pod that exceeds it. By default only

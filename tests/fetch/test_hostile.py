@@ -137,6 +137,33 @@ def test_a_full_disk_is_reported_and_keeps_the_parts(tmp_path: Path, monkeypatch
         download(Endless(10), tmp_path / "v2", is_shared=True)
 
 
+KEPT_FREE = {
+    "the disk of a node": ({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, True, True),
+    "a volume of its own": ({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, False, False),
+    "a laptop": ({}, True, False),
+    "a node that evicts later": (
+        {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "BALLAST_KEEP_FREE_PERCENT": "5"}, True, False,
+    ),
+    "a laptop that shall keep more free": ({"BALLAST_KEEP_FREE_PERCENT": "11"}, True, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", KEPT_FREE)
+def test_a_disk_keeps_the_share_free_below_which_a_node_evicts_pods(
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    """The model has 2 MB, and 12 of 100 are free."""
+    variables, is_beside_tmp, is_refused = KEPT_FREE[case]
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=12_000_000, total=100_000_000))
+    monkeypatch.setattr(store, "gettempdir", lambda: str(tmp_path) if is_beside_tmp else "/proc")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found = fetch(FROM_HUB, tmp_path / "model")
+
+    assert found == int(is_refused)
+    assert (" MB must stay free (--keep-free-percent), but the model needs" in capsys.readouterr().err) is is_refused
+
+
 def test_the_error_of_a_source_that_never_answers_is_its_own(tmp_path: Path) -> None:
     gone, began = Unavailable("gone away"), time.monotonic()
     with pytest.raises(Unavailable, match="gone away"):

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import gettempdir
 from threading import Event, Lock
 from typing import IO
 
@@ -31,6 +32,8 @@ _PART = ".part"
 _NUM_THREADS = 4
 _MOST_FAILURES = 5
 """Times in a row that a broken stream is resumed without a byte that is kept."""
+NODE_PERCENT = 15.0
+"""With less free than this, a kubelet with default settings removes images, and then evicts pods."""
 _PAUSE_SECONDS = 1.0
 """Pause after the first of them. It doubles with each."""
 
@@ -80,11 +83,13 @@ def download(
     notify: Notify,
     advance: Advance,
     max_bytes: int | None = None,
+    keep_free_percent: float | None = None,
     is_verified: bool = False,
     is_shared: bool = False,
 ) -> bool:
     """Download the missing and the changed files to a directory. Return False if it was complete already.
 
+    `keep_free_percent` of the disk stay free: by default `NODE_PERCENT` on a node of Kubernetes, and nothing elsewhere.
     `is_verified` compares the checksums of files that look unchanged, too. `is_shared` is for a directory in a cache
     that others can write to: the directory itself must not be a symbolic link.
 
@@ -111,7 +116,8 @@ def download(
         missing = [file for file in model.files if file.name not in kept]
         outdated = {file.name for file in missing} | (before.files.keys() - {file.name for file in model.files})
         present = sum(each.size for each in kept.values())
-        limit = _limit(directory, missing, outdated, present, max_bytes=max_bytes, advice=advice)
+        kept_free = _kept_free(directory.path, keep_free_percent)
+        limit = _limit(directory, missing, outdated, present, max_bytes=max_bytes, kept_free=kept_free, advice=advice)
         counter = _Counter(present, advance, limit=limit)
         if not is_resumed:
             outdated |= {f"{file.name}{_PART}" for file in missing if not file.digest}
@@ -230,8 +236,24 @@ class _Counter:
             raise CliError("Stopped.")
 
 
+def _kept_free(path: Path, percent: float | None) -> int:
+    """Return the bytes of the disk that stay free."""
+    if percent is None:
+        # In a pod, the temporary directory is on the disk of the node. A volume claim has a disk of its own.
+        is_of_node = "KUBERNETES_SERVICE_HOST" in os.environ and path.stat().st_dev == Path(gettempdir()).stat().st_dev
+        percent = NODE_PERCENT if is_of_node else 0
+    return int(shutil.disk_usage(path).total * percent / 100) if percent else 0
+
+
 def _limit(
-    directory: Directory, missing: list[File], outdated: set[str], present: int, *, max_bytes: int | None, advice: str
+    directory: Directory,
+    missing: list[File],
+    outdated: set[str],
+    present: int,
+    *,
+    max_bytes: int | None,
+    kept_free: int,
+    advice: str,
 ) -> int:
     """Return the most bytes that the directory may hold after the outdated files are removed.
 
@@ -241,12 +263,13 @@ def _limit(
     parts = sum(directory.size(f"{file.name}{_PART}") for file in missing)
     needed = sum(file.size or 0 for file in missing) - parts
     free = shutil.disk_usage(directory.path).free + sum(map(directory.size, outdated))
-    if needed > free:
+    if needed > free - kept_free:
+        stays = f", of which {_size(kept_free)} must stay free (--keep-free-percent)" if kept_free else ""
         raise CliError(
-            f"{directory.path} has {_size(free)} free, but the model needs {_size(needed)} more. {advice} "
+            f"{directory.path} has {_size(free)} free{stays}, but the model needs {_size(needed)} more. {advice} "
             "Downloaded parts are kept."
         )
-    most = present + parts + free
+    most = present + parts + free - kept_free
     return most if max_bytes is None else min(most, max_bytes)
 
 

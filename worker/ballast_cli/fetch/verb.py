@@ -53,6 +53,18 @@ MaxGigabytes = Annotated[
     float | None,
     typer.Option(min=0, help="Refuse a larger model. By default, the free disk is the limit.", show_default=False),
 ]
+KeepFree = Annotated[
+    float | None,
+    typer.Option(
+        "--keep-free-percent",
+        envvar="BALLAST_KEEP_FREE_PERCENT",
+        min=0,
+        max=100,
+        help="Share of the disk that must stay free. By default 15 on the disk of a Kubernetes node, which evicts pods "
+        "below that, and 0 elsewhere.",
+        show_default=False,
+    ),
+]
 Claims = Annotated[
     Path, typer.Option("--claims", envvar="BALLAST_CLAIMS", help="Directory where the claims of pvc:// are mounted.")
 ]
@@ -68,6 +80,7 @@ def fetch(
     is_adapter: Adapter = False,
     is_verified: Verify = False,
     max_gigabytes: MaxGigabytes = None,
+    keep_free_percent: KeepFree = None,
     claims: Claims = CLAIMS,
 ) -> None:
     """Download a model to DIR and verify it.
@@ -90,7 +103,9 @@ def fetch(
         return
     directory = directory.absolute()
     max_bytes = None if max_gigabytes is None else int(max_gigabytes * 1e9)
-    options = FetchOptions(is_anonymous=is_anonymous, is_verified=is_verified, max_bytes=max_bytes)
+    options = FetchOptions(
+        is_anonymous=is_anonymous, is_verified=is_verified, max_bytes=max_bytes, keep_free_percent=keep_free_percent
+    )
     found = fetch_model(location, directory, cache, options)
     if cache:
         link(directory, found)
@@ -114,6 +129,7 @@ class FetchOptions:
     is_anonymous: bool = False
     is_verified: bool = False
     max_bytes: int | None = None
+    keep_free_percent: float | None = None
 
 
 def fetch_model(
@@ -148,6 +164,7 @@ def fetch_model(
             notify=say,
             advance=lambda count: advance(round(count / 1e6)),
             max_bytes=options.max_bytes,
+            keep_free_percent=options.keep_free_percent,
             is_verified=options.is_verified,
             is_shared=is_shared,
         )
