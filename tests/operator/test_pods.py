@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from control_plane import ControlPlane
 
 from ballast_api.inference_deployment import InferenceDeployment
@@ -18,6 +20,7 @@ from ballast_operator.named_secrets import named_secrets
 from ballast_operator.plan import ClusterSnapshot
 
 FETCHED = "hf://a/b"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "gpu-cluster.md"
 TEMPLATE = {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "50Gi"}}}}
 SHARED: dict[str, Any] = {"uri": FETCHED, "cache": {"persistentVolumeClaim": {"claimName": "models"}}}
 PER_POD: dict[str, Any] = {"uri": FETCHED, "cache": {"volumeClaimTemplate": TEMPLATE}}
@@ -150,6 +153,17 @@ def test_pods_spread_over_nodes_unless_the_template_has_constraints() -> None:
     assert spread["labelSelector"]["matchLabels"]["app.kubernetes.io/instance"] == "llm"
     assert pod(template={"topologySpreadConstraints": [zones]})["topologySpreadConstraints"] == [zones]
     assert "topologySpreadConstraints" not in pod(template={"topologySpreadConstraints": []})
+
+
+def test_pods_have_the_annotations_for_a_node_autoscaler_that_the_page_names() -> None:
+    section = PAGE.read_text().partition("## With a node autoscaler")[2]
+    documented = yaml.safe_load(section.partition("```yaml")[2].partition("```")[0])["spec"]
+    manifest = {"metadata": {"name": "llm"}, "spec": {"model": {"uri": FETCHED}} | documented}
+    made = deployment(InferenceDeployment.read(manifest, "test"), "v", image="worker:1", own_keys=frozenset())["spec"]
+
+    assert len(documented["template"]["annotations"]) == 2
+    assert documented["template"]["annotations"].items() <= made["template"]["metadata"]["annotations"].items()
+    assert "topologySpreadConstraints" not in made["template"]["spec"]
 
 
 def taint(key: str) -> dict[str, str]:
