@@ -26,10 +26,7 @@ def grow(step: StepDraft) -> int:
 
 
 def reclaim_from_offline(step: StepDraft, growing: Collection[Request], beside: int = 0) -> None:
-    """Preempt offline requests, except the first, until `growing` and `beside` others find a block each.
-
-    KV beyond the reservation goes first.
-    """
+    """Preempt offline requests, never the first, until `growing` and `beside` others find a block each."""
     first = step.coverage.running[:1]
     missing = step.blocks.missing(len(growing) + beside)
     if not step.reclaim([r for r in step.coverage.reclaimable if r not in first], missing, growing):

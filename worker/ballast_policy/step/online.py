@@ -218,10 +218,7 @@ class _Service:
         return step.reclaim(lent, missing) or (bool(lower) and step.reclaim(lent + lower, missing))
 
     def _fits_at_peak(self, request: Request, whole: int) -> bool:
-        """Return whether online answers of the usual length will find blocks beside this request.
-
-        KV that offline borrows or a lower priority holds counts as free.
-        """
+        """Return whether online answers of the usual length will find free or reclaimable KV beside this request."""
         step, blocks, online = self.step, self.step.blocks, self.step.online
         if ONLINE not in step.snapshot.expectation.outputs or not (online.started or online.residents):
             return True

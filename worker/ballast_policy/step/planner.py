@@ -1,14 +1,6 @@
-"""Plan the next step: each phase takes what the phases before it leave.
+"""Plan the next step: each phase takes what the phases before it leave. An idle engine may wait for a batch.
 
-1. Running decodes grow. If KV blocks are short, offline gives up KV beyond its reservation, then the last online one.
-2. The reservation of offline is filled: free slots, KV blocks, and `ceil(share * chunk)` prefill tokens. Reserved
-   slots that online uses return when online requests finish: no answer is interrupted for the reservation.
-3. Online prefill continues, then online requests are resumed and admitted. They reclaim lent slots and lent KV.
-4. The rest is lent to offline while the predicted time fits the budget: decodes first, then prefill, then admissions.
-   Requests that do not fit are parked.
-
-A running request keeps its slot against requests of its own priority. A free slot goes to the first request in order,
-parked or waiting. A request of a higher priority takes the slot of the lowest. An idle engine may wait for a batch.
+`docs/explanation/how-slots-are-shared-details.md` describes the phases, and which request keeps its slot.
 """
 
 from __future__ import annotations
