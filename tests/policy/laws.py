@@ -155,7 +155,7 @@ def _lacks_more_than_a_slot(after: After, first: Request) -> bool:
     if left(first) > 1 and _decodes_cannot_wait(after, first):
         return True
     private = [r.num_private_blocks for r in snapshot.residents if r.request_class is OFFLINE]
-    lent = max(0, sum(private) - after.reserved_blocks - max(private, default=0))
+    lent = max(0, sum(private) + _shared_by_offline(after) - after.reserved_blocks - max(private, default=0))
     # Offline may give up blocks of its reservation for its own growth. Online finds them in the next step.
     lent -= sum(r.num_private_blocks for r in plan.preempt if r.request_class is OFFLINE)
     unfinished = [r for r in after.holders if left(r) > 1]
@@ -166,6 +166,21 @@ def _lacks_more_than_a_slot(after: After, first: Request) -> bool:
     beside += len(after.offline) + _growth(after, [*after.online, first])
     shared = sum(r.num_cached for r in [first, *plan.admit]) // after.config.block_tokens
     return after.free + lent < blocks(after, first.num_tokens) + beside + shared
+
+
+def _shared_by_offline(after: After) -> int:
+    """Blocks of prefixes that only offline beyond its reservation shares. If the plan unties them, they come next."""
+    snapshot, shared = after.snapshot, Counter[int | None]()
+    if any(r.num_blocks > r.num_private_blocks for r in after.plan.preempt):
+        return 0
+    kept = [r.num_cached // after.config.block_tokens for r in snapshot.waiting if r in after.plan.admit]
+    for request in snapshot.residents:
+        number = request.num_blocks - request.num_private_blocks
+        if request.request_class is OFFLINE and request.num_blocks > after.reserved_blocks:
+            shared[request.prefix_key] = max(shared[request.prefix_key], number)
+        else:
+            kept.append(number)
+    return sum(max(0, number - max(kept, default=0)) for number in shared.values())
 
 
 def _growth(after: After, requests: list[Request]) -> int:
