@@ -124,6 +124,12 @@ def caps_hold(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     held = Counter(r.tenant for r in after.offline)
     for tenant, share in config.tenants.items():
         assert share.max_slots is None or held[tenant] <= share.max_slots, f"{tenant} holds more slots than its cap"
+        before = [r for r in snapshot.residents if r.request_class is OFFLINE and r.tenant == tenant]
+        was_lowered = sum(r.phase is Phase.RUNNING for r in before) > (
+            inf if share.max_slots is None else share.max_slots
+        )
+        kept = sum(r not in plan.preempt for r in before)
+        assert not was_lowered or kept <= share.max_slots, f"{tenant} keeps KV of requests above its lowered cap"
 
 
 def g1_online_comes_first(snapshot: EngineSnapshot, plan: StepPlan) -> None:

@@ -13,7 +13,7 @@ from ballast_policy.snapshot import EngineSnapshot
 from ballast_policy.step.budget import idle_budget, step_budget
 from ballast_policy.step.decode_growth import grow
 from ballast_policy.step.draft import StepDraft
-from ballast_policy.step.lending import lend, park_above_caps
+from ballast_policy.step.lending import lend, preempt_above_caps
 from ballast_policy.step.online import online_parts, online_step, serve_online
 from ballast_policy.step.reserved import fill_reservation
 from ballast_policy.step.suspension import suspendable_seconds
@@ -28,7 +28,7 @@ def plan(snapshot: EngineSnapshot) -> StepPlan:
     if snapshot.now < wait_until:
         return StepPlan(because=tuple(Because(r, Reason.BATCH_WINDOW) for r in snapshot.waiting), wait_until=wait_until)
     step = StepDraft(snapshot)
-    park_above_caps(step)
+    preempt_above_caps(step)
     growth_blocks = grow(step)
     reserved = fill_reservation(step)
     reserved, late = serve_online(step, reserved)
