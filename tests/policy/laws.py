@@ -541,7 +541,7 @@ def the_reservation_is_what_residents_and_backlog_say(host: Host, dispatch: Disp
     most = max(1, floor(config.offline_max_share * slots + 1e-9)) if config.offline_max_share else 0
     reserved = max(0, min(ceil(share * min(slots, host.ceiling or slots) - 1e-9), slots - 1, most))
     num_blocks = max(0, min(ceil(share * config.num_blocks - 1e-9), config.num_blocks - 1))
-    chunk = ceil(share * config.chunk_tokens - 1e-9)
+    chunk = min(ceil(share * config.chunk_tokens - 1e-9), config.chunk_tokens - ceil(config.chunk_tokens / 8))
     assert (found.slots, found.blocks, found.chunk) == (reserved, num_blocks, chunk)
     if dispatch.plan.wait_until > -inf:
         return  # an idle engine waits for a batch: as before
@@ -551,12 +551,14 @@ def the_reservation_is_what_residents_and_backlog_say(host: Host, dispatch: Disp
     caps = {tenant: share.max_slots for tenant, share in config.tenants.items() if share.max_slots is not None}
     entitled = sum(min(number, caps.get(tenant, number)) for tenant, number in demand.items())
     assert found.in_use == min(reserved, running)
-    is_met = running >= min(reserved, entitled)
-    if config.is_encoder and host.count(ONLINE):  # or it took the tokens, in this step or in advance
-        granted = sum(tokens for request, tokens in dispatch.plan.grants if request.request_class is OFFLINE)
-        assert found.is_met or not (is_met or granted >= chunk)
-    else:
-        assert found.is_met is is_met
+    granted = sum(
+        n for r, n in dispatch.plan.grants if r.request_class is OFFLINE and (config.is_encoder or left(r) > 1)
+    )
+    has_slots = running >= min(reserved, entitled)
+    assert found.is_met is (has_slots or found.is_met_by_tokens)
+    takes_turns = config.is_encoder and host.count(ONLINE) > 0  # it may have taken the tokens in advance
+    assert takes_turns or found.is_met_by_tokens is (not has_slots and granted >= chunk > 0)
+    assert found.is_met or not granted >= chunk > 0
 
 
 def most_ahead(slots: int, max_input: int, max_output: int, weight: float = 1.0) -> float:

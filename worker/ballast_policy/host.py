@@ -249,12 +249,12 @@ class Host:
         for request in waiting:
             if request.phase is WAITING:
                 request.steps_waited += 1
-        self.reservation = self.reservation.used_by(self.held[OFFLINE][RUNNING], self.num_entitled)
-        if self.config.is_encoder and self.count(ONLINE):
-            self._count_ahead(plan)
+        takes_turns = self.config.is_encoder and self.count(ONLINE)
+        num_prefill = self._count_ahead(plan) if takes_turns else plan.offline_prefill
+        self.reservation = self.reservation.used_by(self.held[OFFLINE][RUNNING], self.num_entitled, num_prefill)
 
-    def _count_ahead(self, plan: StepPlan) -> None:
-        """Count the tokens of offline beyond the reserved ones. In an encoder, its prompts may take a whole step."""
+    def _count_ahead(self, plan: StepPlan) -> int:
+        """Return the tokens of offline in this step and in advance: in an encoder, it may take a whole step."""
         online = sum([tokens for request, tokens in plan.grants if request.request_class is ONLINE])
         granted = sum([tokens for _, tokens in plan.grants]) - online
         spent = (because.request for because in plan.because if because.reason is Reason.CHUNK_SPENT)
@@ -262,9 +262,9 @@ class Host:
         if granted and stopped and (not online or stopped is self._stopped):  # it does not fit beside offline
             granted = max(granted, self.config.chunk_tokens - online)  # a prompt of one token takes none of the chunk
         self._stopped = stopped
-        ahead, found = self._num_ahead + granted - self.reservation.chunk, self.reservation
-        self.reservation = replace(found, is_met=found.is_met or ahead >= 0)
-        self._num_ahead = min(max(0, ahead), self.config.chunk_tokens)
+        num_prefill = self._num_ahead + granted
+        self._num_ahead = min(max(0, num_prefill - self.reservation.chunk), self.config.chunk_tokens)
+        return num_prefill
 
     def _carry_out(self, plan: StepPlan, kv: Kv, now: float) -> Dispatch:
         for request in plan.preempt:
@@ -394,8 +394,8 @@ class Host:
             self.ceiling = self.cost.batch_ceiling(
                 slots=config.slots, mean_context=self._mean_context, tpot=config.tpot, ttft=config.ttft, prompt=prompt
             )
-        sizes = self.config.reservation(self.ceiling)
-        self.reservation = replace(sizes, in_use=self.reservation.in_use, is_met=self.reservation.is_met)
+        size = self.config.reservation(self.ceiling)
+        self.reservation = replace(self.reservation, slots=size.slots, blocks=size.blocks, chunk=size.chunk)
 
     def imbalance(self) -> str:
         """Return the counts that disagree; empty if none do."""

@@ -89,7 +89,7 @@ def _limits(stats: EngineStats) -> Iterator[Metric]:
     yield gauge(
         "ballast_offline_reservation_met",
         "1 if offline used its reserved slots in the last step, or as many as its requests and caps allow, or the "
-        "reserved tokens of an encoder; else 0.",
+        "reserved prompt tokens; else 0.",
         (),
         [((), stats.reservation.is_met)],
     )
