@@ -39,7 +39,8 @@ Planner = Callable[[EngineSnapshot], StepPlan]
 NestedPlanner = Callable[[EngineSnapshot, Collection[Request], float], StepPlan]
 
 REFIT_STEPS = 32
-"""Steps between two fits of a trusted cost model; a quarter if it is not. A fit takes some hundred microseconds."""
+"""Steps between two fits of a trusted cost model; a quarter while it, or the cost of decodes, is not known. A fit takes
+some hundred microseconds."""
 CONTEXT_DRIFT = 0.05
 """Weight of a new step in the mean context of decodes. Twice of it changes nothing (bursts-40-32)."""
 MOST_IDLE = 1000
@@ -212,13 +213,16 @@ class Host:
         for request_class in RequestClass:
             for request in islice((r for r in waiting if r.request_class is request_class), HINTED):
                 kv.hint(request)
-        reserved, ahead = self.reservation, self._num_ahead
+        reserved, ahead, config = self.reservation, self._num_ahead, self.config
+        if not (self.cost.is_trusted or config.is_encoder or self._num_observed % (REFIT_STEPS // 4)):
+            # From full steps alone, their fixed cost stays unknown.
+            config = replace(config, chunk_tokens=max(reserved.chunk, -(-config.chunk_tokens // 2)))
         return EngineSnapshot(
             now=now,
             residents=residents,
             waiting=waiting,
             free_blocks=kv.num_free,
-            config=self.config,
+            config=config,
             cost=self.cost,
             reservation=replace(reserved, chunk=max(0, reserved.chunk - ahead)) if ahead else reserved,
             ledgers=self.ledgers,
@@ -377,7 +381,8 @@ class Host:
             mean = work.decode_context / work.num_decode
             self._mean_context += (mean - self._mean_context) * (CONTEXT_DRIFT if self._mean_context else 1.0)
         self._num_observed += 1
-        if self._num_observed % (REFIT_STEPS if self.cost.is_trusted else REFIT_STEPS // 4) == 0:
+        knows_decodes = not work.num_decode or self.cost.k3 + self.cost.k4 > 0
+        if self._num_observed % (REFIT_STEPS if self.cost.is_trusted and knows_decodes else REFIT_STEPS // 4) == 0:
             self._refit()
             for request_class, ledger in self.ledgers.items():
                 if len(ledger.services) > MOST_IDLE:

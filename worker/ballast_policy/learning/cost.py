@@ -160,7 +160,7 @@ class Fit:
         unit = weighted / np.maximum(np.linalg.norm(weighted, axis=0), 1e-30)
         variance = np.linalg.inv(unit.T @ unit + 1e-9 * np.eye(unit.shape[1]))[0, 0] / len(unit)
         is_known = len(self._recent[1]) >= self._least or self._trusted_error * sqrt(variance) <= 0.5
-        return bool(is_known and np.count_nonzero(unit[:, (1, 3)], axis=0).min() >= self._least)
+        return bool(is_known and np.count_nonzero(unit[:, 1]) >= self._least)
 
 
 def non_negative_least_squares(rows: Floats) -> Floats:
