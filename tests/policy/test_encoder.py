@@ -418,6 +418,13 @@ def test_the_step_of_an_idle_encoder_is_long_enough_for_its_longest_prompt():
     assert found.budget_seconds == pytest.approx(0.002 + cost.prefill(0, 100), rel=1e-6)
 
 
+def test_online_prompts_that_are_late_in_any_case_do_not_shorten_the_steps_of_an_idle_encoder():
+    """The step alone of a usual prompt takes longer than the latency. With 1,500 tokens, it is just in time."""
+    bounds = [plan(snapshot(requests([], [100] * 40), prompt=prompt)).budget_seconds for prompt in (1000, 1500, 6000)]
+
+    assert bounds[1] < bounds[0] < bounds[2] == CONFIG.ttft / 2
+
+
 def test_an_online_prompt_of_one_token_takes_no_reserved_tokens_of_an_encoder():
     config = replace(CONFIG, slots=3, chunk_tokens=4, offline_share=1.0, ttft=inf)
     coming = [Arrival(0.0, OFFLINE, 2, 1), Arrival(0.0, OFFLINE, 12, 1), Arrival(0.0, ONLINE, 2, 1)]

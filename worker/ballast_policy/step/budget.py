@@ -139,7 +139,7 @@ def _newcomer_bound(snapshot: EngineSnapshot, part: OnlineStep, saved: float = 0
     takes = cost.prefill(0, prompt, len(part.decodes))
     left = config.ttft - part.fixed - takes
     if config.is_encoder:  # the newcomer shares its step with all that arrive meanwhile
-        return left / (1 + snapshot.expectation.online_rate * takes)
+        return (left if left > 0 else config.ttft / 2) / (1 + snapshot.expectation.online_rate * takes)
     if config.can_suspend and saved:
         left = max(left, part.seconds + saved - (cost.k0 + cost.prefill(0, prompt)) / SUSPENDED_SHARE)
     return left if left > part.seconds else part.seconds + min(config.tpot, config.ttft)
