@@ -214,7 +214,7 @@ class Host:
             for request in islice((r for r in waiting if r.request_class is request_class), HINTED):
                 kv.hint(request)
         reserved, ahead, config = self.reservation, self._num_ahead, self.config
-        if not (self.cost.is_trusted or config.is_encoder or self._num_observed % (REFIT_STEPS // 4)):
+        if not (self.cost.is_trusted or config.is_encoder or (self._num_observed + 1) % (REFIT_STEPS // 4)):
             # From full steps alone, their fixed cost stays unknown.
             config = replace(config, chunk_tokens=max(reserved.chunk, -(-config.chunk_tokens // 2)))
         return EngineSnapshot(
