@@ -253,8 +253,10 @@ class Host:
         for request in waiting:
             if request.phase is WAITING:
                 request.steps_waited += 1
-        takes_turns = self.config.is_encoder and self.count(ONLINE)
-        num_prefill = self._count_ahead(plan) if takes_turns else plan.offline_prefill
+        if self.config.is_encoder and self.count(ONLINE):
+            num_prefill = self._count_ahead(plan)
+        else:
+            num_prefill = sum([n for request, n in plan.grants if n > 1 and request.request_class is OFFLINE])
         self.reservation = self.reservation.used_by(self.held[OFFLINE][RUNNING], self.num_entitled, num_prefill)
 
     def _count_ahead(self, plan: StepPlan) -> int:

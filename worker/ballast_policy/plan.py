@@ -65,7 +65,5 @@ class StepPlan:
     wait_until: float = float("-inf")
     """Time of the next plan after an empty one, unless a request arrives earlier; -inf if unknown."""
     parts: StepParts = field(default_factory=StepParts)
-    offline_prefill: int = 0
-    """Prefill tokens of offline in `grants`."""
     suspendable_seconds: float = 0.0
     """Time for which the step may be suspended for new online requests (`plan_nested`)."""

@@ -171,7 +171,6 @@ class StepDraft:
             predicted_seconds=self.time.seconds if grants else 0.0,
             budget_seconds=budget_seconds,
             parts=parts if grants else StepParts(),
-            offline_prefill=sum([n for r, n in draft.prefill_grants.items() if r.request_class is OFFLINE]),
             suspendable_seconds=suspendable_seconds,
         )
 
