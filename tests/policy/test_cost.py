@@ -57,13 +57,11 @@ def test_no_time_is_no_chunk():
 def test_the_batch_ceiling_is_what_a_sweep_finds(k0, k3, k4, tpot, ttft_and_prompt):
     model = CostModel(k0, 5e-5, 1e-9, k3, k4, is_trusted=True)
     ttft, prompt = ttft_and_prompt
-    alone = model.predict(StepWork(num_decode=1, decode_context=500)) + k0 + model.prefill(0, prompt)
-    within = ttft if alone <= ttft else inf  # the usual prompt is late in any batch
 
     def slack(batch: int) -> float:
         step = model.predict(StepWork(num_decode=batch, decode_context=batch * 500))
         beside = StepWork(prompt, attended(0, prompt), batch - 1, (batch - 1) * 500)
-        return min(tpot - step, within - step - max(k0, model.predict(beside)))
+        return min(tpot - step, ttft - step - max(k0, model.predict(beside)))
 
     def holds(batch: int) -> bool:
         return slack(batch) >= 0

@@ -90,20 +90,15 @@ class CostModel:
         """Return the largest batch, 1 to `slots`, that the SLO allows.
 
         A step of n decodes takes at most `tpot`. A request that arrives as a step starts and prefills in the next one,
-        beside n - 1 decodes, has its first token within `ttft`, unless it is late in any batch. Without decodes and
-        `tpot`, the batch is n prompts.
+        beside n - 1 decodes, has its first token within `ttft`. Without decodes and `tpot`, the batch is n prompts.
         """
         each = self.prefill(0, prompt) if tpot == inf and not mean_context else 0.0
 
-        def seconds(size: int) -> float:
-            return self.k0 + (size * each or self.decode(mean_context, num=size))
+        def of_slo(size: int) -> float:
+            step, before = (self.k0 + (n * each or self.decode(mean_context, num=n)) for n in (size, size - 1))
+            return max(step / tpot, (step + before + self.prefill(0, prompt, size - 1)) / ttft)
 
-        def first_token(size: int) -> float:
-            return seconds(size) + seconds(size - 1) + self.prefill(0, prompt, size - 1)
-
-        within = ttft if first_token(1) <= ttft else inf
-        sizes = range(1, slots + 1)
-        return max(1, bisect_right(sizes, 1 + 1e-12, key=lambda n: max(seconds(n) / tpot, first_token(n) / within)))
+        return max(1, bisect_right(range(1, slots + 1), 1 + 1e-12, key=of_slo))
 
 
 class Fit:
