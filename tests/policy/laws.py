@@ -124,6 +124,12 @@ def caps_hold(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     held = Counter(r.tenant for r in after.offline)
     for tenant, share in config.tenants.items():
         assert share.max_slots is None or held[tenant] <= share.max_slots, f"{tenant} holds more slots than its cap"
+        before = [r for r in snapshot.residents if r.request_class is OFFLINE and r.tenant == tenant]
+        was_lowered = sum(r.phase is Phase.RUNNING for r in before) > (
+            inf if share.max_slots is None else share.max_slots
+        )
+        kept = sum(r not in plan.preempt for r in before)
+        assert not was_lowered or kept <= share.max_slots, f"{tenant} keeps KV of requests above its lowered cap"
 
 
 def g1_online_comes_first(snapshot: EngineSnapshot, plan: StepPlan) -> None:
@@ -155,7 +161,7 @@ def _lacks_more_than_a_slot(after: After, first: Request) -> bool:
     if left(first) > 1 and _decodes_cannot_wait(after, first):
         return True
     private = [r.num_private_blocks for r in snapshot.residents if r.request_class is OFFLINE]
-    lent = max(0, sum(private) - after.reserved_blocks - max(private, default=0))
+    lent = max(0, sum(private) + _shared_by_offline(after) - after.reserved_blocks - max(private, default=0))
     # Offline may give up blocks of its reservation for its own growth. Online finds them in the next step.
     lent -= sum(r.num_private_blocks for r in plan.preempt if r.request_class is OFFLINE)
     unfinished = [r for r in after.holders if left(r) > 1]
@@ -166,6 +172,21 @@ def _lacks_more_than_a_slot(after: After, first: Request) -> bool:
     beside += len(after.offline) + _growth(after, [*after.online, first])
     shared = sum(r.num_cached for r in [first, *plan.admit]) // after.config.block_tokens
     return after.free + lent < blocks(after, first.num_tokens) + beside + shared
+
+
+def _shared_by_offline(after: After) -> int:
+    """Blocks of prefixes that only offline beyond its reservation shares. If the plan unties them, they come next."""
+    snapshot, shared = after.snapshot, Counter[int | None]()
+    if any(r.num_blocks > r.num_private_blocks for r in after.plan.preempt):
+        return 0
+    kept = [r.num_cached // after.config.block_tokens for r in snapshot.waiting if r in after.plan.admit]
+    for request in snapshot.residents:
+        number = request.num_blocks - request.num_private_blocks
+        if request.request_class is OFFLINE and request.num_blocks > after.reserved_blocks:
+            shared[request.prefix_key] = max(shared[request.prefix_key], number)
+        else:
+            kept.append(number)
+    return sum(max(0, number - max(kept, default=0)) for number in shared.values())
 
 
 def _growth(after: After, requests: list[Request]) -> int:
@@ -520,7 +541,7 @@ def the_reservation_is_what_residents_and_backlog_say(host: Host, dispatch: Disp
     most = max(1, floor(config.offline_max_share * slots + 1e-9)) if config.offline_max_share else 0
     reserved = max(0, min(ceil(share * min(slots, host.ceiling or slots) - 1e-9), slots - 1, most))
     num_blocks = max(0, min(ceil(share * config.num_blocks - 1e-9), config.num_blocks - 1))
-    chunk = ceil(share * config.chunk_tokens - 1e-9)
+    chunk = min(ceil(share * config.chunk_tokens - 1e-9), config.chunk_tokens - ceil(config.chunk_tokens / 8))
     assert (found.slots, found.blocks, found.chunk) == (reserved, num_blocks, chunk)
     if dispatch.plan.wait_until > -inf:
         return  # an idle engine waits for a batch: as before
@@ -530,12 +551,13 @@ def the_reservation_is_what_residents_and_backlog_say(host: Host, dispatch: Disp
     caps = {tenant: share.max_slots for tenant, share in config.tenants.items() if share.max_slots is not None}
     entitled = sum(min(number, caps.get(tenant, number)) for tenant, number in demand.items())
     assert found.in_use == min(reserved, running)
-    is_met = running >= min(reserved, entitled)
-    if config.is_encoder and host.count(ONLINE):  # or it took the tokens, in this step or in advance
-        granted = sum(tokens for request, tokens in dispatch.plan.grants if request.request_class is OFFLINE)
-        assert found.is_met or not (is_met or granted >= chunk)
-    else:
-        assert found.is_met is is_met
+    has_slots = running >= min(reserved, entitled)
+    takes_turns = config.is_encoder and host.count(ONLINE) > 0  # it may have taken the tokens in advance
+    grants = [n for r, n in dispatch.plan.grants if r.request_class is OFFLINE]
+    is_taken = sum(n for n in grants if takes_turns or n > 1) >= chunk > 0
+    assert found.is_met is (has_slots or found.is_met_by_tokens)
+    assert found.is_met or not is_taken
+    assert takes_turns or found.is_met_by_tokens is (is_taken and not has_slots)
 
 
 def most_ahead(slots: int, max_input: int, max_output: int, weight: float = 1.0) -> float:

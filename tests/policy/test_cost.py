@@ -140,6 +140,25 @@ def filled(decodes: int, prefill: int) -> StepWork:
     return StepWork(prefill, attended(0, prefill), decodes, decodes * 80)
 
 
+def test_prompts_alone_are_trusted_if_their_steps_differ_and_the_first_decodes_are_learned():
+    """All requests ask for one token, as in a classification. Then answers of many tokens come."""
+    rng = np.random.default_rng(5)
+    fit = Fit()
+    for _ in range(300):
+        work = StepWork(size := int(rng.integers(100, 2048)), attended(0, size))
+        fit.add(work, MODEL.predict(work) * (1 + 0.03 * rng.standard_normal()))
+    found = fit.refit()
+    assert found.is_trusted
+    assert (found.k0, found.k1) == pytest.approx((MODEL.k0, MODEL.k1), rel=0.2)
+
+    for step in range(8):
+        work = StepWork(0, 0.0, 10 + step, 500 * (10 + step))
+        fit.add(work, MODEL.predict(work))
+    found, work = fit.refit(), StepWork(0, 0.0, 64, 64 * 500)
+    assert found.is_trusted
+    assert found.predict(work) == pytest.approx(MODEL.predict(work), rel=0.2)
+
+
 def test_full_steps_alone_do_not_tell_what_an_empty_step_takes():
     fit = Fit()
     for step in range(200):

@@ -33,6 +33,10 @@ def make_host(config: PolicyConfig, cost: CostModel = EXACT) -> Host:
 
 
 CASES = {
+    "online waited for the end of offline requests that shared their KV": (
+        make_config(8, 64),
+        [*[offline(41, 20, prefix_key=1, shared=40)] * 4, online(36, at=0.06)],
+    ),
     "one admitted within the reservation was admitted again as lent": (make_config(2, 32), [offline(1)]),
     "a parked request was told why and the waiting one behind it was not": (
         make_config(1, 32, offline_share=0.0, offline_max_share=0.3),

@@ -8,10 +8,11 @@ from math import inf
 
 import pytest
 from fake_engine import FakeEngine
+from laws import lawful
 from workloads import EXACT, Arrival, CountedKv, make_snapshot
 
 from ballast_policy.host import MOST_IDLE, MOST_KEYS, PER_PLACE, REFIT_STEPS, Host, IllegalPlan
-from ballast_policy.learning.cost import CostModel, StepWork
+from ballast_policy.learning.cost import CostModel, StepWork, attended
 from ballast_policy.plan import StepParts, StepPlan
 from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, WAITING, Request, RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig, TenantShare
@@ -445,6 +446,31 @@ def test_an_unknown_model_is_fitted_four_times_as_often_and_only_its_first_trust
     host.interference.inflation = 0.5
     observe(host, REFIT_STEPS)
     assert host.interference.inflation == 0.5
+
+
+def test_full_steps_of_a_backlog_do_not_keep_the_cost_model_unknown():
+    """A worker starts into a backlog of long prompts: every step beside their answers would be full."""
+    coming = [Arrival(0.0, ONLINE, 900, 200, ttft=5.0) for _ in range(40)]
+    host = Host(PolicyConfig(slots=64, num_blocks=20_000, chunk_tokens=64, ttft=5.0, tpot=0.1), planner=lawful)
+    engine = FakeEngine(host, coming)
+    while not host.cost.is_trusted:
+        engine.step()
+
+    assert engine.num_steps <= 5 * REFIT_STEPS
+
+
+def test_only_a_trusted_model_of_decodes_is_fitted_seldom():
+    """The model is trusted with prompts alone. It does not know what the first decodes take."""
+    host = Host(PolicyConfig(slots=8, num_blocks=64))
+    for index in range(2 * REFIT_STEPS):
+        work = StepWork(size := 64 + 32 * (index % 5), attended(0, size))
+        host.observed(work, EXACT.predict(work))
+    assert (host.cost.is_trusted, host.cost.k3) == (True, 0.0)
+    for index in range(REFIT_STEPS // 4):
+        work = StepWork(0, 0.0, 10 + index, 4000)
+        host.observed(work, EXACT.predict(work))
+
+    assert host.cost.k3 == pytest.approx(EXACT.k3, rel=0.5)
 
 
 def test_the_ceiling_keeps_the_ttft_of_the_usual_prompt():

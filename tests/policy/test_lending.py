@@ -7,6 +7,7 @@ from math import inf
 
 import pytest
 from engine_snapshot import OFFLINE, ONLINE, Engine, why
+from laws import lawful
 from workloads import EXACT
 
 from ballast_policy.learning.cost import attended
@@ -175,15 +176,20 @@ def test_only_a_request_alone_is_admitted_without_the_blocks_of_its_answer(num_l
     assert bool(engine.plan().admit) is is_admitted
 
 
-def test_a_lowered_cap_parks_all_above_it_and_no_other_tenant():
-    engine = make_engine(tenants={"capped": TenantShare(max_slots=1)})
+def test_a_lowered_cap_frees_the_slots_and_the_kv_of_all_above_it_and_of_no_other_tenant():
+    """Parked requests above the cap held nearly all KV for minutes, and other tenants waited for it."""
+    engine = make_engine(tenants={"capped": TenantShare(max_slots=1), "below": TenantShare(max_slots=1)})
     capped = [engine.decoding(OFFLINE, tenant="capped") for _ in range(3)]
+    capped.append(engine.decoding(OFFLINE, tenant="capped", phase=PARKED))
     engine.decoding(OFFLINE)
+    engine.decoding(OFFLINE, tenant="below")
+    engine.decoding(OFFLINE, tenant="below", phase=PARKED)
 
-    decided = engine.plan()
+    decided = lawful(engine.snapshot())
 
-    assert set(decided.park) == set(capped[1:])
-    assert {why(decided, request) for request in decided.park} == {Reason.TENANT_CAP}
+    assert set(decided.preempt) == set(capped[1:])
+    assert not decided.park
+    assert {why(decided, request) for request in decided.preempt} == {Reason.TENANT_CAP}
 
 
 def online_and_offline() -> tuple[Engine, StepDraft, Request]:

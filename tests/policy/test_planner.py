@@ -272,4 +272,4 @@ def test_the_slot_above_a_lowered_cap_goes_to_online_in_the_same_step():
     decided = engine.plan()
 
     assert decided.admit == tuple(burst)
-    assert [(request, why(decided, request)) for request in decided.park] == [(held[1], Reason.TENANT_CAP)]
+    assert [(request, why(decided, request)) for request in decided.preempt] == [(held[1], Reason.TENANT_CAP)]

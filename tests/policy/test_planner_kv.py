@@ -25,6 +25,19 @@ def test_short_kv_comes_from_offline_beyond_its_reservation_and_the_least_work_i
     assert kept in dict(decided.grants)
 
 
+def test_online_answers_that_grow_wait_a_step_for_a_prefix_that_offline_requests_share():
+    """Neither of them frees it alone. No online answer is preempted meanwhile."""
+    engine = Engine(num_blocks=80, offline_share=0.1)
+    answers = [engine.decoding(ONLINE, tokens=17) for _ in range(4)]
+    tied = [engine.decoding(OFFLINE, tokens=160, num_private_blocks=1, prefix_key=1) for _ in range(2)]
+    engine.extra["free_blocks"] = 0
+
+    decided = engine.plan()
+
+    assert decided.preempt == (tied[1],)
+    assert decided.park == tuple(answers[1:])
+
+
 def test_the_first_request_of_the_reservation_needs_no_blocks_for_its_answer():
     engine = Engine(slots=2, num_blocks=20, offline_share=0.5, tail_tokens=64)
     item = engine.add(OFFLINE, 40)
@@ -48,9 +61,9 @@ def test_the_only_answer_is_parked_until_a_request_that_leaves_frees_its_blocks(
 
 
 def test_the_only_online_answer_grows_even_if_just_the_reservation_has_blocks():
-    """Two offline requests share their only block, so the preemption of either frees nothing."""
+    """Two offline requests share their only block with the answer, so their preemption frees nothing."""
     engine = Engine(num_blocks=20, offline_share=0.5)
-    answer = engine.decoding(ONLINE, tokens=37)
+    answer = engine.decoding(ONLINE, tokens=37, num_private_blocks=8)
     item = engine.decoding(OFFLINE, tokens=41)
     for _ in range(2):
         engine.decoding(OFFLINE, tokens=5, num_private_blocks=0)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from math import ceil, floor
 
 import pytest
+from fake_engine import FakeEngine
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import lawful
-from workloads import EXACT, CountedKv, make_snapshot
+from laws import lawful, the_reservation_is_what_residents_and_backlog_say
+from workloads import EXACT, Arrival, CountedKv, make_snapshot
 
 from ballast_policy.host import Host
 from ballast_policy.plan import StepPlan
@@ -56,8 +57,10 @@ def test_the_same_share_of_the_kv_is_reserved(share: float, num_blocks: int, exp
     assert expected == reserve(share, num_blocks=num_blocks).blocks
 
 
-@pytest.mark.parametrize(("share", "chunk", "expected"), [(0.1, 512, 52), (0.0, 512, 0), (1.0, 512, 512), (0.1, 1, 1)])
-def test_the_same_share_of_the_chunk_is_reserved(share: float, chunk: int, expected: int):
+@pytest.mark.parametrize(("share", "chunk", "expected"), [(0.1, 512, 52), (0.0, 512, 0), (1.0, 512, 448), (0.9, 4, 3)])
+def test_the_same_share_of_the_chunk_is_reserved_and_an_eighth_stays_for_online(
+    share: float, chunk: int, expected: int
+):
     assert expected == reserve(share, chunk_tokens=chunk).chunk
 
 
@@ -160,6 +163,37 @@ def test_the_reservation_is_met_while_as_many_run_as_it_covers_and_caps_allow(re
     reservation = make_host(requests, **config).reservation
 
     assert (reservation.in_use, reservation.is_met) == (in_use, is_met)
+
+
+@pytest.mark.parametrize("is_encoder", [False, True])
+@pytest.mark.parametrize("has_online", [False, True])
+def test_long_prompts_that_take_the_reserved_tokens_meet_the_reservation_in_fewer_slots(has_online, is_encoder):
+    """Their answers are short, so that few of them decode while the next ones compute their prompts."""
+    config = PolicyConfig(16, 2000, 4, chunk_tokens=64, offline_share=0.25, is_encoder=is_encoder, ttft=1.0)
+    output = 1 if is_encoder else 2
+    flood = [Arrival(0.0, OFFLINE, 60 if is_encoder else 200, output)] * 60
+    flood += [Arrival(0.0, ONLINE, 30, output)] * 500 * has_online
+    engine = FakeEngine(Host(config, cost=EXACT, planner=lawful), flood)
+    in_use = set()
+    for _ in range(40):
+        dispatch = engine.begin()
+        the_reservation_is_what_residents_and_backlog_say(engine.host, dispatch)
+        assert engine.host.reservation.is_met
+        in_use.add(engine.host.reservation.in_use)
+        engine.compute(dispatch)
+
+    assert min(in_use) < engine.host.reservation.slots == 4
+
+
+@pytest.mark.parametrize("is_encoder", [False, True])
+def test_online_requests_get_their_tokens_if_everything_is_reserved(is_encoder):
+    config = PolicyConfig(16, 2000, 4, chunk_tokens=64, offline_share=1.0, is_encoder=is_encoder)
+    flood = [Arrival(0.0, OFFLINE, 60, 1)] * 100 + [Arrival(0.01, ONLINE, 8, 1)] * 8
+    engine = FakeEngine(Host(config, cost=EXACT, planner=lawful), flood)
+    engine.run()
+
+    ends = {c: [end for arrival, end in engine.ended.values() if arrival.request_class is c] for c in (ONLINE, OFFLINE)}
+    assert max(ends[ONLINE]) < max(ends[OFFLINE]) / 4
 
 
 def test_caps_are_counted_tenant_by_tenant():

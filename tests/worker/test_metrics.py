@@ -14,7 +14,6 @@ from ballast_engine.stats import NO_STEP, OTHERS, AdmissionRecord, ClassStats, S
 from ballast_policy.learning.interference import Allowance
 from ballast_policy.request import RequestClass
 from ballast_policy.reservation import Reservation
-from ballast_policy.snapshot import PolicyConfig
 from ballast_queue.status import ReservationStatus, SloStatus
 from ballast_worker.histogram import Histogram
 from ballast_worker.http_connection import Connections, HttpLimits
@@ -263,25 +262,24 @@ def test_the_metric_and_the_status_show_the_engines_reservation() -> None:
 
     assert scrape(make_figures())["ballast_offline_reservation_met", nothing] == 1
     assert scrape(make_figures(stats=short))["ballast_offline_reservation_met", nothing] == 0
-    found = reservation(short, PolicyConfig(slots=8, num_blocks=10))
+    found = reservation(short)
     assert found == ReservationStatus(slots=3, blocks=4, chunk=5, in_use=1, is_met=False)
     cancelled = replace(short, offline=ClassStats())
     assert scrape(make_figures(stats=cancelled))["ballast_offline_reservation_met", nothing] == 1, "until the next step"
-    assert reservation(cancelled, PolicyConfig(slots=8, num_blocks=10)).is_met
+    assert reservation(cancelled).is_met
 
 
 @pytest.mark.parametrize(
-    ("is_met", "running", "waiting", "is_met_by_tokens"),
-    [(True, 0, 1, True), (True, 0, 0, False), (True, 1, 0, False), (True, 1, 1, True), (False, 0, 1, False)],
+    ("running", "entitled", "tokens", "is_met", "is_met_by_tokens"),
+    [(0, 1, 64, True, True), (0, 0, 64, True, False), (1, 2, 63, False, False), (3, 9, 64, True, False)],
 )
-def test_the_reservation_of_an_encoder_is_met_by_tokens_while_requests_wait_beside_free_slots(
-    is_met: bool, running: int, waiting: int, is_met_by_tokens: bool
+def test_the_reservation_is_met_by_tokens_while_requests_wait_beside_free_slots(
+    running: int, entitled: int, tokens: int, is_met: bool, is_met_by_tokens: bool
 ) -> None:
-    policy = PolicyConfig(slots=8, num_blocks=10, is_encoder=True)
-    offline = ClassStats(running=running, waiting=waiting)
-    stats = make_stats(reservation=Reservation(slots=3, in_use=running, is_met=is_met), offline=offline)
+    used = Reservation(slots=3, chunk=64).used_by(running, entitled, tokens)
+    found = reservation(make_stats(reservation=used))
 
-    assert reservation(stats, policy).is_met_by_tokens is is_met_by_tokens
+    assert (found.is_met, found.is_met_by_tokens) == (is_met, is_met_by_tokens)
 
 
 def test_what_measured_latencies_leave_to_offline_is_shown_and_interference_only_under_a_cap() -> None:

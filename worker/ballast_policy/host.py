@@ -39,7 +39,8 @@ Planner = Callable[[EngineSnapshot], StepPlan]
 NestedPlanner = Callable[[EngineSnapshot, Collection[Request], float], StepPlan]
 
 REFIT_STEPS = 32
-"""Steps between two fits of a trusted cost model; a quarter if it is not. A fit takes some hundred microseconds."""
+"""Steps between two fits of a trusted cost model; a quarter while it, or the cost of decodes, is not known. A fit takes
+some hundred microseconds."""
 CONTEXT_DRIFT = 0.05
 """Weight of a new step in the mean context of decodes. Twice of it changes nothing (bursts-40-32)."""
 MOST_IDLE = 1000
@@ -212,13 +213,16 @@ class Host:
         for request_class in RequestClass:
             for request in islice((r for r in waiting if r.request_class is request_class), HINTED):
                 kv.hint(request)
-        reserved, ahead = self.reservation, self._num_ahead
+        reserved, ahead, config = self.reservation, self._num_ahead, self.config
+        if not (self.cost.is_trusted or config.is_encoder or (self._num_observed + 1) % (REFIT_STEPS // 4)):
+            # From full steps alone, their fixed cost stays unknown.
+            config = replace(config, chunk_tokens=max(reserved.chunk, -(-config.chunk_tokens // 2)))
         return EngineSnapshot(
             now=now,
             residents=residents,
             waiting=waiting,
             free_blocks=kv.num_free,
-            config=self.config,
+            config=config,
             cost=self.cost,
             reservation=replace(reserved, chunk=max(0, reserved.chunk - ahead)) if ahead else reserved,
             ledgers=self.ledgers,
@@ -249,12 +253,14 @@ class Host:
         for request in waiting:
             if request.phase is WAITING:
                 request.steps_waited += 1
-        self.reservation = self.reservation.used_by(self.held[OFFLINE][RUNNING], self.num_entitled)
         if self.config.is_encoder and self.count(ONLINE):
-            self._count_ahead(plan)
+            num_prefill = self._count_ahead(plan)
+        else:
+            num_prefill = sum([n for request, n in plan.grants if n > 1 and request.request_class is OFFLINE])
+        self.reservation = self.reservation.used_by(self.held[OFFLINE][RUNNING], self.num_entitled, num_prefill)
 
-    def _count_ahead(self, plan: StepPlan) -> None:
-        """Count the tokens of offline beyond the reserved ones. In an encoder, its prompts may take a whole step."""
+    def _count_ahead(self, plan: StepPlan) -> int:
+        """Return the tokens of offline in this step and in advance: in an encoder, it may take a whole step."""
         online = sum([tokens for request, tokens in plan.grants if request.request_class is ONLINE])
         granted = sum([tokens for _, tokens in plan.grants]) - online
         spent = (because.request for because in plan.because if because.reason is Reason.CHUNK_SPENT)
@@ -262,9 +268,9 @@ class Host:
         if granted and stopped and (not online or stopped is self._stopped):  # it does not fit beside offline
             granted = max(granted, self.config.chunk_tokens - online)  # a prompt of one token takes none of the chunk
         self._stopped = stopped
-        ahead, found = self._num_ahead + granted - self.reservation.chunk, self.reservation
-        self.reservation = replace(found, is_met=found.is_met or ahead >= 0)
-        self._num_ahead = min(max(0, ahead), self.config.chunk_tokens)
+        num_prefill = self._num_ahead + granted
+        self._num_ahead = min(max(0, num_prefill - self.reservation.chunk), self.config.chunk_tokens)
+        return num_prefill
 
     def _carry_out(self, plan: StepPlan, kv: Kv, now: float) -> Dispatch:
         for request in plan.preempt:
@@ -377,7 +383,8 @@ class Host:
             mean = work.decode_context / work.num_decode
             self._mean_context += (mean - self._mean_context) * (CONTEXT_DRIFT if self._mean_context else 1.0)
         self._num_observed += 1
-        if self._num_observed % (REFIT_STEPS if self.cost.is_trusted else REFIT_STEPS // 4) == 0:
+        knows_decodes = not work.num_decode or self.cost.k3 + self.cost.k4 > 0
+        if self._num_observed % (REFIT_STEPS if self.cost.is_trusted and knows_decodes else REFIT_STEPS // 4) == 0:
             self._refit()
             for request_class, ledger in self.ledgers.items():
                 if len(ledger.services) > MOST_IDLE:
@@ -394,8 +401,8 @@ class Host:
             self.ceiling = self.cost.batch_ceiling(
                 slots=config.slots, mean_context=self._mean_context, tpot=config.tpot, ttft=config.ttft, prompt=prompt
             )
-        sizes = self.config.reservation(self.ceiling)
-        self.reservation = replace(sizes, in_use=self.reservation.in_use, is_met=self.reservation.is_met)
+        size = self.config.reservation(self.ceiling)
+        self.reservation = replace(self.reservation, slots=size.slots, blocks=size.blocks, chunk=size.chunk)
 
     def imbalance(self) -> str:
         """Return the counts that disagree; empty if none do."""

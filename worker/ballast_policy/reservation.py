@@ -21,20 +21,23 @@ class Reservation:
     blocks: int = 0
     """KV blocks: `min(ceil(share * blocks), blocks - 1)`."""
     chunk: int = 0
-    """Prefill tokens of a step: `ceil(share * chunk)`."""
+    """Prefill tokens of a step: `min(ceil(share * chunk), chunk * 7 // 8)`."""
     in_use: int = 0
     """Reserved slots in which an offline request runs. A parked request holds no slot."""
     is_met: bool = True
-    """At least `min(slots, entitled)` offline requests run, or those of an encoder take the reserved tokens; true if no
-    offline work waits or runs."""
+    """At least `min(slots, entitled)` offline requests run, or fewer take the reserved tokens; true if no offline work
+    waits or runs."""
+    is_met_by_tokens: bool = False
+    """Fewer requests run, and take the reserved tokens."""
 
-    def used_by(self, running: int, entitled: int) -> Reservation:
+    def used_by(self, running: int, entitled: int, num_prefill: int = 0) -> Reservation:
         """Return the reservation with `running` offline requests in slots, of which it covers `entitled` at most.
 
         `entitled`: offline requests that wait, run or are parked, counted up to the slot cap of their tenant.
         """
-        in_use = min(self.slots, running)
-        return replace(self, in_use=in_use, is_met=in_use >= min(self.slots, entitled))
+        in_use, due = min(self.slots, running), min(self.slots, entitled)
+        by_tokens = in_use < due and 0 < self.chunk <= num_prefill
+        return replace(self, in_use=in_use, is_met=in_use >= due or by_tokens, is_met_by_tokens=by_tokens)
 
 
 def most_slots(max_share: float, slots: int) -> int:

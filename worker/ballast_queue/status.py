@@ -56,12 +56,13 @@ class ReservationStatus(_Published):
     in_use: Count
     """Reserved slots in which an offline request runs. A parked request holds no slot."""
     is_met: bool
-    """At least `min(slots, requests that the caps of their tenants allow to run)` offline requests run.
+    """At least `min(slots, requests that the caps of their tenants allow to run)` offline requests run, or
+    `is_met_by_tokens`.
 
     Only requests in the engine count. Items in the queue do not: see `WorkerStatus.can_claim`.
     """
     is_met_by_tokens: bool = False
-    """In an encoder: offline work takes the reserved tokens with fewer requests. A free slot is then no shortage."""
+    """Offline work takes the reserved prefill tokens with fewer requests. A free slot is then no shortage."""
 
 
 class SloStatus(_Published):

@@ -89,7 +89,7 @@ def _limits(stats: EngineStats) -> Iterator[Metric]:
     yield gauge(
         "ballast_offline_reservation_met",
         "1 if offline used its reserved slots in the last step, or as many as its requests and caps allow, or the "
-        "reserved tokens of an encoder, or if there is no offline request; else 0.",
+        "reserved prompt tokens, or if there is no offline request; else 0.",
         (),
         [((), stats.is_reservation_met)],
     )

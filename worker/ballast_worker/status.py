@@ -209,7 +209,7 @@ def worker_status(server: StatusSource, stats: EngineStats) -> WorkerStatus:
         kv_blocks_free=stats.kv_cached + stats.kv_free,
         online=rates.load(stats, RequestClass.ONLINE),
         offline=rates.load(stats, RequestClass.OFFLINE),
-        reservation=reservation(stats, policy),
+        reservation=reservation(stats),
         can_claim=feeder is not None and feeder.can_claim,
         offline_reserved=policy.reservation().slots,
         offline_most=most_slots(policy.offline_max_share, stats.slots),
@@ -236,17 +236,16 @@ def _rounded(rate: float) -> float:
     return float(f"{rate:.4g}")
 
 
-def reservation(stats: EngineStats, policy: PolicyConfig) -> ReservationStatus:
+def reservation(stats: EngineStats) -> ReservationStatus:
     """Return the reservation of the engine for the status."""
-    found, offline = stats.reservation, stats.offline
-    by_slots = min(found.slots, offline.running + offline.parked + offline.waiting)
+    found = stats.reservation
     return ReservationStatus(
         slots=found.slots,
         blocks=found.blocks,
         chunk=found.chunk,
         in_use=found.in_use,
         is_met=stats.is_reservation_met,
-        is_met_by_tokens=policy.is_encoder and found.is_met and found.in_use < by_slots,
+        is_met_by_tokens=found.is_met_by_tokens,
     )
 
 

@@ -1,7 +1,6 @@
 """Tenant fairness: weighted virtual token counters (VTC).
 
-The service of a tenant is `(uncached input * 1 + output * 2) / weight`. The waiting tenant with the least service goes
-first. A tenant that returns from idle is lifted to the least served of the others, so that absence earns nothing.
+The service of a tenant is `(uncached input * 1 + output * 2) / weight`. The waiting tenant with the least goes first.
 """
 
 from __future__ import annotations
@@ -52,10 +51,7 @@ class Ledger:
         self._last = self.services[tenant] = self.service(tenant) + cost / self.weights.get(tenant, 1.0)
 
     def lift(self, tenant: str, active_tenants: Iterable[str]) -> None:
-        """Raise a tenant that returns from idle to the least served of the tenants that wait or run.
-
-        Without active tenants, raise it to the tenant that was charged last.
-        """
+        """Raise a tenant that returns from idle to the least served active one, or else to the last one charged."""
         level = min((self.service(other) for other in active_tenants if other != tenant), default=self._last)
         if level > self.service(tenant):
             self.services[tenant] = level

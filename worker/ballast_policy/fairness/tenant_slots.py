@@ -1,8 +1,7 @@
 """Reservations of tenants: the share of the slots of their class that they get first.
 
 A tenant is *below its reservation* while it has work for a slot and holds fewer than `reserved * (n + 1)` slots, if its
-class holds `n` slots. It then gets the next free slot before the other tenants of its priority. A higher priority still
-goes first, and no running request is interrupted.
+class holds `n` slots. It then gets the next free slot of its priority.
 """
 
 from __future__ import annotations

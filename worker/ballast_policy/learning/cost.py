@@ -104,9 +104,8 @@ class CostModel:
 class Fit:
     """Recent step times, and the model that explains them best.
 
-    Steps with prefill and steps of decodes alone are kept apart, so that no kind displaces the other. Errors are
-    relative to the time of the step. The model is trusted while it predicts half of the steps within `_trusted_error`,
-    and if the steps differ enough (`_is_varied`), which an encoder does not need. `capacity` bounds memory.
+    Steps with prefill and steps of decodes alone are kept apart, so that no kind displaces the other. The model is
+    trusted while its median relative error is at most `_trusted_error`, if the steps differ enough (`_is_varied`).
     Half or twice of `_least` or `_trusted_error` changes the total by 0.1 points at most (sparse-2s).
     """
 
@@ -161,7 +160,7 @@ class Fit:
         unit = weighted / np.maximum(np.linalg.norm(weighted, axis=0), 1e-30)
         variance = np.linalg.inv(unit.T @ unit + 1e-9 * np.eye(unit.shape[1]))[0, 0] / len(unit)
         is_known = len(self._recent[1]) >= self._least or self._trusted_error * sqrt(variance) <= 0.5
-        return bool(is_known and np.count_nonzero(unit[:, (1, 3)], axis=0).min() >= self._least)
+        return bool(is_known and np.count_nonzero(unit[:, 1]) >= self._least)
 
 
 def non_negative_least_squares(rows: Floats) -> Floats:

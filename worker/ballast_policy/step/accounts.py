@@ -114,10 +114,13 @@ class StepTime:
         self.num_tokens += num_tokens
 
 
+def num_shared(request: Request) -> int:
+    return request.num_blocks - request.num_private_blocks
+
+
 def unrecoverable(request: Request, block_tokens: int) -> int:
     """Return the tokens to compute again after a preemption: those whose KV is in no shared block."""
-    shared = (request.num_blocks - request.num_private_blocks) * block_tokens
-    return max(0, request.num_computed - shared)
+    return max(0, request.num_computed - num_shared(request) * block_tokens)
 
 
 def choose_victims(

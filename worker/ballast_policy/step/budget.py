@@ -59,14 +59,8 @@ def most_prefill(config: PolicyConfig, cost: CostModel) -> int:
 def step_budget(snapshot: EngineSnapshot, part: OnlineStep, alone: float = 0.0) -> float:
     """Return the seconds that the step may take, which without offline takes `alone`: the smallest of five bounds.
 
-    - The newcomer: a request of the usual length that arrives as the step starts has its first token in time.
-    - The decodes: at most one TPOT beside reading all experts, and half of their slack on top of online's part.
-    - The prompts: at most half of the least slack among online requests that prefill or wait.
-    - The cap on interference, if there is one.
-    - The length beyond which fixed costs hardly matter, if no newcomer can suspend the step: all of them wait for it.
-
-    The lending ratio reduces the risk, and the time in steps with prefill. In a mixture of experts, each token of a
-    small step reads experts that no other needs: it lends nothing if its decodes can save time for a larger step.
+    `docs/explanation/how-slots-are-shared-details.md` has the formulas. The lending ratio reduces the risk, and the
+    time in steps with prefill.
     """
     tpot, slack, least = _decode_slack(snapshot, part)
     slack = min(slack, _prefill_slack(snapshot, part))
@@ -84,8 +78,7 @@ def step_budget(snapshot: EngineSnapshot, part: OnlineStep, alone: float = 0.0) 
 def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
     """Return the budget of a step without online requests: always long enough for the next token of a request.
 
-    The newcomer bounds it, and the cap while one is expected. If the engine can suspend the step, a newcomer gets its
-    first token at once, and the rest of the step delays its second. Else it waits, and the ratio shortens the step.
+    A newcomer bounds it that waits for its end, or whose second token a suspended step delays; also the ratio or a cap.
     """
     config, cost = snapshot.config, snapshot.cost
     is_waited_for = config.is_encoder or not config.can_suspend
@@ -104,10 +97,9 @@ def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
 def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep, *, is_patient: bool = False) -> tuple[float, float]:
     """Return the seconds to which online prefill may extend this step, and the seconds of a usual step with prefill.
 
-    This step may last until a decode falls behind its mean TPOT, less the error of the model. Young answers may fall
-    behind if they catch up: within their first tokens, or later, in the time that new requests leave. If `is_patient`,
-    all answers may, if they very probably go on until they have caught up. The second figure is one TPOT, or a step of
-    which prefill has a third. Without decodes both are infinite; encoders: half of a TTFT.
+    This step may last until a decode falls behind its mean TPOT. Young answers may fall behind if they catch up. If
+    `is_patient`, all answers may that very probably go on until they have caught up. The second figure is one TPOT, or
+    a step of which prefill has a third. Without decodes both are infinite; encoders: half of a TTFT.
     """
     now, cost, usual, prompt = snapshot.now, snapshot.cost, snapshot.expectation, snapshot.typical_prompt or 1
     fixed, short = part.fixed, _beginning(snapshot)
@@ -147,7 +139,7 @@ def _newcomer_bound(snapshot: EngineSnapshot, part: OnlineStep, saved: float = 0
     takes = cost.prefill(0, prompt, len(part.decodes))
     left = config.ttft - part.fixed - takes
     if config.is_encoder:  # the newcomer shares its step with all that arrive meanwhile
-        return left / (1 + snapshot.expectation.online_rate * takes)
+        return (left if left > 0 else config.ttft / 2) / (1 + snapshot.expectation.online_rate * takes)
     if config.can_suspend and saved:
         left = max(left, part.seconds + saved - (cost.k0 + cost.prefill(0, prompt)) / SUSPENDED_SHARE)
     return left if left > part.seconds else part.seconds + min(config.tpot, config.ttft)

@@ -26,10 +26,7 @@ def grow(step: StepDraft) -> int:
 
 
 def reclaim_from_offline(step: StepDraft, growing: Collection[Request], beside: int = 0) -> None:
-    """Preempt offline requests, except the first, until `growing` and `beside` others find a block each.
-
-    KV beyond the reservation goes first.
-    """
+    """Preempt offline requests, never the first, until `growing` and `beside` others find a block each."""
     first = step.coverage.running[:1]
     missing = step.blocks.missing(len(growing) + beside)
     if not step.reclaim([r for r in step.coverage.reclaimable if r not in first], missing, growing):
@@ -42,7 +39,8 @@ def _settle(step: StepDraft) -> int:
     inside = [request for request in coverage.running[: coverage.slots] if request in growing]
     num_covered = min(len(inside), max(0, coverage.blocks - sum(request.num_blocks for request in coverage.residents)))
     missing = blocks.missing(len(online.growing) + num_covered)
-    if missing > 0 and not step.reclaim(coverage.reclaimable, missing):
+    lent = coverage.reclaimable
+    if missing > 0 and not (step.reclaim(lent, missing) or step.untie(lent, missing)):
         everyone = online.ranked(online.residents)
         while len(online.growing) + num_covered > blocks.free and len(everyone) > 1:
             step.preempt([everyone.pop()], Reason.NO_KV)

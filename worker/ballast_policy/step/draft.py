@@ -10,7 +10,7 @@ from ballast_policy.plan import Because, Reason, StepParts, StepPlan
 from ballast_policy.request import OFFLINE, ONLINE, WAITING, Request, computed
 from ballast_policy.reservation import most_slots
 from ballast_policy.snapshot import EngineSnapshot
-from ballast_policy.step.accounts import Blocks, StepTime, choose_victims
+from ballast_policy.step.accounts import Blocks, StepTime, choose_victims, num_shared
 from ballast_policy.step.budget import most_prefill
 from ballast_policy.step.class_requests import ClassRequests, Coverage, by_class
 from ballast_policy.step.kv_peak import KvPeak
@@ -130,6 +130,25 @@ class StepDraft:
         if victims:
             self.preempt(victims, Reason.KV_RECLAIMED)
         return victims is not None
+
+    def untie(self, candidates: Sequence[Request], missing: int) -> bool:
+        """Preempt all but one of the candidates that share blocks, if the next step can then reclaim `missing` blocks.
+
+        Return whether it can. A prefix becomes free with the last request that shares it, so none frees it alone.
+        """
+        tied = [request for request in candidates if num_shared(request)]
+        helps = len(tied) > 1 and missing <= self.freed_by(candidates)
+        if helps:
+            self.preempt(tied[1:], Reason.KV_RECLAIMED)
+        return helps
+
+    def freed_by(self, candidates: Sequence[Request]) -> int:
+        """Return the least number of blocks that preempting all candidates frees: private ones, and shared prefixes."""
+        gone = {*candidates, *self.draft.preempt}
+        kept = max([num_shared(request) for request in self.snapshot.residents if request not in gone], default=0)
+        prefixes = {request.prefix_key: num_shared(request) for request in sorted(candidates, key=num_shared)}
+        private = sum([request.num_private_blocks for request in candidates])
+        return private + sum([max(0, num_blocks - kept) for num_blocks in prefixes.values()])
 
     def kv_peak(self, residents: Iterable[Request]) -> KvPeak:
         """Return the peak of residents, with their private blocks and the blocks promised to them."""

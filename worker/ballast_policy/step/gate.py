@@ -110,10 +110,7 @@ class AdmissionGate:
 
 
 def candidates(group: ClassRequests, waiting: Sequence[Request]) -> Iterable[Request]:
-    """Return the parked requests of a class and `waiting` in policy order; at equal service parked requests first.
-
-    Within a priority, tenants below their reservation go first.
-    """
+    """Return the parked requests of a class and `waiting` in policy order; at equal service parked requests first."""
     ordered: Iterable[Request] = waiting
     if group.parked:
         service, parked = group.ledger.services.get, ranked(group.parked, group.ledger)

@@ -10,7 +10,6 @@ and must be free (Past-Future, arXiv 2507.10150). `Expectation.remaining` estima
 
 from __future__ import annotations
 
-from bisect import insort
 from dataclasses import dataclass, field
 
 from ballast_policy.learning.expectation import Expectation
@@ -29,8 +28,6 @@ class KvPeak:
     """Blocks that all requests would begin with the longest answers."""
     _ends: list[tuple[int, int]] = field(default_factory=list)
     """For each request the blocks that it will begin, and those that it frees at its end."""
-    _bound: int = 0
-    """The blocks that `_ends` will begin. The peak is lower, as blocks become free in the meantime."""
 
     def add(self, request: Request, num_blocks: int) -> None:
         """Count a request that is admitted into `num_blocks` free blocks."""
@@ -42,17 +39,10 @@ class KvPeak:
         most = self._most + self._longest(request)
         if most <= free:
             return most
-        for other, given_back in self._new:
-            growth = self._growth(other)
-            self._ends.append((growth, given_back))
-            self._bound += growth
+        self._ends += [(self._growth(other), given_back) for other, given_back in self._new]
         self._new.clear()
-        growth = self._growth(request)
-        if self._bound + growth <= free:
-            return self._bound + growth
         self._ends.sort()
-        ends = self._ends.copy()
-        insort(ends, (growth, num_blocks))
+        ends = sorted([*self._ends, (self._growth(request), num_blocks)])
         freed = most = 0
         lasting = len(ends)
         for blocks, given_back in ends:

@@ -47,16 +47,16 @@ def lend(step: StepDraft, reserved: Reserved, *, growth_blocks: int, budget: flo
     _Lending(step, gate, budget, reserved, chunk, held_blocks).fill()
 
 
-def park_above_caps(step: StepDraft) -> None:
-    """Park requests beyond the caps of their tenants, before any other request gets a slot."""
-    free = step.tenant_slots_left
+def preempt_above_caps(step: StepDraft) -> None:
+    """Preempt the requests of tenants whose cap was lowered, beyond the cap. Parked, they would hold KV for long."""
+    free, offline = step.tenant_slots_left, step.offline
     if min(free.values(), default=0) < 0:
-        over = []
-        for request in reversed(step.coverage.running):
+        over = [request for request in offline.parked if free.get(request.tenant, 0) < 0]
+        for request in reversed(offline.ranked(offline.running)):
             if free.get(request.tenant, 0) < 0:
                 free[request.tenant] += 1
                 over.append(request)
-        step.park(over, Reason.TENANT_CAP)
+        step.preempt(over, Reason.TENANT_CAP)
 
 
 def _park_above_budget(step: StepDraft, seconds: float, num_covered: int) -> None:

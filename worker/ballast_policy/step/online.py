@@ -215,13 +215,13 @@ class _Service:
         if blocks.free >= needed:
             return True
         missing, lent, lower = blocks.missing(needed, request), step.coverage.reclaimable, step.online.below(request)
-        return step.reclaim(lent, missing) or (bool(lower) and step.reclaim(lent + lower, missing))
+        if step.reclaim(lent, missing) or (lower and step.reclaim(lent + lower, missing)):
+            return True
+        step.untie(lent + lower, missing)
+        return False
 
     def _fits_at_peak(self, request: Request, whole: int) -> bool:
-        """Return whether online answers of the usual length will find blocks beside this request.
-
-        KV that offline borrows or a lower priority holds counts as free.
-        """
+        """Return whether online answers of the usual length will find free or reclaimable KV beside this request."""
         step, blocks, online = self.step, self.step.blocks, self.step.online
         if ONLINE not in step.snapshot.expectation.outputs or not (online.started or online.residents):
             return True
@@ -232,4 +232,4 @@ class _Service:
         if missing <= free:
             return True
         reclaimable = step.coverage.reclaimable + online.below(request)
-        return missing - free <= sum(other.num_private_blocks for other in reclaimable)
+        return missing - free <= step.freed_by(reclaimable)

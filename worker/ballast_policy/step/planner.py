@@ -1,14 +1,6 @@
-"""Plan the next step: each phase takes what the phases before it leave.
+"""Plan the next step: each phase takes what the phases before it leave. An idle engine may wait for a batch.
 
-1. Running decodes grow. If KV blocks are short, offline gives up KV beyond its reservation, then the last online one.
-2. The reservation of offline is filled: free slots, KV blocks, and `ceil(share * chunk)` prefill tokens. Reserved
-   slots that online uses return when online requests finish: no answer is interrupted for the reservation.
-3. Online prefill continues, then online requests are resumed and admitted. They reclaim lent slots and lent KV.
-4. The rest is lent to offline while the predicted time fits the budget: decodes first, then prefill, then admissions.
-   Requests that do not fit are parked.
-
-A running request keeps its slot against requests of its own priority. A free slot goes to the first request in order,
-parked or waiting. A request of a higher priority takes the slot of the lowest. An idle engine may wait for a batch.
+`docs/explanation/how-slots-are-shared-details.md` describes the phases, and which request keeps its slot.
 """
 
 from __future__ import annotations
@@ -21,7 +13,7 @@ from ballast_policy.snapshot import EngineSnapshot
 from ballast_policy.step.budget import idle_budget, step_budget
 from ballast_policy.step.decode_growth import grow
 from ballast_policy.step.draft import StepDraft
-from ballast_policy.step.lending import lend, park_above_caps
+from ballast_policy.step.lending import lend, preempt_above_caps
 from ballast_policy.step.online import online_parts, online_step, serve_online
 from ballast_policy.step.reserved import fill_reservation
 from ballast_policy.step.suspension import suspendable_seconds
@@ -36,7 +28,7 @@ def plan(snapshot: EngineSnapshot) -> StepPlan:
     if snapshot.now < wait_until:
         return StepPlan(because=tuple(Because(r, Reason.BATCH_WINDOW) for r in snapshot.waiting), wait_until=wait_until)
     step = StepDraft(snapshot)
-    park_above_caps(step)
+    preempt_above_caps(step)
     growth_blocks = grow(step)
     reserved = fill_reservation(step)
     reserved, late = serve_online(step, reserved)

@@ -2,9 +2,6 @@
 
 In order of arrival, every request behind a burst would be a little late. Moore and Hodgson (Management Science 15,
 1968) make the fewest late: go through the requests in order; whenever one would be late, defer the longest so far.
-
-A deferred request goes behind the others of its tenant and priority, which keep their places. Answers that have begun
-are never deferred. The first deferred request gets a part of each step (`online`), so that long prompts are finished.
 """
 
 from __future__ import annotations
