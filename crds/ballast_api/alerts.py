@@ -57,6 +57,11 @@ TRAFFIC = "ballast:slo_requests:rate"
 """Prefix of the recorded counted requests per second. The window follows."""
 COUNTED = {"1h": 3600, "1d": 86400, "3d": 259200}
 """Seconds of the windows over which requests are counted."""
+RESERVED_LABELS = frozenset(
+    {"alertname", "class", "inferencedeployment", "kind", "met", "name", "namespace", "outcome", "part", "pod", "queue"}
+    | {"reason", "resource_namespace", "service", "severity", "slo", "state", "status", "task", "type"}
+)
+"""Labels that rules, or the series that they read, have already."""
 GAP_SECONDS = 480
 GAP = f"{GAP_SECONDS // 60}m"
 """Longest time without series of an operator that restarts. Kubernetes waits for up to 5 minutes before a start."""
@@ -120,6 +125,7 @@ def rule_groups(
         resource: The resource to watch.
         match: PromQL matchers of the scraped workers; by default the labels that the resource's ServiceMonitor sets.
         labels: Labels that every series must have, and that every alert and recorded series gets, such as the cluster.
+            None is of `RESERVED_LABELS`.
         runbooks: Base URL of the runbook pages. Without it, alerts have no `runbook_url`.
         keeps_head_state: Whether a Redis keeps the state of Ray's head, if the resource runs on Ray.
     """
