@@ -101,6 +101,7 @@ class Poller:
         self._unavailable: dict[Server, tuple[float, QueueError]] = {}
         self._reopened: dict[Server, float] = {}
         """When each server without workers last got a new connection."""
+        self._shared_queues: set[str] = set()
         self.loop: asyncio.AbstractEventLoop | None = None
         """The event loop of the polls; None before the first poll."""
         self._threads = {"": ThreadPoolExecutor(MOST_THREADS, "ballast-poll")}
@@ -285,7 +286,7 @@ class Poller:
 
         def update() -> list[str]:
             connection = self._connection(Server("", address))
-            return UnusedQueues(connection, release, self._keep_seconds).update(used)
+            return UnusedQueues(connection, release, self._keep_seconds, self._shared_queues).update(used)
 
         return await asyncio.get_running_loop().run_in_executor(self._threads[""], update)
 
