@@ -86,8 +86,8 @@ class UnusedQueues:
 
     def _entries(self) -> list[tuple[tuple[str, str], str]]:
         found = []
-        for field, value in self.connection.hash_pairs(REGISTRY):
-            name, _, release = text_of(field).partition(" ")
+        for entry, value in self.connection.hash_pairs(REGISTRY):
+            name, _, release = text_of(entry).partition(" ")
             found.append(((name, release), text_of(value)))
         return found
 
