@@ -57,7 +57,13 @@ TRAFFIC = "ballast:slo_requests:rate"
 """Prefix of the recorded counted requests per second. The window follows."""
 COUNTED = {"1h": 3600, "1d": 86400, "3d": 259200}
 """Seconds of the windows over which requests are counted."""
-GAP = "8m"
+RESERVED_LABELS = frozenset(
+    {"alertname", "class", "inferencedeployment", "kind", "met", "name", "namespace", "outcome", "part", "pod", "queue"}
+    | {"reason", "resource_namespace", "service", "severity", "slo", "state", "status", "task", "type"}
+)
+"""Labels that rules, or the series that they read, have already."""
+GAP_SECONDS = 480
+GAP = f"{GAP_SECONDS // 60}m"
 """Longest time without series of an operator that restarts. Kubernetes waits for up to 5 minutes before a start."""
 
 
@@ -119,6 +125,7 @@ def rule_groups(
         resource: The resource to watch.
         match: PromQL matchers of the scraped workers; by default the labels that the resource's ServiceMonitor sets.
         labels: Labels that every series must have, and that every alert and recorded series gets, such as the cluster.
+            None is of `RESERVED_LABELS`.
         runbooks: Base URL of the runbook pages. Without it, alerts have no `runbook_url`.
         keeps_head_state: Whether a Redis keeps the state of Ray's head, if the resource runs on Ray.
     """
@@ -280,7 +287,8 @@ def _other_alerts(own: Labels, resource: InferenceDeployment, *, keeps_head_stat
         "warning",
         "0s",
         # The least of the half hour: at its start, workers may not have reported, or a job was deleted since. The least
-        # of all workers now: Prometheus scrapes one after another, so some still show letters that were redriven.
+        # of all workers now: Prometheus scrapes one after another, so some still show letters that were redriven. New
+        # letters therefore count when the last worker shows them.
         f"min by (queue) ({letters}) - min by (queue) (min_over_time({letters}[30m])) > 0 "
         f"or (min by (queue) ({letters}) > 0 unless max by (queue) (last_over_time({letters}[{kept}d] offset 30m)))",
         f"{own}: {{{{ $value }}}} items became dead letters in the last half hour",
@@ -342,7 +350,7 @@ def _ray_alerts(own: Labels, resource: InferenceDeployment, *, keeps_head_state:
         "BallastRayReplicasPending",
         "warning",
         f"{startup + 120}s",
-        f"max(max_over_time({pending}[2m])) == 1",
+        f"max(max_over_time({pending}[2m])) == 1 or {own.known(pending)} == 1",
         f"{own}: Ray finds no place for a replica",
         f"A replica of Ray Serve waits for its pods for longer than spec.rollout.startupSeconds ({startup} s) and 2 "
         f"minutes. `kubectl describe infd {own.name} -n {own.namespace}` quotes Ray.",
@@ -373,7 +381,7 @@ def _workers_not_ready(own: Labels, resource: InferenceDeployment) -> Iterator[A
     from a worker that does not come back, so the second alert waits for longer than most rollouts take.
 
     While replicas are added one after another, some are never ready, each for a short time. So the first alert counts
-    only workers that were wanted for the whole time in which one starts.
+    only workers that were wanted for the whole time in which one starts, and for longer than a restart of the operator.
 
     A failed scrape counts only without the figures of the operator. Some pods never listen, such as the further pods of
     a worker over several nodes, and Prometheus may be unable to reach workers that serve.
@@ -381,7 +389,7 @@ def _workers_not_ready(own: Labels, resource: InferenceDeployment) -> Iterator[A
     startup, missing = resource.spec.startup_seconds, resource.spec.rollout.max_unavailable
     wanted, ready = (own.known(own.replicas(state)) for state in ("desired", "ready"))
     lasting = f"{startup + 120}s"
-    due = f"min(min_over_time({own.replicas('desired')}[{lasting}]))"
+    due = f"min(min_over_time({own.replicas('desired')}[{max(startup + 120, GAP_SECONDS)}s]))"
     is_gated = own.condition(ConditionType.READY, ConditionReason.SCHEDULING_GATED)
     gated = f"unless max(max_over_time({is_gated}[{GAP}])) == 1"
     summary = f"{own}: {{{{ $value }}}} workers are not ready"

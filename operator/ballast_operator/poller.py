@@ -45,6 +45,8 @@ MOST_THREADS = 8
 """Threads for the operator's own Redis."""
 NAMESPACE_THREADS = 2
 """Threads for the Redis of each namespace, so that slow servers of one namespace do not delay the polls of another."""
+REOPEN_SECONDS = 60.0
+"""How often a server on which a queue has no workers gets a new connection: its address may lead elsewhere by now."""
 
 
 class Server(NamedTuple):
@@ -97,6 +99,9 @@ class Poller:
         self.connections: dict[Server, Connection] = {}
         """The open connections. Resources of one Redis share a connection."""
         self._unavailable: dict[Server, tuple[float, QueueError]] = {}
+        self._reopened: dict[Server, float] = {}
+        """When each server without workers last got a new connection."""
+        self._shared_queues: set[str] = set()
         self.loop: asyncio.AbstractEventLoop | None = None
         """The event loop of the polls; None before the first poll."""
         self._threads = {"": ThreadPoolExecutor(MOST_THREADS, "ballast-poll")}
@@ -160,6 +165,9 @@ class Poller:
         for server, (at, _) in list(self._unavailable.items()):
             if time.monotonic() - at >= self._every:
                 self._unavailable.pop(server, None)
+        for server, at in list(self._reopened.items()):
+            if time.monotonic() - at >= REOPEN_SECONDS:
+                self._reopened.pop(server, None)
         self._addresses.forget(polled)
 
     def close(self) -> None:
@@ -204,9 +212,15 @@ class Poller:
                 self.connections.pop(server, None)  # not closed, because another poll may still use it
             log.info("poll of Redis failed", resource=str(key), error=type(error).__name__)
             return _unusable(of.source, str(error) if isinstance(error, LibraryUnfit) else "")
-        if of.result is not None and of.result.workers and not result.workers:
-            self._mark_outdated(of)  # the workers may have followed the Secret, or the address, to another Redis
-            self.connections.pop(server, None)
+        if not result.workers:
+            now = time.monotonic()
+            is_due = now - self._reopened.setdefault(server, now) >= REOPEN_SECONDS
+            if has_lost_workers := of.result is not None and bool(of.result.workers):
+                self._mark_outdated(of)  # the workers may have followed the Secret to another Redis
+            # They may also have followed the address, which a resolver may show to them before it does to the operator.
+            if has_lost_workers or is_due:
+                self._reopened[server] = now
+                self.connections.pop(server, None)
         return result
 
     async def _address(self, namespace: str, of: _Polled) -> Address | None:
@@ -272,7 +286,7 @@ class Poller:
 
         def update() -> list[str]:
             connection = self._connection(Server("", address))
-            return UnusedQueues(connection, release, self._keep_seconds).update(used)
+            return UnusedQueues(connection, release, self._keep_seconds, self._shared_queues).update(used)
 
         return await asyncio.get_running_loop().run_in_executor(self._threads[""], update)
 

@@ -265,6 +265,13 @@ SCENARIOS = (
         {("BallastNoWorkerReady", CRITICAL), ("BallastWorkerNotReady", CRITICAL)},
     ),
     Scenario(
+        "most workers with a fast start are missing while the operator restarts again and again",
+        replicas(f"4x20 {RESTARTS.format(4)}", f"4x20 {RESTARTS.format(1)}"),
+        "34m",
+        {("BallastWorkerNotReady", CRITICAL)},
+        {"rollout": {"startupSeconds": 60}},
+    ),
+    Scenario(
         "all workers are back, and another replica of the operator becomes active",
         replicas("3x12 stale", "3x10 0x1 stale") | replicas("_x14 3x60", "_x14 3x60", pod="operator-1"),
         "20m",
@@ -344,10 +351,24 @@ SCENARIOS = (
         {("BallastRayStorageDown", CRITICAL)},
         ON_RAY,
     ),
-    Scenario("Ray starts a replica", condition("Progressing", "RayReplicasPending", "1x9 _x30"), "15m", set(), ON_RAY),
+    Scenario(
+        "Ray starts a replica",
+        condition("Progressing", "RayReplicasPending", "1x9 _x30") | replicas("2x60", "2x60"),
+        "15m",
+        set(),
+        ON_RAY,
+    ),
     Scenario(
         "Ray finds no place for a replica",
         condition("Progressing", "RayReplicasPending", "1x60"),
+        "20m",
+        {("BallastRayReplicasPending", WARNING)},
+        ON_RAY,
+    ),
+    Scenario(
+        "Ray finds no place for a replica while the operator restarts again and again",
+        condition("Progressing", "RayReplicasPending", RESTARTS.format(1))
+        | replicas(RESTARTS.format(2), RESTARTS.format(2)),
         "20m",
         {("BallastRayReplicasPending", WARNING)},
         ON_RAY,

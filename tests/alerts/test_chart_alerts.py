@@ -86,6 +86,13 @@ SCENARIOS = (
         "30m",
         {DEGRADED},
     ),
+    Scenario(
+        "a problem with breaks of a minute",
+        degraded("Crashing", " ".join(["1x4 stale"] * 8))
+        | degraded("Healthy", " ".join(["_x4 1 stale"] + ["_x3 1 stale"] * 8), status="False"),
+        "30m",
+        {DEGRADED},
+    ),
     Scenario("a problem of Ray with an alert of its own", degraded("RayHeadDown", "1x60"), "40m"),
 )
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import re
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -61,9 +63,36 @@ def test_a_match_selects_the_workers_of_one_resource(tmp_path: Path) -> None:
         alerts(file=path, match='job="chat"')
 
 
-def test_a_label_of_all_series_has_a_name_and_a_value() -> None:
-    with pytest.raises(Usage, match="--label cluster: expected LABEL=VALUE"):
-        alerts(file=SAMPLES / "tenants.yaml", label=["cluster"])
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (["cluster"], "--label cluster: expected LABEL=VALUE"),
+        (["cluster=eu", "region=a", "cluster=us"], "--label cluster=us: cluster has the value eu already"),
+        (["__name__=up"], "--label __name__=up: the rules use the label __name__ themselves"),
+    ],
+    ids=["no value", "twice", "of Prometheus"],
+)
+def test_a_label_of_all_series_has_a_name_and_a_value(labels: list[str], said: str) -> None:
+    with pytest.raises(Usage, match=said):
+        alerts(file=SAMPLES / "tenants.yaml", label=labels)
+
+
+@pytest.mark.parametrize("spec", [{}, {"runtime": {"ray": {}}}], ids=["a deployment", "on Ray"])
+def test_a_label_that_the_rules_use_is_refused(tmp_path: Path, spec: dict[str, object]) -> None:
+    path = tmp_path / "resource.yaml"
+    manifest = yaml.safe_load((SAMPLES / "tenants.yaml").read_text())
+    path.write_text(yaml.safe_dump(manifest | {"spec": manifest["spec"] | spec}))
+    rules = yaml.safe_load(CliRunner().invoke(app, ["alerts", "-f", str(path)]).stdout)["groups"]
+    text = yaml.safe_dump(rules)
+    used = set(re.findall(r"(\w+)(?:=~|!~|!=|=)", text)) | set(
+        chain(*(rule["labels"] for g in rules for rule in g["rules"]))
+    )
+    used |= {name for listed in re.findall(r"\b(?:by|on) \(([^)]*)\)", text) for name in re.findall(r"\w+", listed)}
+
+    assert len(used) > 10
+    for name in used:
+        with pytest.raises(Usage, match=f"the rules use the label {name} themselves"):
+            alerts(file=path, label=[f"{name}=x"])
 
 
 def test_an_api_server_that_does_not_answer_is_unreachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,9 @@ class Inboxes:
     def __init__(self, failures: Mapping[int, Exception] | None = None) -> None:
         self.failures = failures or {}
         self.calls: list[tuple[bytes, Sequence[Mapping[str, bytes | str]]]] = []
+
+    def log_in(self) -> None:
+        """Accept the user. A connection that breaks later fails in `append`."""
 
     def append(self, key: bytes, entries: Sequence[Mapping[str, bytes | str]]) -> None:
         self.calls.append((key, entries))
@@ -123,3 +127,13 @@ def test_a_failure_names_the_job_that_it_leaves_open(kind: type[QueueError], cal
         state = f"{may_exist}is not complete: cancel it as a worker's user, and submit again"
     notes = [f"job {job_id} {state}"] if call > 1 or kind is QueueUnavailable else []
     assert getattr(caught.value, "__notes__", []) == notes
+
+
+def test_a_server_that_is_down_has_no_job() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    writer = InboxWriter.connect(f"redis://127.0.0.1:{port}", "a/b")
+    with pytest.raises(QueueUnavailable) as caught:
+        writer.submit([b"1"], Terms("acme"), on_progress=lambda _: None)
+
+    assert getattr(caught.value, "__notes__", []) == []

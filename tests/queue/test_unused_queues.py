@@ -133,16 +133,25 @@ def test_a_queue_that_a_worker_serves_stays(queue, line, release) -> None:
     assert unused(queue, release).update(set()) == [queue.name]
 
 
-def test_a_queue_that_another_release_uses_stays_and_is_named(queue, line, release, caplog) -> None:
+def test_a_queue_that_another_release_uses_stays_and_is_named_once(queue, line, release, caplog) -> None:
     fill(queue, line)
-    unused(queue, release).update({queue.name})
-    unused(queue, f"{release}-other").update({queue.name})
+    mine, theirs = (unused(queue, name) for name in (release, f"{release}-other"))
+    both = {queue.name, f"{queue.name}-b"}
     for _ in range(3):
-        assert unused(queue, release).update(set()) == []
-    unused(queue, f"{release}-other").update({queue.name})
+        mine.update({queue.name})
+    for _ in range(3):
+        theirs.update({queue.name})
+    for _ in range(3):
+        assert mine.update(set()) == []
+    theirs.update({queue.name})
 
     assert keys_of(queue)
-    assert [record.fields for record in caplog.records] == [{"queues": [queue.name]}], "while both use it"
+    assert [record.fields for record in caplog.records] == [{"queues": [queue.name]}], "while both use it, and once"
+
+    for _ in range(3):
+        mine.update(both)
+        theirs.update(both)
+    assert [record.fields["queues"] for record in caplog.records[1:]] == [[queue.name], sorted(both), sorted(both)]
 
 
 def test_a_full_redis_loses_its_unused_queues(line, release) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -73,11 +74,11 @@ def alerts(
             f"Found {'both NAME and FILE' if name else 'neither NAME nor FILE'}: give the NAME of a resource in the "
             "cluster, or a FILE (-f)."
         )
-    labels = dict(map(_label, label or ()))
     # Building the resource's model takes longer than the start of any other command.
-    from ballast_api.alerts import rule_groups  # noqa: PLC0415
+    from ballast_api.alerts import RESERVED_LABELS, rule_groups  # noqa: PLC0415
     from ballast_cli.manifests import from_cluster, from_file  # noqa: PLC0415
 
+    labels = _labels(label or (), RESERVED_LABELS)
     resources = from_file(file, namespace) if file else (from_cluster(name or "", namespace),)
     if match is not None and len(resources) > 1:
         raise Usage(f"{file} holds {len(resources)} resources: --match would select the same workers for all of them.")
@@ -85,11 +86,19 @@ def alerts(
     yaml.dump({"groups": groups}, sys.stdout, Dumper=_Plain, sort_keys=False, width=118)
 
 
-def _label(text: str) -> tuple[str, str]:
-    found = LABEL.fullmatch(text)
-    if found is None:
-        raise Usage(f"--label {text}: expected LABEL=VALUE, such as cluster=eu.")
-    return found[1], found[2]
+def _labels(texts: Sequence[str], reserved: Container[str]) -> dict[str, str]:
+    labels: dict[str, str] = {}
+    for text in texts:
+        found = LABEL.fullmatch(text)
+        if found is None:
+            raise Usage(f"--label {text}: expected LABEL=VALUE, such as cluster=eu.")
+        name, value = found.groups()
+        if name in labels:
+            raise Usage(f"--label {text}: {name} has the value {labels[name]} already. Give each label once.")
+        if name in reserved or name.startswith("__"):
+            raise Usage(f"--label {text}: the rules use the label {name} themselves. Use another name.")
+        labels[name] = value
+    return labels
 
 
 class _Plain(yaml.SafeDumper):

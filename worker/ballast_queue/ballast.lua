@@ -49,7 +49,7 @@
 --   :ids                        set      custom ids, until the job is closed
 -- The items from `next` to `stored` - 1 wait and have an entry only in :items.
 
-local REVISION = 18
+local REVISION = 19
 
 local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
@@ -1091,15 +1091,16 @@ end
 -- Reply: 1 if they are in force now.
 local function set_settings(keys, argv)
   local now, known = clock(), call('HMGET', keys[1], 'owner', 'rank', 'created', 'generation', 'renewed', 'applied')
+  local at = string.format('%.6f', now)
   local rank, created, generation = tonumber(argv[2]), tonumber(argv[3]), tonumber(argv[4])
   local known_rank, known_created = tonumber(known[2]), tonumber(known[3])
   if known[1] == argv[1] then
     local is_older = created < known_created or (created == known_created and generation < tonumber(known[4]))
-    if is_older and now - tonumber(known[6] or 0) < RENEWAL_SECONDS then return 0 end
+    if is_older and not known[6] then call('HSET', keys[1], 'applied', at) end -- an older version wrote them
+    if is_older and now - tonumber(known[6] or now) < RENEWAL_SECONDS then return 0 end
   elseif known[1] and now - tonumber(known[5]) < RENEWAL_SECONDS then
     if known_rank < rank or (known_rank == rank and known_created <= created) then return 0 end
   end
-  local at = string.format('%.6f', now)
   call('HSET', keys[1], 'owner', argv[1], 'rank', argv[2], 'created', argv[3], 'generation', argv[4], 'json', argv[5],
     'renewed', at, 'applied', at, unpack(argv, 6))
   return 1

@@ -138,6 +138,15 @@ class Connection:
             raise
         return connection
 
+    def log_in(self) -> None:
+        """Connect to a single server, and log in. Otherwise the first command does.
+
+        Raises:
+            QueueUnavailable, QueueForbidden: the server does not answer, or refuses the user.
+        """
+        pool = self.client.connection_pool
+        self._translated(lambda: pool.release(pool.get_connection()))
+
     def close(self) -> None:
         """Close the sockets."""
         self.client.close()

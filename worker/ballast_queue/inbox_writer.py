@@ -56,6 +56,7 @@ class InboxWriter:
             for chunk in _chunks(lines):
                 entries = [job | {"item": line} for line in chunk]
                 if not is_begun:
+                    self._connection.log_in()  # so that no job may exist if there is no connection
                     job_id, first = job_of_tenant(name, tenant), [entries.pop(0)]
                     try:
                         self._connection.append(inbox, first)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ballast_log import Log
 from ballast_queue.connection import Connection
@@ -35,6 +35,8 @@ class UnusedQueues:
     connection: Connection
     release: str
     keep_seconds: float
+    shared: set[str] = field(default_factory=set)
+    """The queues that another release uses too, which the log has named. Pass the same set at each call."""
 
     def update(self, used: AbstractSet[str]) -> list[str]:
         """Note which queues the resources use now. Run the timers of the others, and return the removed queues.
@@ -52,8 +54,10 @@ class UnusedQueues:
         shared = {
             name for (name, whose), since in known.items() if name in used and whose != self.release and not since
         }
-        if shared:
+        if shared - self.shared:
             log.warning("queues are shared with resources of another release", queues=sorted(shared))
+        self.shared.clear()
+        self.shared.update(shared)
         removed = []
         for (name, release), since in known.items():
             if release != self.release or name in used:
@@ -82,8 +86,8 @@ class UnusedQueues:
 
     def _entries(self) -> list[tuple[tuple[str, str], str]]:
         found = []
-        for field, value in self.connection.hash_pairs(REGISTRY):
-            name, _, release = text_of(field).partition(" ")
+        for entry, value in self.connection.hash_pairs(REGISTRY):
+            name, _, release = text_of(entry).partition(" ")
             found.append(((name, release), text_of(value)))
         return found
 
