@@ -45,8 +45,7 @@ class Tokenizer:
         """Add the tokens that only the configuration files have, and mark special tokens, as `transformers` does."""
         backend, special = self._backend, self.special_tokens.values()
         more = self._config.get("extra_special_tokens") or {}
-        if isinstance(more, dict):
-            more = [*more.values(), *self._config.get("additional_special_tokens", ())]
+        more = [*more.values(), *self._config.get("additional_special_tokens", ())] if isinstance(more, dict) else more
         tokens = {token.content: token for token in backend.get_added_tokens_decoder().values()}
         declared = self._config.get("added_tokens_decoder")
         try:
