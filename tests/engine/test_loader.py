@@ -240,7 +240,20 @@ DAMAGES = {
     ),
     "a layer of another type": (
         lambda d: edit(d / "config.json", layer_types=["full_attention"] * 2 + ["chunked_attention"]),
-        "expected full_attention or sliding_attention",
+        "expected full_attention for each of the 3 layers",
+    ),
+    "windows in a model without windows": (
+        lambda d: edit(d / "config.json", sliding_window=8, layer_types=["full_attention"] * 2 + ["sliding_attention"]),
+        "expected full_attention for each of the 3 layers",
+    ),
+    "windows of a Qwen that does not use them": (
+        lambda d: edit(
+            d / "config.json",
+            architectures=["Qwen2ForCausalLM"],
+            sliding_window=8,
+            layer_types=["full_attention"] * 2 + ["sliding_attention"],
+        ),
+        "expected full_attention for each of the 3 layers",
     ),
     "a size in words": (lambda d: edit(d / "config.json", hidden_size="wide"), "hidden_size is 'wide'"),
     "no layers": (lambda d: edit(d / "config.json", num_hidden_layers=0), "num_hidden_layers is 0"),

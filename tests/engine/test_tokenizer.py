@@ -113,6 +113,21 @@ ADDED: dict[str, tuple[Sequence[str], dict[str, dict[str, Any]]]] = {
     "further special tokens are plain": (PLAIN, {"tokenizer_config.json": {"additional_special_tokens": PLAIN}}),
     "further special tokens are missing": ((), {"tokenizer_config.json": {"additional_special_tokens": PLAIN}}),
     "extra special tokens are missing": ((), {"tokenizer_config.json": {"extra_special_tokens": PLAIN}}),
+    "both lists are missing": (
+        (),
+        {
+            "tokenizer_config.json": {
+                "extra_special_tokens": {"end_of_turn_token": "<|end|>"},
+                "additional_special_tokens": ["<|user|>"],
+            }
+        },
+    ),
+    "named tokens are missing": ((), {"tokenizer_config.json": {"pad_token": "<|end|>", "unk_token": "<|user|>"}}),
+    "rare named tokens are missing": (
+        (),
+        {"tokenizer_config.json": {"mask_token": "<|end|>", "sep_token": "<|user|>"}},
+    ),
+    "a token with a name of its own": ((), {"tokenizer_config.json": {"image_token": "<|user|>"}}),
     "tokens only in the configuration": (
         (),
         {"tokenizer_config.json": {"added_tokens_decoder": DECODER, "eos_token": "<|end|>"}},

@@ -51,6 +51,7 @@ CHATS = {
         says("user", "Bye"),
     ],
     "parts": [says("system", "a", "b"), says("user", "c", "d"), says("assistant", "e"), says("user")],
+    "empty parts": [says("system", "", "a"), says("user", "b", "", "c"), says("assistant", "d"), says("user", "", "")],
     "an answer without text": [says("user", "Hi"), {"role": "assistant", "content": None}, says("user", "Bye")],
 }
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import re
 import socket
+import ssl
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from urllib.parse import urlsplit
@@ -15,16 +16,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Mount
 from streamed import BODY, ENDLESS, begun
+from tls import LOOPBACK
 
 from ballast_worker.bodies import LONG_BYTES, MOST_WAITING, SHORT_BYTES, BodyReaders
 from ballast_worker.errors import Refused
 from ballast_worker.http_connection import Closed, Connections, HttpLimits
+from ballast_worker.http_exchange import HttpExchange
 from ballast_worker.http_server import HttpServer
 from ballast_worker.prompt_length import longest_token_bytes
+from ballast_worker.tls import Certificate, EventLoop
 
 HEALTH = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
 LAST = HEALTH.replace(b"host", b"connection: close\r\nhost")
@@ -218,39 +220,46 @@ def test_a_client_that_does_not_read_its_answers_is_closed(serve, make_config, e
         assert connections.closed == dict.fromkeys(Closed, 0) | {Closed.WRITE_TIME: 1}
 
 
-@pytest.mark.anyio
-async def test_a_client_is_closed_if_it_reads_too_little_in_its_time_not_if_its_answer_takes_longer() -> None:
-    limits = HttpLimits(write_seconds=1000, write_bytes=100_000)
-    connections, size = Connections(limits), 32 * 2**20
+async def large_answer(scope, receive, send) -> None:
+    """Answer as the routes do, with many times what the buffers of a server hold."""
+    await HttpExchange(scope, receive, send).answer(200, bytes(32 * 2**20))
 
-    async def answer(_: Request) -> Response:
-        return Response(b"a" * size)
 
-    server = HttpServer(Starlette(routes=[Route("/", answer)]), connections)
-    listener = socket.create_server(("127.0.0.1", 0))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    loop, raw = asyncio.get_running_loop(), socket.socket()
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
-    raw.setblocking(False)
-    await loop.sock_connect(raw, listener.getsockname())
-    await loop.sock_sendall(raw, b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
-    num_read = len(await loop.sock_recv(raw, 1))
-    (connection,) = server.server_state.connections
-    now, kept = loop.time(), []
-    for _ in range(5):
-        before = connection.transport.get_write_buffer_size()
-        while before - connection.transport.get_write_buffer_size() < limits.write_bytes:
-            num_read += len(await loop.sock_recv(raw, 65536))
-        now += 1001
-        connections.sweep(now)
-        kept.append(not connection.transport.is_closing())
-    connections.sweep(now + 1001)
-    server.should_exit = True
-    await serving
-    raw.close()
+@pytest.mark.parametrize("is_encrypted", [False, True], ids=["HTTP", "HTTPS"])
+def test_a_client_is_closed_if_it_does_not_read_on_not_if_its_answer_takes_long(is_encrypted) -> None:
+    limits = HttpLimits(head_seconds=1, idle_seconds=1, write_seconds=1000)
+    connections, kept = Connections(limits), []
+
+    async def run() -> None:
+        tls = Certificate(LOOPBACK, LOOPBACK).context if is_encrypted else None
+        server = HttpServer(Starlette(routes=[Mount("/", large_answer)]), connections, tls=tls)
+        server.config.timeout_keep_alive = 0
+        listener, raw = socket.create_server(("127.0.0.1", 0)), socket.socket()
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        raw.connect(listener.getsockname())
+        serving, loop = asyncio.create_task(server.serve(sockets=[listener])), asyncio.get_running_loop()
+        trusts = {"ssl": ssl.create_default_context(cafile=LOOPBACK), "server_hostname": "localhost"}
+        reader, writer = await asyncio.open_connection(sock=raw, **(trusts if is_encrypted else {}))
+        writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\nGET / HT")
+        await reader.readexactly(1)
+        (connection,) = server.server_state.connections
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            for _ in range(5):
+                now = loop.time()
+                await reader.readexactly(4 * 2**20)
+                connections.sweep(now + limits.write_seconds)
+                kept.append(not connection.transport.is_closing())
+            while not connection.flow.write_paused:  # noqa: ASYNC110 -- until all buffers are full
+                await asyncio.sleep(0.005)
+        connections.sweep(loop.time() + limits.write_seconds)
+        writer.transport.abort()
+        server.should_exit = True
+        await serving
+
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
+        runner.run(run())
 
     assert kept == [True] * 5
-    assert num_read < size
     assert connections.closed == dict.fromkeys(Closed, 0) | {Closed.WRITE_TIME: 1}
 
 

@@ -21,6 +21,7 @@ import pytest
 from fake_vllm import FakeEngine, FakeVllm
 from prometheus_client import REGISTRY, Gauge
 from starlette.applications import Starlette
+from starlette.responses import Response
 
 from ballast_api.worker_config import WorkerConfig
 from ballast_cli.explain import scene
@@ -859,6 +860,24 @@ async def accept(scope, receive, send):
     """Answer with 200."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b""})
+
+
+async def test_a_large_response_of_vllm_waits_for_its_client_between_parts(variables):
+    sizes, content = [], bytes(range(256)) * 600
+
+    async def app(scope, receive, send):
+        async def seen(message):
+            sizes.append(len(message.get("body", b"")))
+            await send(message)
+
+        middleware = BallastMiddleware(Response(content))
+        middleware.server = found.server
+        await middleware(scope, receive, seen)
+
+    async with running() as found, httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
+        response = await client.post("http://vllm/v1/completions", json=BODY)
+
+    assert (response.content, max(sizes), len(sizes)) == (content, 65536, 4)
 
 
 async def test_a_body_counts_with_its_objects_until_its_response_ends(variables):

@@ -181,7 +181,7 @@ def _developer_as_system(conversation: list[dict[str, Any]]) -> list[dict[str, A
 
 
 def _joined(content: str | list[str] | None) -> str:
-    return "\n".join(content) if isinstance(content, list) else content or ""
+    return "\n".join(filter(None, content)) if isinstance(content, list) else content or ""
 
 
 def _parts(content: str | list[str]) -> list[dict[str, str]]:

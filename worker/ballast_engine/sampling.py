@@ -37,9 +37,9 @@ def sample(logits: Tensor, rows: Sequence[SampleRow], kernels: Kernels | None = 
 
 
 def _draws(rows: Sequence[SampleRow]) -> NDArray[np.void]:
-    how = np.empty(len(rows), dtype=DRAW)
+    how, sampled = np.empty(len(rows), dtype=DRAW), [row.sampling for row in rows]
     for name in ("temperature", "min_p", "top_p", "top_k"):
-        how[name] = [getattr(row.sampling, name) for row in rows]
+        how[name] = [getattr(one, name) for one in sampled]
     how["uniform"] = _uniforms_of(rows)
     return how
 

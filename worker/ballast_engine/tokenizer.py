@@ -15,7 +15,7 @@ from ballast_engine.errors import InvalidChat, InvalidCheckpoint
 from ballast_engine.models.config import read_json
 from ballast_engine.token_bytes import TokenBytes
 
-SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+SPECIAL_NAMES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
 class Tokenizer:
@@ -35,9 +35,8 @@ class Tokenizer:
         files = [_read_json(self.directory / name) for name in ("special_tokens_map.json", "tokenizer_config.json")]
         self._config = {key: value for file in files for key, value in file.items() if value is not None}
         self._backend = _load_backend(self.directory / "tokenizer.json")
-        self.special_tokens = {
-            name: text for name in SPECIAL_NAMES if (text := _special_text(self._config.get(name))) is not None
-        }
+        names = [*SPECIAL_NAMES, *(name for name in self._config if name.endswith("_token"))]
+        self.special_tokens = {name: text for name in names if (text := _special_text(self._config.get(name)))}
         self._add_tokens()
         self.eos_ids = self._eos_ids()
         """Tokens that end an answer: those of `generation_config.json`, `config.json` and the tokenizer."""
@@ -45,7 +44,8 @@ class Tokenizer:
     def _add_tokens(self) -> None:
         """Add the tokens that only the configuration files have, and mark special tokens, as `transformers` does."""
         backend, special = self._backend, self.special_tokens.values()
-        more = self._config.get("extra_special_tokens") or self._config.get("additional_special_tokens") or ()
+        more = self._config.get("extra_special_tokens") or {}
+        more = [*more.values(), *self._config.get("additional_special_tokens", ())] if isinstance(more, dict) else more
         tokens = {token.content: token for token in backend.get_added_tokens_decoder().values()}
         declared = self._config.get("added_tokens_decoder")
         try:
@@ -58,7 +58,7 @@ class Tokenizer:
         # Where another token has the id, it was renamed in tokenizer.json only.
         found = {i: token for i, token in found.items() if backend.id_to_token(i) in {None, token.content}}
         tokens.update({token.content: token for token in found.values()})
-        for text in [*special, *filter(None, map(_special_text, more.values() if isinstance(more, dict) else more))]:
+        for text in [*special, *filter(None, map(_special_text, more))]:
             token = tokens.setdefault(text, tokenizers.AddedToken(text, special=True))
             token.special = token.special or text in special
         backend.add_tokens(list(tokens.values()))

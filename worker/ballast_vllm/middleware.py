@@ -32,7 +32,7 @@ from ballast_vllm.versions import UnsupportedVllm, check_installed
 from ballast_worker.bodies import BodyShare
 from ballast_worker.command_line import BAD_CONFIG
 from ballast_worker.errors import Refused, WorkerError
-from ballast_worker.http_exchange import ClientGone, HttpExchange, compact
+from ballast_worker.http_exchange import ClientGone, HttpExchange, compact, send_in_parts
 from ballast_worker.metrics import CONTENT_TYPE
 from ballast_worker.requests import RequestOutcome, RequestTiming
 from ballast_worker.responses import stopping
@@ -247,7 +247,7 @@ class _Passed:
                 message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
         elif not message.get("more_body", False):
             self.is_complete = True
-        await self._send(message)
+        await send_in_parts(self._send, message)
 
 
 def _path(scope: Scope) -> str:

@@ -44,8 +44,7 @@ class HttpLimits:
     idle_seconds: float = 75
     """Load balancers drop idle connections after a minute. This is longer, so that they close first."""
     write_seconds: float = 60
-    """Time in which a client reads at least `write_bytes` of its answers, or all that wait for it."""
-    write_bytes: int = 256 * 1024
+    """Time without progress while the client does not read its answer."""
     pipelined: int = 8
     """Requests of a connection that wait for the answer to an earlier one."""
 
@@ -151,8 +150,6 @@ class HttpConnection(HttpToolsProtocol):
         self._connections = connections
         self._limits = connections.limits
         self._deadline = self._write_deadline = inf
-        self._unread = 0
-        """Bytes that waited for the client when the time of `_write_deadline` began."""
         self._in_head = True
         """Whether the headers of the next request have begun, or must begin soon on a new connection."""
         self._in_body = False
@@ -249,14 +246,11 @@ class HttpConnection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._expect_reading(self.loop.time())
+        self._write_deadline = self.loop.time() + self._limits.write_seconds
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self.phase is not _Phase.CLOSING:
-            self._write_deadline = inf
-        if self.phase is _Phase.IDLE:  # the time began when the app had written the answer
-            self._enter(_Phase.IDLE)
+        self._write_deadline = inf
 
     def shutdown(self) -> None:
         """Close the connection as soon as it is idle. A request that has not arrived is refused."""
@@ -269,10 +263,10 @@ class HttpConnection(HttpToolsProtocol):
 
     def check_time(self, now: float) -> None:
         """Close the connection if its client took too long."""
-        if now >= self._write_deadline and not self._has_read(now):
+        if now >= self._write_deadline:
             self._connections.closed[Closed.WRITE_TIME] += 1
             self.transport.abort()
-        elif now < self._deadline or (self.phase is _Phase.IDLE and self._write_deadline < inf):
+        elif now < self._deadline:
             return
         elif self.phase is _Phase.CLOSING:
             self.transport.abort()
@@ -309,21 +303,8 @@ class HttpConnection(HttpToolsProtocol):
             self.flow.resume_reading()
             self.transport.write_eof()
         else:
-            self._deadline = inf
-            self._expect_reading(self.loop.time())
+            self._deadline = self.loop.time() + self._limits.write_seconds
             self.transport.close_now()  # type: ignore[attr-defined]
-
-    def _expect_reading(self, now: float) -> None:
-        """Start the time in which the client must read."""
-        self._unread = self.transport.get_write_buffer_size()
-        self._write_deadline = now + self._limits.write_seconds
-
-    def _has_read(self, now: float) -> bool:
-        """Return whether the client read enough in its time. If so, the next time begins."""
-        if self._unread - self.transport.get_write_buffer_size() < self._limits.write_bytes:
-            return False
-        self._expect_reading(now)
-        return True
 
     def _disconnect(self) -> None:
         """End the request that the app answers: its client is gone, or gets no more."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NoReturn
 from uuid import uuid4
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ballast_openai.errors import describe
 from ballast_worker.bodies import BodyShare
@@ -23,6 +23,7 @@ EVENT_STREAM = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would buffer the tokens
 )
+PART_BYTES = 65536
 TOO_DEEP = "The body is nested too deeply."
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -82,7 +83,7 @@ class HttpExchange:
         """Send a whole response."""
         length = (b"content-length", b"%d" % len(body))
         await self._start(status, [*headers, length])
-        await self._send({"type": "http.response.body", "body": b"" if self.method == "HEAD" else body})
+        await send_in_parts(self._send, {"type": "http.response.body", "body": b"" if self.method == "HEAD" else body})
 
     async def refuse(self, refused: Refused) -> None:
         """Send an error in OpenAI's format."""
@@ -103,6 +104,21 @@ class HttpExchange:
         if self.is_last:
             headers.append((b"connection", b"close"))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def send_in_parts(send: Send, message: Message) -> None:
+    """Send a message, whose body may be large.
+
+    Servers wait for a slow client between two messages. A large one would be in their buffers as a whole, and its
+    connection would look idle.
+    """
+    body: bytes = message.get("body", b"")
+    last = (len(body) - 1) // PART_BYTES * PART_BYTES
+    if last > 0:
+        for start in range(0, last, PART_BYTES):
+            await send({**message, "body": body[start : start + PART_BYTES], "more_body": True})
+        message = {**message, "body": body[last:]}
+    await send(message)
 
 
 def read_json(raw: bytearray) -> dict[str, object]:

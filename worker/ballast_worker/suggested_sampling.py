@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ballast_engine.errors import InvalidCheckpoint
 from ballast_engine.models.config import read_json
 from ballast_log import Log
 from ballast_openai.body import COMPLETIONS_URL, parse_body
@@ -18,18 +17,20 @@ _IGNORED = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty":
 
 
 def suggested_sampling(file: Path) -> dict[str, float]:
-    """Return the parameters that are in the file. Log those that the native engine cannot apply.
-
-    Raises:
-        InvalidCheckpoint: a request could not have this value.
-    """
+    """Return the parameters that are in the file. Log them, and those that the native engine cannot apply."""
     found = {name: value for name, value in (read_json(file) if file.exists() else {}).items() if value is not None}
-    given = {name: found[name] for name in _SUPPORTED if name in found}
-    try:
-        body = parse_body(COMPLETIONS_URL, {"model": "-", "prompt": "-", **given})
-    except InvalidBody as error:
-        raise InvalidCheckpoint(f"{file}: {error}: correct the value, or remove it.") from error
     ignored = {name: found[name] for name, neutral in _IGNORED.items() if found.get(name, neutral) != neutral}
+    applied: dict[str, float] = {}
+    for name in _SUPPORTED:
+        if name in found:
+            try:
+                body = parse_body(COMPLETIONS_URL, {"model": "-", "prompt": "-", name: found[name]})
+            except InvalidBody:  # no request could have this value
+                ignored[name] = found[name]
+            else:
+                applied[name] = getattr(body, name)
+    if applied:
+        log.info("sampling parameters of generation_config.json are in force", **applied)
     if ignored:
         log.warning("sampling parameters of generation_config.json are ignored", **ignored)
-    return {name: getattr(body, name) for name in given}
+    return applied

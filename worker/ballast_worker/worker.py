@@ -315,6 +315,7 @@ class Worker:
 def _load(config: WorkerConfig, build: Build) -> tuple[Engine, PublishedModel]:
     directory = settings.model_directory(config)
     tokenizer = Tokenizer(directory)
+    sampling = suggested_sampling(directory / "generation_config.json")
     engine = build(settings.engine_options(config, directory), tokenizer=tokenizer)
     engine.configure(settings.policy_config(config, engine.policy))
     served = PublishedModel(
@@ -324,7 +325,7 @@ def _load(config: WorkerConfig, build: Build) -> tuple[Engine, PublishedModel]:
         max_model_len=engine.max_tokens,
         vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer,
-        sampling=suggested_sampling(directory / "generation_config.json"),
+        sampling=sampling,
         longest_token_bytes=longest_token_bytes(directory / "tokenizer.json"),
     )
     return engine, served

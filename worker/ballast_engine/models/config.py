@@ -228,14 +228,15 @@ def _rope(config: Json, where: str, *, max_positions: int) -> Rope:
 def _windows(fields: _Fields, architecture: str) -> tuple[int | None, ...]:
     num_layers = fields.count("num_hidden_layers", most=_MOST_LAYERS)
     is_mistral = architecture == "MistralForCausalLM"
-    first = 0 if is_mistral else fields.get("max_window_layers", 28)
+    has_windows = is_mistral or (architecture != "LlamaForCausalLM" and fields.get("use_sliding_window", default=False))
+    first = 0 if is_mistral else fields.get("max_window_layers", 28) if has_windows else num_layers
+    known = _LAYER_TYPES if has_windows else _LAYER_TYPES[:1]
     kinds = fields.fields.get("layer_types") or [_LAYER_TYPES[layer >= first] for layer in range(num_layers)]
-    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in _LAYER_TYPES for kind in kinds):
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in known for kind in kinds):
         raise InvalidCheckpoint(
-            f"{fields.where}: layer_types is {str(kinds)[:100]}, expected {' or '.join(_LAYER_TYPES)} for each of the "
+            f"{fields.where}: layer_types is {str(kinds)[:100]}, expected {' or '.join(known)} for each of the "
             f"{num_layers} layers: for other layers, use engine.backend: vllm."
         )
-    has_windows = is_mistral or (architecture != "LlamaForCausalLM" and fields.get("use_sliding_window", default=False))
     if not has_windows or fields.fields.get("sliding_window", 4096) is None:
         return (None,) * num_layers
     window = fields.count("sliding_window", 4096)
