@@ -11,7 +11,8 @@ Requests in the system equal arrival rate times time in the system (Little's law
 A new replica loads its model for minutes. A deadline at risk adds no other until every replica is ready. A replica that
 never becomes ready blocks this for `startupSeconds` after the last rise of `replicas`, and then no longer. A pod that
 finds no node blocks it for as long as it waits, because offline work would only add pods that wait as well.
-Replicas leave only if every job that has a deadline would meet it without them, at the present rate of a replica.
+Replicas leave only if every job that has a deadline would meet it without them, at 90 % of the present rate of the
+replicas that are ready. Online requests stay, so fewer replicas leave fewer slots to offline work.
 Waiting items add replicas, by the slots of a worker. Items that run keep those that are there, and add none.
 Replicas rise to the smallest need of the last `scaleUpSeconds`, and fall to the largest need of the last
 `scaleDownSeconds` (`idleSeconds` for the last replica). Nothing changes if a window is not covered yet or contains a
