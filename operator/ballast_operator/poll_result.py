@@ -96,6 +96,11 @@ class PollResult:
     has_older_functions: bool = False
     """Whether Redis has those of an older version, and no memory for those of this one."""
 
+    @property
+    def is_pending(self) -> bool:
+        """Return whether this process has not polled yet."""
+        return self.problem is not None and self.problem.reason is ConditionReason.PENDING
+
     def only_workers_in(self, pods: tuple[Body, ...]) -> Self:
         """Return the result with the workers of these pods, and their share of the workers that are not needed.
 

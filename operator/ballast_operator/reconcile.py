@@ -298,8 +298,12 @@ class Reconciler(Generic[R]):
         )
         decision = scale(scaling, fleet, poll=poll, now=time.monotonic(), history=memory.history)
         memory.history = decision.history
-        made = ScalingStatus(replicas=decision.replicas, because=decision.because[:1024])
-        reported = memory.reported(made, time.monotonic())
+        reported = ScalingStatus(replicas=decision.replicas, because=decision.because[:1024])
+        if poll is not None and poll.is_pending:
+            before = getattr(self._type.read_status(body.get("status") or {}), "scaling", None)
+            reported = before if before is not None and before.replicas == decision.replicas else reported
+        else:
+            reported = memory.reported(reported, time.monotonic())
         if decision.replicas == replicas:
             return reported, None
         wanted, because = decision.replicas, decision.because
