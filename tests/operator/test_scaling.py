@@ -16,6 +16,7 @@ from queue_objects import make_status
 from ballast_api.conditions import ConditionReason
 from ballast_api.inference_deployment import Scaling
 from ballast_operator.kinds import Body
+from ballast_operator.pod_problem import fetches
 from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.scaling import Decision, Fleet, History, scale
 from ballast_operator.unneeded_workers import unneeded_workers
@@ -138,7 +139,7 @@ def test_a_deadline_at_risk_adds_no_replica_while_the_last_one_loads_its_model()
     assert [at_risk(2).replicas for _ in range(4)] == [2, 2, 2, 3]
     assert [at_risk(2).replicas for _ in range(30)] == [3] * 30
     assert at_risk(2).because == (
-        "1 job would miss its deadline at the present rate; no replica is added before all are ready, and 2 of 3 are"
+        "1 job would be late at the present rate; no replica is added before all are ready, and 2 of 3 are"
     )
     assert [at_risk(3).replicas for _ in range(4)] == [3, 3, 3, 4]
 
@@ -245,6 +246,14 @@ def test_a_bound_that_moved_is_followed_at_once() -> None:
     assert Run(replicas=30, max_replicas=20).poll(0).replicas == 20
 
 
+def test_nothing_is_added_for_items_that_no_worker_may_run() -> None:
+    run = Run(scale_up_seconds=0, offline_max_replicas=8)
+    worker = make_worker(offline_most=0)
+
+    assert run.take(make_poll(10, worker, depth=10_000, at_risk=1)).replicas == 1
+    assert run.take(make_poll(20, make_worker(offline_most=1), depth=10_000)).replicas == 8
+
+
 @given(
     st.lists(st.integers(0, 300), min_size=1, max_size=60),
     st.integers(0, 60),
@@ -306,6 +315,35 @@ def test_replicas_of_which_none_ever_served_leave_with_their_work() -> None:
 
     assert left(served=False) == 0
     assert left(served=True) == 4, "they may be full and silent"
+
+
+@pytest.mark.parametrize("wait", ["is_fetching", "lacks_node"])
+def test_replicas_that_make_progress_do_not_leave_before_they_had_time_to_load(wait: str) -> None:
+    run = Run(replicas=2, min_replicas=0, scale_down_seconds=0, idle_seconds=0)
+
+    def rounds(number: int, **fleet: bool) -> list[int]:
+        return [run.take(make_poll(run.now + 10), ready=0, startup=100, **fleet).replicas for _ in range(number)]
+
+    assert rounds(9, **{wait: True}) + rounds(9) == [2] * 18
+    assert rounds(2)[-1] == 0
+    run.replicas = 2
+    assert (rounds(60, **{wait: True})[-1] == 2) is (wait == "is_fetching"), "a wait for a node is no progress for ever"
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "restarts", "expected"),
+    [
+        ("fetch", "running", 0, True),
+        ("fetch-a-lora", "running", 0, True),
+        ("fetch", "running", 1, False),
+        ("fetch", "terminated", 0, False),
+        ("a-sidecar", "running", 0, False),
+    ],
+)
+def test_only_the_first_fetch_of_a_pod_is_progress(name: str, state: str, restarts: int, expected: bool) -> None:
+    container = {"name": name, "state": {state: {}}, "restartCount": restarts}
+
+    assert fetches({"status": {"initContainerStatuses": [container]}}) is expected
 
 
 def make_pod(address: str) -> Body:
