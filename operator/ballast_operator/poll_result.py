@@ -93,6 +93,8 @@ class PollResult:
 
     Of the whole queue until `only_workers_in`. Otherwise each resource of a queue would remove all of them.
     """
+    has_deadlines: bool = True
+    """Whether a job may have a deadline, which only a worker could forecast."""
     has_older_functions: bool = False
     """Whether Redis has those of an older version, and no memory for those of this one."""
 

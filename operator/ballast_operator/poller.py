@@ -252,6 +252,7 @@ class Poller:
             workers=workers,
             queue=stats,
             unneeded=_unneeded(queue, workers, stats) if source.is_scaled else None,
+            has_deadlines=bool(workers) or _has_deadlines(queue, stats),
             former=tuple(_former(Queue(connection, name), source.owner) for name in source.former),
             settings=settings,
             has_newer_functions=connection.has_newer_library(),
@@ -331,6 +332,12 @@ def _unneeded(queue: Queue, workers: tuple[WorkerStatus, ...], stats: QueueStats
         return None
     weights = {tenant.name: tenant.weight for tenant in queue.settings.read().tenants}
     return unneeded_workers(queue.jobs.active(), workers, stats.at, weights)
+
+
+def _has_deadlines(queue: Queue, stats: QueueStats) -> bool:
+    """Return whether a job may have a deadline. Those with a deadline come first, and an inbox may contain some."""
+    first = queue.jobs.active(1)
+    return stats.inbox > 0 or not first or first[0].deadline is not None
 
 
 def _unusable(source: QueueSource, known: str = "") -> PollResult:

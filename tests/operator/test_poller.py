@@ -261,6 +261,18 @@ def test_a_former_queue_without_a_right_on_it_is_over_and_the_others_are_polled(
     ]
 
 
+def test_jobs_without_deadlines_are_told_from_those_that_only_a_worker_can_forecast(valkey: Any) -> None:
+    name = f"honest/{uuid4().hex[:8]}"
+    own = {"url": base64.b64encode(valkey.url.encode()).decode()}
+    queue, found = Queue.connect(valkey.url, name), []
+    for deadline in (None, time.time() + 3600):
+        queue.submissions.submit([make_line(0)], tenant="default", deadline=deadline)
+        found.append(asyncio.run(poll_once(QueueSource(own_redis("own", own), name, "honest/llm", own=own))))
+    queue.close()
+
+    assert [result.has_deadlines for result in found] == [False, True]
+
+
 def test_a_former_queue_that_cannot_be_read_stays_one(valkey: Any) -> None:
     present, former = (f"honest/{uuid4().hex[:8]}" for _ in range(2))
     with redis.Redis.from_url(valkey.url) as raw:
