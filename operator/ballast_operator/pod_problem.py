@@ -49,7 +49,7 @@ def lacks_node(pod: Body) -> bool:
 
 
 def fetches(pod: Body) -> bool:
-    """Return whether a pod fetches its model for the first time. A fetch that failed may fail for ever."""
+    """Return whether a pod fetches its model for the first time. A fetch that failed may fail again and again."""
     inits = (pod.get("status") or {}).get("initContainerStatuses") or ()
     running = (each for each in inits if "running" in (each.get("state") or {}))
     return any(_name(each).startswith(FETCH) and not each.get("restartCount") for each in running)
