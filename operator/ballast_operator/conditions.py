@@ -624,10 +624,11 @@ def _is_late(given: Given) -> ConditionValue | None:
 
 
 def _no_worker_for_items(given: Given) -> ConditionValue | None:
-    """Return Unknown if items wait that only a worker can appraise. Without any, no job is at risk."""
-    queue = _poll(given).queue
+    """Return Unknown if jobs have deadlines that only a worker can forecast. Without any, no job is at risk."""
+    poll = _poll(given)
+    queue = poll.queue
     has_items = queue is not None and queue.items.leased + max(0, queue.depth - queue.unclaimable) > 0
-    return _no_worker(given) if has_items else None
+    return _no_worker(given) if has_items and poll.has_deadlines else None
 
 
 def _is_on_time(_given: Given) -> ConditionValue:

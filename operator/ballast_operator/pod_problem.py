@@ -48,6 +48,13 @@ def lacks_node(pod: Body) -> bool:
     return _unscheduled(pod) is not None
 
 
+def fetches(pod: Body) -> bool:
+    """Return whether a pod fetches its model for the first time. A fetch that failed may fail again and again."""
+    inits = (pod.get("status") or {}).get("initContainerStatuses") or ()
+    running = (each for each in inits if "running" in (each.get("state") or {}))
+    return any(_name(each).startswith(FETCH) and not each.get("restartCount") for each in running)
+
+
 def _unscheduled(pod: Body) -> Body | None:
     conditions: list[Body] = (pod.get("status") or {}).get("conditions") or []
     found = (c for c in conditions if c.get("type") == "PodScheduled" and c.get("reason") == "Unschedulable")

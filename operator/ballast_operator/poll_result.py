@@ -89,14 +89,30 @@ class PollResult:
     has_newer_functions: bool = False
     """Whether Redis has the functions of a newer version of Ballast."""
     unneeded: int | None = None
-    """Workers of the queue without which no job would be at risk, either. None: a job is, or it was not computed."""
+    """Workers without which no job would be at risk, either. None: a job is, or it was not computed.
+
+    Of the whole queue until `only_workers_in`. Otherwise each resource of a queue would remove all of them.
+    """
+    has_deadlines: bool = True
+    """Whether a job may have a deadline, which only a worker could forecast."""
     has_older_functions: bool = False
     """Whether Redis has those of an older version, and no memory for those of this one."""
 
+    @property
+    def is_pending(self) -> bool:
+        """Return whether this process has not polled yet."""
+        return self.problem is not None and self.problem.reason is ConditionReason.PENDING
+
     def only_workers_in(self, pods: tuple[Body, ...]) -> Self:
-        """Return the result with the workers of these pods. Workers of other resources may serve the same queue."""
+        """Return the result with the workers of these pods, and their share of the workers that are not needed.
+
+        Workers of other resources may serve the same queue.
+        """
         found = self.by_pod(pods)
-        return self if len(found) == len(self.workers) else replace(self, workers=tuple(found.values()))
+        if len(found) == len(self.workers):
+            return self
+        unneeded = None if self.unneeded is None else self.unneeded * len(found) // len(self.workers)
+        return replace(self, workers=tuple(found.values()), unneeded=unneeded)
 
     def by_pod(self, pods: tuple[Body, ...]) -> Mapping[str, WorkerStatus]:
         """Return the status that each pod published, by the name of the pod.

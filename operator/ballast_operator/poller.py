@@ -39,8 +39,6 @@ log = Log(__name__)
 TIMEOUT_SECONDS = 3.0
 MOST_REPLY_BYTES = 4 * 1024 * 1024
 """Memory of one reply. The functions of Ballast answer the operator with less."""
-MOST_JOBS = 64
-"""Jobs that are read to find out whether their deadlines need all workers."""
 MOST_THREADS = 8
 """Threads for the operator's own Redis."""
 NAMESPACE_THREADS = 2
@@ -268,6 +266,7 @@ class Poller:
             workers=workers,
             queue=stats,
             unneeded=_unneeded(queue, workers, stats) if source.is_scaled else None,
+            has_deadlines=bool(workers) or _has_deadlines(queue, stats),
             former=tuple(_former(Queue(connection, name), source.owner) for name in source.former),
             settings=settings,
             has_newer_functions=connection.has_newer_library(),
@@ -341,11 +340,18 @@ class Poller:
 def _unneeded(queue: Queue, workers: tuple[WorkerStatus, ...], stats: QueueStats) -> int | None:
     """Return the workers without which no job would be at risk, either; None if a job is at risk, or no work is left.
 
-    The nearest deadlines decide, and the tenants have equal weights.
+    It is not computed for a single worker, which stays while offline work is left.
     """
-    if stats.claimable_at_risk or not stats.claimable_depth + stats.items.leased:
+    if len(workers) < 2 or stats.claimable_at_risk or not stats.claimable_depth + stats.items.leased:
         return None
-    return unneeded_workers(queue.jobs.active(MOST_JOBS), workers, stats.at)
+    weights = {tenant.name: tenant.weight for tenant in queue.settings.read().tenants}
+    return unneeded_workers(queue.jobs.active(), workers, stats.at, weights)
+
+
+def _has_deadlines(queue: Queue, stats: QueueStats) -> bool:
+    """Return whether a job may have a deadline. Those with a deadline come first, and an inbox may contain some."""
+    first = queue.jobs.active(1)
+    return stats.inbox > 0 or not first or first[0].deadline is not None
 
 
 def _unusable(source: QueueSource, known: str = "") -> PollResult:

@@ -32,7 +32,7 @@ from ballast_operator.errors import (
 )
 from ballast_operator.kinds import Body, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, is_live
-from ballast_operator.pod_problem import lacks_node
+from ballast_operator.pod_problem import fetches, lacks_node
 from ballast_operator.poll_result import PollResult
 from ballast_operator.poller import Poller
 from ballast_operator.queue_users import QueueUsers
@@ -295,11 +295,16 @@ class Reconciler(Generic[R]):
             slots=_computed(self._type.slots, resource),
             startup_seconds=_computed(self._type.startup_seconds, resource),
             lacks_node=any(map(lacks_node, given.live)),
+            is_fetching=any(map(fetches, given.live)),
         )
         decision = scale(scaling, fleet, poll=poll, now=time.monotonic(), history=memory.history)
         memory.history = decision.history
-        made = ScalingStatus(replicas=decision.replicas, because=decision.because[:1024])
-        reported = memory.reported(made, time.monotonic())
+        reported = ScalingStatus(replicas=decision.replicas, because=decision.because[:1024])
+        if poll is not None and poll.is_pending:
+            before = getattr(self._type.read_status(body.get("status") or {}), "scaling", None)
+            reported = before if before is not None and before.replicas == decision.replicas else reported
+        else:
+            reported = memory.reported(reported, time.monotonic())
         if decision.replicas == replicas:
             return reported, None
         wanted, because = decision.replicas, decision.because

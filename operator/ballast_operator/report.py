@@ -105,8 +105,7 @@ def delay(
         written: seconds since its status was last written.
     """
     if not before.conditions:
-        is_polling = poll is not None and poll.problem is not None and poll.problem.reason is ConditionReason.PENDING
-        return max(0.0, FIRST_SECONDS - seen) if is_polling else 0.0
+        return max(0.0, FIRST_SECONDS - seen) if poll is not None and poll.is_pending else 0.0
     if not _is_step(before, after):
         return 0.0
     return max(0.0, (SETTLE_SECONDS if _is_reworded(before, after) else STEP_SECONDS) - written)

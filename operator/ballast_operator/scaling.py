@@ -11,13 +11,15 @@ Requests in the system equal arrival rate times time in the system (Little's law
 A new replica loads its model for minutes. A deadline at risk adds no other until every replica is ready. A replica that
 never becomes ready blocks this for `startupSeconds` after the last rise of `replicas`, and then no longer. A pod that
 finds no node blocks it for as long as it waits, because offline work would only add pods that wait as well.
-Replicas leave only if every job that has a deadline would meet it without them, at the present rate of a replica.
+Replicas leave only if every job that has a deadline would meet it without them, at 90 % of the present rate of the
+replicas that are ready. Online requests stay, so fewer replicas leave fewer slots to offline work.
 Waiting items add replicas, by the slots of a worker. Items that run keep those that are there, and add none.
 Replicas rise to the smallest need of the last `scaleUpSeconds`, and fall to the largest need of the last
 `scaleDownSeconds` (`idleSeconds` for the last replica). Nothing changes if a window is not covered yet or contains a
 poll that failed. At zero replicas, waiting offline work adds one replica at once. Jobs that are paused or ending, or
 whose model no worker serves, are no work, and nothing is while Redis has no memory for results.
 Replicas of which none became ready within `startupSeconds` serve no online request, so only offline work keeps them.
+The time begins after a pod has fetched its model for the first time, or found a node within `startupSeconds`.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ class Fleet:
     """The time in which a new replica becomes ready, if it ever does."""
     lacks_node: bool = False
     """A pod waits because no node fits it."""
+    is_fetching: bool = False
+    """A pod fetches its model for the first time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +71,19 @@ class History:
     """When they were first seen to be more than before."""
     served: float = -math.inf
     """When a replica was last ready."""
+    prepared: float = -math.inf
+    """When a pod last fetched its model, or waited for a node while it might still become ready."""
 
     def seen(self, fleet: Fleet, now: float) -> History:
         """Return the history with the present replicas."""
+        raised = now if fleet.replicas > self.replicas else self.raised
+        waits = fleet.is_fetching or (fleet.lacks_node and now - raised < fleet.startup_seconds)
         return replace(
             self,
             replicas=fleet.replicas,
-            raised=now if fleet.replicas > self.replicas else self.raised,
+            raised=raised,
             served=now if fleet.ready else self.served,
+            prepared=now if waits else self.prepared,
         )
 
     def is_starting(self, fleet: Fleet, now: float) -> bool:
@@ -83,7 +92,8 @@ class History:
 
     def never_served(self, fleet: Fleet, now: float) -> bool:
         """Return whether none of the replicas became ready in time."""
-        return not fleet.ready and self.served < self.raised and not self.is_starting(fleet, now)
+        begin = max(self.raised, self.prepared)
+        return not fleet.ready and self.served < self.raised and now - begin >= fleet.startup_seconds
 
     def after(self, need: Need, now: float, seconds: float) -> History:
         """Return the history with one more need, without needs that no window of `seconds` contains."""
@@ -204,9 +214,12 @@ def _offline(
     if replicas == 0 and depth > 0:
         yield 1, f"{counted(depth, 'item waits', 'items wait')} and there is no replica"
         return
+    yield (1, "offline work is left") if _has_offline(poll) else (0, "no work")
+    workers = _working(poll)
+    if workers and not any(map(_offline_slots, workers)):
+        return  # `offline.maxPercent` is 0, so more workers would run no more of it
     if at_risk > 0:
-        late = counted(at_risk, "job would miss its deadline", "jobs would miss their deadline")
-        because = f"{late} at the present rate"
+        because = f"{counted(at_risk, 'job')} would be late at the present rate"
         is_starting = history.is_starting(fleet, now)
         if fleet.lacks_node:
             because += "; no replica is added while a pod finds no node"
@@ -214,10 +227,9 @@ def _offline(
             because += f"; no replica is added before all are ready, and {fleet.ready} of {replicas} are"
         yield (replicas if fleet.lacks_node or is_starting else replicas + 1), because
     elif poll.unneeded is not None and fleet.ready > poll.unneeded:
-        yield fleet.ready - poll.unneeded, "with fewer replicas, a job would miss its deadline at the present rate"
+        yield fleet.ready - poll.unneeded, "with fewer replicas, a job would be late at the present rate"
     if scaling.offline_max_replicas:
         yield from _for_items(scaling.offline_max_replicas, fleet, poll, depth)
-    yield (1, "offline work is left") if _has_offline(poll) else (0, "no work")
 
 
 def _for_items(most: int, fleet: Fleet, poll: PollResult, depth: int) -> Iterator[tuple[int, str]]:
@@ -238,7 +250,7 @@ def _for_items(most: int, fleet: Fleet, poll: PollResult, depth: int) -> Iterato
 
 
 def _offline_slots(worker: WorkerStatus) -> int:
-    return max(1, worker.slots if worker.offline_most is None else min(worker.slots, worker.offline_most))
+    return worker.slots if worker.offline_most is None else min(worker.slots, worker.offline_most)
 
 
 def _working(poll: PollResult) -> list[WorkerStatus]:

@@ -3,40 +3,66 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 
 from ballast_queue.job import Job, JobState, Outlook
 from ballast_queue.status import WorkerStatus
 from ballast_worker.forecast import Forecast, rates_of
 
+MOST_FORECASTS = 64
+"""Jobs that are compared with fewer workers: those that need the largest part of the rate until they are due."""
+MARGIN = 0.9
+"""The part of the rate that fewer workers must get along with. Otherwise a worker that leaves is missed soon, because
+rates vary."""
 _RUNNING = {JobState.VALIDATING, JobState.IN_PROGRESS}
 
 
-def unneeded_workers(active: Sequence[Job], workers: Sequence[WorkerStatus], now: float) -> int:
-    """Return how many workers could leave so that every job still meets its deadline, at the present rate of a worker.
+def unneeded_workers(
+    active: Sequence[Job], workers: Sequence[WorkerStatus], now: float, weights: Mapping[str, float]
+) -> int:
+    """Return how many workers could leave so that every job still meets its deadline, with a margin.
 
+    The present rate is divided by the slots that online requests leave to offline work, now and with fewer workers.
     A job at risk needs more than all, or they do not help it. While no rate is known, a job may need all of them if its
-    items wait, and has as many as it needs if all of them run.
+    items wait, and has as many as it needs if all of them run. Jobs that no worker serves need none.
     """
     ready = [worker for worker in workers if worker.is_ready and not worker.is_draining]
-    due = [job for job in active if job.deadline is not None and job.state in _RUNNING and not job.is_at_risk]
+    served = [job for job in active if job.state in _RUNNING and not job.reason]
+    due = [job for job in served if job.deadline is not None and not job.is_at_risk]
     if not due or not ready:
         return len(ready)
     rates = rates_of(ready)
     if not rates.items and not rates.output_tokens:
-        return 0 if any(job.counts.waiting for job in due) else len(ready)
-    each = ready[0].model_copy(
-        update={
-            "offline_items_per_second": rates.items / len(ready),
-            "offline_tokens_per_second": rates.output_tokens / len(ready),
+        return 0 if any(job.counts.waiting > job.delayed for job in due) else len(ready)
+
+    @cache
+    def forecast(count: int) -> Forecast:
+        share = MARGIN * _offline_slots(ready, count) / _offline_slots(ready, len(ready))
+        each = {
+            "offline_items_per_second": rates.items * share / count,
+            "offline_tokens_per_second": rates.output_tokens * share / count,
         }
-    )
+        return Forecast(served, [ready[0].model_copy(update=each)] * count, now, weights)
 
-    def num_late(count: int) -> int:
-        forecast = Forecast(active, [each] * count, now, {})
-        return sum(forecast.of(job)[0] is not Outlook.YES for job in due)
+    def is_in_time(job: Job, count: int) -> bool:
+        return forecast(count).of(job)[0] is Outlook.YES
 
+    needed = 1
     try:
-        return len(ready) - bisect_left(range(len(ready)), 0, key=lambda count: -num_late(count))
+        for job in forecast(len(ready)).by_pressure(due)[:MOST_FORECASTS]:
+            if not is_in_time(job, needed):
+                needed += bisect_left(range(needed, len(ready)), x=True, key=partial(is_in_time, job))
     except (ArithmeticError, ValueError):  # whoever may write to the queue may publish any rate
         return 0
+    return len(ready) - needed
+
+
+def _offline_slots(workers: Sequence[WorkerStatus], count: int) -> float:
+    """Return the slots that offline work has in `count` such workers, if the online requests stay."""
+    online = sum(worker.online.running + worker.online.parked + worker.online.waiting for worker in workers)
+    slots = sum(max(1, min(worker.slots, worker.batch_ceiling)) for worker in workers)
+    reserved = sum(worker.offline_reserved or 0 for worker in workers)
+    most = sum(worker.slots if worker.offline_most is None else worker.offline_most for worker in workers)
+    share = count / len(workers)
+    return min(most * share, max(reserved * share, slots * share - online))

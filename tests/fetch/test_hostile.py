@@ -140,6 +140,7 @@ def test_a_full_disk_is_reported_and_keeps_the_parts(tmp_path: Path, monkeypatch
 KEPT_FREE = {
     "the disk of a node": ({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, True, True),
     "a volume of its own": ({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, False, False),
+    "a pod without the file": ({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, None, False),
     "a laptop": ({}, True, False),
     "a node that evicts later": (
         {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "BALLAST_KEEP_FREE_PERCENT": "5"}, True, False,
@@ -153,15 +154,47 @@ def test_a_disk_keeps_the_share_free_below_which_a_node_evicts_pods(
     hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], case: str
 ) -> None:
     """The model has 2 MB, and 12 of 100 are free."""
-    variables, is_beside_tmp, is_refused = KEPT_FREE[case]
+    variables, is_of_node, is_refused = KEPT_FREE[case]
     monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=12_000_000, total=100_000_000))
-    monkeypatch.setattr(store, "gettempdir", lambda: str(tmp_path) if is_beside_tmp else "/proc")
+    monkeypatch.setattr(store, "NODE_FILE", {True: tmp_path, False: Path("/proc"), None: tmp_path / "none"}[is_of_node])
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     found = fetch(FROM_HUB, tmp_path / "model")
 
     assert found == int(is_refused)
-    assert (" MB must stay free (--keep-free-percent), but the model needs" in capsys.readouterr().err) is is_refused
+    assert (" MB must stay free (--keep-free-percent; " in capsys.readouterr().err) is is_refused
+
+
+def test_the_share_that_stays_free_counts_for_what_is_written_and_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = 500
+
+    def usage(_: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=(1000 - others) * MIB - stored(tmp_path), total=1000 * MIB)
+
+    monkeypatch.setattr(store.shutil, "disk_usage", usage)
+    options = {"keep_free_percent": 15.0}
+    small, large = Endless(MIB, 1), Endless(300 * MIB, 300)
+    assert download(small, tmp_path, **options)
+
+    others = 900
+    assert not download(small, tmp_path, is_verified=True, **options), "nothing is written"
+    (tmp_path / "config.json").write_bytes(b"")
+    assert download(small, tmp_path, **options), "a trifle is written"
+    with pytest.raises(CliError, match=r"must stay free \(.*\), but the model needs"):
+        download(large, tmp_path, **options)
+
+    others = 500
+
+    def advance(_: int) -> None:
+        nonlocal others
+        others += 1  # another pod writes as well
+
+    with pytest.raises(CliError, match=r"must stay free \([^)]*\)\. Free some"):
+        store.download(large, large.resolve(), tmp_path, notify=lambda _: None, advance=advance, **options)
+    assert 70 * MIB < usage(tmp_path).free < 150 * MIB
+    assert stored(tmp_path) > 100 * MIB, "its part is kept"
 
 
 def test_the_error_of_a_source_that_never_answers_is_its_own(tmp_path: Path) -> None:

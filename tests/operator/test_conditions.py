@@ -320,6 +320,9 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
         "no problem",
     ),
     "no worker knows": ({"poll": make_poll(depth=9)}, Type.DEADLINE_AT_RISK, "Unknown", Reason.NO_WORKERS, "no worker"),
+    "no job has a deadline": (
+        {"poll": replace(make_poll(depth=9), has_deadlines=False)}, Type.DEADLINE_AT_RISK, "False", Reason.ON_TIME, "",
+    ),
     "no worker is needed to know": ({"poll": make_poll()}, Type.DEADLINE_AT_RISK, "False", Reason.ON_TIME, "no job"),
     "late, and no worker is left": (
         {"poll": make_poll(depth=9, at_risk=1)}, Type.DEADLINE_AT_RISK, "True", Reason.LATE, "1 job",

@@ -115,7 +115,7 @@ def test_no_status_and_no_figure_of_a_queue_stops_the_operator(status: dict[str,
     reported = RESOURCE_TYPE.status(made, (), None)
 
     assert 1 <= decision.replicas <= 9
-    assert 0 <= unneeded_workers([JOB], workers * 3, 100.0) <= 3
+    assert 0 <= unneeded_workers([JOB], workers * 3, 100.0, {}) <= 3
     assert all(-(2**31) <= int(step.annotations[DELETION_COST]) < 2**31 for step in plan.costs)
     slots = getattr(reported, "slots", None)
     assert slots is None or (0 <= slots.online < 2**63 and 0 <= slots.offline < 2**63)

@@ -29,7 +29,7 @@ from ballast_queue.connection import REVISION, SOURCE
 from ballast_queue.keys import Keys
 from ballast_queue.redis_store import Queue
 from ballast_queue.rights import worker_rules
-from ballast_queue.settings import QueueSettings
+from ballast_queue.settings import QueueSettings, TenantSettings
 
 NUM_SILENT = 80
 """A poll of one of them ends after three seconds, and two go on at a time."""
@@ -259,6 +259,37 @@ def test_a_former_queue_without_a_right_on_it_is_over_and_the_others_are_polled(
         (forbidden, None, True),
         (other, 1, False),
     ]
+
+
+def test_the_weights_of_tenants_and_all_jobs_decide_how_many_workers_are_needed(valkey: Any) -> None:
+    name, due = f"honest/{uuid4().hex[:8]}", time.time() + 200
+    tenants = (TenantSettings(name="one"), TenantSettings(name="other", weight=4))
+    own = {"url": base64.b64encode(valkey.url.encode()).decode()}
+    source = QueueSource(own_redis("own", own), name, "honest/llm", is_scaled=True, own=own)
+    queue = Queue.connect(valkey.url, name)
+    queue.settings.apply(QueueSettings(tenants=tenants))
+    for number in range(8):
+        queue.workers.publish(make_status(f"w{number}", offline_items_per_second=0.1), 60)
+    for number in range(70):
+        queue.submissions.submit([make_line(number)], tenant="other", deadline=due + number / 70)
+    queue.submissions.submit([make_line(i) for i in range(500)], tenant="other")
+    queue.submissions.submit([make_line(i) for i in range(25)], tenant="one", deadline=due + 10)
+    needed = 8 - (asyncio.run(poll_once(source)).unneeded or 0)
+    queue.close()
+
+    assert needed == 7, "25 items at a fifth of 0.1 items/s of a worker"
+
+
+def test_jobs_without_deadlines_are_told_from_those_that_only_a_worker_can_forecast(valkey: Any) -> None:
+    name = f"honest/{uuid4().hex[:8]}"
+    own = {"url": base64.b64encode(valkey.url.encode()).decode()}
+    queue, found = Queue.connect(valkey.url, name), []
+    for deadline in (None, time.time() + 3600):
+        queue.submissions.submit([make_line(0)], tenant="default", deadline=deadline)
+        found.append(asyncio.run(poll_once(QueueSource(own_redis("own", own), name, "honest/llm", own=own))))
+    queue.close()
+
+    assert [result.has_deadlines for result in found] == [False, True]
 
 
 def test_a_former_queue_that_cannot_be_read_stays_one(valkey: Any) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from math import ceil
+from math import ceil, exp
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,11 +16,12 @@ from queue_objects import make_status
 from ballast_api.conditions import ConditionReason
 from ballast_api.inference_deployment import Scaling
 from ballast_operator.kinds import Body
+from ballast_operator.pod_problem import fetches
 from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.scaling import Decision, Fleet, History, scale
 from ballast_operator.unneeded_workers import unneeded_workers
 from ballast_queue.job import Job, Outlook, RequestCounts
-from ballast_queue.status import ClassLoad, QueueStats, WorkerStatus
+from ballast_queue.status import LEAST_RATE, ClassLoad, QueueStats, WorkerStatus
 from ballast_worker.forecast import Forecast
 
 
@@ -137,7 +139,7 @@ def test_a_deadline_at_risk_adds_no_replica_while_the_last_one_loads_its_model()
     assert [at_risk(2).replicas for _ in range(4)] == [2, 2, 2, 3]
     assert [at_risk(2).replicas for _ in range(30)] == [3] * 30
     assert at_risk(2).because == (
-        "1 job would miss its deadline at the present rate; no replica is added before all are ready, and 2 of 3 are"
+        "1 job would be late at the present rate; no replica is added before all are ready, and 2 of 3 are"
     )
     assert [at_risk(3).replicas for _ in range(4)] == [3, 3, 3, 4]
 
@@ -244,6 +246,14 @@ def test_a_bound_that_moved_is_followed_at_once() -> None:
     assert Run(replicas=30, max_replicas=20).poll(0).replicas == 20
 
 
+def test_nothing_is_added_for_items_that_no_worker_may_run() -> None:
+    run = Run(scale_up_seconds=0, offline_max_replicas=8)
+    worker = make_worker(offline_most=0)
+
+    assert run.take(make_poll(10, worker, depth=10_000, at_risk=1)).replicas == 1
+    assert run.take(make_poll(20, make_worker(offline_most=1), depth=10_000)).replicas == 8
+
+
 @given(
     st.lists(st.integers(0, 300), min_size=1, max_size=60),
     st.integers(0, 60),
@@ -307,6 +317,39 @@ def test_replicas_of_which_none_ever_served_leave_with_their_work() -> None:
     assert left(served=True) == 4, "they may be full and silent"
 
 
+@pytest.mark.parametrize("wait", ["is_fetching", "lacks_node"])
+def test_replicas_that_make_progress_do_not_leave_before_they_had_time_to_load(wait: str) -> None:
+    run = Run(replicas=2, min_replicas=0, scale_down_seconds=0, idle_seconds=0)
+
+    def rounds(number: int, **fleet: bool) -> list[int]:
+        return [run.take(make_poll(run.now + 10), ready=0, startup=100, **fleet).replicas for _ in range(number)]
+
+    assert rounds(9, **{wait: True}) + rounds(9) == [2] * 18
+    assert rounds(2)[-1] == 0
+    run.replicas = 2
+    assert (rounds(60, **{wait: True})[-1] == 2) is (wait == "is_fetching"), "a wait for a node is no progress for ever"
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "restarts", "expected"),
+    [
+        ("fetch", "running", 0, True),
+        ("fetch-a-lora", "running", 0, True),
+        ("fetch", "running", 1, False),
+        ("fetch", "terminated", 0, False),
+        ("a-sidecar", "running", 0, False),
+    ],
+)
+def test_only_the_first_fetch_of_a_pod_is_progress(name: str, state: str, restarts: int, expected: bool) -> None:
+    container = {"name": name, "state": {state: {}}, "restartCount": restarts}
+
+    assert fetches({"status": {"initContainerStatuses": [container]}}) is expected
+
+
+def make_pod(address: str) -> Body:
+    return {"metadata": {"name": address}, "status": {"phase": "Running", "podIP": address}}
+
+
 def test_a_pod_that_ended_counts_no_worker_twice() -> None:
     def pod(name: str, phase: str, created: str) -> Body:
         metadata = {"name": name, "creationTimestamp": f"2026-01-0{created}T00:00:00Z"}
@@ -329,13 +372,21 @@ def make_job(items: int, deadline: float | None, **more: Any) -> Job:
 
 UNNEEDED: dict[str, tuple[list[Job], float, int]] = {
     "no deadline": ([make_job(10**6, None)], 1, 3),
-    "one worker is enough": ([make_job(900, 1000)], 1, 2),
-    "two workers are enough": ([make_job(900, 1000), make_job(1000, 1000, id="k")], 1, 1),
+    "one worker is enough": ([make_job(800, 1000)], 1, 2),
+    "two workers are enough": ([make_job(800, 1000), make_job(800, 1000, id="k")], 1, 1),
+    "two workers would just be enough": ([make_job(900, 1000), make_job(1000, 1000, id="k")], 1, 0),
     "it needs all of them": ([make_job(2500, 1000)], 1, 0),
     "it is at risk with all of them": ([make_job(2500, 1000), make_job(9000, 1000, id="k", outlook="no")], 1, 0),
     "only a paused job has a deadline": ([make_job(2500, 1000, state="paused")], 1, 3),
+    "no worker serves the model of the job": ([make_job(2500, 1000, reason="no worker serves it")], 1, 3),
+    "it keeps nothing beside a job of another model": (
+        [make_job(10**9, 10**7, reason="no worker serves it"), make_job(800, 1000, id="k")],
+        1,
+        2,
+    ),
     "no rate is known, and items wait": ([make_job(9, 1000)], 0, 0),
     "no rate is known, and all items run": ([make_job(9, 1000, counts=RequestCounts(total=9, leased=9))], 0, 3),
+    "no rate is known, and all items that wait are delayed": ([make_job(9, 1000, delayed=9)], 0, 3),
 }
 
 
@@ -344,7 +395,27 @@ def test_workers_without_which_no_job_is_late_are_not_needed(case: str) -> None:
     jobs, rate, expected = UNNEEDED[case]
     workers = [make_worker(i, offline_items_per_second=rate) for i in range(3)]
 
-    assert unneeded_workers(jobs, [*workers, make_worker(9, is_draining=True)], 0.0) == expected
+    assert unneeded_workers(jobs, [*workers, make_worker(9, is_draining=True)], 0.0, {}) == expected
+
+
+def test_a_job_needs_the_workers_that_the_weights_of_tenants_and_its_online_requests_leave_it() -> None:
+    def unneeded(*jobs: Job, busy: int = 0, **weights: float) -> int:
+        workers = [make_worker(i, running=busy, offline_items_per_second=1.0) for i in range(8)]
+        return unneeded_workers(jobs, workers, 0.0, weights)
+
+    job, beside = make_job(800, 1000), make_job(10**6, None, id="k", tenant="u")
+
+    assert unneeded(job) == 7
+    assert unneeded(job, beside) == 6, "half of the rate is for the other tenant"
+    assert unneeded(job, beside, t=1.0, u=3.0) == 4
+    assert unneeded(job, busy=5) == 3, "with 5 workers, online requests leave 10 of 40 slots"
+
+
+def test_small_jobs_of_a_tenant_do_not_hide_the_deadline_of_another() -> None:
+    small = [make_job(1, 500.0 + i, id=f"s{i}", tenant="x") for i in range(100)]
+    workers = [make_worker(i, offline_items_per_second=1.0) for i in range(8)]
+
+    assert unneeded_workers([*small, make_job(6000, 1000)], workers, 0.0, {}) == 1
 
 
 class Cluster(Run):
@@ -416,24 +487,43 @@ def test_replicas_follow_a_batch_of_items_up_and_down_once(items: int, each: flo
     assert run.changes <= 3 + 4, "up from zero to one and to all, and down one by one"
 
 
-@settings(max_examples=12)
-@given(st.floats(0.1, 5.0), st.sampled_from([30.0, 600.0, 1200.0]))
-def test_a_deadline_brings_replicas_in_time_and_keeps_them_while_they_are_needed(needed: float, startup: float) -> None:
-    """A job needs that many replicas for four hours, and work without a deadline waits behind it for ever."""
-    run, starts, left, end = Run(), [-startup], needed * 4 * 3600, 4 * 3600.0
-    while run.now < end + 1800:
-        ready = sum(run.now - start >= startup for start in starts)
-        left = max(0.0, left - 30 * ready) if run.now < end else left
-        workers = [make_worker(i, offline_items_per_second=1.0) for i in range(ready)]
-        jobs = [make_job(items=ceil(left), deadline=end)] if left else []
-        forecast = Forecast(jobs, workers, run.now + 30, {})
-        is_late = any(forecast.of(job)[0] is not Outlook.YES for job in jobs)
-        poll = make_poll(run.now + 30, *workers, depth=10_000, leased=16, at_risk=is_late)
-        unneeded = None if is_late else unneeded_workers(jobs, workers, run.now + 30)
-        run.take(replace(poll, unneeded=unneeded), seconds=30, ready=ready, startup=1800)
-        starts = [*starts[: run.replicas], *[run.now] * (run.replicas - len(starts))]
+@settings(max_examples=25)
+@given(
+    st.floats(0.1, 4.0), st.sampled_from([30.0, 600.0, 1200.0]), st.sampled_from([0, 12, 24]),
+    st.sampled_from([0, 0.05]), st.integers(1, 2),
+)  # fmt: skip
+def test_a_deadline_brings_replicas_in_time_and_keeps_them_while_they_are_needed(
+    needed: float, startup: float, online: int, noise: float, resources: int
+) -> None:
+    """A job needs that many replicas for four hours, and work without a deadline waits behind it for ever.
 
-    changes = sum(before != after for before, after in pairwise(run.seen))
+    Online requests take slots, the rate varies by some percent, and the resources share the queue.
+    """
+    random, drift, left, end = Random(0), 0.0, needed * 4 * 3600, 4 * 3600.0
+    runs = [Run(scale_up_seconds=60) for _ in range(resources)]
+    starts = [[-startup] for _ in runs]
+    while runs[0].now < end + 1800:
+        now = runs[0].now + 30
+        ready = [sum(now - 30 - start >= startup for start in each) for each in starts]
+        drift = 0.9 * drift + random.gauss(0, noise * 0.436)
+        rate = max(0.0, sum(ready) - online / 10) * exp(drift)
+        left = max(0.0, left - 30 * rate) if now <= end else left
+        workers = [
+            make_worker(i, running=online // sum(ready), offline_items_per_second=max(LEAST_RATE, rate / sum(ready)))
+            for i in range(sum(ready))
+        ]
+        jobs = [make_job(items=ceil(left), deadline=end)] if left else []
+        forecast = Forecast(jobs, workers, now, {})
+        is_late = any(forecast.of(job)[0] is not Outlook.YES for job in jobs)
+        poll = make_poll(now, *workers, depth=10_000, leased=16, at_risk=is_late)
+        poll = replace(poll, unneeded=None if is_late else unneeded_workers(jobs, workers, now, {}))
+        for number, run in enumerate(runs):
+            own = range(sum(ready[:number]), sum(ready[: number + 1]))
+            pods = tuple(make_pod(f"10.0.0.{i}") for i in own)
+            run.take(poll.only_workers_in(pods), seconds=30, ready=ready[number], startup=1800)
+            starts[number] = [*starts[number][: run.replicas], *[now] * (run.replicas - len(starts[number]))]
+
+    rises = sum(max(0, after - before) for run in runs for before, after in pairwise(run.seen))
     assert left == 0
-    assert run.replicas == 1, "no deadline holds the replicas any more"
-    assert changes <= 2 * max(run.seen), "no replica comes twice"
+    assert [run.replicas for run in runs] == [max(1, ceil(online * 1.2 / 10 / resources))] * resources, "none is held"
+    assert rises <= sum(max(run.seen) - 1 for run in runs) + 2, "hardly a replica comes twice"

@@ -483,8 +483,15 @@ def test_the_reason_of_the_same_replicas_follows_what_is_found_and_not_each_figu
     ready = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
     bench.cache.put(POD, make_object(POD, "p", spec={}, status=ready))
     found = []
+    polling = Problem(ConditionReason.PENDING, "workers and queue have not been polled yet")
     for seconds, requests in ((0, 3), (1000, 1), (0, 2), (400, 4), (10, 90), (10, 3), (400, 5), (400, None)):
         now += seconds
+        if requests == 90:  # the operator restarts, and polls nothing before its first reconciliation
+            bench.start()
+            bench.poll(problem=polling)
+            status = bench.reconcile()
+            assert status.scaling is not None
+            assert status.scaling.because == found[-1]
         if requests is None:
             bench.poll(problem=UNREACHABLE)
         else:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 
 from ballast_openai.errors import counted
-from ballast_policy.jobs.deadline import Feasibility, JobWork, Rates, Verdict, feasible
+from ballast_policy.jobs.deadline import Feasibility, JobWork, Rates, Verdict, feasible, seconds_of
 from ballast_queue.job import MOST_ACTIVE, Job, JobHead, JobState, Outlook
 from ballast_queue.status import LEAST_RATE, WorkerStatus
 
@@ -87,6 +88,27 @@ class Forecast:
                 others += sums
         found = feasible(work_of(job), others, self._rates, self._now, self._weights)
         return Outlook(found.verdict), self._sentence(job, found)
+
+    def by_pressure(self, jobs: Iterable[Job]) -> list[Job]:
+        """Return jobs by the part of the rate that they, and those before them, need until they are due; most first.
+
+        In the order of deadlines, a tenant could hide the job of another behind many small ones.
+        """
+        ahead: dict[int, float] = defaultdict(float)
+        for work in (work for group in self._groups.values() for work in group.values()):
+            ahead[work.priority] += self._seconds(work)
+        higher = {priority: sum(s for other, s in ahead.items() if other > priority) for priority in ahead}
+        own: dict[tuple[int, str], float] = defaultdict(float)
+        found: list[tuple[float, Job]] = []
+        for job in sorted(jobs, key=lambda job: inf if job.deadline is None else job.deadline):
+            own[job.priority, job.tenant] += self._seconds(work_of(job))
+            needed = higher[job.priority] + own[job.priority, job.tenant] / self._weights.get(job.tenant, 1.0)
+            left = (inf if job.deadline is None else job.deadline) - self._now
+            found.append((needed / left if left > 0 else inf, job))
+        return [job for _, job in sorted(found, key=lambda pair: -pair[0])]
+
+    def _seconds(self, work: JobWork) -> float:
+        return seconds_of(work, self._rates) or 0.0
 
     def _sentence(self, job: Job, found: Feasibility) -> str:
         if not self._ready:

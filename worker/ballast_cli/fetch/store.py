@@ -13,9 +13,8 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import gettempdir
 from threading import Event, Lock
 from typing import IO
 
@@ -34,6 +33,13 @@ _MOST_FAILURES = 5
 """Times in a row that a broken stream is resumed without a byte that is kept."""
 NODE_PERCENT = 15.0
 """With less free than this, a kubelet with default settings removes images, and then evicts pods."""
+NODE_FILE = Path("/etc/hosts")
+"""The kubelet mounts it into each container, from the disk that has the volumes of the type emptyDir."""
+_TRIFLE_PERCENT = 0.1
+"""A fetch that adds no more to the disk than this may use the part that is kept free."""
+_KEEP_FREE = "--keep-free-percent; for pods, BALLAST_KEEP_FREE_PERCENT in template.env"
+_CHECK_BYTES = 64 * 1024 * 1024
+"""The free disk is measured again after each of these, because others write to it as well."""
 _PAUSE_SECONDS = 1.0
 """Pause after the first of them. It doubles with each."""
 
@@ -116,9 +122,13 @@ def download(
         missing = [file for file in model.files if file.name not in kept]
         outdated = {file.name for file in missing} | (before.files.keys() - {file.name for file in model.files})
         present = sum(each.size for each in kept.values())
-        kept_free = _kept_free(directory.path, keep_free_percent)
-        limit = _limit(directory, missing, outdated, present, max_bytes=max_bytes, kept_free=kept_free, advice=advice)
-        counter = _Counter(present, advance, limit=limit)
+        parts = sum(directory.size(f"{file.name}{_PART}") for file in missing)
+        needed = sum(file.size or 0 for file in missing) - parts
+        released = sum(map(directory.size, outdated))
+        growth = needed - released if all(file.size is not None for file in missing) else None
+        disk = _Disk(directory.path, _kept_free(directory.path, keep_free_percent, growth), advice)
+        limit = present + parts + disk.check(needed, released=released)
+        counter = _Counter(present, advance, disk, limit=limit if max_bytes is None else min(limit, max_bytes))
         if not is_resumed:
             outdated |= {f"{file.name}{_PART}" for file in missing if not file.digest}
         for name in outdated:
@@ -210,12 +220,38 @@ def link(name: Path, target: Path) -> None:
         fresh.replace(name)
 
 
+@dataclass(frozen=True, slots=True)
+class _Disk:
+    """The disk of a directory, of which a part stays free."""
+
+    path: Path
+    kept_free: int
+    advice: str
+
+    def check(self, needed: int = 0, *, released: int = 0) -> int:
+        """Return the bytes that may be written, with those that are `released` first.
+
+        Raises:
+            CliError: there are less than needed.
+        """
+        free = shutil.disk_usage(self.path).free + released
+        if needed > free - self.kept_free:
+            stays = f", of which {_size(self.kept_free)} must stay free ({_KEEP_FREE})" if self.kept_free else ""
+            needs = f", but the model needs {_size(needed)} more" if needed > 0 else ""
+            raise CliError(
+                f"{self.path} has {_size(free)} free{stays}{needs}. {self.advice} Downloaded parts are kept."
+            )
+        return free - self.kept_free
+
+
 class _Counter:
     """Counts the received bytes of all threads, and stops them at the limit."""
 
-    def __init__(self, start: int, advance: Advance, *, limit: int) -> None:
+    def __init__(self, start: int, advance: Advance, disk: _Disk, *, limit: int) -> None:
         self.stopped = Event()
         self._count = start
+        self._disk = disk
+        self._unchecked = 0
         self._limit = limit
         self._advance = advance
         self._lock = Lock()
@@ -228,6 +264,10 @@ class _Counter:
                     f"The source sends more than {_size(self._limit)}, which --max-gigabytes or the free disk admits."
                 )
             self._count += count
+            self._unchecked += max(0, count)
+            if self._disk.kept_free and self._unchecked >= _CHECK_BYTES:
+                self._unchecked = 0
+                self._disk.check()
             self._advance(self._count)
 
     def wait(self, seconds: float) -> None:
@@ -236,41 +276,20 @@ class _Counter:
             raise CliError("Stopped.")
 
 
-def _kept_free(path: Path, percent: float | None) -> int:
-    """Return the bytes of the disk that stay free."""
-    if percent is None:
-        # In a pod, the temporary directory is on the disk of the node. A volume claim has a disk of its own.
-        is_of_node = "KUBERNETES_SERVICE_HOST" in os.environ and path.stat().st_dev == Path(gettempdir()).stat().st_dev
-        percent = NODE_PERCENT if is_of_node else 0
-    return int(shutil.disk_usage(path).total * percent / 100) if percent else 0
+def _kept_free(path: Path, percent: float | None, growth: int | None) -> int:
+    """Return the bytes of the disk that stay free. `growth` is None if the size of a file is unknown."""
+    percent = percent if percent is not None else NODE_PERCENT if _is_of_node(path) else 0
+    if not percent:
+        return 0
+    total = shutil.disk_usage(path).total
+    return 0 if growth is not None and growth <= total * _TRIFLE_PERCENT / 100 else int(total * percent / 100)
 
 
-def _limit(
-    directory: Directory,
-    missing: list[File],
-    outdated: set[str],
-    present: int,
-    *,
-    max_bytes: int | None,
-    kept_free: int,
-    advice: str,
-) -> int:
-    """Return the most bytes that the directory may hold after the outdated files are removed.
-
-    Raises:
-        CliError: the disk has less free space than the files need.
-    """
-    parts = sum(directory.size(f"{file.name}{_PART}") for file in missing)
-    needed = sum(file.size or 0 for file in missing) - parts
-    free = shutil.disk_usage(directory.path).free + sum(map(directory.size, outdated))
-    if needed > free - kept_free:
-        stays = f", of which {_size(kept_free)} must stay free (--keep-free-percent)" if kept_free else ""
-        raise CliError(
-            f"{directory.path} has {_size(free)} free{stays}, but the model needs {_size(needed)} more. {advice} "
-            "Downloaded parts are kept."
-        )
-    most = present + parts + free - kept_free
-    return most if max_bytes is None else min(most, max_bytes)
+def _is_of_node(path: Path) -> bool:
+    """Return whether this is a pod, and the path is on the disk of its node. A volume claim has a disk of its own."""
+    with suppress(OSError):
+        return "KUBERNETES_SERVICE_HOST" in os.environ and path.stat().st_dev == NODE_FILE.stat().st_dev
+    return False
 
 
 def _load_all(

@@ -61,7 +61,7 @@ KeepFree = Annotated[
         min=0,
         max=100,
         help="Share of the disk that must stay free. By default 15 on the disk of a Kubernetes node, which evicts pods "
-        "below that, and 0 elsewhere.",
+        "below that, and 0 elsewhere. A fetch of at most 0.1 % of the disk is exempt.",
         show_default=False,
     ),
 ]
