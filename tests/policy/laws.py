@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import ceil, floor, inf
 
 from ballast_policy.fairness.ledger import INPUT_COST, OUTPUT_COST, Ledger
@@ -175,23 +175,27 @@ def _lacks_more_than_a_slot(after: After, first: Request) -> bool:
 
 
 def _shared_by_offline(after: After) -> int:
-    """Blocks of prefixes that only offline beyond its reservation shares. If the plan unties them, they come next."""
-    snapshot, shared = after.snapshot, Counter[int | None]()
+    """The longest prefix that only offline beyond its reservation shares. If the plan unties it, it comes next.
+
+    Two prefixes may begin with the same blocks.
+    """
+    snapshot, shared = after.snapshot, [0]
     if any(r.num_blocks > r.num_private_blocks for r in after.plan.preempt):
         return 0
     kept = [r.num_cached // after.config.block_tokens for r in snapshot.waiting if r in after.plan.admit]
     for request in snapshot.residents:
         number = request.num_blocks - request.num_private_blocks
         if request.request_class is OFFLINE and request.num_blocks > after.reserved_blocks:
-            shared[request.prefix_key] = max(shared[request.prefix_key], number)
+            shared.append(number)
         else:
             kept.append(number)
-    return sum(max(0, number - max(kept, default=0)) for number in shared.values())
+    return max(0, max(shared) - max(kept, default=0))
 
 
 def _growth(after: After, requests: list[Request]) -> int:
-    """The most blocks that their answers may still take, where lengths are known: the peak is never more."""
-    if not after.snapshot.expectation.outputs:
+    """The most blocks that their answers may still take, where lengths are expected: the peak is never more."""
+    expectation = after.snapshot.expectation
+    if not (expectation.outputs or expectation.unknown_share):
         return 0
     return sum(blocks(after, r.max_output - r.num_output) + 1 for r in requests)
 
@@ -284,11 +288,11 @@ def g2_the_reservation_is_never_touched(snapshot: EngineSnapshot, plan: StepPlan
         for sizes in ([*residents, *waiting[:1]], [*residents, *waiting])
     ]
     in_order = sorted(before, key=ranking(snapshot.ledgers[OFFLINE]))
-    held = [r.num_blocks for r in in_order]
-    grown = [r.num_blocks + (r.num_computed + 1 > r.num_blocks * after.config.block_tokens) for r in in_order]
+    held = {r: r.num_blocks for r in in_order}
+    grown = {r: n + (r.num_computed + 1 > n * after.config.block_tokens) for r, n in held.items()}
     # A request that fits only until it grows, or until the first online prompt runs, may or may not take the place of
     # those behind it.
-    num_inside = min(_num_fitting(sizes, kv) for sizes in (held, grown) for kv in kvs)
+    num_inside = len(set.intersection(*(_fitting(sizes, kv) for sizes in (held, grown) for kv in kvs)))
     caps = any(share.max_slots is not None for share in after.config.tenants.values())
     floor_slots = min(after.reserved, num_inside)
     assert caps or len(after.offline) >= floor_slots, "a slot of the reservation was taken"
@@ -296,12 +300,12 @@ def g2_the_reservation_is_never_touched(snapshot: EngineSnapshot, plan: StepPlan
     assert caps or taking_part >= floor_slots, "a decode within the reservation was left out"
 
 
-def _num_fitting(sizes: Iterable[int], kv: int) -> int:
-    fitting = 0
-    for size in sizes:
+def _fitting(sizes: Mapping[Request, int], kv: int) -> set[Request]:
+    fitting = set()
+    for request, size in sizes.items():
         if size <= kv:
             kv -= size
-            fitting += 1
+            fitting.add(request)
     return fitting
 
 
@@ -325,8 +329,10 @@ def g2_online_never_overtakes_the_reservation(snapshot: EngineSnapshot, plan: St
     left_over = after.config.chunk_tokens - after.offline_prefill
     for request in (r for r in waiting if least(after, r) <= left_over):  # a whole prompt may not fit
         needed = blocks(after, request.num_tokens)
-        free = after.free - given_up - needed
-        assert needed + tail > kv or free < _unfinished(after), "online overtook offline within its reservation"
+        is_short = after.free - given_up - needed < _unfinished(after)
+        if is_short and needed - request.num_cached // after.config.block_tokens <= kv:
+            return  # it fits, perhaps because of cached blocks, and the blocks that it waits for are held
+        assert needed + tail > kv, "online overtook offline within its reservation"
 
 
 def _unfinished(after: After) -> int:
@@ -473,11 +479,15 @@ def g4_online_alone_takes_its_part(snapshot: EngineSnapshot, plan: StepPlan) -> 
 def g5_nobody_is_overtaken_by_a_lower_priority(snapshot: EngineSnapshot, plan: StepPlan) -> None:
     after = After(snapshot, plan)
     reasons = {because.request: because.reason for because in plan.because}
+    cost = snapshot.cost
     for request in plan.admit:
         for other in after.waiting:
             if other.request_class is not request.request_class or other.priority <= request.priority:
                 continue
             excused = reasons.get(other) is Reason.TENANT_CAP or reasons[request] is Reason.OFFLINE_RESERVATION
+            if snapshot.config.is_encoder and reasons.get(other) is Reason.STEP_BUDGET:
+                # A prompt that takes longer than a whole step stops no shorter ones.
+                excused |= cost.k0 + cost.prefill(0, other.num_tokens) > plan.budget_seconds
             # A single token needs no prefill tokens, a parked request no new slot in the order of waiting ones.
             assert excused or left(request) == 1, "a lower priority was admitted before a higher one"
 
@@ -541,7 +551,8 @@ def the_reservation_is_what_residents_and_backlog_say(host: Host, dispatch: Disp
     most = max(1, floor(config.offline_max_share * slots + 1e-9)) if config.offline_max_share else 0
     reserved = max(0, min(ceil(share * min(slots, host.ceiling or slots) - 1e-9), slots - 1, most))
     num_blocks = max(0, min(ceil(share * config.num_blocks - 1e-9), config.num_blocks - 1))
-    chunk = min(ceil(share * config.chunk_tokens - 1e-9), config.chunk_tokens - ceil(config.chunk_tokens / 8))
+    most_chunk = max(1, config.chunk_tokens - ceil(config.chunk_tokens / 8))
+    chunk = min(ceil(share * config.chunk_tokens - 1e-9), most_chunk)
     assert (found.slots, found.blocks, found.chunk) == (reserved, num_blocks, chunk)
     if dispatch.plan.wait_until > -inf:
         return  # an idle engine waits for a batch: as before

@@ -37,6 +37,53 @@ CASES = {
         make_config(8, 64),
         [*[offline(41, 20, prefix_key=1, shared=40)] * 4, online(36, at=0.06)],
     ),
+    "a request beyond the reservation took the block that the one inside needed": (
+        make_config(16, 24, block_tokens=4, chunk_tokens=8, tpot=0.02),
+        [online(37, 9, tpot=0.02), offline(1, 10), offline(21, 5), online(2, 8, at=0.01), online(1, at=0.05)],
+    ),
+    "a request that fits the reservation only until it grows counted for one that does not fit before": (
+        make_config(4, 16, block_tokens=4, chunk_tokens=16, offline_share=0.5),
+        [
+            online(10, 5, priority=1),
+            online(32),
+            online(22, 4, prefix_key=2, shared=16),
+            offline(2, 3, tenant="a"),
+            offline(27, 3, tenant="a", prefix_key=2, shared=24),
+        ],
+    ),
+    "a small request waited behind one that fits the reservation with its cached prefix": (
+        make_config(4, 200, chunk_tokens=16, offline_share=0.5, tpot=0.02),
+        [
+            online(1, 9),
+            offline(91, prefix_key=2, shared=91),
+            online(26, 3, tenant="b"),
+            offline(39, 7, tenant="a", priority=1, prefix_key=2, shared=36),
+            offline(2, tenant="a"),
+            online(22, 10, tenant="a"),
+            online(87, 7, at=0.01, priority=1, prefix_key=2, shared=62),
+        ],
+    ),
+    "a prompt longer than a whole step of an encoder did not stop a shorter one of a lower priority": (
+        make_config(2, 32, chunk_tokens=16, offline_share=0.0, max_interference=0.1, is_encoder=True),
+        [
+            *[offline(1)] * 2,
+            offline(2, at=0.1, priority=-1),
+            offline(10, at=0.1),
+            online(1),
+            online(1, at=0.01),
+            online(1, at=0.1),
+            online(17),
+        ],
+    ),
+    "blocks for answers of unknown length were not among those that a newcomer needs": (
+        make_config(4, 96, chunk_tokens=16, tpot=0.02),
+        [
+            offline(32, 15, prefix_key=2, shared=23),
+            online(59, 16, prefix_key=2, shared=56),
+            offline(3, 12, at=0.02),
+            online(3, 16),
+        ],
+    ),
     "one admitted within the reservation was admitted again as lent": (make_config(2, 32), [offline(1)]),
     "a parked request was told why and the waiting one behind it was not": (
         make_config(1, 32, offline_share=0.0, offline_max_share=0.3),

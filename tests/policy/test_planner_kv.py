@@ -38,6 +38,33 @@ def test_online_answers_that_grow_wait_a_step_for_a_prefix_that_offline_requests
     assert decided.park == tuple(answers[1:])
 
 
+@pytest.mark.parametrize("num_private_lower", [1, 10])
+def test_a_prefix_that_offline_requests_share_spares_online_answers_of_a_lower_priority(num_private_lower: int):
+    """Even if theirs would free the blocks in this step."""
+    engine = Engine(num_blocks=120, offline_share=0.1)
+    tied = [engine.decoding(OFFLINE, tokens=163, num_private_blocks=1, prefix_key=1) for _ in range(2)]
+    for _ in range(2):
+        engine.decoding(ONLINE, tokens=43, num_private_blocks=num_private_lower, priority=-1)
+    newcomer = engine.add(ONLINE, 150)
+    engine.extra["free_blocks"] = 21
+
+    decided = engine.plan()
+
+    assert decided.preempt == (tied[1],)
+    assert why(decided, newcomer) is Reason.NO_KV
+
+
+def test_two_prefixes_that_may_begin_alike_are_not_counted_twice():
+    """Together they free one prefix of 40 blocks, so no preemption helps."""
+    engine = Engine(num_blocks=120, offline_share=0.05)
+    for key in (1, 2, 1, 2):
+        engine.decoding(OFFLINE, tokens=163, num_private_blocks=1, prefix_key=key)
+    engine.add(ONLINE, 4 * 70)
+    engine.extra["free_blocks"] = 5
+
+    assert not engine.plan().preempt
+
+
 def test_the_first_request_of_the_reservation_needs_no_blocks_for_its_answer():
     engine = Engine(slots=2, num_blocks=20, offline_share=0.5, tail_tokens=64)
     item = engine.add(OFFLINE, 40)

@@ -57,7 +57,9 @@ def test_the_same_share_of_the_kv_is_reserved(share: float, num_blocks: int, exp
     assert expected == reserve(share, num_blocks=num_blocks).blocks
 
 
-@pytest.mark.parametrize(("share", "chunk", "expected"), [(0.1, 512, 52), (0.0, 512, 0), (1.0, 512, 448), (0.9, 4, 3)])
+@pytest.mark.parametrize(
+    ("share", "chunk", "expected"), [(0.1, 512, 52), (0.0, 512, 0), (1.0, 512, 448), (0.9, 4, 3), (0.1, 1, 1)]
+)
 def test_the_same_share_of_the_chunk_is_reserved_and_an_eighth_stays_for_online(
     share: float, chunk: int, expected: int
 ):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ballast_policy.host import Host, Planner
 from ballast_policy.learning.cost import CostModel
-from ballast_policy.learning.expectation import UNKNOWN, Expectation
+from ballast_policy.learning.expectation import UNKNOWN, UNKNOWN_SHARE, Expectation
 from ballast_policy.learning.interference import UNCHECKED, Allowance
 from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, WAITING, Request, RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig, TenantShare
@@ -81,12 +81,18 @@ class Workload:
 
 
 @st.composite
-def arrivals(draw: st.DrawFn, max_tokens: int) -> Arrival:
+def arrivals(draw: st.DrawFn, max_tokens: int, *, has_prefix: bool = False) -> Arrival:
+    """Return any request; `has_prefix`: one of which nearly all may be shared, and a large part of the KV."""
     is_online = draw(st.booleans())
-    prompt = draw(st.integers(1, min(60, max_tokens - 1)))
+    group = draw(st.integers(0, 2))
+    if has_prefix and group:
+        shared = draw(st.integers(1, max(1, max_tokens * 3 // 5)))
+        prompt = min(max_tokens - 1, shared + draw(st.integers(1, 10)))
+    else:
+        prompt = draw(st.integers(1, min(60, max_tokens - 1)))
+        shared = draw(st.integers(0, prompt)) if group else 0
     output = draw(st.integers(1, min(24, max_tokens - prompt)))
     has_slo = is_online and draw(st.booleans())
-    group = draw(st.integers(0, 2))
     return Arrival(
         at=draw(st.sampled_from([0.0, 0.0, 0.01, 0.05, 0.1, 0.3])),
         request_class=RequestClass.ONLINE if is_online else RequestClass.OFFLINE,
@@ -98,7 +104,7 @@ def arrivals(draw: st.DrawFn, max_tokens: int) -> Arrival:
         tpot=draw(st.sampled_from([0.007, 0.02])) if has_slo else inf,
         slack=inf if is_online else draw(st.sampled_from([inf, 1.0, -1.0])),
         prefix_key=group,
-        shared=draw(st.integers(0, prompt)) if group else 0,
+        shared=shared,
         abort_after=draw(st.none() | st.integers(0, 20)),
     )
 
@@ -161,9 +167,10 @@ costs = st.sampled_from(
 """Without a fixed cost, with free decodes, with a single token that takes longer than any promise, and with experts."""
 
 lengths = st.lists(st.integers(1, 24), min_size=1, max_size=4).map(lambda drawn: tuple(sorted(drawn)))
-expectations = st.just(UNKNOWN) | st.builds(
+expectations = st.sampled_from([UNKNOWN, replace(UNKNOWN, unknown_share=UNKNOWN_SHARE)]) | st.builds(
     Expectation,
     outputs=st.dictionaries(st.sampled_from(RequestClass), lengths),
+    unknown_share=st.sampled_from([UNKNOWN_SHARE, 1.0]),
     online_until=st.sampled_from([-inf, 0.2, inf]),
     online_spread=st.sampled_from([0.0, 100.0]),
     online_answer=st.sampled_from([0.0, 12.0]),
@@ -181,7 +188,9 @@ allowances = st.just(UNCHECKED) | st.builds(
 @st.composite
 def workloads(draw: st.DrawFn) -> Workload:
     config = draw(configs())
-    requests = draw(st.lists(arrivals(config.num_blocks * config.block_tokens), min_size=1, max_size=14))
+    has_prefix = draw(st.booleans())
+    arrival = arrivals(config.num_blocks * config.block_tokens, has_prefix=has_prefix)
+    requests = draw(st.lists(arrival, min_size=6 if has_prefix else 1, max_size=14))
     if config.is_encoder:
         requests = [replace(arrival, output=1, tpot=inf) for arrival in requests]
     return Workload(config, tuple(requests), draw(expectations), draw(allowances))

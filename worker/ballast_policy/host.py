@@ -253,11 +253,12 @@ class Host:
         for request in waiting:
             if request.phase is WAITING:
                 request.steps_waited += 1
+        num_prefill, running = 0, self.held[OFFLINE][RUNNING]
         if self.config.is_encoder and self.count(ONLINE):
             num_prefill = self._count_ahead(plan)
-        else:
+        elif running < self.reservation.slots:  # otherwise it is met in any case
             num_prefill = sum([n for request, n in plan.grants if n > 1 and request.request_class is OFFLINE])
-        self.reservation = self.reservation.used_by(self.held[OFFLINE][RUNNING], self.num_entitled, num_prefill)
+        self.reservation = self.reservation.used_by(running, self.num_entitled, num_prefill)
 
     def _count_ahead(self, plan: StepPlan) -> int:
         """Return the tokens of offline in this step and in advance: in an encoder, it may take a whole step."""

@@ -21,7 +21,7 @@ class Reservation:
     blocks: int = 0
     """KV blocks: `min(ceil(share * blocks), blocks - 1)`."""
     chunk: int = 0
-    """Prefill tokens of a step: `min(ceil(share * chunk), chunk * 7 // 8)`."""
+    """Prefill tokens of a step: `min(ceil(share * chunk), max(1, chunk * 7 // 8))`."""
     in_use: int = 0
     """Reserved slots in which an offline request runs. A parked request holds no slot."""
     is_met: bool = True

@@ -83,13 +83,14 @@ class PolicyConfig:
     def reservation(self, ceiling: int | None = None) -> Reservation:
         """Return the reservation; `ceiling` is the largest decode batch within the SLO, None if it is not known.
 
-        One slot, one block and an eighth of the chunk always stay for online. A share of 0 reserves nothing.
+        One slot, one block and an eighth of the chunk stay for online, but none of a chunk of one token. A share of 0
+        reserves nothing.
         """
         share, most = self.offline_share, min(self.slots - 1, most_slots(self.offline_max_share, self.slots))
         return Reservation(
             slots=max(0, min(ceil(share * min(self.slots, ceiling or self.slots) - ROUNDING), most)),
             blocks=max(0, min(ceil(share * self.num_blocks - ROUNDING), self.num_blocks - 1)),
-            chunk=min(ceil(share * self.chunk_tokens - ROUNDING), self.chunk_tokens * 7 // 8),
+            chunk=min(ceil(share * self.chunk_tokens - ROUNDING), max(1, self.chunk_tokens * 7 // 8)),
         )
 
 

@@ -135,7 +135,7 @@ class Coverage:
     @cached_property
     def _order(self) -> list[Request]:
         first = self._ranked[: self.slots]
-        if len(first) == len(self._ranked) or sum([request.num_blocks for request in first]) <= self.blocks:
+        if sum([request.num_blocks for request in first]) <= self.blocks:
             return self._ranked
         covered = dict.fromkeys(islice(_fitting(self._ranked, self.blocks), self.slots))
         return [*covered, *(request for request in self._ranked if request not in covered)]

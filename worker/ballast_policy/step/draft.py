@@ -143,12 +143,11 @@ class StepDraft:
         return helps
 
     def freed_by(self, candidates: Sequence[Request]) -> int:
-        """Return the least number of blocks that preempting all candidates frees: private ones, and shared prefixes."""
+        """Return the least blocks that preempting all candidates frees: prefixes of two keys may begin alike."""
         gone = {*candidates, *self.draft.preempt}
         kept = max([num_shared(request) for request in self.snapshot.residents if request not in gone], default=0)
-        prefixes = {request.prefix_key: num_shared(request) for request in sorted(candidates, key=num_shared)}
         private = sum([request.num_private_blocks for request in candidates])
-        return private + sum([max(0, num_blocks - kept) for num_blocks in prefixes.values()])
+        return private + max(0, max(map(num_shared, candidates), default=0) - kept)
 
     def kv_peak(self, residents: Iterable[Request]) -> KvPeak:
         """Return the peak of residents, with their private blocks and the blocks promised to them."""

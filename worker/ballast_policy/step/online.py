@@ -215,9 +215,11 @@ class _Service:
         if blocks.free >= needed:
             return True
         missing, lent, lower = blocks.missing(needed, request), step.coverage.reclaimable, step.online.below(request)
-        if step.reclaim(lent, missing) or (lower and step.reclaim(lent + lower, missing)):
-            return True
-        step.untie(lent + lower, missing)
+        for candidates in (lent, lent + lower):
+            if step.reclaim(candidates, missing):
+                return True
+            if step.untie(candidates, missing):
+                return False
         return False
 
     def _fits_at_peak(self, request: Request, whole: int) -> bool:
