@@ -318,8 +318,7 @@ def test_a_template_of_parts_gets_parts_and_the_result_of_a_tool_as_text(tmp_pat
         ("{{ raise_exception('roles must alternate') }}", "hi", "roles must alternate"),
         ("{{ messages[0].content.nothing.there }}", "hi", "cannot render these messages"),
         ("{{ messages.__class__.__mro__ }}", "hi", "unsafe|cannot render"),
-        (CHAT, [{"type": "image_url", "image_url": {}}], "'image_url', but this model accepts only text parts"),
-        (CHAT, 3, "content of a message is int"),
+        (CHAT, [{"type": "image_url", "image_url": {}}], "is not text: use a string or a list of text parts"),
     ],
 )
 def test_a_chat_that_cannot_be_rendered_gets_a_sentence(

@@ -64,9 +64,7 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
-        self._special_tokens = dict(special_tokens)
+        environment.globals.update(special_tokens, raise_exception=_raise_exception, strftime_now=_strftime_now)
         self._has_developer = "'developer'" in source or '"developer"' in source
         try:
             self._template = environment.from_string(source)
@@ -113,10 +111,7 @@ class ChatTemplate:
         return self._reads(f"{_FIRST} {_SECOND}")
 
     def _reads(self, content: object) -> bool:
-        try:
-            text = self._render([{"role": role, "content": content} for role in ("user", "assistant", "user")], {})
-        except InvalidChat:
-            return False
+        text = self._probe([{"role": role, "content": content} for role in ("user", "assistant", "user")])
         # In quotes: the template writes the list itself.
         is_quoted = f"'{_FIRST}" in text or f'"{_FIRST}' in text
         return text.count(_FIRST) == text.count(_SECOND) == 3 and not is_quoted
@@ -125,29 +120,23 @@ class ChatTemplate:
     def _tools(self) -> _ToolSupport:
         """The parts of a tool call that the template renders."""
         for no_content in (None, ""):
-            try:
-                text = self._render(_conversation_with_a_call(no_content), {})
-            except InvalidChat:
-                continue
+            text = self._probe(_conversation_with_a_call(no_content))
             if _CALL in text and "None" not in text:
                 return _ToolSupport(has_calls=True, has_results=_RESULT in text, no_content=no_content)
-        try:
-            text = self._render(_conversation_with_a_call("")[-1:], {})
-        except InvalidChat:
-            text = ""
+        text = self._probe(_conversation_with_a_call(None)[-1:])
         return _ToolSupport(has_calls=False, has_results=_RESULT in text, no_content=None)
+
+    def _probe(self, conversation: list[dict[str, Any]]) -> str:
+        """Return the text of a test; no text if the template refuses it."""
+        try:
+            return self._render(conversation, {})
+        except InvalidChat:
+            return ""
 
     def _render(self, conversation: list[dict[str, Any]], options: Mapping[str, object]) -> str:
         try:
             return self._template.render(
-                {
-                    **self._special_tokens,
-                    **options,
-                    "messages": conversation,
-                    "add_generation_prompt": True,
-                    "tools": None,
-                    "documents": None,
-                }
+                options, messages=conversation, add_generation_prompt=True, tools=None, documents=None
             )
         except Exception as error:  # a template is a program of the model's author: any error of it is about the chat
             raise InvalidChat(f"The model's chat template cannot render these messages: {error}") from error
@@ -155,8 +144,6 @@ class ChatTemplate:
 
 def _check_unicode(text: str) -> None:
     """Refuse a lone surrogate, which no tokenizer reads. It can come from a template argument, or from a tool call."""
-    if text.isascii():
-        return
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -192,18 +179,9 @@ def _texts(content: object) -> str | list[str] | None:
     """Return the text of a content, or the texts of its parts."""
     if content is None or isinstance(content, str):
         return content
-    if not isinstance(content, list):
-        raise InvalidChat(
-            f"The content of a message is {type(content).__name__}, expected a string or a list of text parts."
-        )
-    texts = []
-    for part in content:
-        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise InvalidChat(f"A message has a content part of type {kind!r}, but this model accepts only text parts.")
-        texts.append(text)
-    return texts
+    if not isinstance(content, list) or not all(isinstance(part, dict) and "text" in part for part in content):
+        raise InvalidChat("The content of a message is not text: use a string or a list of text parts.")
+    return [part["text"] for part in content]
 
 
 def _to_json(

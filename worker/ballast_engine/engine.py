@@ -222,7 +222,7 @@ class BallastEngine:
         return running
 
     def _lay_out(self, step: DispatchedStep, started: float) -> RunningStep:
-        return RunningStep(step, self._scheduler.kv.assemble(step.decodes, step.chunks), started)
+        return RunningStep(step, self._scheduler.kv.tables.assemble(step.decodes, step.chunks), started)
 
     def _advance(self, running: RunningStep) -> list[Output]:
         """Compute a step to its end, or until it is interrupted."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
+from itertools import takewhile
 
 from ballast_engine.batch import Ints
 from ballast_engine.errors import IntegrityError
@@ -64,14 +65,7 @@ class BlockPool:
 
     def match(self, digests: Sequence[Digest]) -> list[int]:
         """Return the blocks of the longest known prefix of `digests`."""
-        blocks = []
-        known = self._known
-        for digest in digests:
-            block = known.get(digest)
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+        return [self._known[digest] for digest in takewhile(self._known.__contains__, digests)]
 
     def num_idle(self, blocks: Iterable[int]) -> int:
         """Return how many of `blocks` have no holder."""

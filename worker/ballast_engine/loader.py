@@ -161,11 +161,10 @@ class _Checkpoint:
         self._dtype = dtype
         self._files = {name: self._open(name, stack) for name in self._file_names()}
         self._holder = {tensor: name for name, file in self._files.items() for tensor in list(file.keys())}
-        has_head = _HEAD in self._holder
-        self.config = replace(config, tie_embeddings=config.tie_embeddings and not has_head)
+        self.config = replace(config, tie_embeddings=config.tie_embeddings and _HEAD not in self._holder)
         """The configuration of these weights: embedding and head are tied if they have equal values."""
         self._check()
-        if has_head and config.tie_embeddings:
+        if self.config != config:
             if self._repeats_embedding():
                 self.config = config
             else:

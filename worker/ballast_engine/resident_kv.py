@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
-
-from ballast_engine.batch import Batch
 from ballast_engine.block_tables import BlockTables
 from ballast_engine.errors import IntegrityError
 from ballast_engine.kv import BlockPool
@@ -21,7 +18,8 @@ class ResidentKv:
         """Every request in the engine, by `seq`."""
         self.num_unused = 0
         """Token positions in the residents' blocks that hold no token yet."""
-        self._tables = tables
+        self.tables = tables
+        """The rows of the residents, with the blocks that `extend` allocated."""
         self._residents: dict[int, Sequence] = {}
 
     def __len__(self) -> int:
@@ -58,8 +56,8 @@ class ResidentKv:
         self.pool.share(request.seq, blocks)
         sequence.blocks = blocks
         sequence.num_registered = len(blocks)
-        sequence.row = self._tables.take_row()
-        self._tables.write(sequence, 0)
+        sequence.row = self.tables.take_row()
+        self.tables.write(sequence, 0)
         request.num_blocks = len(blocks)
         request.num_computed = request.num_cached = len(blocks) * self.pool.block_tokens
         self._residents[request.seq] = sequence
@@ -74,7 +72,7 @@ class ResidentKv:
             return False
         sequence = self._residents[request.seq]
         sequence.blocks += self.pool.allocate(request.seq, missing)
-        self._tables.write(sequence, request.num_blocks)
+        self.tables.write(sequence, request.num_blocks)
         request.num_blocks += missing
         self.num_unused += missing * size
         return True
@@ -95,15 +93,11 @@ class ResidentKv:
         """Free the blocks of a resident; full blocks stay in the prefix cache until they are needed."""
         sequence = self._residents.pop(request.seq)
         self.num_unused -= request.num_blocks * self.pool.block_tokens - request.num_computed
-        self._tables.free_row(sequence)
+        self.tables.free_row(sequence)
         self.pool.release(request.seq, sequence.blocks)
         sequence.blocks = []
         sequence.num_registered = 0
         request.num_computed = request.num_blocks = request.num_private_blocks = 0
-
-    def assemble(self, decodes: Items[Sequence], chunks: Items[tuple[Sequence, int]]) -> Batch:
-        """Return the batch of a step. `extend` has allocated its blocks."""
-        return self._tables.assemble(decodes, chunks)
 
     def check_integrity(self) -> None:
         """Compare blocks, tables and counts with one another and with the requests that did not end.
@@ -121,12 +115,12 @@ class ResidentKv:
                 if request.num_blocks or request.num_computed or sequence.blocks or sequence.row != -1:
                     raise IntegrityError(f"request {request.seq} waits and holds KV")
                 continue
-            self._tables.check(sequence)
+            self.tables.check(sequence)
             capacity = request.num_blocks * self.pool.block_tokens
             if request.num_blocks != len(sequence.blocks) or not 0 <= request.num_computed <= capacity:
                 raise IntegrityError(f"request {request.seq} computed {request.num_computed} of {capacity} positions")
             unused += capacity - request.num_computed
         if unused != self.num_unused:
             raise IntegrityError(f"{self.num_unused} unused positions are counted, {unused} found")
-        if self._tables.num_rows != len(self._residents):
-            raise IntegrityError(f"{self._tables.num_rows} table rows for {len(self._residents)} residents")
+        if self.tables.num_rows != len(self._residents):
+            raise IntegrityError(f"{self.tables.num_rows} table rows for {len(self._residents)} residents")

@@ -70,10 +70,11 @@ def _argmax(logits: Tensor) -> NDArray[np.int64]:
 
 def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> NDArray[np.int64]:
     vocabulary = logits.shape[-1]
-    mass = _mass(logits, _column([row.sampling.temperature for row in rows]))
+    wide = logits.float()
+    # As multiples of the largest probability, which is exactly 1: no temperature overflows, and min_p compares with it.
+    mass = ((wide - wide.amax(dim=-1, keepdim=True)) / _column([row.sampling.temperature for row in rows])).exp()
     min_p = [row.sampling.min_p for row in rows]
     if any(min_p):
-        # The largest mass is 1, so a ratio to the largest probability is the mass itself.
         mass = mass.where(mass >= _column(min_p), 0.0)
     top_k = [row.sampling.top_k if 0 < row.sampling.top_k < vocabulary else vocabulary for row in rows]
     top_p = [row.sampling.top_p for row in rows]
@@ -85,12 +86,6 @@ def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> NDArray[np.int64]:
     below = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
     tokens: NDArray[np.int64] = torch.searchsorted(cumulative, below, right=True).squeeze(1).numpy()
     return tokens
-
-
-def _mass(logits: Tensor, temperature: Tensor) -> Tensor:
-    """Return probabilities as multiples of the largest, which is exactly 1: no temperature overflows."""
-    wide = logits.float()
-    return ((wide - wide.amax(dim=-1, keepdim=True)) / temperature).exp()
 
 
 def _truncated(mass: Tensor, top_k: list[int], top_p: list[float]) -> Tensor:

@@ -100,8 +100,7 @@ class Tokenizer:
             file = self.directory / name
             ids.update(_token_ids(_read_json(file).get("eos_token_id"), str(file)))
         if text := self.special_tokens.get("eos_token"):
-            eos = self._backend.token_to_id(text)
-            ids.update([] if eos is None else [eos])
+            ids.update(_token_ids(self._backend.token_to_id(text), "eos_token"))
         return frozenset(ids)
 
     @cached_property

@@ -178,11 +178,6 @@ def _refuse_unsupported(config: Json, where: str) -> None:
     act = config.get("hidden_act", "silu")
     if act not in ("silu", "swish"):
         raise InvalidCheckpoint(f"{where}: hidden_act is {act!r}; this engine computes silu.")
-    partial = config.get("partial_rotary_factor", 1.0)
-    if partial not in (None, 1.0):
-        raise InvalidCheckpoint(
-            f"{where}: partial_rotary_factor is {partial!r}; this engine rotates whole heads (1.0)."
-        )
 
 
 def _rope(config: Json, where: str, *, max_positions: int) -> Rope:
@@ -197,11 +192,11 @@ def _rope(config: Json, where: str, *, max_positions: int) -> Rope:
     kind = found.get("rope_type") or found.get("type") or "default"
     fields = _Fields({"rope_theta": config.get("rope_theta"), **found}, f"{where} ({name})")
     theta = fields.positive("rope_theta", 10_000.0)
-    partial = fields.get("partial_rotary_factor", 1.0)
-    if partial != 1.0:
-        raise InvalidCheckpoint(
-            f"{where}: partial_rotary_factor is {partial:g}; this engine rotates whole heads (1.0)."
-        )
+    for partial in (config.get("partial_rotary_factor"), found.get("partial_rotary_factor")):
+        if partial not in (None, 1.0):
+            raise InvalidCheckpoint(
+                f"{where}: partial_rotary_factor is {partial!r}; this engine rotates whole heads (1.0)."
+            )
     match kind:
         case "default":
             return Rope(theta=theta)

@@ -14,11 +14,7 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
     """Return the radians per position of each pair of dimensions, `[head_dim / 2]`, in float32 as in transformers."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
     frequencies = 1.0 / (rope.theta**exponents)
-    if rope.kind == "linear":
-        return frequencies / rope.factor
-    if rope.kind == "llama3":
-        return _llama3(frequencies, rope)
-    return frequencies
+    return _llama3(frequencies, rope) if rope.kind == "llama3" else frequencies / rope.factor
 
 
 def _llama3(frequencies: Tensor, rope: Rope) -> Tensor:

@@ -49,7 +49,11 @@ def compile_for(instruction_set: str, target: Path) -> None:
 
 def sources_digest() -> str:
     """Return a hash of the sources and the flags. Kernels with another hash may not fit `library.py`."""
-    return _digest_of_sources().hexdigest()[:20]
+    digest = hashlib.sha256()
+    for name in (*_SOURCES, *_HEADERS):
+        digest.update((_HERE / name).read_bytes())
+    digest.update(repr(FLAGS).encode())
+    return digest.hexdigest()[:20]
 
 
 def cpuinfo() -> str:
@@ -92,20 +96,11 @@ def _cache() -> Path:
     )
 
 
-def _digest_of_sources() -> hashlib._Hash:
-    digest = hashlib.sha256()
-    for name in (*_SOURCES, *_HEADERS):
-        digest.update((_HERE / name).read_bytes())
-    digest.update(repr(FLAGS).encode())
-    return digest
-
-
 def _key(compiler: str) -> str:
     """Return a hash of everything that the result depends on: sources, flags, compiler, processor."""
-    digest = _digest_of_sources()
     version = _run(compiler, "--version").stdout
-    digest.update(repr((_TUNING, compiler, version, platform.machine(), _processor())).encode())
-    return digest.hexdigest()[:20]
+    found = repr((sources_digest(), _TUNING, compiler, version, platform.machine(), _processor()))
+    return hashlib.sha256(found.encode()).hexdigest()[:20]
 
 
 def _run(compiler: str, *arguments: str) -> subprocess.CompletedProcess[str]:

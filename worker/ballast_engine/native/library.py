@@ -177,19 +177,16 @@ def load(path: Path) -> Kernels:
     """Load kernels from a shared library that was compiled from the present sources."""
     library = ctypes.CDLL(str(path))
     n, p = c_int64, c_void_p
-    library.ballast_lanes.restype = n
-    library.ballast_pool_open.restype = p
-    library.ballast_pool_open.argtypes = [n]
-    library.ballast_pool_close.restype = None
-    library.ballast_pool_close.argtypes = [p]
-    library.ballast_layers.restype = n
-    library.ballast_layers.argtypes = [p, p, p, p, n, p, p]
-    library.ballast_head.restype = None
-    library.ballast_head.argtypes = [p, p, p, n, p, p, p]
-    library.ballast_attention.restype = None
-    library.ballast_attention.argtypes = [p, p, p, p, p, p, p]
-    library.ballast_sample.restype = None
-    library.ballast_sample.argtypes = [p, n, n, p, p, p]
-    library.ballast_multiply.restype = None
-    library.ballast_multiply.argtypes = [n, n, n, p, p, p, p]
+    for name, result, *arguments in (
+        ("lanes", n),
+        ("pool_open", p, n),
+        ("pool_close", None, p),
+        ("layers", n, p, p, p, p, n, p, p),
+        ("head", None, p, p, p, n, p, p, p),
+        ("attention", None, p, p, p, p, p, p, p),
+        ("sample", None, p, n, n, p, p, p),
+        ("multiply", None, n, n, n, p, p, p, p),
+    ):
+        function = getattr(library, f"ballast_{name}")
+        function.restype, function.argtypes = result, arguments
     return Kernels(library=library, lanes=int(library.ballast_lanes()))
