@@ -58,8 +58,9 @@ TRAFFIC = "ballast:slo_requests:rate"
 COUNTED = {"1h": 3600, "1d": 86400, "3d": 259200}
 """Seconds of the windows over which requests are counted."""
 RESERVED_LABELS = frozenset(
-    {"alertname", "class", "inferencedeployment", "kind", "met", "name", "namespace", "outcome", "part", "pod", "queue"}
-    | {"reason", "resource_namespace", "service", "severity", "slo", "state", "status", "task", "type"}
+    {"alertname", "class", "inferencedeployment", "instance", "job", "kind", "le", "met", "name", "namespace", "part"}
+    | {"outcome", "pod", "queue", "reason", "resource_namespace", "service", "severity", "slo", "state", "status"}
+    | {"task", "type"}
 )
 """Labels that rules, or the series that they read, have already."""
 GAP_SECONDS = 480

@@ -398,6 +398,9 @@ def test_a_template_that_is_no_jinja_is_a_broken_checkpoint(tmp_path: Path) -> N
         ("tokenizer_config.json", "[]", "contains a JSON list, expected an object"),
         ("tokenizer_config.json", '{"added_tokens_decoder": {"x": 1}}', "the added tokens are not readable"),
         ("added_tokens.json", '{"<|end|>": "last"}', "the added tokens are not readable"),
+        ("added_tokens.json", '{"<|end|>": -1}', "the added tokens are not readable"),
+        ("tokenizer_config.json", '{"additional_special_tokens": 5}', "the added tokens are not readable"),
+        ("tokenizer_config.json", '{"eos_token": "\\ud800"}', "the added tokens are not readable"),
         ("generation_config.json", '{"eos_token_id": "</s>"}', "is not a token id"),
     ],
 )

@@ -39,7 +39,7 @@ Match = Annotated[
         show_default='namespace="...",service="NAME"',
     ),
 ]
-LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)=([^"\\\n]+)')
+LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)=([^"{}\\\n]+)')
 Label = Annotated[
     list[str] | None,
     typer.Option(

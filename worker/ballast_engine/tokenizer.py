@@ -43,24 +43,24 @@ class Tokenizer:
 
     def _add_tokens(self) -> None:
         """Add the tokens that only the configuration files have, and mark special tokens, as `transformers` does."""
-        backend, special = self._backend, self.special_tokens.values()
-        more = self._config.get("extra_special_tokens") or {}
-        more = [*more.values(), *self._config.get("additional_special_tokens", ())] if isinstance(more, dict) else more
+        backend, get, special = self._backend, self._config.get, self.special_tokens.values()
         tokens = {token.content: token for token in backend.get_added_tokens_decoder().values()}
-        declared = self._config.get("added_tokens_decoder")
+        declared = get("added_tokens_decoder")
         try:
+            more = get("extra_special_tokens") or {}
+            more = [*more.values(), *get("additional_special_tokens", ())] if isinstance(more, dict) else more
             if declared is None:
                 ids = _read_json(self.directory / "added_tokens.json").items()
                 declared = {i: {"content": text, "special": text in special} for text, i in ids if text not in tokens}
             found = {int(i): tokenizers.AddedToken(**declared[i]) for i in sorted(declared, key=int)}
-        except (AttributeError, TypeError, ValueError) as error:
+            # Where another token has the id, it was renamed in tokenizer.json only.
+            found = {i: token for i, token in found.items() if backend.id_to_token(i) in {None, token.content}}
+            tokens.update({token.content: token for token in found.values()})
+            for text in [*special, *filter(None, map(_special_text, more))]:
+                token = tokens.setdefault(text, tokenizers.AddedToken(text, special=True))
+                token.special = token.special or text in special
+        except (AttributeError, OverflowError, TypeError, ValueError) as error:
             raise InvalidCheckpoint(f"{self.directory}: the added tokens are not readable: {error}") from error
-        # Where another token has the id, it was renamed in tokenizer.json only.
-        found = {i: token for i, token in found.items() if backend.id_to_token(i) in {None, token.content}}
-        tokens.update({token.content: token for token in found.values()})
-        for text in [*special, *filter(None, map(_special_text, more))]:
-            token = tokens.setdefault(text, tokenizers.AddedToken(text, special=True))
-            token.special = token.special or text in special
         backend.add_tokens(list(tokens.values()))
         for i, token in found.items():
             if backend.token_to_id(token.content) != i:

@@ -453,7 +453,7 @@ local function store(keys, argv)
   if argv[4] == '1' and job.closed == 0 then
     if job.total < -1 - before then
       local error = error_of('lines_missing', string.format('lines: found %d in the job, expected %d as its end mark states: '
-        .. 'Redis lost the others. Submit them in another job', job.total, -1 - before))
+        .. 'the others did not arrive before it. Submit them in another job', job.total, -1 - before))
       job.lines, job.failed, job.total = job.lines + 1, job.failed + 1, job.total + 1
       publish(k, '-', error_result('"line:' .. job.lines .. '"', 500, error, ''))
     end
