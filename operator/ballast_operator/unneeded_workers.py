@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 
-from ballast_queue.job import Job, JobState, Outlook
+from ballast_queue.job import Job, Outlook
 from ballast_queue.status import WorkerStatus
 from ballast_worker.forecast import Forecast, rates_of
 
@@ -15,7 +15,6 @@ MOST_FORECASTS = 64
 MARGIN = 0.9
 """The part of the rate that fewer workers must get along with. Otherwise a worker that leaves is missed soon, because
 rates vary."""
-_RUNNING = {JobState.VALIDATING, JobState.IN_PROGRESS}
 
 
 def unneeded_workers(
@@ -28,7 +27,7 @@ def unneeded_workers(
     items wait, and has as many as it needs if all of them run. Jobs that no worker serves need none.
     """
     ready = [worker for worker in workers if worker.is_ready and not worker.is_draining]
-    served = [job for job in active if job.state in _RUNNING and not job.reason]
+    served = [job for job in active if job.state.is_claimable and not job.reason]
     due = [job for job in served if job.deadline is not None and not job.is_at_risk]
     if not due or not ready:
         return len(ready)

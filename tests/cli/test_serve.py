@@ -8,7 +8,7 @@ import yaml
 
 from ballast_cli.worker_file import DEMO_MODEL
 
-FILE = f"model: {{uri: {DEMO_MODEL}}}\noffline: {{queue: x/y}}\n"
+FILE = f"model: {{uri: {DEMO_MODEL}}}\noffline: {{queue: x/y}}\nruntime: {{port: 0}}\n"
 
 
 class Became(Exception):
@@ -38,7 +38,7 @@ def test_a_worker_of_a_file_alone_reads_that_file(became):
 
 
 def test_a_file_that_names_no_model_is_completed(became, tmp_path):
-    (tmp_path / "mine.yaml").write_text("offline: {queue: x/y}\n")
+    (tmp_path / "mine.yaml").write_text("offline: {queue: x/y}\nruntime: {port: 0}\n")
     file, said = became("--config", "mine.yaml")
     written = yaml.safe_load(Path(file).read_text())
 

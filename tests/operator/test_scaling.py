@@ -327,7 +327,7 @@ def test_replicas_that_make_progress_do_not_leave_before_they_had_time_to_load(w
     assert rounds(9, **{wait: True}) + rounds(9) == [2] * 18
     assert rounds(2)[-1] == 0
     run.replicas = 2
-    assert (rounds(60, **{wait: True})[-1] == 2) is (wait == "is_fetching"), "a wait for a node is no progress for ever"
+    assert (rounds(60, **{wait: True})[-1] == 2) is (wait == "is_fetching"), "a wait for a node counts only at first"
 
 
 @pytest.mark.parametrize(
@@ -495,7 +495,7 @@ def test_replicas_follow_a_batch_of_items_up_and_down_once(items: int, each: flo
 def test_a_deadline_brings_replicas_in_time_and_keeps_them_while_they_are_needed(
     needed: float, startup: float, online: int, noise: float, resources: int
 ) -> None:
-    """A job needs that many replicas for four hours, and work without a deadline waits behind it for ever.
+    """A job needs that many replicas for four hours, and much more work without a deadline waits behind it.
 
     Online requests take slots, the rate varies by some percent, and the resources share the queue.
     """

@@ -40,6 +40,11 @@ class JobState(StrEnum):
     CANCELLED = "cancelled"
 
     @property
+    def is_claimable(self) -> bool:
+        """Whether workers claim its items."""
+        return self in {JobState.VALIDATING, JobState.IN_PROGRESS}
+
+    @property
     def is_over(self) -> bool:
         """True in the four final states. Only `redrive` leaves one: completed."""
         return self in {JobState.COMPLETED, JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED}

@@ -12,13 +12,12 @@ from math import inf
 
 from ballast_openai.errors import counted
 from ballast_policy.jobs.deadline import Feasibility, JobWork, Rates, Verdict, feasible, seconds_of
-from ballast_queue.job import MOST_ACTIVE, Job, JobHead, JobState, Outlook
+from ballast_queue.job import MOST_ACTIVE, Job, JobHead, Outlook
 from ballast_queue.status import LEAST_RATE, WorkerStatus
 
 NEAREST = f"the {MOST_ACTIVE:,} jobs with the nearest deadlines"
 STOPPED = 10 * LEAST_RATE
 """A rate of a worker below this is that of waiting work of which nothing runs."""
-_RUNNING = {JobState.VALIDATING, JobState.IN_PROGRESS}
 
 
 def rates_of(workers: Sequence[WorkerStatus]) -> Rates:
@@ -73,7 +72,7 @@ class Forecast:
         self._is_cut = len(active) >= MOST_ACTIVE
         self._groups: dict[tuple[int, str], dict[str, JobWork]] = defaultdict(dict)
         for job in active:
-            if job.state in _RUNNING:
+            if job.state.is_claimable:
                 self._groups[job.priority, job.tenant][job.id] = work_of(job)
         # For another tenant or priority the sums suffice, however many jobs it has.
         self._sums = {group: _sums(works.values()) for group, works in self._groups.items()}

@@ -12,8 +12,7 @@ from ballast_queue.settings import QueueSettings
 from ballast_queue.status import QueueStats, WorkerStatus, held_requests
 from ballast_worker.forecast import NEAREST, Forecast, duration, order_rates_of, work_of
 
-_CLAIMED_FROM = {JobState.VALIDATING, JobState.IN_PROGRESS}
-_REDRIVEN_FROM = {*_CLAIMED_FROM, JobState.PAUSED, JobState.COMPLETED}
+_REDRIVEN_FROM = {JobState.VALIDATING, JobState.IN_PROGRESS, JobState.PAUSED, JobState.COMPLETED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ def _scheduling(job: Job, scene: Scene) -> Iterator[str]:
         yield f"It is over: {state.value}{ended}" + (f", {job.reason}" if job.reason else "")
     elif state is JobState.PAUSED:
         yield f"It is paused with {counted(counts.waiting, 'item')} waiting: `ballast resume {job.id}` resumes it"
-    elif state not in _CLAIMED_FROM:
+    elif not state.is_claimable:
         yield f"It is {state.value}: workers claim no more of its items, {counts.leased:,} are still with workers"
     elif not counts.waiting:
         yield f"No item of it waits: {counted(counts.leased, 'item')} with workers"
@@ -158,7 +157,7 @@ def _before(job: Job, scene: Scene) -> Iterator[str]:
     others = [
         other
         for other in scene.active
-        if other.id != job.id and other.state in _CLAIMED_FROM and other.counts.waiting > other.delayed
+        if other.id != job.id and other.state.is_claimable and other.counts.waiting > other.delayed
     ]
     higher = [other for other in others if other.priority > job.priority]
     if higher:
