@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -45,6 +46,16 @@ class Valkey:
     """A real server on loopback, with the settings that Ballast asks for."""
 
     url: str
+
+
+@pytest.fixture(autouse=True)
+def logging_ends_with_the_test() -> Iterator[None]:
+    """A program in the process of the tests logs to the `stderr` of its test, which is closed in later ones."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

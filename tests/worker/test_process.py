@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import signal
 import socket
 import subprocess
@@ -30,13 +29,7 @@ def start(capsys):
     """Run the program in this process, where it ends by itself: gives its exit code and what it said."""
 
     def run(*arguments: str) -> tuple[int, str]:
-        root = logging.getLogger()
-        handlers, level = root.handlers[:], root.level
-        try:
-            return main(list(arguments)), capsys.readouterr().err
-        finally:
-            root.handlers[:] = handlers
-            root.setLevel(level)
+        return main(list(arguments)), capsys.readouterr().err
 
     return run
 

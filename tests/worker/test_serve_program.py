@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -65,15 +64,10 @@ def show(tmp_path, capsys):
     def run(kind: str, *options: str, shows: bool = True):
         path = tmp_path / "worker.yaml"
         path.write_text(yaml.safe_dump({"model": {"uri": "/models/m"}} | SECTIONS[kind]))
-        root = logging.getLogger()
-        handlers, level = root.handlers[:], root.level
         try:
             code = main(["--config", str(path), *(("--show",) if shows else ()), *options])
         except SystemExit as ended:
             code = ended.code
-        finally:
-            root.handlers[:] = handlers
-            root.setLevel(level)
         said = capsys.readouterr()
         assert "&" not in said.out, "an anchor of YAML"
         deployment = yaml.safe_load(said.out)["applications"][0]["deployments"][0] if said.out else None
