@@ -132,6 +132,21 @@ def test_a_job_that_cannot_be_read_after_its_submission_is_not_submitted_again(
     assert shown.json["deadline"]["feasible"] == "unknown"
 
 
+def test_messages_without_a_reader_do_not_end_a_submission(
+    queued, queue: Queue, tmp_path: Path, make_line: Any, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "many.jsonl").write_text("\n".join(make_line(f"item-{number}") for number in range(CHUNK_LINES + 1)))
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr("ballast_cli.watch._PLAIN_SECONDS", 0.0)
+    with os.fdopen(writer, "w") as unread:
+        monkeypatch.setattr("sys.stderr", unread)
+        ran = queued("submit", "many.jsonl")
+
+    assert ran.code == 0
+    assert queue.jobs.get(ran.out.strip()).counts.total == CHUNK_LINES + 1
+
+
 def test_submit_reads_a_pipe(queued, items: Path, queue: Any, tmp_path: Path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -514,10 +529,11 @@ def test_watching_a_job_that_ends_badly_fails(queued, items: Path):
     assert "redrive" not in ran.err  # it refuses a cancelled job
 
 
-def test_top_shows_slots_by_class_once(queued, items: Path, queue: Any):
+def test_top_shows_slots_by_class_once(queued, items: Path, queue: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a pipe is no terminal
     submit(queued, items)
     queue.workers.publish(make_busy(decode_tokens_per_second=321.0), 60)
-    shown = queued("top", "--once").out
+    shown = queued("top").out
 
     assert "[##########====================..........]" in shown
     assert "2 online, 4 offline, 2 free of 8" in shown

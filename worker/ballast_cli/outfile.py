@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from ballast_cli.console import json_text
 from ballast_cli.errors import CliError, NotNow, Usage
 
 
@@ -43,7 +44,7 @@ class OutFile:
                 last, replaced, whole = self._recover(job_id)
                 file.truncate(whole)
                 for line in lines:
-                    text, start = json.dumps(line, ensure_ascii=False).encode() + b"\n", last.get(line["id"])
+                    text, start = json_text(line).encode() + b"\n", last.get(line["id"])
                     if start is not None:
                         file.seek(start)
                         if file.read(len(text)) == text:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ballast_cli.console import print_json, say
+from ballast_cli.console import print_json, say, say_raw
 from ballast_cli.errors import CliError, Usage
 
 TTFT_HELP = "SLO of the time to the first token, in milliseconds."
@@ -73,5 +73,4 @@ def progress(done: int, number: int, what: str) -> None:
 def show_progress(line: str = "") -> None:
     """Replace the line of progress on a terminal."""
     if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{line}")
-        sys.stderr.flush()
+        say_raw(f"\r\x1b[K{line}")
