@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -199,9 +200,65 @@ def test_the_key_of_a_job_that_was_cancelled_before_its_last_line_names_its_stat
 
     ran = queued("submit", "many.jsonl", "--key", "k")
 
-    assert ran.code == 0
-    assert job.id in ran.err
-    assert "cancelled" in ran.err
+    assert (ran.code, ran.out) == (5, f"{job.id}\n")
+    assert f"{job.id} with 500 items, cancelled. Nothing was added" in ran.err
+    assert f"{job.id} is cancelled, and takes no lines. Use another key to submit the lines again." in ran.err
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "state"),
+    [("no valid line", 1, "failed"), ("a cancellation", 5, "cancelled"), ("its deadline", 5, "expired")],
+)
+def test_a_repetition_for_a_job_that_ended_badly_is_no_success(
+    queued, items: Path, queue: Queue, *, end: str, code: int, state: str
+):
+    deadline = datetime.fromtimestamp(queue.now() + 1.0, UTC).isoformat()
+    options = ("--key", "nightly", *(("--deadline", deadline) if end == "its deadline" else ()))
+    if end == "no valid line":
+        items.write_text("nonsense\n")
+    first = queued("submit", items, *options)
+    if end == "a cancellation":
+        queue.jobs.cancel(first.out.strip())
+    while end == "its deadline" and queue.jobs.get(first.out.strip()).state != "expired":
+        queue.timers.run_due()
+    again = queued("submit", items, *options)
+    as_json = queued("submit", items, *options, "--json")
+
+    assert first.code == (1 if end == "no valid line" else 0)
+    assert (again.code, again.out) == (code, first.out)
+    assert (as_json.code, as_json.json["state"], as_json.json["was_closed"]) == (code, state, True)
+
+
+def test_a_deadline_that_has_passed_refuses_new_jobs_only(queued, items: Path, queue: Queue):
+    job_id = submit(queued, items, "--key", "nightly")
+    again = queued("submit", items, "--key", "nightly", "--deadline", "2020-01-01")
+    new = queued("submit", items, "--key", "other", "--deadline", "1960-01-01")
+
+    assert (again.code, again.out) == (0, f"{job_id}\n")
+    assert (new.code, new.out) == (2, "")
+    assert "--deadline: '1960-01-01' is 19" in new.err
+    assert "which has passed. Use a time span such as 24h" in new.err
+    assert [job.id for job in queue.jobs.all()] == [job_id]
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+@pytest.mark.parametrize("event", ["a full disk", "an interrupt"])
+def test_a_job_whose_id_could_not_be_written_is_named_on_stderr(
+    queued, items: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch, *, event: str, options: tuple[str, ...]
+):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, Path("/dev/full").open("w") as full:
+        if event == "a full disk":
+            patched.setattr("sys.stdout", full)
+        else:
+            patched.setattr("ballast_queue.jobs.Jobs.get", interrupt)
+        ran = queued("submit", items, *options)
+    (job,) = queue.jobs.all()
+
+    assert ran.code == (1 if event == "a full disk" else 130)
+    assert f"{job.id} is stored with the key {job.key}: do not submit the lines without this key." in ran.err
 
 
 def test_a_key_with_other_lines_is_refused(queued, items: Path, tmp_path: Path, make_line: Any):

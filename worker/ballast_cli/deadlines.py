@@ -28,20 +28,30 @@ class Deadline:
     moment: float | None
     """Or Unix seconds."""
 
+    def at(self, now: float) -> float:
+        """Return the deadline in Unix seconds. `now` is the time of the queue, by which jobs expire."""
+        at = now + self.span if self.span is not None else self.moment
+        assert at is not None, "a deadline is a span or a moment"
+        return at
+
     def by(self, now: float, own: float) -> float:
-        """Return the deadline in Unix seconds. `now` is the time of the queue, by which jobs expire, `own` that here.
+        """Return the deadline of a new job. `own` is the time of this machine.
 
         Raises:
             Usage: the time has passed.
         """
-        at = now + self.span if self.span is not None else self.moment
-        assert at is not None, "a deadline is a span or a moment"
-        if at > now:
+        if (at := self.at(now)) > now:
             return at
+        raise self.passed(now, own)
+
+    def passed(self, now: float, own: float) -> Usage:
+        """Return the error of a new job whose deadline has passed."""
         clocks = ""
         if abs(now - own) > CLOCKS_DIFFER_SECONDS:
             clocks = f" by the clock of the queue. There it is {_shown(now)}, on this machine {_shown(own)}"
-        raise Usage(f"--deadline: {self.text!r} is {_shown(at)}, which has passed{clocks}. {_EXPECTED} in the future.")
+        return Usage(
+            f"--deadline: {self.text!r} is {_shown(self.at(now))}, which has passed{clocks}. {_EXPECTED} in the future."
+        )
 
 
 def parse_deadline(text: str, now: float) -> Deadline:
