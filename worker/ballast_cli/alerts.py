@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 import yaml
 
+from ballast_cli.connection import not_empty
 from ballast_cli.console import examples
 from ballast_cli.errors import Usage
 
@@ -29,7 +30,11 @@ File = Annotated[
 Namespace = Annotated[
     str | None,
     typer.Option(
-        "--namespace", "-n", help="Namespace.", show_default="that of the kubeconfig's context or of the file"
+        "--namespace",
+        "-n",
+        help="Namespace.",
+        show_default="that of the kubeconfig's context or of the file",
+        callback=not_empty,
     ),
 ]
 Match = Annotated[
