@@ -13,6 +13,7 @@ import typer
 
 from ballast_cli.app import app
 from ballast_cli.errors import EXIT_CODES
+from ballast_cli.sim_options import check_output
 from ballast_cli.worker_file import DEMO_MODEL
 
 VERBS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
@@ -103,6 +104,7 @@ def test_an_unknown_job_is_named(queued, verb: str):
         (("bogus",), "bogus"),
         (("demo", "--requests", "0"), "--requests"),
         (("demo", "--json", "no/such/dir/x.json"), "no directory"),
+        (("plan", "--json", "/proc/x.json"), "--json: cannot write /proc/x.json"),
         (("up", "--model", "nowhere"), "is no directory"),
         (("up", "--model", "."), "is a directory without config.json"),
         (("up", "--config", "nowhere.yaml"), "nowhere.yaml"),
@@ -228,6 +230,17 @@ def test_text_that_the_encoding_of_stdout_lacks_is_escaped(
     assert json.loads(shown["results"])["custom_id"] == "日\U0001f600é"
     assert json.loads(shown["jobs"])["jobs"][0]["key"] == "ключ"
     assert "key         \\u043a" in shown["job"]
+
+
+def test_a_check_of_an_output_leaves_no_trace(tmp_path: Path):
+    old, new, pipe = tmp_path / "old.json", tmp_path / "new.json", tmp_path / "pipe"
+    old.write_text("old")
+    os.mkfifo(pipe)  # opening it would wait for a reader
+    for path in (old, new, pipe, Path("-"), None):
+        check_output("--json", path)
+
+    assert old.read_text() == "old"
+    assert sorted(tmp_path.iterdir()) == [old, pipe]
 
 
 def test_a_place_that_cannot_be_written_is_a_sentence_and_not_a_traceback(ballast):

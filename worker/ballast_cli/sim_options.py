@@ -45,15 +45,25 @@ def require(command: str, **extras: str) -> None:
 
 
 def check_output(option: str, path: Path | None) -> None:
-    """Check that a file can be written at a path.
+    """Check that a file can be written at a path, before work that takes long. Nothing stays of the check.
 
     Raises:
-        Usage: the path is a directory, or its directory does not exist.
+        Usage: the path is a directory, its directory does not exist, or the file cannot be written.
     """
-    if path is not None and path.is_dir():
+    if path is None or str(path) == "-":
+        return
+    if path.is_dir():
         raise Usage(f"{option}: {path} is a directory, expected a file.")
-    if path is not None and not path.parent.is_dir():
+    if not path.parent.is_dir():
         raise Usage(f"{option}: there is no directory {path.parent}. Create it first.")
+    try:
+        if path.is_file():
+            path.open("ab").close()
+        elif not path.exists():  # a pipe would end with its first writer
+            path.open("xb").close()
+            path.unlink()
+    except OSError as error:
+        raise Usage(f"{option}: cannot write {path} ({error.strerror}). Name another file.") from None
 
 
 def write_json(path: Path | None, figures: Any) -> None:
