@@ -121,6 +121,24 @@ def test_the_proxy_of_the_cluster_is_used(
     assert [target.partition("/apis/")[0] for target in asked] == ["http://cluster.invalid"]
 
 
+def test_another_context_is_read_by_name(
+    ballast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: tuple[str, list[str]]
+):
+    clusters = [{"name": "k", "cluster": {"server": NOWHERE}}, {"name": "other", "cluster": {"server": server[0]}}]
+    contexts = [
+        {"name": "c", "context": {"cluster": "k", "user": "u"}},
+        {"name": "d", "context": {"cluster": "other", "user": "u", "namespace": "team"}},
+    ]
+    monkeypatch.setenv("KUBECONFIG", str(make_config(tmp_path, clusters=clusters, contexts=contexts)))
+    other, missing = ballast("get", "--context", "d"), ballast("explain", "chat", "--context", "e")
+    of_a_file = ballast("alerts", "-f", "chat.yaml", "--context", "d")
+
+    assert (other.code, missing.code, of_a_file.code) == (0, 4, 2)
+    assert "--context names a cluster" in of_a_file.err
+    assert [target.partition("/namespaces/")[2] for target in server[1]] == ["team/inferencedeployments"]
+    assert "Expected object with name e" in missing.err
+
+
 @pytest.mark.usefixtures("pod")
 def test_a_pod_reads_its_own_cluster_only_without_a_kubeconfig(
     ballast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -30,6 +30,10 @@ Namespace = Annotated[
         callback=not_empty,
     ),
 ]
+Context = Annotated[
+    str | None,
+    typer.Option("--context", help="Context of the kubeconfig.", show_default="the current one", callback=not_empty),
+]
 Json = dict[str, Any]
 KUBECONFIG = "~/.kube/config"
 TIMEOUT_SECONDS = 30
@@ -69,7 +73,7 @@ class Access:
         return found
 
 
-def resource(name: str, namespace: str | None) -> Json:
+def resource(name: str, namespace: str | None, context: str | None = None) -> Json:
     """Return an InferenceDeployment.
 
     Raises:
@@ -78,13 +82,13 @@ def resource(name: str, namespace: str | None) -> Json:
     """
     if not _NAME.fullmatch(name):  # it would change the path of the request
         raise NotFound(f"No resource can have the name {name!r}: `ballast get -A` lists all InferenceDeployments.")
-    access = _access()
+    access = _access(context)
     return access.read(f"/apis/{API_VERSION}{_within(namespace, access)}/{PLURAL}/{name}")
 
 
-def resources(namespace: str | None, *, everywhere: bool) -> list[Json]:
+def resources(namespace: str | None, context: str | None = None, *, everywhere: bool) -> list[Json]:
     """Return all InferenceDeployments of a namespace or of the cluster."""
-    access = _access()
+    access = _access(context)
     where = "" if everywhere else _within(namespace, access)
     items: list[Json] = access.read(f"/apis/{API_VERSION}{where}/{PLURAL}")["items"]
     return items
@@ -102,11 +106,11 @@ def _within(namespace: str | None, access: Access) -> str:
     return f"/namespaces/{found}"
 
 
-def events(of: Json) -> list[Json]:
+def events(of: Json, context: str | None = None) -> list[Json]:
     """Return the Events of a resource, the oldest first."""
     selector = f"involvedObject.kind={KIND},involvedObject.name={of['metadata']['name']}"
     path = f"/api/v1/namespaces/{of['metadata']['namespace']}/events"
-    found: list[Json] = _access().read(path, fieldSelector=selector)["items"]
+    found: list[Json] = _access(context).read(path, fieldSelector=selector)["items"]
     return sorted(found, key=when)
 
 
@@ -116,8 +120,8 @@ def when(event: Json) -> str:
     return str(seen)
 
 
-def _access() -> Access:
-    """Return the access of the kubeconfig. In a pod without a kubeconfig, it is that of the pod.
+def _access(context: str | None) -> Access:
+    """Return the access of a context, or of the current one. In a pod without a kubeconfig, it is that of the pod.
 
     Raises:
         Unreachable: the kubeconfig, or the service account of the pod, cannot be used.
@@ -128,7 +132,7 @@ def _access() -> Access:
         raise CliError(f"Reading a cluster needs {error.name}: pip install 'ballast[cluster]'.") from None
     file, found = os.environ.get("KUBECONFIG"), client.Configuration()
     found.retries = False
-    if not file and not Path(KUBECONFIG).expanduser().exists() and POD_NAMESPACE.exists():
+    if not file and not context and not Path(KUBECONFIG).expanduser().exists() and POD_NAMESPACE.exists():
         try:
             config.load_incluster_config(client_configuration=found)
         except config.ConfigException as error:
@@ -136,7 +140,7 @@ def _access() -> Access:
         return Access(found, POD_NAMESPACE.read_text(encoding="utf-8").strip())
     file = file or KUBECONFIG
     try:
-        return Access(found, _load(file, found))
+        return Access(found, _load(file, context, found))
     except (config.ConfigException, OSError, YAMLError) as error:
         why = " ".join(str(getattr(error, "strerror", None) or error).split())
     except (ValueError, TypeError, LookupError, AttributeError) as error:  # a value of another type than expected
@@ -144,8 +148,8 @@ def _access() -> Access:
     raise Unreachable(f"Cannot use the kubeconfig {file}: {why.rstrip('.')}. Set KUBECONFIG to another file.")
 
 
-def _load(file: str, configuration: Configuration) -> str:
-    """Load the current context of a kubeconfig, and return its namespace.
+def _load(file: str, context: str | None, configuration: Configuration) -> str:
+    """Load a context of a kubeconfig, or the current one, and return its namespace.
 
     The package reads no proxy. It goes on without credentials if a plugin yields none, or the user does not exist.
 
@@ -154,11 +158,11 @@ def _load(file: str, configuration: Configuration) -> str:
     """
     from kubernetes import config  # noqa: PLC0415  takes a second, and is an extra
 
-    config.load_kube_config(config_file=file, client_configuration=configuration, persist_config=False)
+    config.load_kube_config(file, context, configuration, persist_config=False)
     merged = config.kube_config.KubeConfigMerger(file).config
-    context = merged["contexts"].get_with_name(merged["current-context"])["context"]
-    cluster = merged["clusters"].get_with_name(context["cluster"])["cluster"]
-    if name := context.safe_get("user"):
+    used = merged["contexts"].get_with_name(context or merged["current-context"])["context"]
+    cluster = merged["clusters"].get_with_name(used["cluster"])["cluster"]
+    if name := used.safe_get("user"):
         user = merged["users"].get_with_name(name).safe_get("user") or {}
         has_credentials = configuration.api_key or configuration.cert_file
         if not has_credentials and (method := next((each for each in ("exec", "auth-provider") if each in user), None)):
@@ -167,7 +171,7 @@ def _load(file: str, configuration: Configuration) -> str:
         if not proxy.startswith(("http://", "https://")):
             raise config.ConfigException(f"proxy-url: found {proxy}, expected http:// or https://")
         configuration.proxy, configuration.no_proxy = proxy, None
-    return str(context.safe_get("namespace") or "default")
+    return str(used.safe_get("namespace") or "default")
 
 
 def _failure(path: str, status: int, body: str) -> CliError:

@@ -38,9 +38,9 @@ def from_file(path: Path, namespace: str | None) -> tuple[InferenceDeployment, .
     return tuple(_read(each, source, namespace) for each in found)
 
 
-def from_cluster(name: str, namespace: str | None) -> InferenceDeployment:
+def from_cluster(name: str, namespace: str | None, context: str | None = None) -> InferenceDeployment:
     """The resource as the API server has it; see `cluster.resource`."""
-    return _read(resource(name, namespace), f"{KIND} {name}", None)
+    return _read(resource(name, namespace, context), f"{KIND} {name}", None)
 
 
 def _kind(document: object) -> str:
