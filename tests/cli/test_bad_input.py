@@ -150,8 +150,9 @@ def test_a_reader_that_has_enough_is_no_error(queued):
     assert done.stderr == ""
 
 
-def test_a_reader_that_ends_before_the_output_is_no_failure_of_the_pipeline():
-    line = f"{sys.executable} -m ballast_cli version | true"
+@pytest.mark.parametrize("arguments", ["version", "--help", "version --json"])
+def test_a_reader_that_ends_before_the_output_is_no_failure_of_the_pipeline(arguments: str):
+    line = f"{sys.executable} -m ballast_cli {arguments} | true"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stderr) == (0, "")

@@ -10,12 +10,12 @@ import typer
 from ballast_cli.app import app
 from ballast_cli.console import say
 from ballast_cli.errors import CliError
-from ballast_cli.streams import is_unread, standard_streams
+from ballast_cli.streams import Streams, standard_streams
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit code. A user's mistake is a message on stderr, never a traceback."""
-    with standard_streams():
+    with standard_streams() as streams:
         try:
             code = app(
                 args=list(sys.argv[1:] if arguments is None else arguments), prog_name="ballast", standalone_mode=False
@@ -36,18 +36,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except SystemExit as error:
             if not isinstance(error.__context__, BrokenPipeError):
                 raise
-            return _failed(error.__context__)  # typer ends the program if a pipe breaks
+            return _failed(error.__context__, streams)  # typer and rich end the program if a pipe breaks
         except OSError as error:
-            return _failed(error)
+            return _failed(error, streams)
         return code if isinstance(code, int) else 0
 
 
-def _failed(error: OSError) -> int:
+def _failed(error: OSError, streams: Streams) -> int:
     """Report a file or a stream that cannot be used, and return the exit code.
 
     A reader of stdout that has enough, such as `head`, is no failure. Another pipe that breaks is one.
     """
-    if isinstance(error, BrokenPipeError) and is_unread(sys.stdout):
+    if isinstance(error, BrokenPipeError) and streams.is_unread:
         return 0
     names = " and ".join(str(name) for name in (error.filename, error.filename2) if name) or "the output"
     say(f"ballast: Cannot use {names} ({error.strerror or error}). Check path, permissions, and free space.")

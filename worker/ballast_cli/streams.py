@@ -7,12 +7,35 @@ import os
 import select
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import TextIO
 
 
+class Streams:
+    """The standard streams of a command."""
+
+    def __init__(self) -> None:
+        self._stdout: int | None = None
+        with suppress(OSError):
+            self._stdout = os.dup(sys.stdout.fileno())  # rich redirects stdout if a pipe breaks
+
+    @property
+    def is_unread(self) -> bool:
+        """Return whether stdout is a pipe whose reader has ended, such as `head`."""
+        if self._stdout is None:
+            return False
+        poll = select.poll()
+        poll.register(self._stdout, 0)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        """Close the copy of the descriptor."""
+        if self._stdout is not None:
+            os.close(self._stdout)
+
+
 @contextmanager
-def standard_streams() -> Iterator[None]:
+def standard_streams() -> Iterator[Streams]:
     """Prepare the streams for a command, and drop at its end what they could not write.
 
     Without this, the interpreter's flush at exit reports the failure once more, and ends with code 120.
@@ -21,22 +44,13 @@ def standard_streams() -> Iterator[None]:
     streams = sys.stdout, sys.stderr
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = streams  # typer wraps them if a pipe breaks
-        for stream in streams:
-            _drop_unwritten(stream)
-
-
-def is_unread(stream: TextIO) -> bool:
-    """Return whether the reader of a pipe has ended, such as `head`."""
-    try:
-        poll = select.poll()
-        poll.register(stream.fileno(), 0)
-        return bool(poll.poll(0))
-    except OSError:  # no descriptor
-        return False
+    with closing(Streams()) as found:
+        try:
+            yield found
+        finally:
+            sys.stdout, sys.stderr = streams  # typer wraps them if a pipe breaks
+            for stream in streams:
+                _drop_unwritten(stream)
 
 
 def _occupy_closed_descriptors() -> None:
