@@ -10,7 +10,7 @@ import typer
 from ballast_cli.app import app
 from ballast_cli.console import say
 from ballast_cli.errors import CliError
-from ballast_cli.streams import Streams, standard_streams
+from ballast_cli.streams import StandardStreams, standard_streams
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
 
 
-def _failed(error: OSError, streams: Streams) -> int:
+def _failed(error: OSError, streams: StandardStreams) -> int:
     """Report a file or a stream that cannot be used, and return the exit code.
 
     A reader of stdout that has enough, such as `head`, is no failure. Another pipe that breaks is one.

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import TextIO
 
 
-class Streams:
+class StandardStreams:
     """The standard streams of a command."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Streams:
 
 
 @contextmanager
-def standard_streams() -> Iterator[Streams]:
+def standard_streams() -> Iterator[StandardStreams]:
     """Prepare the streams for a command, and drop at its end what they could not write.
 
     Without this, the interpreter's flush at exit reports the failure once more, and ends with code 120.
@@ -44,7 +44,7 @@ def standard_streams() -> Iterator[Streams]:
     streams = sys.stdout, sys.stderr
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does
-    with closing(Streams()) as found:
+    with closing(StandardStreams()) as found:
         try:
             yield found
         finally:
