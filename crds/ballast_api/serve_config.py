@@ -6,6 +6,7 @@ import hashlib
 from typing import Any
 
 from ballast_api.hot import with_hot_fields
+from ballast_api.sections import Model
 from ballast_api.worker_config import WorkerConfig
 
 APPLICATION = "ballast"
@@ -76,5 +77,9 @@ def serve_config(config: WorkerConfig, text: str, *, replicas: int, gpus: int) -
 
 def cold_hash(config: WorkerConfig) -> str:
     """Return a hash of the fields that are not hot."""
-    cold = with_hot_fields(config, WorkerConfig(model=config.model))
+    cold = with_hot_fields(config, _NEUTRAL)
     return hashlib.sha256(cold.dump().encode()).hexdigest()[:16]
+
+
+_NEUTRAL = WorkerConfig(model=Model(uri="/"))
+"""A configuration with the default of each hot field. Only its hot fields count, so no field of a user is in it."""

@@ -44,6 +44,19 @@ def test_a_change_of_another_field_changes_an_argument_so_that_serve_restarts_th
     assert application(make_config())["args"] != application(make_config(**changes))["args"]
 
 
+def test_a_change_of_a_field_that_only_vllm_has_changes_an_argument():
+    """The default backend, which is the native one, refuses these fields."""
+    adapters = [{"name": "a", "uri": "file:///models/a"}]
+    engine = {"backend": "vllm"}
+    configs = [
+        make_config(engine=engine),
+        make_config(engine=engine, model={"uri": "/models/m", "adapters": adapters}),
+        make_config(engine=engine | {"vllm": {"args": ["--enforce-eager"]}}),
+    ]
+
+    assert len({application(config)["args"]["cold_fields"] for config in configs}) == 3
+
+
 def test_a_scale_changes_no_argument():
     assert application(make_config())["args"] == application(make_config(), replicas=5)["args"]
 

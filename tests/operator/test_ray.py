@@ -111,8 +111,9 @@ def test_a_ray_service_takes_the_place_of_the_deployment():
     assert serve_of(done)["deployments"][0]["num_replicas"] == group_of(done)["replicas"] == 2
 
 
-def test_each_pod_of_a_worker_over_several_nodes_has_the_model_and_its_gpus():
-    resource = make_resource(ray={"nodes": 2}, gpu={"count": 8}, model={"uri": "hf://a/b"})
+def test_each_pod_of_a_worker_over_several_nodes_has_the_model_with_its_adapters_and_its_gpus():
+    model = {"uri": "hf://a/b", "adapters": [{"name": "legal", "uri": "pvc://models/legal"}]}
+    resource = make_resource(ray={"nodes": 2}, gpu={"count": 8}, model=model)
 
     done = plan(resource, EMPTY, CONTEXT)
 
@@ -122,6 +123,7 @@ def test_each_pod_of_a_worker_over_several_nodes_has_the_model_and_its_gpus():
     assert [each["name"] for each in group_of(done)["template"]["spec"]["initContainers"]] == ["fetch"]
     assert deployment["placement_group_bundles"] == [{"CPU": 1, "GPU": 8}] * 2
     assert (config.runtime.tensor_parallel, config.runtime.nodes) == (16, 2)
+    assert [each.name for each in config.model.adapters] == ["legal"]
 
 
 def test_a_replica_that_serve_ends_accepts_requests_until_services_have_seen_a_failed_probe():
@@ -247,6 +249,42 @@ def test_no_pod_leaves_while_kuberay_replaces_the_ray_cluster():
     there = applied(plan(make_resource(), EMPTY, CONTEXT), EMPTY, *pods, ray_status=serving(2, new="llm-2"))
 
     assert plan(make_resource(generation=2, replicas=1), there, CONTEXT).resize == ()
+
+
+@pytest.mark.parametrize("active", ["", "llm-1"], ids=["first start", "replacement"])
+@pytest.mark.parametrize(
+    ("pods", "asked", "expected"),
+    [
+        (2, None, [4]),  # KubeRay writes the number together with the state of Serve
+        (2, 2, [4]),
+        (4, 2, []),  # its number follows late
+        (6, 6, []),
+        (0, None, []),  # KubeRay makes it, with the right number
+    ],
+)
+def test_a_ray_cluster_that_starts_gets_the_pods_for_replicas_that_were_added_since(
+    active: str, pods: int, asked: int | None, expected: list[int]
+):
+    """KubeRay leaves its number as it is, and moves to it only when Serve has all replicas."""
+    there = [make_pod(str(each), is_ready=False, cluster="llm-2") for each in range(pods)]
+    there += [make_pod(f"1{each}") for each in range(2) if active]
+    counted = {} if asked is None else {"desiredWorkerReplicas": asked}
+    status = serving(2) | {"pendingServiceStatus": {"rayClusterName": "llm-2", "rayClusterStatus": counted}}
+    status["activeServiceStatus"]["rayClusterName"] = active
+    before = applied(plan(make_resource(), EMPTY, CONTEXT), EMPTY, *there, ray_status=status)
+
+    steps = plan(make_resource(generation=2, replicas=4), before, CONTEXT).resize
+
+    assert [step.replicas for step in steps] == expected
+    assert all((step.key.name, step.owner, step.leaving) == ("llm-2", "uid-llm", ()) for step in steps)
+
+
+def test_a_pod_of_a_ray_cluster_that_starts_is_replaced_while_its_node_is_lost():
+    pods = [make_pod("1", is_ready=False, cluster="llm-2"), lost("2")]
+    pods[1]["metadata"]["labels"][CLUSTER_LABEL] = "llm-2"
+    there = applied(plan(make_resource(), EMPTY, CONTEXT), EMPTY, *pods, ray_status=serving(2, new="llm-2"))
+
+    assert [step.replicas for step in plan(make_resource(), there, CONTEXT).resize] == [3]
 
 
 @pytest.mark.parametrize("on_ray", [True, False])
