@@ -37,6 +37,8 @@ VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_task_events_report_interval_ms": "0",  # a record of each call between Serve and a replica, without a reader
     "RAY_worker_niceness": "0",  # Ray would run replicas with the niceness 15, below its own agents
+    # Ray would kill the replica if 95 % of the pod's memory are used, or of the node's if the pod has no limit.
+    "RAY_memory_monitor_refresh_ms": "0",
 }
 DELETION_SECONDS = 5
 """How long KubeRay keeps a Ray cluster that was replaced. Its pods drain, so there is nothing else to wait for."""
