@@ -79,6 +79,17 @@ PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
         )
     ),
     "rollout": some(rollout=some(maxSurge=FEW, maxUnavailable=FEW)),
+    "env": some(
+        template=some(
+            env=st.lists(
+                st.fixed_dictionaries(
+                    {"name": st.sampled_from(["A", "BALLAST", "BALLAST_", "BALLAST_SLO", "BALLAST_KEEP_FREE_PERCENT"])}
+                ),
+                max_size=2,
+                unique_by=lambda variable: variable["name"],
+            )
+        )
+    ),
     "network": some(network=some(policy=st.booleans(), ingressFrom=PEERS, metricsFrom=PEERS)),
 }
 """Tested one by one. In a spec with several wrong parts, the other parts would hide a wrong rule."""
