@@ -804,3 +804,28 @@ def test_the_notes_show_a_resource_that_this_release_can_serve(helm: Helm, repos
 
     assert InferenceDeployment.model_validate(resource).spec.backend == backend
     assert ("build worker/Dockerfile.vllm" in found) is (backend == "native")
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        pytest.param({}, ["infd -A --all", "crd inferencedeployments.ballast.dev"], id="every namespace"),
+        pytest.param(
+            {"operator": {"watchNamespaces": ["chat", "research"]}},
+            ["infd -n chat --all", "infd -n research --all", "crd inferencedeployments.ballast.dev"],
+            id="some namespaces",
+        ),
+        pytest.param({"crds": {"enabled": False}}, [], id="a second release"),
+        pytest.param({"crds": {"keep": False}}, [], id="a definition that goes with the release"),
+    ],
+)
+def test_the_notes_delete_only_what_belongs_to_the_release(
+    helm: Helm, values: dict[str, Any], expected: list[str]
+) -> None:
+    """A second release would delete the resources of the first."""
+    path = helm.values(values, "values.yaml")
+
+    found = helm.run("install", "ballast", str(CHART), "--dry-run=client", "-f", path).stdout.partition("NOTES:")[2]
+
+    assert [line.partition("kubectl delete ")[2] for line in found.splitlines() if "kubectl delete" in line] == expected
+    assert ("of every release" in found) is bool(expected)
