@@ -37,7 +37,7 @@
 {{- $path := first . }}
 {{- range $name := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" }}
 {{- if hasKey (default dict (last $)) $name }}
-{{- fail (printf "%s sets the label %s, by which the chart selects its pods. Remove the label, or set nameOverride to change app.kubernetes.io/name" $path $name) }}
+{{- fail (printf "%s sets the label %s, by which the chart selects its pods. Remove the label" $path $name) }}
 {{- end }}
 {{- end }}
 {{- end }}
