@@ -83,7 +83,7 @@ OTHER: dict[str, Any] = {
     "operator.topologySpreadConstraints": [],
     "valkey.persistence.size": "1Gi",
     "valkey.persistence.storageClass": "fast",
-    "valkey.maxMemory": "2gb",
+    "valkey.maxMemory": "512mb",
     "valkey.tls.plainPort": "open",
     "serviceMonitor.interval": "60s",
     "serviceAccount.name": "mine",
@@ -452,6 +452,35 @@ def test_wrong_values_are_refused_with_a_message(helm: Helm, values: dict[str, A
     assert said in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("maximum", "limit", "is_refused"),
+    [
+        ("1gb", "1228Mi", True),
+        ("1gb", "1229Mi", False),
+        ("1g", "1200M", False),
+        ("1g", "1199M", True),
+        ("2gb", "1.5Gi", True),
+        ("2gb", 1610612736, True),
+        ("2gb", 3221225472, False),
+        ("500000k", "600000000", False),
+        ("500000kb", "600000000", True),
+        ("2gb", "1500000000000m", False),
+        ("2gb", "1e9", True),
+        ("2gb", "1E", False),
+        ("2gb", None, False),
+    ],
+)
+def test_a_memory_limit_that_the_data_of_valkey_would_exceed_is_refused(
+    helm: Helm, maximum: str, limit: str | int | None, is_refused: bool
+) -> None:
+    """Units that nobody writes, and no limit at all, are not compared."""
+    values = {"valkey": {"maxMemory": maximum, "resources": {"limits": {"memory": limit}}}}
+    done = helm.template(values, check=False)
+
+    assert (done.returncode != 0) is is_refused
+    assert (f"1.2 times valkey.maxMemory ({maximum})" in done.stderr) is is_refused
+
+
 def described(schema: dict[str, Any], path: str = "") -> list[str]:
     """Return the paths of members without a description."""
     missing = []
@@ -539,7 +568,7 @@ def test_helm_test_runs_on_the_nodes_of_the_operator(helm: Helm) -> None:
 
 
 def test_a_namespace_with_a_quota_admits_every_pod_of_the_chart(helm: Helm) -> None:
-    resources = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
+    resources = {"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"cpu": "1", "memory": "2Gi"}}
     objects = helm.objects({"operator": {"resources": resources}, "valkey": {"resources": resources}})
     pods = [pod_of(each) for each in objects.values() if each["kind"] in {"Deployment", "StatefulSet", "Pod"}]
     found = {each["name"]: each.get("resources") for pod in pods for each in pod["containers"]}

@@ -88,6 +88,16 @@ app.kubernetes.io/component: queue
 {{- end }}
 {{- end }}
 
+{{- /* The bytes of a size in the notation of Valkey or of Kubernetes. Empty if it has another unit, or is empty. */ -}}
+{{- define "ballast.bytes" -}}
+{{- $number := toString . | regexFind "^[0-9.]+(e[-+]?[0-9]+)?" }}
+{{- $units := dict "" 1 "k" 1e3 "m" 1e6 "g" 1e9 "kb" 1024 "mb" 1048576 "gb" 1073741824
+  "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776
+}}
+{{- $unit := get $units (toString . | trimPrefix $number) }}
+{{- if and $number $unit }}{{ mulf $number $unit }}{{ end }}
+{{- end }}
+
 {{- /* The Secret with the certificate of the bundled Valkey. Empty if there is none. */ -}}
 {{- define "ballast.valkeyTlsSecret" -}}
 {{- if and .Values.valkey.enabled .Values.valkey.tls.enabled }}
