@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -256,8 +257,11 @@ def test_both_valkeys_have_the_security_context_of_the_values(helm: Helm, remove
 
 
 SETTINGS = SCHEMA["properties"]["operator"]["properties"]["settings"]
-(SETTINGS_PATTERN,) = SETTINGS["patternProperties"]
-SETTING_NAMES = SETTINGS_PATTERN.removeprefix("^(").removesuffix(")$").split("|")
+SETTING_NAMES = SETTINGS["description"].partition("(")[2].partition(")")[0].split(", ")
+
+
+def schemas_of(setting: str) -> list[dict[str, Any]]:
+    return [each for pattern, each in SETTINGS["patternProperties"].items() if re.search(pattern, setting)]
 
 
 def test_each_setting_is_a_value_of_its_own_or_a_name_of_operator_settings(helm: Helm) -> None:
@@ -266,16 +270,28 @@ def test_each_setting_is_a_value_of_its_own_or_a_name_of_operator_settings(helm:
     (container,) = pod_of(helm.objects({"image": images})["Deployment/ballast-operator"])["containers"]
     of_the_chart = {each["name"].removeprefix(PREFIX).lower() for each in container["env"]}
     of_the_chart |= {"port"}  # probes, Service and NetworkPolicy have the default
-    listed = SETTINGS["description"].partition("(")[2].partition(")")[0].split(", ")
 
-    assert set(listed) == {to_camel(name) for name in set(OperatorSettings.model_fields) - of_the_chart}
-    assert listed == SETTING_NAMES
+    assert set(SETTING_NAMES) == {to_camel(name) for name in set(OperatorSettings.model_fields) - of_the_chart}
+
+
+def test_each_setting_has_the_type_and_the_bounds_of_the_operator() -> None:
+    fields = OperatorSettings.model_json_schema()["properties"]
+    expected = {
+        name: [{key: bound for key, bound in fields[to_snake(name)].items() if key not in UNCHECKED}]
+        for name in SETTING_NAMES
+    }
+
+    assert {name: schemas_of(name) for name in SETTING_NAMES} == expected
+
+
+UNCHECKED = {"default", "description", "title"}
 
 
 def test_each_setting_reaches_the_operator_under_its_name(helm: Helm) -> None:
-    objects = helm.objects({"operator": {"settings": dict.fromkeys(SETTING_NAMES, 7)}})
+    values = {name: {"string": "7", "boolean": False}.get(schemas_of(name)[0]["type"], 7) for name in SETTING_NAMES}
+    objects = helm.objects({"operator": {"settings": values}})
     (container,) = pod_of(objects["Deployment/ballast-operator"])["containers"]
-    given = {each["name"] for each in container["env"] if each.get("value") == "7"}
+    given = {each["name"] for each in container["env"] if each.get("value") in {"7", "false"}}
 
     assert given == {PREFIX + to_snake(name).upper() for name in SETTING_NAMES}
 
@@ -417,6 +433,8 @@ def test_alerts_of_the_chart_name_the_service_of_their_release_and_its_runbooks(
         pytest.param({"operator": {"replicas": 0}}, "replicas", id="no operator"),
         pytest.param({"operator": {"settings": {"allowedImage": "*"}}}, "'allowedImage' not allowed", id="no setting"),
         pytest.param({"operator": {"settings": {"port": 9000}}}, "'port' not allowed", id="a setting of the chart"),
+        pytest.param({"operator": {"settings": {"pollSeconds": 0.5}}}, "pollSeconds", id="a setting out of its bounds"),
+        pytest.param({"operator": {"settings": {"release": 7}}}, "release", id="a release that is no text"),
         pytest.param({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy", id="no such policy"),
         pytest.param({"valkey": {"persistence": {"size": "large"}}}, "size", id="no size"),
         *(
@@ -450,6 +468,22 @@ def test_wrong_values_are_refused_with_a_message(helm: Helm, values: dict[str, A
 
     assert done.returncode != 0
     assert said in done.stderr
+
+
+def test_a_parent_chart_may_switch_the_chart_on(helm: Helm, tmp_path: Path) -> None:
+    parent = tmp_path / "platform"
+    shutil.copytree(CHART, parent / "charts" / "ballast")
+    needs = [{"name": "ballast", "version": "0.1.0", "condition": "ballast.enabled"}]
+    chart = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": needs}
+    (parent / "Chart.yaml").write_text(yaml.safe_dump(chart))
+    where = ("--kube-version", "1.35.0", "--set")
+
+    on, off = (
+        helm.run("template", "p", str(parent), *where, f"ballast.enabled={on}").stdout for on in ("true", "false")
+    )
+
+    assert "name: p-ballast-operator" in on
+    assert "p-ballast" not in off
 
 
 @pytest.mark.parametrize(
@@ -497,7 +531,7 @@ def test_every_value_is_described_and_every_description_has_a_value() -> None:
         return [m for n, s in schema["properties"].items() for m in members(s, f"{path}.{n}" if path else n)]
 
     assert described(SCHEMA) == []
-    assert set(members(SCHEMA)) - {"global"} == set(leaves(VALUES, SCHEMA))
+    assert set(members(SCHEMA)) - {"global", "enabled"} == set(leaves(VALUES, SCHEMA))
 
 
 WITH_PODS = {"Deployment", "StatefulSet", "DaemonSet", "Job", "Pod"}
