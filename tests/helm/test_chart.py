@@ -118,6 +118,20 @@ def leaves(value: Any, schema: dict[str, Any], path: str = "") -> list[str]:
     ]
 
 
+def sections(schema: dict[str, Any], path: str = "") -> list[str]:
+    """Return the paths of all objects with properties."""
+    return [
+        found
+        for name, member in schema["properties"].items()
+        if "properties" in member
+        for here in [f"{path}.{name}" if path else name]
+        for found in [here, *sections(member, here)]
+    ]
+
+
+SECTIONS = sections(SCHEMA)
+
+
 def nested(path: str, value: Any) -> dict[str, Any]:
     head, _, rest = path.partition(".")
     return {head: nested(rest, value) if rest else value}
@@ -457,6 +471,10 @@ def test_alerts_of_the_chart_name_the_service_of_their_release_and_its_runbooks(
         pytest.param({"valkey": {"image": {"tag": ""}}}, "needs a tag or a digest", id="a version of Valkey"),
         pytest.param({"fullnameOverride": "My_Ballast"}, "fullnameOverride", id="no name of an object"),
         pytest.param({"fullnameOverride": "7b"}, "fullnameOverride", id="no name of a Service"),
+        pytest.param({"nameOverride": "my app"}, "nameOverride", id="no value of a label"),
+        pytest.param({"nameOverride": "my.app"}, '"ballast-my.app"', id="no name of a Service by its parts"),
+        pytest.param({"valkey": {"tls": {"renewDays": 3651}}}, "renewDays", id="longer than a certificate is valid"),
+        *(pytest.param(nested(path, None), path.rpartition(".")[2], id=f"no {path}") for path in SECTIONS),
         pytest.param({"operator": {"watchNamespaces": ["a", "a"]}}, "watchNamespaces", id="a namespace twice"),
         pytest.param({"operator": {"watchNamespaces": [""]}}, "watchNamespaces", id="a namespace without a name"),
         pytest.param({"redis": {"existingSecret": "mine"}}, "installs another", id="two Redis"),
@@ -468,6 +486,7 @@ def test_wrong_values_are_refused_with_a_message(helm: Helm, values: dict[str, A
 
     assert done.returncode != 0
     assert said in done.stderr
+    assert "nil pointer" not in done.stderr
 
 
 def test_a_parent_chart_may_switch_the_chart_on(helm: Helm, tmp_path: Path) -> None:
@@ -513,6 +532,27 @@ def test_a_memory_limit_that_the_data_of_valkey_would_exceed_is_refused(
 
     assert (done.returncode != 0) is is_refused
     assert (f"1.2 times valkey.maxMemory ({maximum})" in done.stderr) is is_refused
+
+
+@pytest.mark.parametrize(
+    ("release", "values", "expected"),
+    [
+        pytest.param("prod", {}, "prod-ballast", id="both names"),
+        pytest.param("my-ballast", {}, "my-ballast", id="a release that has the name of the chart"),
+        pytest.param("7b", {"nameOverride": "x"}, "", id="a digit first"),
+        pytest.param("team.ballast", {}, "", id="a dot"),
+        pytest.param("7b", {"fullnameOverride": "mine"}, "mine", id="a prefix of its own"),
+    ],
+)
+def test_a_release_whose_services_would_have_no_valid_name_is_refused(
+    helm: Helm, release: str, values: dict[str, Any], expected: str
+) -> None:
+    """Kubernetes would refuse them halfway through the installation."""
+    given = helm.values(values, "values.yaml")
+    done = helm.run("template", release, str(CHART), "--kube-version", "1.35.0", "-f", given, check=False)
+
+    assert ("Set fullnameOverride" in done.stderr) is not bool(expected)
+    assert (f"name: {expected}-operator\n" in done.stdout) is bool(expected)
 
 
 def described(schema: dict[str, Any], path: str = "") -> list[str]:

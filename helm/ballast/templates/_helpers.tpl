@@ -3,13 +3,13 @@
 {{- end }}
 
 {{- define "ballast.fullname" -}}
-{{- if .Values.fullnameOverride }}
-{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" }}
-{{- else if contains (include "ballast.name" .) .Release.Name }}
-{{- .Release.Name | trunc 52 | trimSuffix "-" }}
-{{- else }}
-{{- printf "%s-%s" .Release.Name (include "ballast.name" .) | trunc 52 | trimSuffix "-" }}
+{{- $name := include "ballast.name" . }}
+{{- $derived := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) }}
+{{- $prefix := default $derived .Values.fullnameOverride | trunc 52 | trimSuffix "-" }}
+{{- if not (regexMatch "^[a-z][-a-z0-9]*$" $prefix) }}
+{{- fail (printf "The prefix of names %q has a dot, an uppercase letter, or a digit first, which no name of a Service may have. Set fullnameOverride to another prefix" $prefix) }}
 {{- end }}
+{{- $prefix }}
 {{- end }}
 
 {{- /* Labels of every object of the chart. The selector of a Deployment is a part of them. */ -}}
