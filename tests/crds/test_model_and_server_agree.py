@@ -26,7 +26,23 @@ def some(**members: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]
 
 
 MODELS = st.fixed_dictionaries(
-    {"uri": st.sampled_from(["hf://a/b", "s3://b/c", "pvc://c/d", "file:///e", "a/b", "ftp://x", "hf://"])},
+    {
+        "uri": st.sampled_from(
+            [
+                "hf://a/b",
+                "s3://b/c",
+                "pvc://c/d",
+                "file:///e",
+                "file://localhost/e",
+                "file://e",
+                "file://e/f",
+                "file:///",
+                "a/b",
+                "ftp://x",
+                "hf://",
+            ]
+        )
+    },
     optional={
         "cachePath": st.just("/cache"),
         "cache": some(persistentVolumeClaim=st.just({"claimName": "c"}), volumeClaimTemplate=st.just({"spec": {}})),
