@@ -196,7 +196,6 @@ READS: dict[str, Callable[[Queue], Any]] = {
     "the demand": lambda queue: queue.claimable.demand(),
     "the due timers": lambda queue: queue.timers.run_due(),
     "the settings": lambda queue: queue.settings.read(),
-    "a dead letter": lambda queue: list(queue.results.dead_letters()),
 }
 LEFT_OUT: dict[str, Any] = {"the statuses": [], "the heads": [], "the demand": Demand((), {})}
 """The results of reads that leave out each value that they cannot read."""
