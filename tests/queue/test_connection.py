@@ -45,7 +45,7 @@ def test_user_and_password_come_by_url_or_apart(user, valkey, queue_name, queue)
 
 @pytest.mark.parametrize("name", ["", "a b", "{a}", "a}", "-a", "a/", "x" * 254])
 def test_an_unsafe_queue_name_is_refused(valkey, name):
-    with pytest.raises(InvalidJob, match=f"^queue: found {re.escape(describe(name))}, wanted letters"):
+    with pytest.raises(InvalidJob, match=f"^queue: found {re.escape(describe(name))}, expected letters"):
         Queue.connect(valkey.url, name)
 
 
