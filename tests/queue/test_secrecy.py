@@ -41,7 +41,7 @@ def fails(call: Callable[[], Any]) -> QueueError:
 
 
 def open_(url: str, **options: Any) -> Connection:
-    return Connection.open(url, username=None, password=None, socket_timeout=2, loads_functions=False, **options)
+    return Connection.open(url, password=None, socket_timeout=2, loads_functions=False, **options)
 
 
 WRONG_URLS = {

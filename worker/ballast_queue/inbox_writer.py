@@ -27,9 +27,7 @@ class InboxWriter:
     @classmethod
     def connect(cls, url: str, queue: str, *, password: str | None = None, ca: str | None = None) -> Self:
         """Connect without a check of the functions, which a submitter may not call."""
-        connection = Connection.open(
-            url, username=None, password=password, socket_timeout=5.0, checks_functions=False, ca=ca
-        )
+        connection = Connection.open(url, password=password, socket_timeout=5.0, checks_functions=False, ca=ca)
         return cls(connection, queue)
 
     def close(self) -> None:

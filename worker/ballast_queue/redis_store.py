@@ -49,7 +49,6 @@ class Queue:
         url: str,
         name: str,
         *,
-        username: str | None = None,
         password: str | None = None,
         socket_timeout: float = 5.0,
         loads_functions: bool = False,
@@ -57,7 +56,7 @@ class Queue:
     ) -> Self:
         """Connect to `redis://`, `rediss://` (TLS) or `unix://`.
 
-        `username` and `password` override those in the URL. Only an administrator's connection `loads_functions`.
+        `password` is for a URL without one. Only an administrator's connection `loads_functions`.
 
         Raises:
             InvalidAddress, InvalidJob: the URL or the queue's name is malformed.
@@ -67,7 +66,6 @@ class Queue:
         check_name("queue", name)
         connection = Connection.open(
             url,
-            username=username,
             password=password,
             socket_timeout=socket_timeout,
             loads_functions=loads_functions,
