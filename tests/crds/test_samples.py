@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from control_plane import ControlPlane
-from every_field import SPEC, filled, schema_of
+from every_field import SPEC, filled
 from jsonschema import Draft4Validator
 
 import ballast_api
@@ -18,7 +18,7 @@ from ballast_api import crd
 from ballast_api.base import VALIDATIONS
 from ballast_api.errors import InvalidConfig
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import KIND
+from ballast_api.names import API_VERSION, KIND
 from ballast_api.structural import leaves
 
 SAMPLES = Path(ballast_api.__file__).parents[2] / "docs" / "samples"
@@ -99,12 +99,23 @@ def test_every_rule_has_a_bad_sample() -> None:
     assert set(rules(crd.schema())) - shown == set()
 
 
+def test_a_variable_that_the_documentation_names_for_the_template_is_admitted() -> None:
+    root = SAMPLES.parents[1]
+    paths = [*(root / "docs").rglob("*.md"), *(root / "worker").rglob("*.py")]
+    text = " ".join(" ".join(path.read_text().split()) for path in paths)
+    names = set(re.findall(r"([A-Z][A-Z0-9_]+)(?:=\w+)?`? in `?template\.env", text))
+    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a"}}
+    env = [{"name": name, "value": "5"} for name in sorted(names)]
+
+    InferenceDeployment.read(manifest | {"spec": {"model": {"uri": "hf://a/b"}, "template": {"env": env}}}, "here")
+    assert {"BALLAST_KEEP_FREE_PERCENT", "VLLM_USE_V2_MODEL_RUNNER"} <= names
+
+
 def test_the_samples_of_every_field_have_every_field() -> None:
     (manifest,), (vllm,), (ray,) = (objects(SAMPLES / f"{name}.yaml") for name in ("everything", "vllm", "ray"))
     given, by_vllm, by_ray = (dict(filled(sample["spec"], SPEC)) for sample in (manifest, vllm, ray))
     given_by_vllm = {leaf for leaf in by_vllm if needs_vllm(leaf)}
     given_by_ray = {leaf for leaf in by_ray if leaf.startswith("runtime.ray.")}
-    refused = {leaf for leaf in leaves(SPEC) if "Refused" in schema_of(leaf, SPEC).get("description", "")}
     exclusive = {
         "engine.attention",  # with the native engine only, as the next one
         "engine.blockTokens",
@@ -117,7 +128,7 @@ def test_the_samples_of_every_field_have_every_field() -> None:
         "slo.latencyMilliseconds",  # beside slo.ttftMilliseconds
     }
 
-    assert set(leaves(SPEC)) - refused - exclusive == set(given) | given_by_vllm | given_by_ray
+    assert set(leaves(SPEC)) - exclusive == set(given) | given_by_vllm | given_by_ray
 
 
 def needs_vllm(path: str) -> bool:

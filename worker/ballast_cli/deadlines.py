@@ -48,9 +48,9 @@ class Deadline:
         """Return the error of a new job whose deadline has passed."""
         clocks = ""
         if abs(now - own) > CLOCKS_DIFFER_SECONDS:
-            clocks = f" by the clock of the queue. There it is {_shown(now)}, on this machine {_shown(own)}"
+            clocks = f" by the clock of the queue. There it is {in_utc(now)}, on this machine {in_utc(own)}"
         return Usage(
-            f"--deadline: {self.text!r} is {_shown(self.at(now))}, which has passed{clocks}. {_EXPECTED} in the future."
+            f"--deadline: {self.text!r} is {in_utc(self.at(now))}, which has passed{clocks}. {_EXPECTED} in the future."
         )
 
 
@@ -72,7 +72,7 @@ def parse_deadline(text: str, now: float) -> Deadline:
         except (ValueError, OverflowError):
             raise Usage(f"--deadline: found {text!r}. {_EXPECTED}.") from None
     try:
-        _shown(at)
+        in_utc(at)
     except (OSError, OverflowError, ValueError):
         raise Usage(f"--deadline: {text!r} is outside the years 1 to 9999. {_EXPECTED}.") from None
     return Deadline(text, span, moment)
@@ -80,8 +80,9 @@ def parse_deadline(text: str, now: float) -> Deadline:
 
 def spoken(at: float, now: float) -> str:
     """Return a deadline in words."""
-    return f"{_shown(at)} (in {duration(max(0.0, at - now))})"
+    return f"{in_utc(at)} (in {duration(max(0.0, at - now))})"
 
 
-def _shown(at: float) -> str:
+def in_utc(at: float) -> str:
+    """Return a point in time, in UTC."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

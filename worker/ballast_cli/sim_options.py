@@ -13,8 +13,10 @@ import typer
 from ballast_cli.console import print_json, say, say_raw
 from ballast_cli.errors import CliError, Usage
 
-TTFT_HELP = "SLO of the time to the first token, in milliseconds."
-TPOT_HELP = "SLO of the mean time per token after the first, in milliseconds."
+_TTFT = "SLO of the time to the first token, in milliseconds."
+_TPOT = "SLO of the mean time per token after the first, in milliseconds."
+Ttft = Annotated[float | None, typer.Option("--ttft-ms", min=0.001, max=1e9, help=_TTFT, show_default="1000")]
+Tpot = Annotated[float | None, typer.Option("--tpot-ms", min=0.001, max=1e9, help=_TPOT, show_default="50")]
 Trace = Annotated[
     Path | None,
     typer.Option(
