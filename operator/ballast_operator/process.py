@@ -64,17 +64,20 @@ async def run(settings: OperatorSettings, types: Sequence[ResourceType[Any]] = R
     loop.set_exception_handler(report_error)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with Cluster(observe_call=metrics.observe_call, namespaces=settings.namespaces) as cluster:
-        operator = Operator(settings, types, cluster, metrics, stop)
+    cluster = Cluster(observe_call=metrics.observe_call, namespaces=settings.namespaces)
+    operator = Operator(settings, types, cluster, metrics, stop)
+    # The Lease has connections of its own, so that slow answers to other calls do not delay its renewal.
+    async with Cluster(observe_call=metrics.observe_call) as of_lease:
         web = Web(metrics, is_alive=operator.is_alive, unready=operator.unready, refresh=operator.refresh)
         await web.start(settings.listening_host, settings.port)
         lease = Key(LEASE, settings.namespace, settings.lease_name)
-        leadership = Leadership(cluster, lease, settings.identity, seconds=time.monotonic)
+        leadership = Leadership(of_lease, lease, settings.identity, seconds=time.monotonic)
         try:
             if not await _first(leadership.acquire(), stop.wait()):
                 return 0
             metrics.active.set(1)
-            return await operator.work(leadership)
+            async with cluster:
+                return await operator.work(leadership)
         finally:
             await leadership.release()
             await web.stop()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 import yaml
+from kubernetes.aio.client import ApiException
 
 from ballast_operator import cluster, lease
 from ballast_operator.errors import ClusterUnavailable
@@ -127,18 +128,61 @@ class ClientOfOtherProgram:
         """Do nothing."""
 
 
+KUBECONFIG = {
+    "current-context": "here",
+    "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+    "clusters": [{"name": "here", "cluster": {"server": "http://127.0.0.1:9"}}],
+    "users": [{"name": "me", "user": {"token": "t"}}],
+}
+
+
+def make_settings() -> OperatorSettings:
+    return OperatorSettings(namespace="ballast", worker_image="worker:1", host="127.0.0.1", port=0)
+
+
 def test_an_election_that_fails_ends_the_operator_with_its_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    config = {
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
-        "clusters": [{"name": "here", "cluster": {"server": "http://127.0.0.1:9"}}],
-        "users": [{"name": "me", "user": {"token": "t"}}],
-    }
-    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    (tmp_path / "config").write_text(yaml.safe_dump(KUBECONFIG))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     monkeypatch.setattr(cluster, "ApiClient", ClientOfOtherProgram)
 
     with pytest.raises(KeyError, match="metadata"):
-        asyncio.run(run(OperatorSettings(namespace="ballast", worker_image="worker:1", host="127.0.0.1", port=0)))
+        asyncio.run(run(make_settings()))
+
+
+class ClientOfOneThing:
+    """A client of an API server where another operator becomes active after the first call about anything else."""
+
+    used: ClassVar[list[set[bool]]] = []
+    """Of each client, whether it was used for the Lease, and for anything else."""
+
+    def __init__(self, _configuration: object) -> None:
+        self.user_agent = ""
+        self._used: set[bool] = set()
+        self.used.append(self._used)
+
+    async def call_api(self, path: str, method: str, **_options: Any) -> tuple[Body, int, Body]:
+        is_lease = path.endswith("/leases") or "/leases/" in path
+        self._used.add(is_lease)
+        others = [used for used in self.used if False in used]
+        lease = {"metadata": {"resourceVersion": "1"}, "spec": {"holderIdentity": "other" if others else ""}}
+        if not is_lease:
+            await asyncio.Event().wait()
+        if method == "PUT" and others:
+            raise ApiException(status=409, reason="Conflict")
+        return lease, 200, {}
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+def test_the_lease_has_connections_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Other calls, such as Events that are not answered, may take all connections of the other client."""
+    (tmp_path / "config").write_text(yaml.safe_dump(KUBECONFIG))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.setattr(cluster, "ApiClient", ClientOfOneThing)
+    monkeypatch.setattr(lease, "RENEW_EVERY_SECONDS", 0.01)
+
+    assert asyncio.run(run(make_settings())) == LEADERSHIP_LOST
+    assert ClientOfOneThing.used == [{True}, {False}]
