@@ -125,7 +125,11 @@ def plan(
         ),
         resize=tuple(resize(resource, snapshot)),
         delete=tuple(
-            gone for gone in deletions(wanted, snapshot) if not is_kept(gone.key, resource, snapshot, changed)
+            gone
+            for gone in deletions(wanted, snapshot)
+            # An optional kind of which a child exists is missing only until its discovery succeeds.
+            if (not gone.key.kind.is_optional or gone.key.kind.name in context.kinds)
+            and not is_kept(gone.key, resource, snapshot, changed)
         ),
         annotate=tuple(_annotations(resource, snapshot, files, copied)),
         files=files,

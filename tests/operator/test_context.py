@@ -10,8 +10,9 @@ import pytest
 
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_operator.context import OperatorContext
+from ballast_operator.errors import ClusterUnavailable
 from ballast_operator.inference_deployment import RESOURCE_TYPE, plan
-from ballast_operator.kinds import RAY_SERVICE
+from ballast_operator.kinds import RAY_SERVICE, Kind
 from ballast_operator.metrics import Metrics
 from ballast_operator.plan import ClusterSnapshot
 from ballast_operator.process import Operator
@@ -66,6 +67,30 @@ def test_what_changes_while_the_kinds_are_read_is_kept() -> None:
 
     assert context.refuses_users is True
     assert "PrometheusRule" in context.kinds
+
+
+class HalfCluster:
+    """Shows the kinds of the groups in `available`."""
+
+    available = ("ray.io", "monitoring.coreos.com")
+
+    async def plurals(self, kind: Kind) -> frozenset[str]:
+        if kind.group not in self.available:
+            raise ClusterUnavailable("discover: the API server answered 503", is_about_one=True)
+        return frozenset({"rayservices", "prometheusrules"})
+
+
+def test_a_group_of_kinds_that_is_unavailable_does_not_hide_the_others_and_stays_as_it_was() -> None:
+    cluster = HalfCluster()
+    bench = Bench(cast(Any, cluster))
+    found = []
+    for cluster.available in (("monitoring.coreos.com",), ("ray.io",), ()):
+        asyncio.run(bench.read_kinds())
+        found.append(bench.context.kinds)
+    bench.poller.close()
+
+    both = frozenset({"RayService", "PrometheusRule"})
+    assert found == [frozenset({"PrometheusRule"}), both, both]
 
 
 @pytest.mark.parametrize(("pod_ip", "host", "callers"), [("10.0.0.7", "0.0.0.0", ["127.0.0.1"]),

@@ -11,7 +11,7 @@ import yaml
 from kubernetes.aio.client import ApiException
 
 from ballast_operator import cluster, lease
-from ballast_operator.errors import ClusterUnavailable
+from ballast_operator.errors import ClusterUnavailable, Forbidden
 from ballast_operator.inference_deployment import RESOURCE_TYPE
 from ballast_operator.kinds import LEASE, Body, Key, Kind
 from ballast_operator.lease import DURATION_SECONDS, Leadership
@@ -39,9 +39,9 @@ class LostLeadership:
         """Return at once."""
 
 
-def make_operator(stop: asyncio.Event) -> Operator:
+def make_operator(stop: asyncio.Event, cluster: object = SilentCluster(), metrics: Metrics | None = None) -> Operator:
     settings = OperatorSettings(namespace="ballast", worker_image="worker:1", redis_secret="redis")
-    return Operator(settings, (RESOURCE_TYPE,), cast(Any, SilentCluster()), Metrics(), stop)
+    return Operator(settings, (RESOURCE_TYPE,), cast(Any, cluster), metrics or Metrics(), stop)
 
 
 def test_the_lease_is_kept_while_the_first_calls_wait_for_their_answers() -> None:
@@ -50,6 +50,47 @@ def test_the_lease_is_kept_while_the_first_calls_wait_for_their_answers() -> Non
             return await make_operator(asyncio.Event()).work(cast(Any, LostLeadership()))
 
     assert asyncio.run(work()) == LEADERSHIP_LOST
+
+
+class KeptLeadership:
+    """No other operator becomes active."""
+
+    async def keep(self) -> None:
+        await asyncio.Event().wait()
+
+
+class ForbiddingCluster:
+    """Forbids to read the Secret of Redis."""
+
+    def __init__(self) -> None:
+        self.was_asked = asyncio.Event()
+
+    async def get(self, key: Key) -> Body | None:
+        self.was_asked.set()
+        raise Forbidden(f"get {key.path()}", 403, "secrets is forbidden")
+
+    async def plurals(self, _kind: Kind) -> frozenset[str]:
+        return frozenset()
+
+
+def test_an_operator_that_cannot_read_its_own_secret_is_neither_ready_nor_active() -> None:
+    async def work() -> list[str]:
+        stop, cluster, metrics = asyncio.Event(), ForbiddingCluster(), Metrics()
+        operator = make_operator(stop, cluster, metrics)
+        found = [operator.unready()]
+        working = asyncio.create_task(operator.work(cast(Any, KeptLeadership())))
+        await cluster.was_asked.wait()
+        await asyncio.sleep(0)
+        found.append(operator.unready())
+        stop.set()
+        assert await working == 0
+        assert b"ballast_operator_active 0.0" in metrics.text()
+        return found
+
+    on_standby, active = asyncio.run(work())
+
+    assert not on_standby
+    assert "get /api/v1/namespaces/ballast/secrets/redis: the API server answered 403" in active
 
 
 class SlowClock:
