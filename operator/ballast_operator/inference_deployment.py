@@ -73,6 +73,7 @@ from ballast_operator.plan import (
     ChildrenPlan,
     ClusterSnapshot,
     changes,
+    deleted,
     deletions,
     is_live,
     is_owned,
@@ -134,6 +135,7 @@ def plan(
         annotate=tuple(_annotations(resource, snapshot, files, copied)),
         files=files,
         version=version,
+        held=tuple(deleted(wanted, snapshot)),
     )
 
 

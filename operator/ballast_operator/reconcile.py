@@ -33,7 +33,7 @@ from ballast_operator.errors import (
 from ballast_operator.kinds import Body, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, is_live
 from ballast_operator.pod_problem import fetches, lacks_node
-from ballast_operator.poll_result import PollResult
+from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.poller import Poller
 from ballast_operator.queue_users import QueueUsers
 from ballast_operator.releases import LEASE_AGAIN_SECONDS, Releases
@@ -187,6 +187,8 @@ class Reconciler(Generic[R]):
         failed = failed or unscaled
         if failed is not None and refused is None:
             raise failed
+        if refused is None and wanted.held:
+            refused = Problem(ConditionReason.NOT_APPLIED, wanted.held[0])
         given = ConditionInput(resource, self._snapshot(key, memory), wanted, poll, time.monotonic(), refused)
         given = replace(given, unchanged=self._unchanged(given, memory))
         if failed is None and not given.has_older_pods:

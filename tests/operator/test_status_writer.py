@@ -14,7 +14,7 @@ import pytest
 from queue_objects import make_status
 from reconciled import make_reconciler
 
-from ballast_api.conditions import ConditionReason
+from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_api.names import INSTANCE_LABEL, NAME_LABEL, RAY_HEAD_LABEL, RAY_LABEL, WORKER
 from ballast_api.status import ClassSlots, Status
 from ballast_operator import report
@@ -422,6 +422,26 @@ def test_a_resource_that_is_reconciled_again_is_evaluated_again() -> None:
     bench.reconcile()
     bench.count(2)
     assert said(bench.reconcile()) == served
+
+
+@pytest.mark.parametrize("uid", ["u", "u2"], ids=["the same resource", "a new resource of its name"])
+def test_a_child_that_hangs_in_deletion_is_reported_and_no_rollout_is_complete(uid: str) -> None:
+    bench = Bench()
+    bench.serve()
+    found = bench.cache.children(LLM)[Key(DEPLOYMENT, "ns", "llm")]
+    more = {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["backup.example/hold"]}
+    metadata = found["metadata"] | more | {"resourceVersion": str(next(VERSIONS))}
+    bench.cache.put(DEPLOYMENT, found | {"metadata": metadata})
+    bench.put(uid=uid, slots=7)
+    status = bench.reconcile()
+    degraded = status.condition(ConditionType.DEGRADED)
+
+    assert degraded is not None
+    assert degraded.message.startswith(
+        "Deployment llm is being deleted and waits for its finalizers (backup.example/hold)"
+    )
+    assert said(status)["Degraded"] == ("True", "NotApplied")
+    assert said(status)["Progressing"][1] != "Complete"
 
 
 @pytest.mark.parametrize(
