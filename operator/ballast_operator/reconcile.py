@@ -129,12 +129,13 @@ class Reconciler(Generic[R]):
             self.users.use(key, ())
         if body["metadata"].get("deletionTimestamp"):
             # Kubernetes deletes its children, and the operator sets no finalizers.
+            self._status.figures.pop(key, None)
             return self.users.keep(key, body, self.context)
+        memory = self._memory(key, body["metadata"]["uid"])
         claimed = await self._claim(key, body)
         if claimed is None:
             return LEASE_AGAIN_SECONDS if key in self.foreign else CLAIM_AGAIN_SECONDS
         body = claimed
-        memory = self._memory(key, body["metadata"]["uid"])
         try:
             resource = self._read(body, memory)
         except InvalidConfig as error:

@@ -20,7 +20,7 @@ from ballast_api.status import ClassSlots, Status
 from ballast_operator import report
 from ballast_operator.cache import Cache
 from ballast_operator.context import OperatorContext
-from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict
+from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict, Forbidden
 from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, POD, RAY_SERVICE, SERVICE, Body, Key, Kind
 from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.resource_type import ConditionValue
@@ -55,8 +55,12 @@ class FakeCluster:
     meanwhile: Callable[[], None] = lambda: None
     """Called while a child is written."""
     may_scale: bool = False
+    may_report: bool = True
+    events: list[Body] = field(default_factory=list)
 
     async def apply_status(self, key: Key, manifest: Body) -> Body:
+        if not self.may_report:
+            raise Forbidden("apply_status", 403, "cannot patch inferencedeployments/status")
         self.statuses.append(Status.model_validate(manifest["status"]))
         found = self.cache.resources[key]
         metadata = found["metadata"] | {"resourceVersion": str(next(VERSIONS))}
@@ -86,8 +90,8 @@ class FakeCluster:
     async def metadata(self, _: Key) -> None:
         return None
 
-    def post_event(self, _: Body) -> None:
-        pass
+    def post_event(self, body: Body) -> None:
+        self.events.append(body)
 
 
 @dataclass
@@ -599,6 +603,34 @@ def test_a_reconciliation_that_fails_again_and_again_leaves_the_measured_conditi
 
     assert said(gone) == before | {"Degraded": ("True", "NotApplied"), "Ready": ("False", "Starting")}
     assert gone.workers == "0/2"
+
+
+def test_a_resource_that_cannot_be_claimed_is_shown_by_an_event_and_the_metrics() -> None:
+    """Its status would show it, and cannot be written."""
+    bench = Bench()
+    bench.put()
+    bench.cache.put(INFERENCE_DEPLOYMENT, make_object(INFERENCE_DEPLOYMENT, "llm", spec=bench.spec) | {"status": {}})
+    bench.cluster.may_report = False
+    for _ in range(4):
+        with pytest.raises(Forbidden):
+            asyncio.run(bench.reconciler.reconcile(LLM))
+
+    assert [(event["reason"], "cannot patch" in event["message"]) for event in bench.cluster.events] == [
+        ("NotApplied", True)
+    ]
+    assert bench.reconciler.figures[LLM].phase == "Degraded"
+
+
+def test_a_resource_that_hangs_in_deletion_has_no_figures() -> None:
+    bench = Bench()
+    bench.serve()
+    body = make_object(INFERENCE_DEPLOYMENT, "llm", spec=bench.spec)
+    body["metadata"] |= {"uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    bench.cache.put(INFERENCE_DEPLOYMENT, body)
+    assert LLM in bench.reconciler.figures
+    asyncio.run(bench.reconciler.reconcile(LLM))
+
+    assert LLM not in bench.reconciler.figures
 
 
 @pytest.mark.parametrize("is_created_again", [False, True])
