@@ -210,12 +210,7 @@ class Operator:
                 f"may not list the resources of namespace {', '.join(self.unreadable)}, which was deleted or lacks the "
                 "Role of the operator; the next audit after both exist starts the operator again"
             )
-        missing = ", ".join(self.streams.missing) if self._parts else ""
-        return (
-            f"not watched: {missing}; a kind that does not exist is watched when its CRD is installed"
-            if missing
-            else ""
-        )
+        return self.streams.unwatched if self._parts else ""
 
     def refresh(self) -> None:
         """Update the gauges."""
@@ -368,7 +363,13 @@ class Operator:
     async def _audit(self) -> None:
         for kind in handlers.watched(self._types):
             before = {cache: cache.uids(kind) for cache in self.caches.values()}
-            present = await self._cluster.uids(kind, "" if kind in self.caches else handlers.CHILDREN_SELECTOR)
+            try:
+                present = await self._cluster.uids(kind, "" if kind in self.caches else handlers.CHILDREN_SELECTOR)
+            except (ClusterUnavailable, ClusterRefused) as error:
+                if not kind.is_optional:
+                    raise
+                log.warning("an optional kind was not compared with the cluster", kind=kind.name, error=str(error))
+                continue
             for cache, uids in before.items():
                 for key in cache.forget_missing(kind, uids, present):
                     log.info("an audit found a deletion", kind=kind.name, resource=str(key))

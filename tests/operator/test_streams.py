@@ -10,11 +10,11 @@ from typing import Any, cast
 import kopf
 import pytest
 from kopf._cogs.aiokits import aiotoggles
-from kopf._cogs.clients import api, fetching, watching
+from kopf._cogs.clients import api, errors, fetching, watching
 from kopf._core.reactor import orchestration, processing, queueing
 
 from ballast_operator import streams
-from ballast_operator.kinds import CRD, DEPLOYMENT
+from ballast_operator.kinds import CRD, DEPLOYMENT, RULE, Kind
 
 
 def test_kopf_still_watches_through_the_replaced_function() -> None:
@@ -91,6 +91,34 @@ def test_an_error_of_a_watch_makes_it_list_again(error: dict[str, Any], monkeypa
 
     assert asyncio.run(watch()) == [watching.Bookmark.LISTED] * 2
     assert relisted == [True, True]
+
+
+@pytest.mark.parametrize("status", [403, 500])
+@pytest.mark.parametrize(("kind", "seen"), [(RULE, [watching.Bookmark.LISTED]), (DEPLOYMENT, [])])
+def test_a_list_that_is_refused_is_tried_again_and_only_a_required_kind_holds_up_the_others(
+    kind: Kind, seen: list[Any], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class_of = {403: errors.APIForbiddenError, 500: errors.APIServerError}
+
+    async def is_refused(**_options: Any) -> AsyncIterator[Any]:
+        if status in class_of:
+            raise class_of[status]("cannot list", status=status, headers={})
+        yield [], "1"
+
+    async def watch() -> tuple[list[Any], str]:
+        found = streams.Streams((kind,), lambda: None, retry_seconds=0.0)
+        found.install()
+        resource = cast(Any, SimpleNamespace(group=kind.group, plural=kind.plural))
+        settings = kopf.OperatorSettings()
+        events = watching.infinite_watch(settings=settings, resource=resource, namespace=None, _iterations=1)
+        return [event async for event in events], found.unwatched
+
+    monkeypatch.setattr(fetching, "fetch_objs", is_refused)
+    monkeypatch.setattr(watching, "continuous_watch", watching.continuous_watch)  # restored after the test
+    found, unwatched = asyncio.run(watch())
+
+    assert found == seen
+    assert (f"Deployment (the API server answered {status}: cannot list)" in unwatched) != bool(seen)
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
