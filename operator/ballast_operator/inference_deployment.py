@@ -190,6 +190,10 @@ def _written(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> str | 
     return (found["metadata"].get("annotations") or {}).get(REDIS_HASH) or None
 
 
+def _awaits_secrets(resource: InferenceDeployment, snapshot: ClusterSnapshot, context: OperatorContext) -> bool:
+    return _written(resource, snapshot) not in {None, secrets_hash(resource, context)}
+
+
 def _redis_secrets(
     resource: InferenceDeployment, snapshot: ClusterSnapshot, context: OperatorContext, copied: str
 ) -> Iterator[Apply]:
@@ -413,6 +417,7 @@ RESOURCE_TYPE = ResourceType(
     named_secrets=named_secrets,
     secrets=_secrets,
     redis_users=redis_users,
+    awaits_secrets=_awaits_secrets,
     kept_users=kept_users,
     read_counted=_read_counted,
     counts=_counts,

@@ -148,6 +148,10 @@ class Reconciler(Generic[R]):
             users = _computed(self._type.redis_users, resource, self.context, ())
             served = self.users.served(key, body, self.context)
             wider = _computed(self._type.redis_users, resource, self.context, served)
+            snapshot = self._snapshot(key, memory)
+            if _computed(self._type.awaits_secrets, resource, snapshot, self.context) or memory.lost:
+                # Workers have the former passwords until their Secret is written.
+                users, wider = map(_keeping_passwords, (users, wider))
         except Exception:
             self.users.keep(key, body, self.context)
             raise
@@ -403,6 +407,10 @@ def _computed(function: Callable[P, T], *arguments: P.args, **more: P.kwargs) ->
         raise
     except Exception as error:
         raise Unplannable(error) from error
+
+
+def _keeping_passwords(users: tuple[RedisUser, ...]) -> tuple[RedisUser, ...]:
+    return tuple(replace(user, keeps_passwords=True) for user in users)
 
 
 def _is_waiting(pod: Body) -> bool:
