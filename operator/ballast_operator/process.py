@@ -131,7 +131,7 @@ class Operator:
             RedisHosts(cluster, listed(settings.redis_hosts)),
             every_seconds=settings.poll_seconds,
             keep_seconds=settings.unused_queue_days * DAY_SECONDS,
-            polled=self._controller.add,
+            polled=self._controller.refresh,
             outdated=self._secret_outdated.set,
         )
         """The polls of all resources."""

@@ -84,6 +84,9 @@ class FakeCluster:
             INFERENCE_DEPLOYMENT, found | {"metadata": metadata, "spec": found["spec"] | {"replicas": replicas}}
         )
 
+    async def delete(self, *_: object) -> None:
+        raise Forbidden("delete", 403, "no verb delete")
+
     async def annotate(self, *_: object) -> None:
         raise ClusterRefused("annotate", 403, "a webhook refuses it")
 
@@ -426,6 +429,21 @@ def test_a_resource_that_is_reconciled_again_is_evaluated_again() -> None:
     bench.reconcile()
     bench.count(2)
     assert said(bench.reconcile()) == served
+
+
+def test_a_deletion_that_is_refused_is_reported_and_the_status_follows_the_pods() -> None:
+    bench = Bench(network={"policy": True})
+    bench.serve()
+    bench.put(network={"policy": False})
+    bench.count(1)
+    for _ in range(3):
+        with pytest.raises(Forbidden):
+            asyncio.run(bench.reconciler.reconcile(LLM))
+    degraded = bench.cluster.statuses[-1].condition(ConditionType.DEGRADED)
+
+    assert degraded is not None
+    assert "no verb delete" in degraded.message
+    assert said(bench.cluster.statuses[-1])["Progressing"] == ("True", "RollingOut")
 
 
 @pytest.mark.parametrize("uid", ["u", "u2"], ids=["the same resource", "a new resource of its name"])
