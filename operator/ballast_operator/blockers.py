@@ -74,8 +74,8 @@ def _lacks_kuberay(resource: InferenceDeployment, context: OperatorContext) -> C
     if resource.spec.runtime.ray is None or RAY_SERVICE.name in context.kinds:
         return None
     message = (
-        "spec.runtime.ray needs KubeRay, and the cluster has no kind RayService (ray.io/v1). Install KubeRay, or "
-        "remove the section"
+        "spec.runtime.ray needs KubeRay, and the operator finds no kind RayService (ray.io/v1) in the cluster. Install "
+        "KubeRay, or remove the section"
     )
     return on_hold(ConditionReason.NO_KUBERAY, message)
 

@@ -70,10 +70,8 @@ class ChildrenWriter(Generic[R]):
             except LeftOver:
                 pass  # the resource is reconciled again while a Secret is lost
             except (ClusterUnavailable, ClusterRefused) as error:
-                if isinstance(error, ClusterUnavailable) and not error.is_about_one:
-                    raise
-                failed = failed or error  # the other children do not depend on this one
-                refused = refused or memory.problem(error, apply.manifest["metadata"]["annotations"][SPEC_HASH])
+                problem = _problem(error, memory, apply.manifest["metadata"]["annotations"][SPEC_HASH])
+                refused, failed = refused or problem, failed or error  # the other children do not depend on this one
             else:
                 refused = refused or problem
                 if problem is None:
@@ -89,11 +87,17 @@ class ChildrenWriter(Generic[R]):
             except Invalid as error:
                 message = f"the API server refused the size of {size.key}, or another object owns it: {error.message}"
                 refused = refused or Problem(ConditionReason.NOT_APPLIED, message)
+            except (ClusterUnavailable, ClusterRefused) as error:
+                refused, failed = refused or _problem(error, memory, f"resize {size.key}"), failed or error
             else:
                 done.append(size.because)
         for gone in wanted.delete:
-            await self.cluster.delete(gone.key, gone.uid)
-            done.append(gone.because)
+            try:
+                await self.cluster.delete(gone.key, gone.uid)
+            except (ClusterUnavailable, ClusterRefused) as error:
+                refused, failed = refused or _problem(error, memory, f"delete {gone.key}"), failed or error
+            else:
+                done.append(gone.because)
         problem, failure = await self._annotate(wanted.annotate, memory)
         refused, failed = refused or problem, failed or failure
         if done:
@@ -116,9 +120,7 @@ class ChildrenWriter(Generic[R]):
             try:
                 await self.cluster.annotate(step.key, step.annotations)
             except (ClusterUnavailable, ClusterRefused) as error:
-                if isinstance(error, ClusterUnavailable) and not error.is_about_one:
-                    raise
-                problem = memory.problem(error, ANNOTATIONS)
+                problem = _problem(error, memory, ANNOTATIONS)
                 if problem is None:
                     raise
                 refused, failed = refused or problem, failed or error
@@ -234,3 +236,14 @@ class ChildrenWriter(Generic[R]):
         if not paths <= known:
             log.warning("the cluster changes applied fields", kind=step.key.kind.name, fields=sorted(paths)[:8])
             memory.tolerated[step.key] = Tolerated(wanted, known | paths)
+
+
+def _problem(error: Failure, memory: ResourceMemory[R], marker: str) -> Problem | None:
+    """Count a failure of one write. Return a problem if it is to be reported.
+
+    Raises:
+        ClusterUnavailable: the other writes would fail too.
+    """
+    if isinstance(error, ClusterUnavailable) and not error.is_about_one:
+        raise error
+    return memory.problem(error, marker)

@@ -35,7 +35,12 @@ from ballast_operator.kinds import EVENT, SECRET, Body, Key, Kind, key_of
 log = Log(__name__)
 
 TIMEOUT_SECONDS = 30.0
+WRITE_SECONDS = 65.0
+"""Timeout of a write. The API server ends a write after 60 s, and its answer names the webhook that was slow."""
 MOST_CONNECTIONS = 20
+POSTED_AT_ONCE, POST_SECONDS, MOST_UNPOSTED, LAST_POST_SECONDS = 4, 5.0, 1000, 2.0
+"""Limits of Events, so that slow ones take few connections: how many are posted at the same time, the timeout of each,
+how many may wait, and how long the end of the process waits for them."""
 KUBECONFIG = "~/.kube/config"
 APPLY = "application/apply-patch+yaml"  # JSON is YAML
 MERGE = "application/merge-patch+json"
@@ -77,6 +82,7 @@ class Cluster:
         self._client: ApiClient | None = None
         self._connecting = asyncio.Lock()
         self._posting: set[asyncio.Task[None]] = set()
+        self._may_post = asyncio.Semaphore(POSTED_AT_ONCE)
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -85,7 +91,11 @@ class Cluster:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.gather(*self._posting, return_exceptions=True)
+        if self._posting:
+            _, late = await asyncio.wait(self._posting, timeout=LAST_POST_SECONDS)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
         if self._client is not None:
             await self._client.close()
 
@@ -148,7 +158,7 @@ class Cluster:
         """Delete the object with this uid. Kubernetes deletes its dependents in the background."""
         body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         with contextlib.suppress(ObjectNotFound):
-            await self._call("delete", "DELETE", key.kind, key.path(), body=body)
+            await self._call("delete", "DELETE", key.kind, key.path(), body=body, seconds=WRITE_SECONDS)
 
     async def get(self, key: Key) -> Body | None:
         """Return an object, or None if it does not exist."""
@@ -174,10 +184,10 @@ class Cluster:
         answer = await self._call("list", "GET", key.kind, path, query=query, accept=accept)
         return next(iter(answer["items"] or ()), None)
 
-    async def create(self, kind: Kind, body: Body) -> Body:
-        """Create an object."""
-        path = kind.path(body["metadata"]["namespace"])
-        return await self._call("create", "POST", kind, path, query={"fieldManager": FIELD_MANAGER}, body=body)
+    async def create(self, kind: Kind, body: Body, *, seconds: float = TIMEOUT_SECONDS) -> Body:
+        """Create an object. `seconds` is the timeout."""
+        path, query = kind.path(body["metadata"]["namespace"]), {"fieldManager": FIELD_MANAGER}
+        return await self._call("create", "POST", kind, path, query=query, body=body, seconds=seconds)
 
     async def replace(self, key: Key, body: Body) -> Body:
         """Replace an object if its resourceVersion is still that of `body`."""
@@ -224,15 +234,19 @@ class Cluster:
 
     def post_event(self, body: Body) -> None:
         """Create an Event in the background: no reconciliation waits for it, and a lost Event does no harm."""
+        if len(self._posting) >= MOST_UNPOSTED:
+            log.info("event not posted", because=f"{MOST_UNPOSTED} others wait")
+            return
         task = asyncio.create_task(self._post_event(body))
         self._posting.add(task)
         task.add_done_callback(self._posting.discard)
 
     async def _post_event(self, body: Body) -> None:
-        try:
-            await self.create(EVENT, body)
-        except (ClusterUnavailable, ClusterRefused) as error:
-            log.info("event not posted", because=str(error))
+        async with self._may_post:
+            try:
+                await self.create(EVENT, body, seconds=POST_SECONDS)
+            except (ClusterUnavailable, ClusterRefused) as error:
+                log.info("event not posted", because=str(error))
 
     async def _patch(
         self,
@@ -246,7 +260,9 @@ class Cluster:
     ) -> Body:
         query = {"fieldManager": FIELD_MANAGER} | dict(query or {})
         path = key.path(subresource)
-        return await self._call(verb, "PATCH", key.kind, path, query=query, body=body, content_type=content_type)
+        return await self._call(
+            verb, "PATCH", key.kind, path, query=query, body=body, content_type=content_type, seconds=WRITE_SECONDS
+        )
 
     async def _call(
         self,
@@ -259,6 +275,7 @@ class Cluster:
         body: Body | list[Body] | None = None,
         content_type: str = "application/json",
         accept: str = "application/json",
+        seconds: float = TIMEOUT_SECONDS,
     ) -> Body:
         client, status = self._client, 0
         assert client is not None, "use as an async context manager"
@@ -271,7 +288,7 @@ class Cluster:
                 body=body,
                 response_types_map=ANY_OBJECT,
                 auth_settings=["BearerToken"],
-                _request_timeout=TIMEOUT_SECONDS,
+                _request_timeout=seconds,
             )
         except ApiException as error:
             status = int(error.status or 0)
@@ -279,7 +296,10 @@ class Cluster:
                 await self.connect()  # the token or certificate may have been replaced, and the call is retried later
             raise _failure(f"{verb} {path}", status, error) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            reason = error or type(error).__name__
+            if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
+                late = f"{verb} {path}: the API server did not answer within {seconds:g} s"
+                raise ClusterUnavailable(late, is_about_one=True) from error
+            reason = str(error) or type(error).__name__
             raise ClusterUnavailable(f"{verb} {path}: the API server does not answer ({reason})") from error
         except RuntimeError as error:  # aiohttp: the session is closed
             if client is self._client:

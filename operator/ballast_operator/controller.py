@@ -32,6 +32,11 @@ class Controller:
         self.queue.add(key, asyncio.get_running_loop().time() + seconds)
         self._changed.set()
 
+    def refresh(self, key: Key) -> None:
+        """Reconcile `key` now because of new figures, unless it failed and waits for its next try."""
+        if not self.queue.has_failed(key):
+            self.add(key)
+
     async def run(self) -> None:
         """Reconcile until cancelled."""
         loop = asyncio.get_running_loop()
@@ -66,10 +71,11 @@ class Controller:
         except Exception as error:
             failure = error
             log.exception("reconciliation failed on an unexpected error and will be retried", resource=str(key))
-        delay = self.queue.finish(key, failed=failure is not None)
+        asked = failure.retry_after if isinstance(failure, ClusterUnavailable) else None
+        not_before = None if asked is None else asyncio.get_running_loop().time() + asked
+        delay = self.queue.finish(key, failed=failure is not None, not_before=not_before)
         if failure is not None:
             self._failed(failure)
-            asked = failure.retry_after if isinstance(failure, ClusterUnavailable) else None
-            again = max(delay * random.uniform(0.8, 1.2), asked or 0.0)
+            again = delay * random.uniform(0.8, 1.2)
         if again is not None:
             self.add(key, again)

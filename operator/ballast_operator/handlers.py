@@ -21,6 +21,8 @@ SETTLE_SECONDS = 0.1
 """Children change in bursts. The resource is reconciled once for all changes of a burst."""
 LOGIN_AGAIN_SECONDS = 2.0
 NEVER = timedelta(days=36500)
+PAGE = 200
+"""Objects that a list at the start holds in memory at the same time, before the cache trims them."""
 CHILDREN_SELECTOR = f"{MANAGED_BY_LABEL}={OPERATOR}"
 
 
@@ -81,6 +83,7 @@ def settings(types: Sequence[ResourceType[Any]], *, sees_kinds: bool) -> kopf.Op
     found.posting.enabled = False
     found.queueing.idle_timeout = 1.0
     found.scanning.disabled = not sees_kinds  # it watches CRDs and namespaces, which needs a ClusterRole
+    found.watching.chunk_size = PAGE
     found.persistence.diffbase_storage = _NothingToCompare()
     resources = {each.kind for each in types}
     for kind in watched(types):

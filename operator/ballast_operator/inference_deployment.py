@@ -73,6 +73,7 @@ from ballast_operator.plan import (
     ChildrenPlan,
     ClusterSnapshot,
     changes,
+    deleted,
     deletions,
     is_live,
     is_owned,
@@ -125,11 +126,16 @@ def plan(
         ),
         resize=tuple(resize(resource, snapshot)),
         delete=tuple(
-            gone for gone in deletions(wanted, snapshot) if not is_kept(gone.key, resource, snapshot, changed)
+            gone
+            for gone in deletions(wanted, snapshot)
+            # An optional kind of which a child exists is missing only until its discovery succeeds.
+            if (not gone.key.kind.is_optional or gone.key.kind.name in context.kinds)
+            and not is_kept(gone.key, resource, snapshot, changed)
         ),
         annotate=tuple(_annotations(resource, snapshot, files, copied)),
         files=files,
         version=version,
+        held=tuple(deleted(wanted, snapshot)),
     )
 
 
@@ -182,6 +188,10 @@ def _written(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> str | 
     if found is None or not is_owned(found, snapshot.uid):
         return None
     return (found["metadata"].get("annotations") or {}).get(REDIS_HASH) or None
+
+
+def _awaits_secrets(resource: InferenceDeployment, snapshot: ClusterSnapshot, context: OperatorContext) -> bool:
+    return _written(resource, snapshot) not in {None, secrets_hash(resource, context)}
 
 
 def _redis_secrets(
@@ -406,6 +416,7 @@ RESOURCE_TYPE = ResourceType(
     named_secrets=named_secrets,
     secrets=_secrets,
     redis_users=redis_users,
+    awaits_secrets=_awaits_secrets,
     kept_users=kept_users,
     read_counted=_read_counted,
     counts=_counts,

@@ -112,6 +112,8 @@ class ChildrenPlan:
     """Hash of each version's configuration file, which the workers of that version should use."""
     version: str = ""
     """The version that pods should run."""
+    held: tuple[str, ...] = ()
+    """A sentence for each wanted child that is being deleted. It is created again after that."""
 
     def __bool__(self) -> bool:
         return bool(self.costs or self.apply or self.resize or self.delete or self.annotate)
@@ -154,6 +156,19 @@ def _change(key: Key, wanted: Body, snapshot: ClusterSnapshot) -> Apply | None:
         patch = without_additions(wanted, found) if added else None
         return Apply(key, wanted, uid=uid, because=because, is_repair=True, patch=patch)
     return None
+
+
+def deleted(wanted: Sequence[tuple[Kind, Body]], snapshot: ClusterSnapshot) -> Iterator[str]:
+    """Yield a sentence for each wanted child that is being deleted, and to which no change is applied until then."""
+    for kind, body in wanted:
+        metadata = snapshot.children.get(key_of(kind, body), {}).get("metadata") or {}
+        if metadata.get("deletionTimestamp"):
+            finalizers = ", ".join(metadata.get("finalizers") or ())
+            waits = f" and waits for its finalizers ({finalizers})" if finalizers else ""
+            yield (
+                f"{kind.name} {metadata['name']} is being deleted{waits}. Until it is gone and created again, no "
+                "change of the resource reaches it"
+            )
 
 
 def shape(manifest: Body) -> str:

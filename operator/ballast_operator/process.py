@@ -49,6 +49,8 @@ SECRET_SOON_SECONDS = 5.0
 """The same interval while Redis refuses the password."""
 KINDS_AGAIN_SECONDS = 3.0
 """The API server may list a new kind a moment after its CRD changed."""
+UNREAD_KINDS_AGAIN_SECONDS = 30.0
+"""Interval of reading the optional kinds of a group that could not be read."""
 AUDIT_SOON_SECONDS = 5.0
 RETRY_SECONDS = 2.0
 DAY_SECONDS = 86400.0
@@ -64,17 +66,19 @@ async def run(settings: OperatorSettings, types: Sequence[ResourceType[Any]] = R
     loop.set_exception_handler(report_error)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with Cluster(observe_call=metrics.observe_call, namespaces=settings.namespaces) as cluster:
-        operator = Operator(settings, types, cluster, metrics, stop)
+    cluster = Cluster(observe_call=metrics.observe_call, namespaces=settings.namespaces)
+    operator = Operator(settings, types, cluster, metrics, stop)
+    # The Lease has connections of its own, so that slow answers to other calls do not delay its renewal.
+    async with Cluster(observe_call=metrics.observe_call) as of_lease:
         web = Web(metrics, is_alive=operator.is_alive, unready=operator.unready, refresh=operator.refresh)
         await web.start(settings.listening_host, settings.port)
         lease = Key(LEASE, settings.namespace, settings.lease_name)
-        leadership = Leadership(cluster, lease, settings.identity, seconds=time.monotonic)
+        leadership = Leadership(of_lease, lease, settings.identity, seconds=time.monotonic)
         try:
             if not await _first(leadership.acquire(), stop.wait()):
                 return 0
-            metrics.active.set(1)
-            return await operator.work(leadership)
+            async with cluster:
+                return await operator.work(leadership)
         finally:
             await leadership.release()
             await web.stop()
@@ -127,7 +131,7 @@ class Operator:
             RedisHosts(cluster, listed(settings.redis_hosts)),
             every_seconds=settings.poll_seconds,
             keep_seconds=settings.unused_queue_days * DAY_SECONDS,
-            polled=self._controller.add,
+            polled=self._controller.refresh,
             outdated=self._secret_outdated.set,
         )
         """The polls of all resources."""
@@ -173,6 +177,10 @@ class Operator:
         """The watches. Queues are removed only while none is missing."""
         self.unreadable: tuple[str, ...] = ()
         """Namespaces that the operator must watch, and whose resources it may not list."""
+        self._unread = ""
+        """Why the context was not read yet; empty on standby."""
+        self._has_unread_kinds = False
+        """Whether a group of optional kinds could not be read."""
         self._parts: list[asyncio.Task[object]] = []
 
     def _reconciler(self, resource_type: ResourceType[Any]) -> Reconciler[Any]:
@@ -195,17 +203,14 @@ class Operator:
         """Return why this replica does not reconcile; empty if it does, or is on standby."""
         if not self.is_alive():
             return "a part of the operator has stopped"
+        if self._unread:
+            return f"nothing is reconciled before this is read: {self._unread}"
         if self.unreadable:
             return (
                 f"may not list the resources of namespace {', '.join(self.unreadable)}, which was deleted or lacks the "
                 "Role of the operator; the next audit after both exist starts the operator again"
             )
-        missing = ", ".join(self.streams.missing) if self._parts else ""
-        return (
-            f"not watched: {missing}; a kind that does not exist is watched when its CRD is installed"
-            if missing
-            else ""
-        )
+        return self.streams.unwatched if self._parts else ""
 
     def refresh(self) -> None:
         """Update the gauges."""
@@ -242,6 +247,7 @@ class Operator:
             if leading.done():
                 return LEADERSHIP_LOST
             reading.result()
+            self._metrics.active.set(1)
             return await self._work(leading, stopping)
         finally:
             for task in first:
@@ -357,7 +363,13 @@ class Operator:
     async def _audit(self) -> None:
         for kind in handlers.watched(self._types):
             before = {cache: cache.uids(kind) for cache in self.caches.values()}
-            present = await self._cluster.uids(kind, "" if kind in self.caches else handlers.CHILDREN_SELECTOR)
+            try:
+                present = await self._cluster.uids(kind, "" if kind in self.caches else handlers.CHILDREN_SELECTOR)
+            except (ClusterUnavailable, ClusterRefused) as error:
+                if not kind.is_optional:
+                    raise
+                log.warning("an optional kind was not compared with the cluster", kind=kind.name, error=str(error))
+                continue
             for cache, uids in before.items():
                 for key in cache.forget_missing(kind, uids, present):
                     log.info("an audit found a deletion", kind=kind.name, resource=str(key))
@@ -400,7 +412,9 @@ class Operator:
     async def _follow_kinds(self) -> None:
         """Read the optional kinds again when a CRD of theirs changes."""
         while True:
-            await self._kinds_changed.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(UNREAD_KINDS_AGAIN_SECONDS if self._has_unread_kinds else None):
+                    await self._kinds_changed.wait()
             self._kinds_changed.clear()
             for seconds in (0.0, KINDS_AGAIN_SECONDS):
                 await asyncio.sleep(seconds)
@@ -411,14 +425,17 @@ class Operator:
 
     async def _read_context(self) -> None:
         """Read the context before the first reconciliation."""
+        self._unread = "the kinds of the cluster and the operator's own Secrets"
         while not self._stop.is_set():
             try:
                 kinds = await self._optional_kinds()
                 self.use(replace(await self._with_secret(), kinds=kinds))
             except (ClusterUnavailable, ClusterRefused) as error:
+                self._unread = str(error)
                 log.warning("cannot read the cluster and will retry", error=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
             else:
+                self._unread = ""
                 return
 
     async def _follow_redis_secret(self) -> None:
@@ -470,10 +487,23 @@ class Operator:
         return Address.of(self._context.redis or {}, own_redis("", self._context.redis_keys))
 
     async def _optional_kinds(self) -> frozenset[str]:
-        """Return the names of the optional kinds that the cluster has, with one call for each of their groups."""
+        """Return the names of the optional kinds that the cluster has, with one call for each of their groups.
+
+        The kinds of a group that cannot be read stay as they were.
+        """
         optional = [kind for kind in handlers.watched(self._types) if kind.is_optional]
         groups = {(kind.group, kind.version): kind for kind in optional}
-        plurals = {group: await self._cluster.plurals(kind) for group, kind in groups.items()}
+        known = frozenset(kind.plural for kind in optional if kind.name in self._context.kinds)
+        plurals, unread = {}, False
+        for group, kind in groups.items():
+            try:
+                plurals[group] = await self._cluster.plurals(kind)
+            except (ClusterUnavailable, ClusterRefused) as error:
+                if isinstance(error, ClusterUnavailable) and not error.is_about_one:
+                    raise
+                plurals[group], unread = known, True
+                log.warning("cannot read the optional kinds of a group and will retry", error=str(error))
+        self._has_unread_kinds = unread
         return frozenset(kind.name for kind in optional if kind.plural in plurals[kind.group, kind.version])
 
     def use(self, context: OperatorContext) -> None:

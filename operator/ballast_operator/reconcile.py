@@ -33,7 +33,7 @@ from ballast_operator.errors import (
 from ballast_operator.kinds import Body, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, is_live
 from ballast_operator.pod_problem import fetches, lacks_node
-from ballast_operator.poll_result import PollResult
+from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.poller import Poller
 from ballast_operator.queue_users import QueueUsers
 from ballast_operator.releases import LEASE_AGAIN_SECONDS, Releases
@@ -129,12 +129,13 @@ class Reconciler(Generic[R]):
             self.users.use(key, ())
         if body["metadata"].get("deletionTimestamp"):
             # Kubernetes deletes its children, and the operator sets no finalizers.
+            self._status.figures.pop(key, None)
             return self.users.keep(key, body, self.context)
+        memory = self._memory(key, body["metadata"]["uid"])
         claimed = await self._claim(key, body)
         if claimed is None:
             return LEASE_AGAIN_SECONDS if key in self.foreign else CLAIM_AGAIN_SECONDS
         body = claimed
-        memory = self._memory(key, body["metadata"]["uid"])
         try:
             resource = self._read(body, memory)
         except InvalidConfig as error:
@@ -147,6 +148,10 @@ class Reconciler(Generic[R]):
             users = _computed(self._type.redis_users, resource, self.context, ())
             served = self.users.served(key, body, self.context)
             wider = _computed(self._type.redis_users, resource, self.context, served)
+            snapshot = self._snapshot(key, memory)
+            if _computed(self._type.awaits_secrets, resource, snapshot, self.context) or memory.lost:
+                # Workers have the former passwords until their Secret is written.
+                users, wider = map(_keeping_passwords, (users, wider))
         except Exception:
             self.users.keep(key, body, self.context)
             raise
@@ -187,6 +192,8 @@ class Reconciler(Generic[R]):
         failed = failed or unscaled
         if failed is not None and refused is None:
             raise failed
+        if refused is None and wanted.held:
+            refused = Problem(ConditionReason.NOT_APPLIED, wanted.held[0])
         given = ConditionInput(resource, self._snapshot(key, memory), wanted, poll, time.monotonic(), refused)
         given = replace(given, unchanged=self._unchanged(given, memory))
         if failed is None and not given.has_older_pods:
@@ -400,6 +407,10 @@ def _computed(function: Callable[P, T], *arguments: P.args, **more: P.kwargs) ->
         raise
     except Exception as error:
         raise Unplannable(error) from error
+
+
+def _keeping_passwords(users: tuple[RedisUser, ...]) -> tuple[RedisUser, ...]:
+    return tuple(replace(user, keeps_passwords=True) for user in users)
 
 
 def _is_waiting(pod: Body) -> bool:

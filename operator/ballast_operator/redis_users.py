@@ -55,8 +55,10 @@ class UserKeyStore:
     async def read(self) -> UserKeys:
         """Return the keys. Create or replace the present one first, if it is missing or too old.
 
+        A key that cannot be replaced stays, and the next call tries again.
+
         Raises:
-            ClusterUnavailable, ClusterRefused: the Secret cannot be read or written.
+            ClusterUnavailable, ClusterRefused: the Secret cannot be read or created.
         """
         body, now = await self._cluster.get(self._key), time.time()
         texts = _texts(body)
@@ -65,12 +67,18 @@ class UserKeyStore:
             age = now  # no clock is so far ahead: somebody edited the time, and would keep both keys valid
         present, previous = texts.get("key", ""), texts.get("previous", "")
         if not present or (self._seconds and age >= self._seconds):
-            previous, present, age = present, secrets.token_hex(32), 0.0
-            with suppress(Conflict):
-                await self._write({"key": present, "previous": previous, "rotated": f"{now:.0f}"}, body)
+            new = secrets.token_hex(32)
+            try:
+                await self._write({"key": new, "previous": present, "rotated": f"{now:.0f}"}, body)
+            except Conflict:
+                return await self.read()
+            except (ClusterUnavailable, ClusterRefused) as error:
+                if not present:
+                    raise
+                log.warning("the key of the passwords of users in redis is not replaced", error=str(error))
+            else:
                 log.info("made a new key for the passwords of users in redis", secret=self._key.name)
-                return UserKeys(present, previous)
-            return await self.read()
+                return UserKeys(new, present)
         return UserKeys(present, previous if age < OVERLAP_SECONDS else "")
 
     async def _write(self, texts: Mapping[str, str], before: Body | None) -> None:

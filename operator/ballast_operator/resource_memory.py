@@ -69,6 +69,8 @@ class ResourceMemory(Generic[R]):
     """When this process first saw the resource."""
     is_reported: bool = False
     """Whether the status has the failure with which the present reconciliation ends."""
+    is_announced: bool = False
+    """Whether an event stated why this release cannot claim the resource."""
     written: float = 0.0
     """When its status was last written."""
 

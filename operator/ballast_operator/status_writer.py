@@ -108,6 +108,10 @@ class StatusWriter(Generic[R]):
         except ObjectNotFound:
             return  # the resource was deleted
         self.cache.put(key.kind, answer)
+        self._announce(metadata, before, status)
+
+    def _announce(self, metadata: Metadata, before: ResourceStatus, status: ResourceStatus) -> None:
+        """Post an event for each condition that changed."""
         for condition in report.news(before, status):
             message = f"{condition.type} is {condition.status}: {condition.message}"
             self.post(metadata, condition.reason, message, is_warning=report.is_bad(condition))
@@ -149,6 +153,11 @@ class StatusWriter(Generic[R]):
         status = status.model_copy(update=counts)
         self._count(key, body, status, parts)
         if status == before:
+            return None
+        if before.operator != self.releases.own:  # only the release that has claimed a resource writes its status
+            if not memory.is_announced:
+                memory.is_announced = True
+                self._announce(metadata, before, status)
             return None
         return await self._write_soon(key, metadata, before, status, memory)
 

@@ -22,9 +22,11 @@ class WorkQueue:
     _heap: list[tuple[float, Key]] = field(default_factory=list)
     _running: set[Key] = field(default_factory=set)
     _failures: dict[Key, int] = field(default_factory=dict)
+    _not_before: dict[Key, float] = field(default_factory=dict)
 
     def add(self, key: Key, at: float) -> None:
-        """Make `key` due at `at`, unless it is due earlier already."""
+        """Make `key` due at `at`, unless it is due earlier already, or may not be tried then."""
+        at = max(at, self._not_before.get(key, at))
         known = self._due.get(key)
         if known is not None and known <= at:
             return
@@ -43,10 +45,21 @@ class WorkQueue:
             return key
         return None
 
-    def finish(self, key: Key, *, failed: bool = False) -> float:
-        """End a reconciliation. Return the delay before the next try: 0 unless it failed, longer after each failure."""
+    def has_failed(self, key: Key) -> bool:
+        """Return whether the last reconciliation of `key` failed."""
+        return key in self._failures
+
+    def finish(self, key: Key, *, failed: bool = False, not_before: float | None = None) -> float:
+        """End a reconciliation. Return the delay before the next try: 0 unless it failed, longer after each failure.
+
+        The next one does not begin before the time `not_before`.
+        """
         self._running.discard(key)
+        self._not_before.pop(key, None)
+        if not_before is not None:
+            self._not_before[key] = not_before
         if key in self._due:
+            self._due[key] = max(self._due[key], self._not_before.get(key, self._due[key]))
             heapq.heappush(self._heap, (self._due[key], key))
         if not failed:
             self._failures.pop(key, None)

@@ -64,6 +64,64 @@ def test_a_call_during_the_replacement_of_the_client_is_tried_again(
     assert "the connection was replaced meanwhile" in str(closed)
 
 
+class SilentClient(Client):
+    """Never answers, except with an error as soon as the timeout of a call is shorter than a second."""
+
+    pending = 0
+
+    async def call_api(self, *_arguments: Any, _request_timeout: float, **_options: Any) -> None:
+        SilentClient.pending += 1
+        if _request_timeout < 1:
+            raise TimeoutError
+        await asyncio.Event().wait()
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[SilentClient]:
+    """The class of all clients."""
+    (tmp_path / "config").write_text(yaml.safe_dump(KUBECONFIG))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.setattr(module, "ApiClient", SilentClient)
+    monkeypatch.setattr(SilentClient, "pending", 0)
+    return SilentClient
+
+
+def test_events_that_are_not_answered_take_few_connections_and_do_not_delay_the_end(
+    monkeypatch: pytest.MonkeyPatch, silent: type[SilentClient]
+) -> None:
+    monkeypatch.setattr(module, "LAST_POST_SECONDS", 0.01)
+    monkeypatch.setattr(module, "MOST_UNPOSTED", 50)
+
+    async def post() -> tuple[int, int]:
+        async with asyncio.timeout(10), Cluster() as found:
+            for _ in range(100):
+                found.post_event({"metadata": {"namespace": "team"}})
+            await asyncio.sleep(0.01)
+            num_waiting = len([task for task in asyncio.all_tasks() if "_post_event" in repr(task)])
+        return num_waiting, silent.pending
+
+    assert asyncio.run(post()) == (50, module.POSTED_AT_ONCE)
+
+
+def test_a_write_that_is_not_answered_in_time_fails_alone_and_names_itself(
+    monkeypatch: pytest.MonkeyPatch, silent: type[SilentClient]
+) -> None:
+    """Another write may still succeed, for example because no webhook delays it."""
+    del silent
+    monkeypatch.setattr(module, "WRITE_SECONDS", 0.5)
+
+    async def write() -> None:
+        async with Cluster() as found:
+            await found.annotate(Key(SECRET, "team", "one"), {"a": "b"})
+
+    with pytest.raises(
+        ClusterUnavailable, match=r"secrets/one: the API server did not answer within 0\.5 s"
+    ) as failure:
+        asyncio.run(write())
+
+    assert failure.value.is_about_one
+
+
 @pytest.mark.envtest
 def test_a_decision_about_an_outdated_resource_scales_nothing(
     controllers: ControlPlane, cluster: Operated, monkeypatch: pytest.MonkeyPatch

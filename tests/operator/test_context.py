@@ -10,8 +10,9 @@ import pytest
 
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_operator.context import OperatorContext
+from ballast_operator.errors import ClusterUnavailable, Forbidden
 from ballast_operator.inference_deployment import RESOURCE_TYPE, plan
-from ballast_operator.kinds import RAY_SERVICE
+from ballast_operator.kinds import INFERENCE_DEPLOYMENT, RAY_SERVICE, SERVICE_MONITOR, Key, Kind
 from ballast_operator.metrics import Metrics
 from ballast_operator.plan import ClusterSnapshot
 from ballast_operator.process import Operator
@@ -46,6 +47,9 @@ class Bench(Operator):
     async def read_kinds(self) -> None:
         await self._read_kinds()
 
+    async def audit(self) -> None:
+        await self._audit()
+
     def refuse_users(self) -> None:
         self._note_refusal(is_refused=True)
 
@@ -66,6 +70,56 @@ def test_what_changes_while_the_kinds_are_read_is_kept() -> None:
 
     assert context.refuses_users is True
     assert "PrometheusRule" in context.kinds
+
+
+class HalfCluster:
+    """Shows the kinds of the groups in `available`."""
+
+    available = ("ray.io", "monitoring.coreos.com")
+    forbidden = SERVICE_MONITOR
+
+    async def plurals(self, kind: Kind) -> frozenset[str]:
+        if kind.group not in self.available:
+            raise ClusterUnavailable("discover: the API server answered 503", is_about_one=True)
+        return frozenset({"rayservices", "prometheusrules"})
+
+    async def uids(self, kind: Kind, _: str) -> dict[Key, str]:
+        if kind == self.forbidden:
+            raise Forbidden(f"list {kind.path()}", 403, "no verb list")
+        return {}
+
+
+def test_an_audit_leaves_out_an_optional_kind_that_cannot_be_listed_and_no_other() -> None:
+    cluster = HalfCluster()
+    bench = Bench(cast(Any, cluster))
+    cache = bench.caches[INFERENCE_DEPLOYMENT]
+    body = {"metadata": {"name": "llm", "namespace": "ns", "uid": "u", "resourceVersion": "1"}, "spec": {}}
+
+    async def audit() -> bool:
+        cache.put(INFERENCE_DEPLOYMENT, body)
+        await bench.audit()
+        return not cache.resources
+
+    assert asyncio.run(audit())
+    assert "RayService" in bench.context.kinds
+
+    cluster.forbidden = INFERENCE_DEPLOYMENT
+    with pytest.raises(Forbidden):
+        asyncio.run(audit())
+    bench.poller.close()
+
+
+def test_a_group_of_kinds_that_is_unavailable_does_not_hide_the_others_and_stays_as_it_was() -> None:
+    cluster = HalfCluster()
+    bench = Bench(cast(Any, cluster))
+    found = []
+    for cluster.available in (("monitoring.coreos.com",), ("ray.io",), ()):
+        asyncio.run(bench.read_kinds())
+        found.append(bench.context.kinds)
+    bench.poller.close()
+
+    both = frozenset({"RayService", "PrometheusRule"})
+    assert found == [frozenset({"PrometheusRule"}), both, both]
 
 
 @pytest.mark.parametrize(("pod_ip", "host", "callers"), [("10.0.0.7", "0.0.0.0", ["127.0.0.1"]),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 import yaml
+from kubernetes.aio.client import ApiException
 
 from ballast_operator import cluster, lease
-from ballast_operator.errors import ClusterUnavailable
+from ballast_operator.errors import ClusterUnavailable, Forbidden
 from ballast_operator.inference_deployment import RESOURCE_TYPE
 from ballast_operator.kinds import LEASE, Body, Key, Kind
 from ballast_operator.lease import DURATION_SECONDS, Leadership
@@ -38,9 +39,9 @@ class LostLeadership:
         """Return at once."""
 
 
-def make_operator(stop: asyncio.Event) -> Operator:
+def make_operator(stop: asyncio.Event, cluster: object = SilentCluster(), metrics: Metrics | None = None) -> Operator:
     settings = OperatorSettings(namespace="ballast", worker_image="worker:1", redis_secret="redis")
-    return Operator(settings, (RESOURCE_TYPE,), cast(Any, SilentCluster()), Metrics(), stop)
+    return Operator(settings, (RESOURCE_TYPE,), cast(Any, cluster), metrics or Metrics(), stop)
 
 
 def test_the_lease_is_kept_while_the_first_calls_wait_for_their_answers() -> None:
@@ -49,6 +50,47 @@ def test_the_lease_is_kept_while_the_first_calls_wait_for_their_answers() -> Non
             return await make_operator(asyncio.Event()).work(cast(Any, LostLeadership()))
 
     assert asyncio.run(work()) == LEADERSHIP_LOST
+
+
+class KeptLeadership:
+    """No other operator becomes active."""
+
+    async def keep(self) -> None:
+        await asyncio.Event().wait()
+
+
+class ForbiddingCluster:
+    """Forbids to read the Secret of Redis."""
+
+    def __init__(self) -> None:
+        self.was_asked = asyncio.Event()
+
+    async def get(self, key: Key) -> Body | None:
+        self.was_asked.set()
+        raise Forbidden(f"get {key.path()}", 403, "secrets is forbidden")
+
+    async def plurals(self, _kind: Kind) -> frozenset[str]:
+        return frozenset()
+
+
+def test_an_operator_that_cannot_read_its_own_secret_is_neither_ready_nor_active() -> None:
+    async def work() -> list[str]:
+        stop, cluster, metrics = asyncio.Event(), ForbiddingCluster(), Metrics()
+        operator = make_operator(stop, cluster, metrics)
+        found = [operator.unready()]
+        working = asyncio.create_task(operator.work(cast(Any, KeptLeadership())))
+        await cluster.was_asked.wait()
+        await asyncio.sleep(0)
+        found.append(operator.unready())
+        stop.set()
+        assert await working == 0
+        assert b"ballast_operator_active 0.0" in metrics.text()
+        return found
+
+    on_standby, active = asyncio.run(work())
+
+    assert not on_standby
+    assert "get /api/v1/namespaces/ballast/secrets/redis: the API server answered 403" in active
 
 
 class SlowClock:
@@ -127,18 +169,61 @@ class ClientOfOtherProgram:
         """Do nothing."""
 
 
+KUBECONFIG = {
+    "current-context": "here",
+    "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+    "clusters": [{"name": "here", "cluster": {"server": "http://127.0.0.1:9"}}],
+    "users": [{"name": "me", "user": {"token": "t"}}],
+}
+
+
+def make_settings() -> OperatorSettings:
+    return OperatorSettings(namespace="ballast", worker_image="worker:1", host="127.0.0.1", port=0)
+
+
 def test_an_election_that_fails_ends_the_operator_with_its_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    config = {
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
-        "clusters": [{"name": "here", "cluster": {"server": "http://127.0.0.1:9"}}],
-        "users": [{"name": "me", "user": {"token": "t"}}],
-    }
-    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    (tmp_path / "config").write_text(yaml.safe_dump(KUBECONFIG))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     monkeypatch.setattr(cluster, "ApiClient", ClientOfOtherProgram)
 
     with pytest.raises(KeyError, match="metadata"):
-        asyncio.run(run(OperatorSettings(namespace="ballast", worker_image="worker:1", host="127.0.0.1", port=0)))
+        asyncio.run(run(make_settings()))
+
+
+class ClientOfOneThing:
+    """A client of an API server where another operator becomes active after the first call about anything else."""
+
+    used: ClassVar[list[set[bool]]] = []
+    """Of each client, whether it was used for the Lease, and for anything else."""
+
+    def __init__(self, _configuration: object) -> None:
+        self.user_agent = ""
+        self._used: set[bool] = set()
+        self.used.append(self._used)
+
+    async def call_api(self, path: str, method: str, **_options: Any) -> tuple[Body, int, Body]:
+        is_lease = path.endswith("/leases") or "/leases/" in path
+        self._used.add(is_lease)
+        others = [used for used in self.used if False in used]
+        lease = {"metadata": {"resourceVersion": "1"}, "spec": {"holderIdentity": "other" if others else ""}}
+        if not is_lease:
+            await asyncio.Event().wait()
+        if method == "PUT" and others:
+            raise ApiException(status=409, reason="Conflict")
+        return lease, 200, {}
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+def test_the_lease_has_connections_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Other calls, such as Events that are not answered, may take all connections of the other client."""
+    (tmp_path / "config").write_text(yaml.safe_dump(KUBECONFIG))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.setattr(cluster, "ApiClient", ClientOfOneThing)
+    monkeypatch.setattr(lease, "RENEW_EVERY_SECONDS", 0.01)
+
+    assert asyncio.run(run(make_settings())) == LEADERSHIP_LOST
+    assert ClientOfOneThing.used == [{True}, {False}]

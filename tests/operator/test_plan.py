@@ -225,6 +225,13 @@ def test_what_belongs_to_a_deleted_namesake_or_is_being_deleted_is_left() -> Non
     assert plan(make_resource(1, slots=3), ClusterSnapshot("u-1", going), CONTEXT).because == ()
 
 
+def test_a_child_of_a_kind_that_discovery_does_not_show_now_stays() -> None:
+    """The kind exists, because the child does. Its group may be unavailable, such as for a moment at the start."""
+    made = after(plan(make_resource(), EMPTY, CONTEXT), EMPTY)
+
+    assert plan(make_resource(), made, replace(CONTEXT, kinds=frozenset())).because == ()
+
+
 def test_another_budget_that_the_resource_owns_stays_because_the_operator_may_delete_none() -> None:
     resource = make_resource()
     there = after(plan(resource, ClusterSnapshot("u-1"), CONTEXT), ClusterSnapshot("u-1"))

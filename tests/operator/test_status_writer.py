@@ -14,13 +14,13 @@ import pytest
 from queue_objects import make_status
 from reconciled import make_reconciler
 
-from ballast_api.conditions import ConditionReason
+from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_api.names import INSTANCE_LABEL, NAME_LABEL, RAY_HEAD_LABEL, RAY_LABEL, WORKER
 from ballast_api.status import ClassSlots, Status
 from ballast_operator import report
 from ballast_operator.cache import Cache
 from ballast_operator.context import OperatorContext
-from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict
+from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict, Forbidden
 from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, POD, RAY_SERVICE, SERVICE, Body, Key, Kind
 from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.resource_type import ConditionValue
@@ -55,8 +55,12 @@ class FakeCluster:
     meanwhile: Callable[[], None] = lambda: None
     """Called while a child is written."""
     may_scale: bool = False
+    may_report: bool = True
+    events: list[Body] = field(default_factory=list)
 
     async def apply_status(self, key: Key, manifest: Body) -> Body:
+        if not self.may_report:
+            raise Forbidden("apply_status", 403, "cannot patch inferencedeployments/status")
         self.statuses.append(Status.model_validate(manifest["status"]))
         found = self.cache.resources[key]
         metadata = found["metadata"] | {"resourceVersion": str(next(VERSIONS))}
@@ -80,14 +84,17 @@ class FakeCluster:
             INFERENCE_DEPLOYMENT, found | {"metadata": metadata, "spec": found["spec"] | {"replicas": replicas}}
         )
 
+    async def delete(self, *_: object) -> None:
+        raise Forbidden("delete", 403, "no verb delete")
+
     async def annotate(self, *_: object) -> None:
         raise ClusterRefused("annotate", 403, "a webhook refuses it")
 
     async def metadata(self, _: Key) -> None:
         return None
 
-    def post_event(self, _: Body) -> None:
-        pass
+    def post_event(self, body: Body) -> None:
+        self.events.append(body)
 
 
 @dataclass
@@ -424,6 +431,41 @@ def test_a_resource_that_is_reconciled_again_is_evaluated_again() -> None:
     assert said(bench.reconcile()) == served
 
 
+def test_a_deletion_that_is_refused_is_reported_and_the_status_follows_the_pods() -> None:
+    bench = Bench(network={"policy": True})
+    bench.serve()
+    bench.put(network={"policy": False})
+    bench.count(1)
+    for _ in range(3):
+        with pytest.raises(Forbidden):
+            asyncio.run(bench.reconciler.reconcile(LLM))
+    degraded = bench.cluster.statuses[-1].condition(ConditionType.DEGRADED)
+
+    assert degraded is not None
+    assert "no verb delete" in degraded.message
+    assert said(bench.cluster.statuses[-1])["Progressing"] == ("True", "RollingOut")
+
+
+@pytest.mark.parametrize("uid", ["u", "u2"], ids=["the same resource", "a new resource of its name"])
+def test_a_child_that_hangs_in_deletion_is_reported_and_no_rollout_is_complete(uid: str) -> None:
+    bench = Bench()
+    bench.serve()
+    found = bench.cache.children(LLM)[Key(DEPLOYMENT, "ns", "llm")]
+    more = {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["backup.example/hold"]}
+    metadata = found["metadata"] | more | {"resourceVersion": str(next(VERSIONS))}
+    bench.cache.put(DEPLOYMENT, found | {"metadata": metadata})
+    bench.put(uid=uid, slots=7)
+    status = bench.reconcile()
+    degraded = status.condition(ConditionType.DEGRADED)
+
+    assert degraded is not None
+    assert degraded.message.startswith(
+        "Deployment llm is being deleted and waits for its finalizers (backup.example/hold)"
+    )
+    assert said(status)["Degraded"] == ("True", "NotApplied")
+    assert said(status)["Progressing"][1] != "Complete"
+
+
 @pytest.mark.parametrize(
     ("before", "spec"),
     [(2, {"scaling": {"minReplicas": 3, "maxReplicas": 4}}), (4, {"replicas": 1, "scaling": {"maxReplicas": 4}})],
@@ -579,6 +621,34 @@ def test_a_reconciliation_that_fails_again_and_again_leaves_the_measured_conditi
 
     assert said(gone) == before | {"Degraded": ("True", "NotApplied"), "Ready": ("False", "Starting")}
     assert gone.workers == "0/2"
+
+
+def test_a_resource_that_cannot_be_claimed_is_shown_by_an_event_and_the_metrics() -> None:
+    """Its status would show it, and cannot be written."""
+    bench = Bench()
+    bench.put()
+    bench.cache.put(INFERENCE_DEPLOYMENT, make_object(INFERENCE_DEPLOYMENT, "llm", spec=bench.spec) | {"status": {}})
+    bench.cluster.may_report = False
+    for _ in range(4):
+        with pytest.raises(Forbidden):
+            asyncio.run(bench.reconciler.reconcile(LLM))
+
+    assert [(event["reason"], "cannot patch" in event["message"]) for event in bench.cluster.events] == [
+        ("NotApplied", True)
+    ]
+    assert bench.reconciler.figures[LLM].phase == "Degraded"
+
+
+def test_a_resource_that_hangs_in_deletion_has_no_figures() -> None:
+    bench = Bench()
+    bench.serve()
+    body = make_object(INFERENCE_DEPLOYMENT, "llm", spec=bench.spec)
+    body["metadata"] |= {"uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    bench.cache.put(INFERENCE_DEPLOYMENT, body)
+    assert LLM in bench.reconciler.figures
+    asyncio.run(bench.reconciler.reconcile(LLM))
+
+    assert LLM not in bench.reconciler.figures
 
 
 @pytest.mark.parametrize("is_created_again", [False, True])

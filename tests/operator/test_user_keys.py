@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from ballast_operator.context import UserKeys
-from ballast_operator.errors import Conflict
+from ballast_operator.errors import Conflict, Forbidden
 from ballast_operator.kinds import SECRET, Body, Key
 from ballast_operator.redis_users import UserKeyStore
 
@@ -79,3 +79,19 @@ def test_a_key_that_another_process_made_meanwhile_is_kept() -> None:
     keys = read(cluster)
 
     assert (keys.present, keys.previous) == ("b" * 64, "a" * 64)
+
+
+class FullCluster(FakeCluster):
+    """Refuses each write, as by a quota."""
+
+    async def apply(self, _key: Key, _manifest: Body, **_options: object) -> Body:
+        raise Forbidden("apply", 403, "exceeded quota")
+
+
+def test_a_key_that_cannot_be_replaced_stays_and_one_that_cannot_be_created_is_an_error() -> None:
+    """With the old key, resources are still reconciled."""
+    old = {"key": "a" * 64, "previous": "b" * 64, "rotated": "0"}
+
+    assert read(FullCluster(**old)) == UserKeys("a" * 64, "")
+    with pytest.raises(Forbidden):
+        read(FullCluster())

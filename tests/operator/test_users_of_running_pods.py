@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from reconciled import GUEST, MODEL, VERSIONS, Bench
+from reconciled import CONTEXT, GUEST, MODEL, VERSIONS, Bench
 
-from ballast_api.names import selector
-from ballast_operator.kinds import POD
+from ballast_api.names import redis_secret, selector
+from ballast_operator.context import UserKeys
+from ballast_operator.kinds import POD, SECRET, Key
 
 FIRST, SECOND, HOST = "~ballast:{guest/one}:*", "~ballast:{guest/two}:*", "~ballast:{host/h}:*"
 UIDS = itertools.count()
@@ -148,6 +150,31 @@ def test_pods_of_a_resource_on_hold_keep_their_user_after_operator_and_redis_res
 
     change(bench, "guest/one")
     assert not any(user.keeps_passwords for user in bench.reconciler.users.users[GUEST])
+
+
+def test_workers_keep_their_former_password_until_their_secret_is_written() -> None:
+    """The key of the passwords was replaced, and an hour later only the new one is valid."""
+    bench = make_bench()
+    secret = Key(SECRET, "guest", redis_secret("g"))
+    bench.cluster.others[secret] = {"metadata": {"name": secret.name, "namespace": "guest", "uid": "x"}}
+
+    def keeps() -> bool:
+        bench.reconcile()
+        return all(user.keeps_passwords for user in bench.reconciler.users.users[GUEST])
+
+    assert not keeps()
+    for keys in (UserKeys("b" * 64, "a" * 64), UserKeys("b" * 64)):
+        bench.reconciler.context = replace(CONTEXT, user_keys=keys)
+        assert keeps()
+    bench.start()
+    bench.reconciler.context = replace(CONTEXT, user_keys=keys)
+    assert keeps()
+    bench.cluster.others.clear()
+    bench.start()
+    bench.reconciler.context = replace(CONTEXT, user_keys=keys)
+    bench.reconcile()
+    bench.roll(1)
+    assert not keeps()
 
 
 def test_submitters_of_a_resource_on_hold_keep_their_users() -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
+from ballast_operator.controller import Controller
+from ballast_operator.errors import ClusterUnavailable
 from ballast_operator.kinds import INFERENCE_DEPLOYMENT, SERVICE, Key
 from ballast_operator.work_queue import LONGEST_DELAY_SECONDS, WorkQueue
 
@@ -18,13 +23,15 @@ class WorkQueueMachine(RuleBasedStateMachine):
         super().__init__()
         self.queue = WorkQueue()
         self.due: dict[Key, float] = {}
+        self.not_before: dict[Key, float] = {}
         self.running: set[Key] = set()
         self.now = 0.0
 
     @rule(key=st.sampled_from(KEYS), seconds=st.integers(0, 5))
     def add(self, key: Key, seconds: int) -> None:
         self.queue.add(key, self.now + seconds)
-        self.due[key] = min(self.due.get(key, self.now + seconds), self.now + seconds)
+        at = max(self.now + seconds, self.not_before.get(key, 0.0))
+        self.due[key] = min(self.due.get(key, at), at)
 
     @rule(seconds=st.integers(0, 3))
     def wait(self, seconds: int) -> None:
@@ -41,10 +48,14 @@ class WorkQueueMachine(RuleBasedStateMachine):
             del self.due[key]
             self.running.add(key)
 
-    @rule(key=st.sampled_from(KEYS), failed=st.booleans())
-    def finish(self, key: Key, failed: bool) -> None:
+    @rule(key=st.sampled_from(KEYS), failed=st.booleans(), asked=st.none() | st.integers(0, 5))
+    def finish(self, key: Key, failed: bool, asked: int | None) -> None:
         if key in self.running:
-            delay = self.queue.finish(key, failed=failed)
+            not_before = None if asked is None else self.now + asked
+            delay = self.queue.finish(key, failed=failed, not_before=not_before)
+            self.not_before[key] = not_before or 0.0
+            if key in self.due:
+                self.due[key] = max(self.due[key], self.not_before[key])
             assert (delay > 0) == failed
             assert delay <= LONGEST_DELAY_SECONDS
             self.running.discard(key)
@@ -67,3 +78,49 @@ def test_failures_in_a_row_wait_longer_and_success_forgets_them() -> None:
         delays.append(queue.finish(KEYS[0], failed=failed))
 
     assert delays == [0.25, 0.5, 1.0, 0.0, 0.25]
+
+
+def test_neither_a_poll_nor_a_change_cuts_the_time_short_that_the_api_server_asked_for() -> None:
+    tries: list[Key] = []
+
+    async def is_busy(key: Key) -> float | None:
+        tries.append(key)
+        controller.add(key)  # the resource changed meanwhile
+        raise ClusterUnavailable("429", retry_after=60.0)
+
+    controller = Controller(is_busy, max_concurrent=1, failed=lambda _: None)
+
+    async def work() -> None:
+        running = asyncio.create_task(controller.run())
+        for add in (controller.add, controller.add, controller.refresh):
+            add(KEYS[0])
+            for _ in range(20):
+                await asyncio.sleep(0)
+        running.cancel()
+
+    asyncio.run(work())
+    assert tries == [KEYS[0]]
+
+
+def test_a_poll_does_not_cut_the_delay_after_a_failure_short_and_a_change_does() -> None:
+    tries: list[Key] = []
+
+    async def fails(key: Key) -> float | None:
+        tries.append(key)
+        raise ClusterUnavailable("500")
+
+    controller = Controller(fails, max_concurrent=1, failed=lambda _: None)
+
+    async def num_tries(add: Callable[[Key], None]) -> int:
+        add(KEYS[0])
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return len(tries)
+
+    async def work() -> list[int]:
+        running = asyncio.create_task(controller.run())
+        found = [await num_tries(add) for add in (controller.add, controller.refresh, controller.add)]
+        running.cancel()
+        return found
+
+    assert asyncio.run(work()) == [1, 1, 2]

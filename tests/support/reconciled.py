@@ -96,6 +96,9 @@ class FakePoller:
 class FakeReleases:
     own = "r"
 
+    async def may_claim(self, _: str) -> bool:
+        return True
+
 
 def make_cache() -> Cache:
     return Cache(INFERENCE_DEPLOYMENT, RESOURCE_TYPE.label, queue_of=RESOURCE_TYPE.queue_of)
