@@ -38,7 +38,6 @@ def test_the_figures_balance_with_what_was_computed(tiny_model):
     assert stats.kv_used + stats.kv_cached + stats.kv_free == 399
     assert stats.steps == found["exact_steps"] == len(found["recent"])
     assert (stats.reservation.slots, stats.reservation.is_met) == (2, True)
-    assert sum(work.tokens for work in stats.work.values()) == 6 * (40 + 9)
 
 
 def test_each_step_is_reported_once(tiny_model):

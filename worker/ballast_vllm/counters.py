@@ -9,7 +9,6 @@ from itertools import islice
 
 from ballast_engine.counters import EngineCounters
 from ballast_engine.stats import StepRecord
-from ballast_policy.learning.cost import StepWork
 from ballast_policy.plan import Reason, StepPlan
 from ballast_policy.request import Request
 
@@ -51,23 +50,6 @@ class Counters:
         """Count the prefix lookup of a request that got its first slot."""
         self.tokens.prefix_query_tokens += num_tokens
         self.tokens.prefix_hit_tokens += num_cached
-
-    def note_work(self, work: StepWork, *, num_decodes: int, ends: int) -> None:
-        """Count the work of a step by phase. `ends`: the sum of the contexts of its chunks."""
-        share = work.num_decode / (work.num_decode + work.num_prefill)
-        if work.num_decode:
-            decode = self.tokens.work["decode"]
-            decode.passes += share
-            decode.tokens += work.num_decode
-            decode.attended += work.decode_context
-            decode.context += work.decode_context
-            decode.draws += num_decodes
-        if work.num_prefill:
-            prefill = self.tokens.work["prefill"]
-            prefill.passes += 1 - share
-            prefill.tokens += work.num_prefill
-            prefill.attended += work.prefill_context
-            prefill.context += ends
 
     def note_step(self, record: StepRecord) -> None:
         """Count a step that ended."""

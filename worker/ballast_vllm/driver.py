@@ -291,7 +291,7 @@ class Driver:
         elif scheduled:
             counters.exact_steps += 1
         admissions = self._admitted(scheduled, now) if plan.admit else ()
-        prefill = decode = context = ends = 0
+        prefill = decode = context = 0
         prefill_context = 0.0
         blocks, ids, has_decodes = self.blocks, self.ids, not host.config.is_encoder
         block_tokens, num_ahead = blocks.block_tokens, blocks.num_lookahead_tokens
@@ -304,7 +304,6 @@ class Driver:
             else:
                 prefill += num_tokens
                 prefill_context += attended(start, num_tokens)
-                ends += end
             if end + num_ahead > record.num_blocks * block_tokens or num_drafts:
                 record.num_blocks = record.num_private_blocks = blocks.held(ids[record.seq])
         host.dispatched(plan, self._snapshot_waiting, now)
@@ -321,7 +320,6 @@ class Driver:
         if not self.flights:
             host.began(plan, now)  # what follows a step counts as its time, up to the plan of the next one
         self.flights.append(flight)
-        counters.note_work(work, num_decodes=decode, ends=ends)
 
     def _compare(self, scheduled: Mapping[str, int]) -> tuple[Pairs, int]:
         """Return the grants that vLLM carried out, and the drafts that it added; count the differences.

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ballast_engine.footprint import PhaseWork
 from ballast_engine.stats import AdmissionRecord, ClassStats, EngineStats, StepKind, StepRecord
 from ballast_policy.host import Host
 from ballast_policy.learning.cost import CostModel
@@ -56,7 +55,6 @@ def message(counters: Counters, host: Host, *, kv_free: int, kv_cached: int, num
         "cost": asdict(host.cost),
         "reservation": asdict(reservation),
         "service": service,
-        "work": {phase: asdict(work) for phase, work in tokens.work.items()},
         "allowance": asdict(host.interference.allowance),
         "interference": None if host.interference.cap is None else host.interference.inflation,
         "recent": [_step(record) for record in counters.since(since)],
@@ -112,7 +110,6 @@ def engine_stats(found: Mapping[str, Any]) -> EngineStats:
         cost=CostModel(**found["cost"]),
         reservation=Reservation(**found["reservation"]),
         service={(RequestClass(c), tenant): cost for c, by in found["service"].items() for tenant, cost in by.items()},
-        work={phase: PhaseWork(**work) for phase, work in found["work"].items()},
         allowance=Allowance(**found["allowance"]),
         interference=found["interference"],
     )
