@@ -113,7 +113,7 @@ class EngineStats:
     service: Mapping[tuple[RequestClass, str], float]
     """Service by class and tenant: tokens weighted as in the policy (input 1, output 2)."""
     work: Mapping[str, PhaseWork] = field(default_factory=dict)
-    """Work by phase; empty inside vLLM, where nothing reads it."""
+    """Work by phase; 0 inside vLLM, where nothing reads it."""
     allowance: Allowance = UNCHECKED
     """The limits of offline work, from the measured latencies."""
     interference: float | None = None

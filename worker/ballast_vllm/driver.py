@@ -239,7 +239,7 @@ class Driver:
         self.plan = plan = self._limits.apply(host.planner(snapshot), live)
         self._snapshot_waiting = snapshot.waiting
         if plan.preempt:
-            self.counters.note_preemptions(plan)
+            self.counters.tokens.note_preemptions(plan)
             for record in plan.preempt:
                 self._batch.preempt(live[record.seq], now)
         for record in plan.park:
@@ -264,7 +264,7 @@ class Driver:
             if not record.remaining:
                 continue  # it draws its last token now, and leaves by itself
             if record.phase is not WAITING:
-                self.counters.note_preemption(record, Reason.SLOT_RECLAIMED)
+                self.counters.tokens.note_preemption(record, Reason.SLOT_RECLAIMED)
                 self._batch.preempt(self.live[record.seq], now)
             host.leave(record, now, is_complete=False)
             places.move_out(record)
@@ -337,7 +337,7 @@ class Driver:
                 num_tokens = granted
             elif num_tokens < granted:
                 is_exact = False
-                counters.deferred_grants += not num_tokens
+                counters.tokens.deferred_grants += not num_tokens
                 counters.short_grants += num_tokens > 0
             if num_tokens:
                 pairs.append((record, num_tokens))
@@ -360,7 +360,7 @@ class Driver:
                 blocks.num_shared_blocks = max(blocks.num_shared_blocks, -(-start // blocks.block_tokens))
         admissions = host.admissions(self.plan, now)
         for record in admissions:
-            self.counters.note_admission(record.num_tokens, record.num_computed)
+            self.counters.tokens.note_admission(record.num_tokens, record.num_computed)
         return tuple(
             AdmissionRecord(
                 request_id=self.ids[record.seq],

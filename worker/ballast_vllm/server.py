@@ -337,8 +337,9 @@ class VllmServer:
             found = await self.tap.stats(self._num_steps)
         except EngineDead:
             return  # `_watch` reports it
-        self._num_steps = found["steps"]
-        self.engine.take(engine_stats(found))
+        stats = engine_stats(found)
+        self._num_steps = stats.steps
+        self.engine.take(stats)
         for record in steps(found):
             self._step_metrics.add(record)
 
