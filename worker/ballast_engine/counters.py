@@ -51,9 +51,6 @@ class EngineCounters:
     failed_steps: int = 0
     suspended_steps: int = 0
     deferred_grants: int = 0
-    unused_positions: int = 0
-    """Summed over steps; its share of `held_positions` is the mean waste."""
-    held_positions: int = 0
 
     def note_plan(self, step: DispatchedStep) -> None:
         """Count the effects of a plan on requests, even if its computation fails."""
@@ -116,7 +113,6 @@ class EngineCounters:
         """Count a step. Parked requests are not counted for a nested step, which is part of the suspended step."""
         self.steps += 1
         self._note_work(running)
-        kv = scheduler.kv
         if not running.step.dispatch.is_nested:
             for request_class, held in scheduler.host.held.items():
                 self.classes[request_class].parked_steps += held[Phase.PARKED]
@@ -125,8 +121,6 @@ class EngineCounters:
             for sequence in running.step.members:  # parked in the middle of a step that it took part in
                 if sequence.request.phase is Phase.PARKED:
                     self.classes[sequence.request.request_class].parked_steps -= 1
-        self.unused_positions += kv.num_unused
-        self.held_positions += kv.pool.num_used * kv.pool.block_tokens
 
     def _note_work(self, running: RunningStep) -> None:
         work, ends = running.work, running.batch.context_lens
@@ -169,7 +163,6 @@ class EngineCounters:
             kv_cached=kv_cached,
             kv_free=kv_free,
             kv_waste_ratio=kv_waste_ratio,
-            kv_waste_mean_ratio=self.unused_positions / max(1, self.held_positions),
             prefix_query_tokens=self.prefix_query_tokens,
             prefix_hit_tokens=self.prefix_hit_tokens,
             steps=self.steps,

@@ -382,8 +382,6 @@ class BallastEngine:
             num_prefill=work.num_prefill,
             num_decode=work.num_decode,
             admissions=step.admissions,
-            is_nested=step.dispatch.is_nested,
-            suspended_seconds=running.suspended_seconds,
         )
 
     def check_integrity(self) -> None:
