@@ -24,14 +24,14 @@ from ballast_engine.stats import AdmissionRecord, StepKind, StepRecord
 from ballast_policy.host import Host, Planner
 from ballast_policy.learning.cost import StepWork, attended
 from ballast_policy.plan import Reason, StepPlan
-from ballast_policy.request import ONLINE, PARKED, RUNNING, WAITING, Request, RequestClass
+from ballast_policy.request import PARKED, RUNNING, WAITING, Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_policy.step.planner import plan as plan_step
 from ballast_vllm.adapter_places import AdapterPlaces
 from ballast_vllm.counters import Counters
 from ballast_vllm.drafts import DecodeStep, DraftGain
 from ballast_vllm.plan_limits import PlanLimits
-from ballast_vllm.requests import RequestPlace, place_of
+from ballast_vllm.requests import place_of
 from ballast_vllm.snapshot_kv import EAGER, SnapshotKv, VllmBlocks
 
 TIGHT = 4
@@ -116,8 +116,8 @@ class Driver:
         """The plan of the last step."""
         self._snapshot_waiting: Sequence[Request] = ()
         self._is_counting = False
-        self.slos: dict[int, RequestPlace] = {}
-        """Places of requests with an SLO of their own."""
+        self.slos: dict[int, tuple[float | None, float | None]] = {}
+        """TTFT and TPOT of requests with an SLO of their own."""
 
     @property
     def is_busy(self) -> bool:
@@ -155,7 +155,7 @@ class Driver:
             most_computed=place.num_computed,
         )
         if place.ttft is not None or place.tpot is not None:
-            self.slos[seq] = place
+            self.slos[seq] = place.ttft, place.tpot
         self._set_slo(record)
         request_id = request.request_id
         self.live[seq], self.records[request_id], self.ids[seq] = request, record, request_id
@@ -201,11 +201,7 @@ class Driver:
             self._set_slo(record)
 
     def _set_slo(self, record: Request) -> None:
-        """Set the SLO of a request: its own, else that of its class."""
-        config, own = self.host.config, self.slos.get(record.seq)
-        ttft, tpot = (config.ttft, config.tpot) if record.request_class is ONLINE else (inf, inf)
-        record.ttft = ttft if own is None or own.ttft is None else own.ttft
-        record.tpot = tpot if own is None or own.tpot is None else own.tpot
+        self.host.config.set_slo(record, *self.slos.get(record.seq, (None, None)))
 
     # A step
 
