@@ -240,7 +240,7 @@ class VllmServer:
 
     def _start_feeder(self) -> None:
         config = self.config
-        if settings.redis_url(config) is None:
+        if settings.redis_address(config)[0] is None:
             return
         check_queue(config)
         if not self._urls:

@@ -300,7 +300,7 @@ class Worker:
         log.info("API keys loaded")
 
     def _feed(self, config: WorkerConfig) -> Feeder | None:
-        if settings.redis_url(config) is None:
+        if settings.redis_address(config)[0] is None:
             return None
         return Feeder(
             connect=lambda: settings.open_queue(config),
