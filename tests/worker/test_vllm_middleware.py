@@ -32,6 +32,7 @@ from ballast_vllm.drain import Drain
 from ballast_vllm.engine_client import DECIDING
 from ballast_vllm.middleware import BallastMiddleware
 from ballast_vllm.server import VllmServer
+from ballast_worker.drain import drain
 from ballast_worker.http_connection import Connections, HttpLimits
 from ballast_worker.http_server import HttpServer
 from ballast_worker.settings import model_revision
@@ -385,7 +386,7 @@ async def test_a_drain_closes_idle_connections(variables, is_own):
     async with running() as found:
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         await _until(lambda: http.server_state.connections)
-        await (Drain(found.server, http).run() if is_own else Drain(found.server, None).run(http.hang_up))
+        await (Drain(found.server, http).run() if is_own else drain(found.server, hang_up=http.hang_up))
 
         assert await asyncio.wait_for(reader.read(), 60) == b""
     writer.close()

@@ -297,6 +297,16 @@ class VllmServer:
         return None
 
     @property
+    def num_answering(self) -> int:
+        """Online requests whose answer is not sent yet."""
+        return len(self.calls)
+
+    def abort_answers(self) -> None:
+        """Abort these requests."""
+        for call in tuple(self.calls):
+            call.hang_up()
+
+    @property
     def is_ready(self) -> bool:
         """Whether the server accepts new requests."""
         return self.failure is None and not self.is_draining

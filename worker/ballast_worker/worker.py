@@ -195,6 +195,10 @@ class Worker:
         """HTTP requests that the engine got, whose answer is not sent yet."""
         return len(self._answering)
 
+    def abort_answers(self) -> None:
+        """Abort the HTTP requests in the engine."""
+        self.loop.abort_streams()
+
     def ended(self, timing: RequestTiming, stream: Stream, answer: AnswerBuffer) -> None:
         """Count an HTTP request that ended. Without a finish reason, its client is gone."""
         del self._answering[stream]
