@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,7 +28,7 @@ from ballast_vllm.engine_client import EngineTap
 from ballast_worker.errors import Refused
 from ballast_worker.http_exchange import TOO_DEEP
 from ballast_worker.items import ItemFailure
-from ballast_worker.loop import Ended
+from ballast_worker.loop import Ended, EndedItems, failed
 from ballast_worker.openai import MODEL_NOT_FOUND, Caller
 from ballast_worker.requests import RequestTiming
 from ballast_worker.responses import AnswerBuffer
@@ -42,7 +40,6 @@ ABORT_SECONDS = 2.0
 RETRYABLE = frozenset({408, 409, 425, 429})
 """Statuses below 500 after which another attempt may succeed."""
 NOT_JSON = "The answer is not JSON, as the result of an item must be. Leave out `encoding_format`, or set it to base64."
-DIED = "EngineCore ended: another attempt runs on another worker."
 
 
 @dataclass(slots=True, eq=False)
@@ -145,19 +142,16 @@ class VllmEngine:
         self.hang_up(request_ids)
 
 
-class HttpItemLoop:
+class HttpItemLoop(EndedItems):
     """Runs items on the event loop of the API server, and passes their ends to the feeder's thread."""
 
     def __init__(self, app: ASGIApp, scope: Mapping[str, Any], engine: VllmEngine) -> None:
         """Run items with `app`; `scope` has what the scopes of all items have in common."""
+        super().__init__()
         self.engine = engine
-        self.num_started = 0
-        self.failure: str | None = None
         self._app = app
         self._scope = scope
         self.events = asyncio.get_running_loop()
-        self._ended: deque[Ended] = deque()
-        self._wake = threading.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         engine.hang_up = self._hang_up
 
@@ -172,7 +166,7 @@ class HttpItemLoop:
         """Start an item. Its end comes from `take_ended`."""
         self.engine.items[item.request_id] = item
         if self.failure is not None:
-            self._end(item, Output(item.request_id, finish_reason=FinishReason.FAILED, error=self.failure))
+            self._end(item, failed(item.request_id, self.failure))
             return
         item.call.on_begin = self._began
         self.events.call_soon_threadsafe(self._spawn, item)
@@ -180,26 +174,6 @@ class HttpItemLoop:
     def abort(self, request_id: str) -> None:
         """End an item. An id that is not known is ignored."""
         self._hang_up([request_id])
-
-    def wake_feeder(self) -> None:
-        """End the feeder's wait."""
-        self._wake.set()
-
-    def wait_as_feeder(self, timeout: float) -> bool:
-        """Wait for `wake_feeder`, at most `timeout` seconds; return whether it was called."""
-        return self._wake.wait(timeout)
-
-    def take_ended(self) -> list[Ended]:
-        """Return the items that ended since the last call."""
-        self._wake.clear()  # first: an item that ends later sets it again
-        return [self._ended.popleft() for _ in range(len(self._ended))]
-
-    def fail_all(self, request_ids: Iterable[str], settle: Callable[[Ended], None]) -> None:
-        """Settle items as failed, after EngineCore ended."""
-        for request_id in request_ids:
-            self.engine.items.pop(request_id, None)
-            output = Output(request_id, finish_reason=FinishReason.FAILED, error=self.failure or DIED)
-            settle(Ended(output, time.monotonic()))
 
     def _hang_up(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
