@@ -11,7 +11,8 @@ import signal
 from typing import Any
 
 from ballast_log import Log
-from ballast_worker.drain import Drained, drain
+from ballast_worker.drain import drain
+from ballast_worker.model_server import ModelServer
 
 log = Log(__name__)
 
@@ -22,7 +23,7 @@ STOP_SECONDS = 3.0
 class Drain:
     """The end of one server."""
 
-    def __init__(self, server: Drained, http_server: Any) -> None:
+    def __init__(self, server: ModelServer, http_server: Any) -> None:
         """`http_server` is vLLM's uvicorn server; None if another program serves the app, and stops it."""
         self._server = server
         self._http = http_server

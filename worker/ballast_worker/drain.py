@@ -13,12 +13,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
 
-from ballast_api.worker_config import WorkerConfig
 from ballast_log import Log
-from ballast_worker.feeder import Feeder
-from ballast_worker.items import ItemLoop
+from ballast_worker.model_server import ModelServer
 
 log = Log(__name__)
 
@@ -27,24 +24,7 @@ ABORT_SECONDS = 3.0
 """Time for the answers of requests that are aborted at the end."""
 
 
-class Drained(Protocol):
-    """A worker, or the API server of vLLM, as its drain sees it."""
-
-    is_draining: bool
-    is_closed: bool
-
-    @property
-    def config(self) -> WorkerConfig: ...
-    @property
-    def feeder(self) -> Feeder | None: ...
-    @property
-    def loop(self) -> ItemLoop: ...
-    @property
-    def num_answering(self) -> int: ...
-    def abort_answers(self) -> None: ...
-
-
-async def drain(server: Drained, *, hang_up: Callable[[], None]) -> None:
+async def drain(server: ModelServer, *, hang_up: Callable[[], None]) -> None:
     """Empty the server within its `drain_seconds`. Return earlier if no request is left.
 
     `hang_up` closes each connection as soon as it is idle.
@@ -70,7 +50,7 @@ async def drain(server: Drained, *, hang_up: Callable[[], None]) -> None:
         log.warning("drain time is over, leases of offline items expire", count=feeder.num_held)
 
 
-async def _until(is_done: Callable[[], bool], server: Drained, end: float) -> None:
+async def _until(is_done: Callable[[], bool], server: ModelServer, end: float) -> None:
     """Wait until other threads are done, the time is over, or the engine fails."""
     while not is_done() and server.loop.is_healthy and time.monotonic() < end:  # noqa: ASYNC110 - the other threads set no event
         await asyncio.sleep(POLL_SECONDS)
