@@ -18,11 +18,21 @@ from ballast_api.names import API_VERSION, KIND, MOST_NAME_CHARACTERS, MOST_RAY_
 from ballast_api.pods import Json, PodTemplate, SecretKey, SecretName
 from ballast_api.ray import ServingRuntime
 from ballast_api.rules import Rule
-from ballast_api.sections import Backend, Cost, EngineSettings, Limits, Model, Name, Offline, Slo, backend_rules
+from ballast_api.sections import (
+    LOCATION,
+    Backend,
+    Cost,
+    EngineSettings,
+    Limits,
+    Model,
+    Name,
+    Offline,
+    Slo,
+    backend_rules,
+)
 from ballast_api.status import Status
 from ballast_api.worker_config import Slots
 
-URI = r"^(hf|s3|pvc|file)://.+$"
 FETCHED = "^(hf|s3)://"
 STARTUP_SECONDS = {"native": 600, "vllm": 1800}
 """Default of `rollout.startupSeconds` by backend."""
@@ -61,9 +71,9 @@ class ServedModel(Model):
 
     rules = (
         Rule(
-            f"self.uri.matches('{URI}')",
-            lambda model: re.fullmatch(URI, model.uri) is not None,
-            "model.uri must begin with hf://, s3://, pvc:// or file://, e.g. hf://Qwen/Qwen3-8B, "
+            f"self.uri.matches('{LOCATION}')",
+            lambda model: re.fullmatch(LOCATION, model.uri) is not None,
+            "model.uri must begin with hf://, s3://, pvc:// or file:///, e.g. hf://Qwen/Qwen3-8B, "
             "s3://bucket/prefix, pvc://claim/path or file:///directory/in/the/image",
         ),
         Rule(

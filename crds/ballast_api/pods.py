@@ -18,6 +18,8 @@ SecretName = Annotated[
 ]
 """Name of a Secret in the resource's namespace."""
 SecretKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+KEEP_FREE = "BALLAST_KEEP_FREE_PERCENT"
+"""A variable of `ballast fetch`, which no field sets."""
 Json = dict[str, Any]
 """An object of a Kubernetes type."""
 
@@ -42,10 +44,10 @@ class EnvVar(ApiModel):
 
     rules = (
         Rule(
-            "!self.name.startsWith('BALLAST_')",
-            lambda variable: not variable.name.startswith("BALLAST_"),
-            "env has a name that begins with BALLAST_. Such a variable would override fields of this resource in a "
-            "worker, and no condition would show it. Set the field instead",
+            f"!self.name.startsWith('BALLAST_') || self.name == '{KEEP_FREE}'",
+            lambda variable: not variable.name.startswith("BALLAST_") or variable.name == KEEP_FREE,
+            f"env has a name that begins with BALLAST_ and is not {KEEP_FREE}. Such a variable would override fields "
+            "of this resource in a worker, and no condition would show it. Set the field instead",
         ),
     )
 

@@ -35,7 +35,9 @@ def refuse_twice(field: str, names: Sequence[str], entry: str) -> None:
         raise ValueError(f"{field} contains {', '.join(twice)} more than once. Keep one entry per {entry}")
 
 
-LocationUri = Annotated[str, Field(min_length=1, max_length=2048, pattern=r"^(hf|s3|pvc|file)://.+$")]
+LOCATION = r"^((hf|s3|pvc)://.+|file://(localhost)?/.*)$"
+"""The location of a model. After two slashes of `file://`, the first part of a path would be a host."""
+LocationUri = Annotated[str, Field(min_length=1, max_length=2048, pattern=LOCATION)]
 
 
 class Adapter(ApiModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -273,8 +273,16 @@ class Poller:
             has_older_functions=connection.is_outdated,
         )
 
-    async def update_queues(self, redis: Mapping[str, str], used: AbstractSet[str], *, release: str) -> list[str]:
+    async def update_queues(
+        self, redis: Mapping[str, str], used: AbstractSet[str], *, release: str, namespaces: Sequence[str]
+    ) -> list[str]:
         """Note which queues of the operator's own Redis are used. Return those that were removed.
+
+        Args:
+            redis: the Secret of this Redis.
+            used: the queues that resources use.
+            release: the release of the operator.
+            namespaces: only queues of these namespaces are removed; empty for all.
 
         Raises:
             QueueError: the queues could not be read or removed.
@@ -285,7 +293,8 @@ class Poller:
 
         def update() -> list[str]:
             connection = self._connection(Server("", address))
-            return UnusedQueues(connection, release, self._keep_seconds, self._shared_queues).update(used)
+            queues = UnusedQueues(connection, release, self._keep_seconds, tuple(namespaces), self._shared_queues)
+            return queues.update(used)
 
         return await asyncio.get_running_loop().run_in_executor(self._threads[""], update)
 

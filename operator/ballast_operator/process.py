@@ -384,7 +384,9 @@ class Operator:
             return
         used = {queue for each in self._reconcilers.values() for queue in each.users.queues(self._context)}
         try:
-            removed = await self.poller.update_queues(self._context.redis, used, release=self._context.release)
+            removed = await self.poller.update_queues(
+                self._context.redis, used, release=self._context.release, namespaces=self._settings.namespaces
+            )
         except QueueError as error:
             log.warning("unused queues were not checked", error=type(error).__name__)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ballast_api.serve_config import APPLICATION
+from ballast_api.serve_config import APPLICATION, without_traceback
 from ballast_operator.children.ray import GROUP, is_ready
 from ballast_operator.kinds import Body
 from ballast_queue.status import WorkerStatus
@@ -53,7 +53,7 @@ def failure(ray: Body) -> str | None:
         if application.get("status") in FAILED:
             deployments = (application.get("serveDeploymentStatuses") or {}).values()
             why = next((each["message"] for each in deployments if each.get("message")), application.get("message", ""))
-            return f"Ray Serve reports {application['status']}: {why.strip() or 'no reason'}"
+            return f"Ray Serve reports {application['status']}: {without_traceback(why) or 'no reason'}"
     return None
 
 

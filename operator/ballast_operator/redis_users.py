@@ -178,7 +178,8 @@ class RedisUserSync:
         """Return the users to remove, and the resource of each, as `namespace/name`.
 
         The caches may be incomplete, so the API server decides whether a resource is gone. A resource on hold may have
-        users that are not known now, such as the submitters of an invalid spec.
+        users that are not known now, such as the submitters of an invalid spec. Whether a resource of a namespace that
+        is not watched is gone is unknown, so it keeps its users.
         """
         if not unknown:
             return {}
@@ -188,10 +189,12 @@ class RedisUserSync:
         settled = [key for key, users in wanted.items() if not any(user.keeps_passwords for user in users)]
         reconciled, present = ({f"{key.namespace}/{key.name}" for key in keys} for keys in (settled, found))
         owners = {name: name.removeprefix(self._prefix).partition(":")[0] for name in unknown}
+        watched = self._cluster.namespaces
         return {
             name: owner
             for name, owner in owners.items()
-            if owner in reconciled or (owner not in present and not self._has_pods(owner))
+            if (not watched or owner.partition("/")[0] in watched)
+            and (owner in reconciled or (owner not in present and not self._has_pods(owner)))
         }
 
     def _put(self, connection: Connection, users: Sequence[RedisUser]) -> list[str]:

@@ -26,7 +26,23 @@ def some(**members: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]
 
 
 MODELS = st.fixed_dictionaries(
-    {"uri": st.sampled_from(["hf://a/b", "s3://b/c", "pvc://c/d", "file:///e", "a/b", "ftp://x", "hf://"])},
+    {
+        "uri": st.sampled_from(
+            [
+                "hf://a/b",
+                "s3://b/c",
+                "pvc://c/d",
+                "file:///e",
+                "file://localhost/e",
+                "file://e",
+                "file://e/f",
+                "file:///",
+                "a/b",
+                "ftp://x",
+                "hf://",
+            ]
+        )
+    },
     optional={
         "cachePath": st.just("/cache"),
         "cache": some(persistentVolumeClaim=st.just({"claimName": "c"}), volumeClaimTemplate=st.just({"spec": {}})),
@@ -79,6 +95,17 @@ PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
         )
     ),
     "rollout": some(rollout=some(maxSurge=FEW, maxUnavailable=FEW)),
+    "env": some(
+        template=some(
+            env=st.lists(
+                st.fixed_dictionaries(
+                    {"name": st.sampled_from(["A", "BALLAST", "BALLAST_", "BALLAST_SLO", "BALLAST_KEEP_FREE_PERCENT"])}
+                ),
+                max_size=2,
+                unique_by=lambda variable: variable["name"],
+            )
+        )
+    ),
     "network": some(network=some(policy=st.booleans(), ingressFrom=PEERS, metricsFrom=PEERS)),
 }
 """Tested one by one. In a spec with several wrong parts, the other parts would hide a wrong rule."""

@@ -18,7 +18,7 @@ from ballast_api import crd
 from ballast_api.base import VALIDATIONS
 from ballast_api.errors import InvalidConfig
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import KIND
+from ballast_api.names import API_VERSION, KIND
 from ballast_api.structural import leaves
 
 SAMPLES = Path(ballast_api.__file__).parents[2] / "docs" / "samples"
@@ -97,6 +97,18 @@ def test_every_rule_has_a_bad_sample() -> None:
     shown = {without_figures(expected(path)["error"]) for path in BAD}
 
     assert set(rules(crd.schema())) - shown == set()
+
+
+def test_a_variable_that_the_documentation_names_for_the_template_is_admitted() -> None:
+    root = SAMPLES.parents[1]
+    paths = [*(root / "docs").rglob("*.md"), *(root / "worker").rglob("*.py")]
+    text = " ".join(" ".join(path.read_text().split()) for path in paths)
+    names = set(re.findall(r"([A-Z][A-Z0-9_]+)(?:=\w+)?`? in `?template\.env", text))
+    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a"}}
+    env = [{"name": name, "value": "5"} for name in sorted(names)]
+
+    InferenceDeployment.read(manifest | {"spec": {"model": {"uri": "hf://a/b"}, "template": {"env": env}}}, "here")
+    assert {"BALLAST_KEEP_FREE_PERCENT", "VLLM_USE_V2_MODEL_RUNNER"} <= names
 
 
 def test_the_samples_of_every_field_have_every_field() -> None:

@@ -44,14 +44,29 @@ def test_a_change_of_another_field_changes_an_argument_so_that_serve_restarts_th
     assert application(make_config())["args"] != application(make_config(**changes))["args"]
 
 
+def test_a_change_of_a_field_that_only_vllm_has_changes_an_argument():
+    """The default backend, which is the native one, refuses these fields."""
+    adapters = [{"name": "a", "uri": "file:///models/a"}]
+    engine = {"backend": "vllm"}
+    configs = [
+        make_config(engine=engine),
+        make_config(engine=engine, model={"uri": "/models/m", "adapters": adapters}),
+        make_config(engine=engine | {"vllm": {"args": ["--enforce-eager"]}}),
+    ]
+
+    assert len({application(config)["args"]["cold_fields"] for config in configs}) == 3
+
+
 def test_a_scale_changes_no_argument():
     assert application(make_config())["args"] == application(make_config(), replicas=5)["args"]
 
 
 def test_serve_holds_no_request_back_that_the_worker_would_queue_or_refuse():
     config = make_config(slots=8, limits={"maxQueuedRequests": 20})
+    without_slots = make_config(engine={"backend": "vllm"}, limits={"maxQueuedRequests": 20})
 
     assert most_requests(config) > 8 + 2 * 20
+    assert most_requests(without_slots) > 1024 + 2 * 20  # the slots of vLLM 0.32 on a GPU of 80 GB
 
 
 def test_a_replica_has_time_to_drain():
@@ -60,9 +75,12 @@ def test_a_replica_has_time_to_drain():
     assert application(config)["deployments"][0]["graceful_shutdown_timeout_s"] > 65
 
 
-def test_replicas_with_one_port_run_on_a_node_each():
-    assert application(make_config())["deployments"][0]["max_replicas_per_node"] == 1
-    assert "max_replicas_per_node" not in application(make_config(runtime={"port": 0}))["deployments"][0]
+@pytest.mark.parametrize(
+    ("runtime", "most"),
+    [({}, 1), ({"port": 0}, None), ({"port": 0, "metricsPort": 9400}, 1), ({"port": 0, "metricsPort": 0}, None)],
+)
+def test_replicas_with_one_port_run_on_a_node_each(runtime, most):
+    assert application(make_config(runtime=runtime))["deployments"][0].get("max_replicas_per_node") == most
 
 
 def test_a_model_over_several_nodes_has_a_bundle_on_each_of_them():

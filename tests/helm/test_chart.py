@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -83,7 +84,7 @@ OTHER: dict[str, Any] = {
     "operator.topologySpreadConstraints": [],
     "valkey.persistence.size": "1Gi",
     "valkey.persistence.storageClass": "fast",
-    "valkey.maxMemory": "2gb",
+    "valkey.maxMemory": "512mb",
     "valkey.tls.plainPort": "open",
     "serviceMonitor.interval": "60s",
     "serviceAccount.name": "mine",
@@ -115,6 +116,20 @@ def leaves(value: Any, schema: dict[str, Any], path: str = "") -> list[str]:
         for name, member in value.items()
         for leaf in leaves(member, schema["properties"][name], f"{path}.{name}" if path else name)
     ]
+
+
+def sections(schema: dict[str, Any], path: str = "") -> list[str]:
+    """Return the paths of all objects with properties."""
+    return [
+        found
+        for name, member in schema["properties"].items()
+        if "properties" in member
+        for here in [f"{path}.{name}" if path else name]
+        for found in [here, *sections(member, here)]
+    ]
+
+
+SECTIONS = sections(SCHEMA)
 
 
 def nested(path: str, value: Any) -> dict[str, Any]:
@@ -256,8 +271,11 @@ def test_both_valkeys_have_the_security_context_of_the_values(helm: Helm, remove
 
 
 SETTINGS = SCHEMA["properties"]["operator"]["properties"]["settings"]
-(SETTINGS_PATTERN,) = SETTINGS["patternProperties"]
-SETTING_NAMES = SETTINGS_PATTERN.removeprefix("^(").removesuffix(")$").split("|")
+SETTING_NAMES = SETTINGS["description"].partition("(")[2].partition(")")[0].split(", ")
+
+
+def schemas_of(setting: str) -> list[dict[str, Any]]:
+    return [each for pattern, each in SETTINGS["patternProperties"].items() if re.search(pattern, setting)]
 
 
 def test_each_setting_is_a_value_of_its_own_or_a_name_of_operator_settings(helm: Helm) -> None:
@@ -266,16 +284,28 @@ def test_each_setting_is_a_value_of_its_own_or_a_name_of_operator_settings(helm:
     (container,) = pod_of(helm.objects({"image": images})["Deployment/ballast-operator"])["containers"]
     of_the_chart = {each["name"].removeprefix(PREFIX).lower() for each in container["env"]}
     of_the_chart |= {"port"}  # probes, Service and NetworkPolicy have the default
-    listed = SETTINGS["description"].partition("(")[2].partition(")")[0].split(", ")
 
-    assert set(listed) == {to_camel(name) for name in set(OperatorSettings.model_fields) - of_the_chart}
-    assert listed == SETTING_NAMES
+    assert set(SETTING_NAMES) == {to_camel(name) for name in set(OperatorSettings.model_fields) - of_the_chart}
+
+
+def test_each_setting_has_the_type_and_the_bounds_of_the_operator() -> None:
+    fields = OperatorSettings.model_json_schema()["properties"]
+    expected = {
+        name: [{key: bound for key, bound in fields[to_snake(name)].items() if key not in UNCHECKED}]
+        for name in SETTING_NAMES
+    }
+
+    assert {name: schemas_of(name) for name in SETTING_NAMES} == expected
+
+
+UNCHECKED = {"default", "description", "title"}
 
 
 def test_each_setting_reaches_the_operator_under_its_name(helm: Helm) -> None:
-    objects = helm.objects({"operator": {"settings": dict.fromkeys(SETTING_NAMES, 7)}})
+    values = {name: {"string": "7", "boolean": False}.get(schemas_of(name)[0]["type"], 7) for name in SETTING_NAMES}
+    objects = helm.objects({"operator": {"settings": values}})
     (container,) = pod_of(objects["Deployment/ballast-operator"])["containers"]
-    given = {each["name"] for each in container["env"] if each.get("value") == "7"}
+    given = {each["name"] for each in container["env"] if each.get("value") in {"7", "false"}}
 
     assert given == {PREFIX + to_snake(name).upper() for name in SETTING_NAMES}
 
@@ -417,6 +447,8 @@ def test_alerts_of_the_chart_name_the_service_of_their_release_and_its_runbooks(
         pytest.param({"operator": {"replicas": 0}}, "replicas", id="no operator"),
         pytest.param({"operator": {"settings": {"allowedImage": "*"}}}, "'allowedImage' not allowed", id="no setting"),
         pytest.param({"operator": {"settings": {"port": 9000}}}, "'port' not allowed", id="a setting of the chart"),
+        pytest.param({"operator": {"settings": {"pollSeconds": 0.5}}}, "pollSeconds", id="a setting out of its bounds"),
+        pytest.param({"operator": {"settings": {"release": 7}}}, "release", id="a release that is no text"),
         pytest.param({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy", id="no such policy"),
         pytest.param({"valkey": {"persistence": {"size": "large"}}}, "size", id="no size"),
         *(
@@ -439,6 +471,10 @@ def test_alerts_of_the_chart_name_the_service_of_their_release_and_its_runbooks(
         pytest.param({"valkey": {"image": {"tag": ""}}}, "needs a tag or a digest", id="a version of Valkey"),
         pytest.param({"fullnameOverride": "My_Ballast"}, "fullnameOverride", id="no name of an object"),
         pytest.param({"fullnameOverride": "7b"}, "fullnameOverride", id="no name of a Service"),
+        pytest.param({"nameOverride": "my app"}, "nameOverride", id="no value of a label"),
+        pytest.param({"nameOverride": "my.app"}, '"ballast-my.app"', id="no name of a Service by its parts"),
+        pytest.param({"valkey": {"tls": {"renewDays": 3651}}}, "renewDays", id="longer than a certificate is valid"),
+        *(pytest.param(nested(path, None), path.rpartition(".")[2], id=f"no {path}") for path in SECTIONS),
         pytest.param({"operator": {"watchNamespaces": ["a", "a"]}}, "watchNamespaces", id="a namespace twice"),
         pytest.param({"operator": {"watchNamespaces": [""]}}, "watchNamespaces", id="a namespace without a name"),
         pytest.param({"redis": {"existingSecret": "mine"}}, "installs another", id="two Redis"),
@@ -450,6 +486,73 @@ def test_wrong_values_are_refused_with_a_message(helm: Helm, values: dict[str, A
 
     assert done.returncode != 0
     assert said in done.stderr
+    assert "nil pointer" not in done.stderr
+
+
+def test_a_parent_chart_may_switch_the_chart_on(helm: Helm, tmp_path: Path) -> None:
+    parent = tmp_path / "platform"
+    shutil.copytree(CHART, parent / "charts" / "ballast")
+    needs = [{"name": "ballast", "version": "0.1.0", "condition": "ballast.enabled"}]
+    chart = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": needs}
+    (parent / "Chart.yaml").write_text(yaml.safe_dump(chart))
+    where = ("--kube-version", "1.35.0", "--set")
+
+    on, off = (
+        helm.run("template", "p", str(parent), *where, f"ballast.enabled={on}").stdout for on in ("true", "false")
+    )
+
+    assert "name: p-ballast-operator" in on
+    assert "p-ballast" not in off
+
+
+@pytest.mark.parametrize(
+    ("maximum", "limit", "is_refused"),
+    [
+        ("1gb", "1228Mi", True),
+        ("1gb", "1229Mi", False),
+        ("1g", "1200M", False),
+        ("1g", "1199M", True),
+        ("2gb", "1.5Gi", True),
+        ("2gb", 1610612736, True),
+        ("2gb", 3221225472, False),
+        ("500000k", "600000000", False),
+        ("500000kb", "600000000", True),
+        ("2gb", "1500000000000m", False),
+        ("2gb", "1e9", True),
+        ("2gb", "1E", False),
+        ("2gb", None, False),
+    ],
+)
+def test_a_memory_limit_that_the_data_of_valkey_would_exceed_is_refused(
+    helm: Helm, maximum: str, limit: str | int | None, is_refused: bool
+) -> None:
+    """Units that nobody writes, and no limit at all, are not compared."""
+    values = {"valkey": {"maxMemory": maximum, "resources": {"limits": {"memory": limit}}}}
+    done = helm.template(values, check=False)
+
+    assert (done.returncode != 0) is is_refused
+    assert (f"1.2 times valkey.maxMemory ({maximum})" in done.stderr) is is_refused
+
+
+@pytest.mark.parametrize(
+    ("release", "values", "expected"),
+    [
+        pytest.param("prod", {}, "prod-ballast", id="both names"),
+        pytest.param("my-ballast", {}, "my-ballast", id="a release that has the name of the chart"),
+        pytest.param("7b", {"nameOverride": "x"}, "", id="a digit first"),
+        pytest.param("team.ballast", {}, "", id="a dot"),
+        pytest.param("7b", {"fullnameOverride": "mine"}, "mine", id="a prefix of its own"),
+    ],
+)
+def test_a_release_whose_services_would_have_no_valid_name_is_refused(
+    helm: Helm, release: str, values: dict[str, Any], expected: str
+) -> None:
+    """Kubernetes would refuse them halfway through the installation."""
+    given = helm.values(values, "values.yaml")
+    done = helm.run("template", release, str(CHART), "--kube-version", "1.35.0", "-f", given, check=False)
+
+    assert ("Set fullnameOverride" in done.stderr) is not bool(expected)
+    assert (f"name: {expected}-operator\n" in done.stdout) is bool(expected)
 
 
 def described(schema: dict[str, Any], path: str = "") -> list[str]:
@@ -468,7 +571,7 @@ def test_every_value_is_described_and_every_description_has_a_value() -> None:
         return [m for n, s in schema["properties"].items() for m in members(s, f"{path}.{n}" if path else n)]
 
     assert described(SCHEMA) == []
-    assert set(members(SCHEMA)) - {"global"} == set(leaves(VALUES, SCHEMA))
+    assert set(members(SCHEMA)) - {"global", "enabled"} == set(leaves(VALUES, SCHEMA))
 
 
 WITH_PODS = {"Deployment", "StatefulSet", "DaemonSet", "Job", "Pod"}
@@ -539,7 +642,7 @@ def test_helm_test_runs_on_the_nodes_of_the_operator(helm: Helm) -> None:
 
 
 def test_a_namespace_with_a_quota_admits_every_pod_of_the_chart(helm: Helm) -> None:
-    resources = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
+    resources = {"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"cpu": "1", "memory": "2Gi"}}
     objects = helm.objects({"operator": {"resources": resources}, "valkey": {"resources": resources}})
     pods = [pod_of(each) for each in objects.values() if each["kind"] in {"Deployment", "StatefulSet", "Pod"}]
     found = {each["name"]: each.get("resources") for pod in pods for each in pod["containers"]}
@@ -804,3 +907,28 @@ def test_the_notes_show_a_resource_that_this_release_can_serve(helm: Helm, repos
 
     assert InferenceDeployment.model_validate(resource).spec.backend == backend
     assert ("build worker/Dockerfile.vllm" in found) is (backend == "native")
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        pytest.param({}, ["infd -A --all", "crd inferencedeployments.ballast.dev"], id="every namespace"),
+        pytest.param(
+            {"operator": {"watchNamespaces": ["chat", "research"]}},
+            ["infd -n chat --all", "infd -n research --all", "crd inferencedeployments.ballast.dev"],
+            id="some namespaces",
+        ),
+        pytest.param({"crds": {"enabled": False}}, [], id="a second release"),
+        pytest.param({"crds": {"keep": False}}, [], id="a definition that goes with the release"),
+    ],
+)
+def test_the_notes_delete_only_what_belongs_to_the_release(
+    helm: Helm, values: dict[str, Any], expected: list[str]
+) -> None:
+    """A second release would delete the resources of the first."""
+    path = helm.values(values, "values.yaml")
+
+    found = helm.run("install", "ballast", str(CHART), "--dry-run=client", "-f", path).stdout.partition("NOTES:")[2]
+
+    assert [line.partition("kubectl delete ")[2] for line in found.splitlines() if "kubectl delete" in line] == expected
+    assert ("of every release" in found) is bool(expected)

@@ -35,9 +35,11 @@ class Release:
     def __init__(self, helm: Helm, cluster: ControlPlane) -> None:
         self._helm, self._cluster = helm, cluster
 
-    def run(self, verb: str, *more: str) -> None:
+    def run(self, verb: str, *more: str, check: bool = True) -> str:
+        """Run Helm, and return its errors."""
         more = (CHART, *more) if verb != "uninstall" else more
-        self._helm.run(verb, "ballast", *more, "-n", "system", "--kubeconfig", str(self._cluster.kubeconfig))
+        where = ("-n", "system", "--kubeconfig", str(self._cluster.kubeconfig))
+        return self._helm.run(verb, "ballast", *more, *where, check=check).stderr
 
     def get(self, *what: str) -> dict[str, Any]:
         return json.loads(self._cluster.kubectl("get", *what, "-n", "system", "-o", "json").stdout)
@@ -90,6 +92,18 @@ def test_an_upgrade_keeps_the_password_and_restarts_nothing(release: Release) ->
     assert release.get("deployment", "ballast-operator")["spec"]["replicas"] == 2
     assert (release.password, release.hash_of_valkey) == (password, hashed)
     assert len(password) == 32
+
+
+def test_another_name_in_the_selectors_is_refused_before_anything_changes(release: Release) -> None:
+    """The Service of Valkey would select no pod, and Kubernetes refuses the Deployment."""
+    before = release.get("service", "ballast-valkey")
+
+    said = release.run("upgrade", "--set", "nameOverride=last", check=False)
+
+    assert "nameOverride is for a new release only" in said
+    assert 'Set nameOverride to "ballast"' in said
+    assert release.get("service", "ballast-valkey") == before
+    release.run("upgrade", "--set", "nameOverride=ballast")
 
 
 def test_a_new_password_restarts_the_queue_with_it(release: Release) -> None:

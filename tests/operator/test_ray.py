@@ -111,8 +111,9 @@ def test_a_ray_service_takes_the_place_of_the_deployment():
     assert serve_of(done)["deployments"][0]["num_replicas"] == group_of(done)["replicas"] == 2
 
 
-def test_each_pod_of_a_worker_over_several_nodes_has_the_model_and_its_gpus():
-    resource = make_resource(ray={"nodes": 2}, gpu={"count": 8}, model={"uri": "hf://a/b"})
+def test_each_pod_of_a_worker_over_several_nodes_has_the_model_with_its_adapters_and_its_gpus():
+    model = {"uri": "hf://a/b", "adapters": [{"name": "legal", "uri": "pvc://models/legal"}]}
+    resource = make_resource(ray={"nodes": 2}, gpu={"count": 8}, model=model)
 
     done = plan(resource, EMPTY, CONTEXT)
 
@@ -122,6 +123,9 @@ def test_each_pod_of_a_worker_over_several_nodes_has_the_model_and_its_gpus():
     assert [each["name"] for each in group_of(done)["template"]["spec"]["initContainers"]] == ["fetch"]
     assert deployment["placement_group_bundles"] == [{"CPU": 1, "GPU": 8}] * 2
     assert (config.runtime.tensor_parallel, config.runtime.nodes) == (16, 2)
+    assert [each.name for each in config.model.adapters] == ["legal"]
+    (container,) = group_of(done)["template"]["spec"]["containers"]
+    assert [each["name"] for each in container["env"] if "NCCL" in each["name"]] == ["NCCL_DEBUG"]  # RDMA stays on
 
 
 def test_a_replica_that_serve_ends_accepts_requests_until_services_have_seen_a_failed_probe():
@@ -247,6 +251,42 @@ def test_no_pod_leaves_while_kuberay_replaces_the_ray_cluster():
     there = applied(plan(make_resource(), EMPTY, CONTEXT), EMPTY, *pods, ray_status=serving(2, new="llm-2"))
 
     assert plan(make_resource(generation=2, replicas=1), there, CONTEXT).resize == ()
+
+
+@pytest.mark.parametrize("active", ["", "llm-1"], ids=["first start", "replacement"])
+@pytest.mark.parametrize(
+    ("pods", "asked", "expected"),
+    [
+        (2, None, [4]),  # KubeRay writes the number together with the state of Serve
+        (2, 2, [4]),
+        (4, 2, []),  # its number follows late
+        (6, 6, []),
+        (0, None, []),  # KubeRay makes it, with the right number
+    ],
+)
+def test_a_ray_cluster_that_starts_gets_the_pods_for_replicas_that_were_added_since(
+    active: str, pods: int, asked: int | None, expected: list[int]
+):
+    """KubeRay leaves its number as it is, and moves to it only when Serve has all replicas."""
+    there = [make_pod(str(each), is_ready=False, cluster="llm-2") for each in range(pods)]
+    there += [make_pod(f"1{each}") for each in range(2) if active]
+    counted = {} if asked is None else {"desiredWorkerReplicas": asked}
+    status = serving(2) | {"pendingServiceStatus": {"rayClusterName": "llm-2", "rayClusterStatus": counted}}
+    status["activeServiceStatus"]["rayClusterName"] = active
+    before = applied(plan(make_resource(), EMPTY, CONTEXT), EMPTY, *there, ray_status=status)
+
+    steps = plan(make_resource(generation=2, replicas=4), before, CONTEXT).resize
+
+    assert [step.replicas for step in steps] == expected
+    assert all((step.key.name, step.owner, step.leaving) == ("llm-2", "uid-llm", ()) for step in steps)
+
+
+def test_a_pod_of_a_ray_cluster_that_starts_is_replaced_while_its_node_is_lost():
+    pods = [make_pod("1", is_ready=False, cluster="llm-2"), lost("2")]
+    pods[1]["metadata"]["labels"][CLUSTER_LABEL] = "llm-2"
+    there = applied(plan(make_resource(), EMPTY, CONTEXT), EMPTY, *pods, ray_status=serving(2, new="llm-2"))
+
+    assert [step.replicas for step in plan(make_resource(), there, CONTEXT).resize] == [3]
 
 
 @pytest.mark.parametrize("on_ray", [True, False])
@@ -538,15 +578,40 @@ def test_a_new_ray_cluster_is_named_with_what_it_costs():
     assert "GPUs of all workers a second time" in found[Type.PROGRESSING].message
 
 
-def test_the_sentence_of_ray_is_in_the_condition():
-    deployments = {"worker": {"status": "UNHEALTHY", "message": "a replica failed to start: no model"}}
-    application = {"status": "DEPLOY_FAILED", "message": "failed", "serveDeploymentStatuses": deployments}
+FIRST_LINE = "The deployment failed to start 6 times in a row. See controller logs for details. Error:"
+
+
+def quoting(error: str) -> str:
+    """A message of Serve. It quotes a traceback, whose end quotes that of the replica."""
+    frames = "".join(f'  File "replica.py", line {line}, in initialize\n    await self.call()\n' for line in range(40))
+    replica = f'Traceback (most recent call last):\n  File "settings.py", line 5, in directory_of\n    raise\n{error}'
+    return (
+        f"{FIRST_LINE}\n\x1b[36mray::ServeReplica:ballast:worker()\x1b[39m (pid=431)\n{frames}RuntimeError: {replica}\n"
+    )
+
+
+SENTENCES = {
+    "a sentence": ("a replica failed to start: no model", "a replica failed to start: no model"),
+    "a traceback": (quoting("NotServed: no model"), f"{FIRST_LINE} NotServed: no model"),
+    "an error of several lines": (
+        quoting("Invalid: 1 field:\n  - slots: 0\n"),
+        f"{FIRST_LINE} Invalid: 1 field: - slots: 0",
+    ),
+    "a traceback without its end": (f'{FIRST_LINE}\n  File "replica.py", line 1\n    await', FIRST_LINE),
+    "nothing": ("", "no reason"),
+}
+
+
+@pytest.mark.parametrize(("message", "said"), SENTENCES.values(), ids=SENTENCES)
+def test_the_sentence_of_ray_is_in_the_condition(message: str, said: str):
+    deployments = {"worker": {"status": "UNHEALTHY", "message": message}}
+    application = {"status": "DEPLOY_FAILED", "message": "", "serveDeploymentStatuses": deployments}
     status = {"pendingServiceStatus": {"applicationStatuses": {"ballast": application}}}
 
     found = given(make_pod("1", is_ready=False), ray_status=status)[Type.DEGRADED]
 
     assert (found.status, found.reason) == ("True", Reason.RAY_FAILED)
-    assert found.message == "Ray Serve reports DEPLOY_FAILED: a replica failed to start: no model"
+    assert found.message == f"Ray Serve reports DEPLOY_FAILED: {said}"
 
 
 @pytest.mark.parametrize(("storage", "is_named"), [({}, True), ({"gcsRedis": {"address": "r:6379"}}, False)])
@@ -738,7 +803,7 @@ def test_defaults_of_kuberay_are_no_additions():
     assert plan(resource, there, CONTEXT).because == ()
 
 
-def test_ray_reports_nothing_that_nobody_reads_and_replicas_run_with_the_usual_niceness():
+def test_ray_reports_nothing_that_nobody_reads_and_treats_replicas_as_kubernetes_treats_pods():
     done = plan(make_resource(), EMPTY, CONTEXT)
 
     head = spec_of(done)["rayClusterConfig"]["headGroupSpec"]
@@ -747,7 +812,7 @@ def test_ray_reports_nothing_that_nobody_reads_and_replicas_run_with_the_usual_n
         variables = {each["name"]: each.get("value") for each in container["env"]}
         assert group["rayStartParams"]["include-log-monitor"] == "false"
         assert (variables["RAY_USAGE_STATS_ENABLED"], variables["RAY_task_events_report_interval_ms"]) == ("0", "0")
-        assert variables["RAY_worker_niceness"] == "0"
+        assert (variables["RAY_worker_niceness"], variables["RAY_memory_monitor_refresh_ms"]) == ("0", "0")
 
 
 def test_a_variable_of_the_template_replaces_that_of_the_operator():

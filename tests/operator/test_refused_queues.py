@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
@@ -21,12 +22,15 @@ from ballast_operator.settings import OperatorSettings
 
 
 class RecordingPoller:
-    """Records which queues count as used."""
+    """Records which queues count as used, and in which namespaces queues may be removed."""
 
     used: AbstractSet[str] = frozenset()
+    namespaces: Sequence[str] = ()
 
-    async def update_queues(self, _: object, used: AbstractSet[str], *, release: str) -> list[str]:
-        self.used = used
+    async def update_queues(
+        self, _: object, used: AbstractSet[str], *, release: str, namespaces: Sequence[str]
+    ) -> list[str]:
+        self.used, self.namespaces = used, namespaces
         return []
 
 
@@ -143,7 +147,7 @@ def test_a_queue_counts_as_used_only_by_resources_that_may_use_it() -> None:
     bench.put("host", "h", queueAccess={"namespaces": ["guest"]})
     bench.put("guest", "g", **NAMED, **QUEUE)
     bench.put("guest", "thief", offline={"queue": "victim/standalone"})
-    settings = OperatorSettings(namespace="ballast", worker_image="worker:1")
+    settings = OperatorSettings(namespace="ballast", worker_image="worker:1", watch_namespaces="guest,host")
     operator = Operator(settings, (RESOURCE_TYPE,), cast(Any, bench.cluster), Metrics(), asyncio.Event())
     for body in bench.cache.resources.values():
         operator.caches[INFERENCE_DEPLOYMENT].put(INFERENCE_DEPLOYMENT, body)
@@ -157,6 +161,7 @@ def test_a_queue_counts_as_used_only_by_resources_that_may_use_it() -> None:
 
     asyncio.run(update())
     assert poller.used == {"host/h"}
+    assert poller.namespaces == ("guest", "host"), "what other namespaces use is not known"
 
 
 VLLM = {"template": {"image": "worker:1"}, "engine": {"backend": "vllm"}}

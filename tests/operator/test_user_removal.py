@@ -26,10 +26,10 @@ from ballast_queue.users import RedisUsers
 
 
 class FakeCluster:
-    """A cluster with these resources."""
+    """A cluster with these resources, in the namespaces that the operator watches."""
 
-    def __init__(self, *resources: Key) -> None:
-        self.resources = resources
+    def __init__(self, *resources: Key, namespaces: tuple[str, ...] = ()) -> None:
+        self.resources, self.namespaces = resources, namespaces
 
     async def uids(self, *_: object) -> dict[Key, str]:
         return dict.fromkeys(self.resources, "u")
@@ -111,6 +111,20 @@ def test_a_resource_on_hold_keeps_users_that_are_not_known_now(
     asyncio.run(make_sync(valkey.url, release, FakeCluster(key), wanted=lambda: known).keep())
 
     assert RedisUsers(connection).names(f"ballast:{release}:") == names[: 1 + is_on_hold]
+
+
+@pytest.mark.parametrize("namespaces", [("chat", "docs"), ()], ids=["left", "watched"])
+def test_a_resource_whose_namespace_is_no_longer_watched_keeps_its_users(
+    valkey: Any, connection: Connection, namespaces: tuple[str, ...]
+) -> None:
+    """Its workers still run, and no list shows it."""
+    release = uuid4().hex[:8]
+    gone, unwatched = (f"ballast:{release}:{owner}" for owner in ("chat/gone", "research/llm"))
+    RedisUsers(connection).put(RedisUser(name, ("secret",), worker_rules("a/b")) for name in (gone, unwatched))
+
+    asyncio.run(make_sync(valkey.url, release, FakeCluster(namespaces=namespaces)).keep())
+
+    assert RedisUsers(connection).names(f"ballast:{release}:") == ([unwatched] if namespaces else [])
 
 
 def test_the_users_follow_the_address_to_another_primary(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from math import ceil, floor, inf
 
-from ballast_policy.fairness.ledger import INPUT_COST, OUTPUT_COST, Ledger
+from ballast_policy.fairness.ledger import Ledger
 from ballast_policy.fairness.order import place
 from ballast_policy.host import Dispatch, Host
 from ballast_policy.learning.cost import StepWork, attended
@@ -569,17 +569,3 @@ def the_reservation_is_what_residents_and_backlog_say(host: Host, dispatch: Disp
     assert found.is_met is (has_slots or found.is_met_by_tokens)
     assert found.is_met or not is_taken
     assert takes_turns or found.is_met_by_tokens is (is_taken and not has_slots)
-
-
-def most_ahead(slots: int, max_input: int, max_output: int, weight: float = 1.0) -> float:
-    """Return the most by which a tenant's service exceeds that of another tenant that waits.
-
-    `(2 * max_input * 1 + slots * max_output * 2) / weight`, with the longest prompt and answer and the lesser weight of
-    both; for requests of one priority that fit the KV, without caps and reservations of tenants.
-
-    When the tenant last got a slot it was the least served, the admissions before it in that step included. At most one
-    prompt of these is not computed in the step: the one that the reservation of offline begins. Since then it was
-    charged for its slots: one more unfinished prompt (a step admits no request behind one), and an answer for each
-    slot. Over any span, the service of two waiting tenants grows apart by at most twice the bound.
-    """
-    return (2 * INPUT_COST * max_input + OUTPUT_COST * slots * max_output) / weight

@@ -7,7 +7,7 @@ import pytest
 from fake_engine import FakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws import most_ahead, ranking
+from laws import ranking
 from workloads import EXACT, Arrival
 
 from ballast_policy.fairness.ledger import Ledger, token_cost
@@ -15,6 +15,7 @@ from ballast_policy.fairness.order import ranked
 from ballast_policy.host import Host
 from ballast_policy.request import Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig, TenantShare
+from ballast_sim.replay.fairness import most_ahead
 
 
 def test_output_costs_twice_what_input_costs():

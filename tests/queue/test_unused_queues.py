@@ -33,8 +33,8 @@ def queue(valkey, queue_name, user) -> Iterator[Queue]:
     found.close()
 
 
-def unused(queue: Queue, release: str, seconds: float = 0) -> UnusedQueues:
-    return UnusedQueues(queue.store.connection, release, seconds)
+def unused(queue: Queue, release: str, seconds: float = 0, namespaces: tuple[str, ...] = ()) -> UnusedQueues:
+    return UnusedQueues(queue.store.connection, release, seconds, namespaces)
 
 
 def keys_of(queue: Queue) -> list[bytes]:
@@ -112,6 +112,18 @@ def test_a_queue_that_is_used_again_begins_its_time_again(queue, line, release) 
 
     assert unused(queue, release).update(set()) == []
     assert keys_of(queue)
+
+
+def test_a_queue_of_a_namespace_that_is_no_longer_watched_stays(queue, line, release) -> None:
+    """Its resource may exist, without a replica that reports."""
+    fill(queue, line)
+    unused(queue, release).update({queue.name})
+
+    assert [unused(queue, release, namespaces=("chat", "tests")).update(set()) for _ in range(3)] == [[], [], []]
+    assert keys_of(queue)
+    watched = queue.name.partition("/")[0]
+    assert unused(queue, release, namespaces=("chat", watched)).update(set()) == [], "its time begins now"
+    assert unused(queue, release, namespaces=("chat", watched)).update(set()) == [queue.name]
 
 
 def test_a_queue_that_no_resource_ever_used_stays(queue, line, release) -> None:

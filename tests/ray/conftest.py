@@ -27,6 +27,7 @@ if HAS_RAY:
     os.environ |= {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",  # as in pods: without its head, the dashboard of Ray takes all CPUs
+        "RAY_memory_monitor_refresh_ms": "0",  # as in pods: other programs may use the memory of the machine
         "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

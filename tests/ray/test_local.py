@@ -182,13 +182,15 @@ def test_a_ray_that_does_not_start_is_a_sentence(tmp_path, monkeypatch):
 
 
 def test_a_changed_replica_waits_until_the_one_that_it_replaces_has_left_their_port(tmp_path, free_port, eventually):
-    """The node of this Ray has a CPU for each if the machine has two cores. The first one drains for a while."""
+    """The node of this Ray has a CPU for each if the machine has two cores. The first one drains for a while. Before
+    that, a replica does not start three times, after which Serve tries again only if the configuration changes.
+    """
     from ray import serve
 
     from ballast_serve.local import LocalRay
 
-    def make_config(slots: int) -> WorkerConfig:
-        model = {"uri": str(MODEL), "servedName": "m"}
+    def make_config(slots: int, uri: str = str(MODEL)) -> WorkerConfig:
+        model = {"uri": uri, "servedName": "m"}
         runtime = {"port": free_port, "unreadySeconds": 40}
         return WorkerConfig.model_validate(
             {"model": model, "slots": slots, "engine": {"threads": 1}, "runtime": runtime}
@@ -203,6 +205,13 @@ def test_a_changed_replica_waits_until_the_one_that_it_replaces_has_left_their_p
             return False
 
     with LocalRay() as ray:
+        missing = make_config(4, uri="/no/model")
+        with pytest.raises(WorkerError) as refused:
+            ray.deploy(missing, missing.dump(), is_stopped=lambda: False)
+        assert re.fullmatch(
+            r"The deployment failed to start 3 times in a row\. .*NotServed: .*/no/model does not exist\. .*logs",
+            str(refused.value),
+        )
         for slots in (4, 5):
             config = make_config(slots)
             ray.deploy(config, config.dump(), is_stopped=lambda: False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import psutil
@@ -28,18 +29,42 @@ def processes_of(rank: int) -> list[int]:
     ]
 
 
+def make_config(model, **sections) -> WorkerConfig:
+    return WorkerConfig.model_validate(
+        {
+            "model": {"uri": str(model), "servedName": "tiny", "dtype": "float32", "maxModelLen": 512},
+            "engine": {"backend": "vllm", "vllm": {"args": ["--enforce-eager"]}},
+            "slots": 4,
+        }
+        | sections
+        | {"runtime": {"port": 0, "nodes": 2, "tensorParallel": 2} | sections.get("runtime", {})}
+    )
+
+
+def test_a_node_that_ends_while_the_model_starts_ends_the_start(ray_nodes, tiny_llama, eventually):
+    """vLLM blocks the event loop of the replica for ten minutes while it waits for the node."""
+    from ray import serve
+
+    def message() -> str:
+        found = serve.status().applications["ballast"].deployments.get("worker")
+        return "" if found is None else found.message
+
+    with ThreadPoolExecutor(1) as threads:
+        deployed = threads.submit(ray_nodes.deploy, make_config(tiny_llama), replicas=1)
+        [rank] = eventually(lambda: processes_of(1), "the node to start")
+        os.kill(rank, signal.SIGKILL)
+        eventually(lambda: "Node 1 of the model ended: exit code -9" in message(), "the reason")
+        deployed.result()
+
+    assert processes_of(1) not in ([], [rank])
+
+
 def test_a_model_over_two_nodes_serves_both_classes_and_is_replaced_as_a_whole_when_a_rank_dies(
     ray_nodes, tiny_llama, valkey, eventually
 ):
     queue = Queue.connect(valkey.url, "test/ranks", loads_functions=True)
-    config = WorkerConfig.model_validate(
-        {
-            "model": {"uri": str(tiny_llama), "servedName": "tiny", "dtype": "float32", "maxModelLen": 512},
-            "engine": {"backend": "vllm", "vllm": {"args": ["--enforce-eager"]}},
-            "slots": 4,
-            "offline": {"queue": "test/ranks", "leaseSeconds": 5},
-            "runtime": {"redisUrl": valkey.url, "port": 0, "nodes": 2, "tensorParallel": 2},
-        }
+    config = make_config(
+        tiny_llama, offline={"queue": "test/ranks", "leaseSeconds": 5}, runtime={"redisUrl": valkey.url}
     )
     ray_nodes.deploy(config, replicas=1)
     [first] = eventually(queue.workers.statuses, "the replica to publish its status")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from laws import most_ahead
 
 from ballast_policy.snapshot import TenantShare
+from ballast_sim.replay.fairness import most_ahead
 from ballast_sim.replay.jobs import SimulatedJob
 from ballast_sim.replay.report import report
 from ballast_sim.replay.simulation import simulate, warmup_of

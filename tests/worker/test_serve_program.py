@@ -91,11 +91,27 @@ def test_vllm_for_cpus_uses_no_gpu(show):
     assert deployment["placement_group_bundles"] == [{"CPU": 1, "GPU": 0}] * 2
 
 
+def test_models_with_a_name_each_share_a_ray_cluster(tmp_path, capsys):
+    path = tmp_path / "worker.yaml"
+    path.write_text("model: {uri: /models/m}")
+    found = []
+    for options in ([], ["--name", "llama-3"]):
+        assert main(["--config", str(path), "--show", *options]) == 0
+        found += yaml.safe_load(capsys.readouterr().out)["applications"]
+
+    assert [(each["name"], each["route_prefix"]) for each in found] == [("ballast", "/"), ("llama-3", "/llama-3")]
+
+
 WRONG = {
     "gpus of the native engine": ("native", ("--gpus", "1"), "the native engine runs on CPUs"),
     "too few gpus": ("two nodes", ("--gpus", "4"), "a replica uses 8 on each node: runtime.tensorParallel is 16"),
     "negative gpus": ("vllm", ("--gpus", "-1"), "--gpus is -1, and a replica uses 1 on each node"),
     "no replica": ("native", ("--replicas", "0"), "found 0, expected a whole number: a deployment has at least one"),
+    "a path for a name": (
+        "native",
+        ("--name", "/llama"),
+        "found /llama, expected lower-case letters, digits and hyphens",
+    ),
     "a word for replicas": ("native", ("--replicas", "two"), "found two, expected a whole number"),
 }
 
@@ -109,12 +125,12 @@ def test_wrong_options_are_a_sentence(show, kind, options, sentence):
     assert sentence in said
 
 
-@pytest.mark.parametrize("option", ["--gpus", "--replicas"])
+@pytest.mark.parametrize("option", ["--gpus", "--replicas", "--name"])
 def test_options_of_a_cluster_are_refused_where_they_have_no_effect(show, option):
     code, _, said = show("native", option, "1", shows=False)
 
     assert code == 2
-    assert "--replicas and --gpus belong to --show" in said
+    assert "--replicas, --gpus and --name belong to --show" in said
 
 
 def test_a_model_over_several_nodes_is_refused_on_one_machine(show):

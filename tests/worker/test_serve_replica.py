@@ -42,8 +42,8 @@ async def eventually(is_true: Callable[[], Any], what: str) -> Any:
 
 
 @asynccontextmanager
-async def lived(replica: ServeReplica) -> AsyncIterator[httpx.AsyncClient]:
-    """Run the lifespan of the ingress, as Serve does, and give a client that reaches the ingress."""
+async def lived(replica: ServeReplica, path: str = "") -> AsyncIterator[httpx.AsyncClient]:
+    """Run the lifespan of the ingress, as Serve does, and give a client that reaches the ingress by its path."""
     ingress = replica.__serve_build_asgi_app__()
     events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     answers: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -51,7 +51,8 @@ async def lived(replica: ServeReplica) -> AsyncIterator[httpx.AsyncClient]:
     await events.put({"type": "lifespan.startup"})
     await answers.get()
     try:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(ingress), base_url="http://proxy") as client:
+        transport = httpx.ASGITransport(ingress, root_path=path)
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://proxy{path}") as client:
             yield client
     finally:
         await events.put({"type": "lifespan.shutdown"})
@@ -76,9 +77,10 @@ def in_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(IN_POD, "1")
 
 
-async def test_a_replica_serves_its_port_and_a_proxy_with_one_worker_and_applies_hot_fields(make_text):
+@pytest.mark.parametrize("path", ["", "/llama"])
+async def test_a_replica_serves_its_port_and_a_proxy_with_one_worker_and_applies_hot_fields(make_text, path):
     replica = ServeReplica()
-    async with lived(replica) as proxy:
+    async with lived(replica, path) as proxy:
         early = await proxy.get("/ready")
         await replica.reconfigure({"config": make_text()})
         address = replica.served.address

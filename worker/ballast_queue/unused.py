@@ -35,6 +35,8 @@ class UnusedQueues:
     connection: Connection
     release: str
     keep_seconds: float
+    namespaces: tuple[str, ...] = ()
+    """The namespaces that the release watches; empty for all. A queue of another one stays: its users are unknown."""
     shared: set[str] = field(default_factory=set)
     """The queues that another release uses too, which the log has named. Pass the same set at each call."""
 
@@ -60,7 +62,7 @@ class UnusedQueues:
         self.shared.update(shared)
         removed = []
         for (name, release), since in known.items():
-            if release != self.release or name in used:
+            if release != self.release or name in used or not self._is_watched(name):
                 continue
             is_shared = any(other == name and whose != release for other, whose in known)
             try:
@@ -83,6 +85,9 @@ class UnusedQueues:
             self.connection.remove_hash_field(REGISTRY, _field(queue.name, self.release))
             return not is_shared
         return False
+
+    def _is_watched(self, name: str) -> bool:
+        return not self.namespaces or name.partition("/")[0] in self.namespaces
 
     def _entries(self) -> list[tuple[tuple[str, str], str]]:
         found = []

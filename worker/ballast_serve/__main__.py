@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 import signal
 import sys
 import threading
@@ -19,7 +20,7 @@ import yaml
 import ballast_log
 from ballast_api.errors import InvalidConfig
 from ballast_api.hot import with_hot_fields
-from ballast_api.serve_config import serve_config
+from ballast_api.serve_config import APPLICATION, serve_config
 from ballast_api.worker_config import WorkerConfig
 from ballast_log import Log
 from ballast_worker.__main__ import check_installed
@@ -33,6 +34,7 @@ DASHBOARD_SECONDS = "300"
 """Time that the dashboard of Ray has to start. Ray's minute is short on a busy machine."""
 POLL_SECONDS = 0.5
 """How often the configuration file is read for changes."""
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -44,7 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
         config = WorkerConfig.load(options.config)
         if options.show:
             gpus = _gpus(config, options.gpus)
-            document = serve_config(config, config.dump(), replicas=options.replicas or 1, gpus=gpus)
+            replicas, name = options.replicas or 1, options.name or APPLICATION
+            document = serve_config(config, config.dump(), replicas=replicas, gpus=gpus, name=name)
             sys.stdout.write(yaml.safe_dump(document, sort_keys=False))
             return 0
         if config.runtime.nodes > 1:
@@ -87,9 +90,9 @@ def _run(config: WorkerConfig, path: Path, seen: Stamp | None) -> None:
 
 def _find_ray() -> None:
     # Ray reads these when it is imported, and to look for a part of it imports it. Its signal handler writes a stack
-    # trace for each SIGTERM, and it would run the replica with the niceness 15.
+    # trace for each SIGTERM, it would run the replica with the niceness 15, and end it if 95 % of the memory are used.
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}
-    os.environ |= {"RAY_worker_niceness": "0"}
+    os.environ |= {"RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0"}
     os.environ.setdefault("RAY_DASHBOARD_STARTUP_TIMEOUT_S", DASHBOARD_SECONDS)
     if importlib.util.find_spec("ray") is None or importlib.util.find_spec("ray.serve") is None:
         raise MissingWorkerExtra("Ray Serve is not installed: run `pip install 'ballast[ray]'`")
@@ -104,14 +107,22 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     found.add_argument("--show", action="store_true", help="Print the configuration of Serve for a cluster, and end.")
     found.add_argument("--replicas", type=_count, help="Replicas that --show names. By default 1.")
     found.add_argument(
+        "--name",
+        type=_name,
+        help="Name of the application that --show names, such as llama, and its path behind a proxy of Serve, /llama. "
+        f"By default {APPLICATION}, with the path /.",
+    )
+    found.add_argument(
         "--gpus",
         type=int,
         help="GPUs of a replica on each of its nodes that --show names. By default, those of runtime.tensorParallel "
         "with vLLM, and none with the native engine.",
     )
     options = found.parse_args(arguments)
-    if not options.show and (options.replicas is not None or options.gpus is not None):
-        found.error("--replicas and --gpus belong to --show: on this machine, one replica uses the GPUs that Ray finds")
+    if not options.show and any(each is not None for each in (options.replicas, options.gpus, options.name)):
+        found.error(
+            "--replicas, --gpus and --name belong to --show: on this machine, one replica uses the GPUs that Ray finds"
+        )
     return options
 
 
@@ -121,6 +132,12 @@ def _count(text: str) -> int:
             f"found {text}, expected a whole number: a deployment has at least one replica"
         )
     return int(text)
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"found {text}, expected lower-case letters, digits and hyphens")
+    return text
 
 
 def _gpus(config: WorkerConfig, stated: int | None) -> int:

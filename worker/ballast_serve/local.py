@@ -12,7 +12,7 @@ from ray import serve
 from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 from ray.serve.schema import ApplicationStatus
 
-from ballast_api.serve_config import APPLICATION, serve_config
+from ballast_api.serve_config import APPLICATION, serve_config, without_traceback
 from ballast_api.worker_config import WorkerConfig
 from ballast_log import Log
 from ballast_openai.errors import counted
@@ -78,7 +78,8 @@ class LocalRay:
             if found is not None and found.status is ApplicationStatus.RUNNING:
                 return
             if found is not None and found.status is ApplicationStatus.DEPLOY_FAILED:
-                raise WorkerError("; ".join(each.message for each in found.deployments.values()) or found.message)
+                messages = [each.message for each in found.deployments.values()] or [found.message]
+                raise WorkerError(_with_logs("; ".join(map(without_traceback, messages))))
             time.sleep(POLL_SECONDS)
 
 
@@ -102,4 +103,8 @@ def _status() -> ApplicationStatus | None:
 def _last_words(error: Exception) -> str:
     """Return a sentence with the first line of the error, which may quote a whole log."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return f"{first[:300].rstrip(':. ')}. The logs of Ray are in /tmp/ray/session_latest/logs"
+    return _with_logs(first[:300])
+
+
+def _with_logs(message: str) -> str:
+    return f"{message.rstrip(':. ')}. The logs of Ray are in /tmp/ray/session_latest/logs"

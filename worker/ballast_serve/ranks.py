@@ -6,15 +6,17 @@ in each other bundle runs `ballast-vllm --node-rank` as a child process. Ray end
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
 
@@ -23,11 +25,25 @@ from ray.util import get_current_placement_group, get_node_ip_address
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ballast_api.worker_config import WorkerConfig
+from ballast_log import Log
 from ballast_vllm.arguments import NodeRank
 from ballast_worker.errors import NotServed
 
+log = Log(__name__)
+
 POLL_SECONDS = 1.0
+MOST_LINES = 50
+"""Lines of the log of a node that ended, which go with it."""
 PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EndedNode:
+    """How a node ended."""
+
+    why: str
+    output: str = ""
+    """The last lines of its log."""
 
 
 class Rank:
@@ -46,13 +62,13 @@ class Rank:
             preexec_fn=_end_with_parent,  # noqa: PLW1509 - no other thread of the actor holds a lock
         )
 
-    def ended(self) -> str | None:
-        """Return the exit code of the process and the last line of its log if it ended; None while it runs."""
+    def ended(self) -> EndedNode | None:
+        """Return the exit code of the process and the end of its log if it ended; None while it runs."""
         code = self._process.poll()
         if code is None:
             return None
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return f"exit code {code}: {lines[-1] if lines else 'no output'}"
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-MOST_LINES:]
+        return EndedNode(f"exit code {code}: {lines[-1] if lines else 'no output'}", "\n".join(lines))
 
 
 class Ranks:
@@ -73,6 +89,9 @@ class Ranks:
             )
         self.failure: str | None = None
         """Why the model cannot be computed any longer."""
+        self.has_started = False
+        """Whether vLLM has started in this process."""
+        self._is_over = threading.Event()
         address = get_node_ip_address()
         self.first = NodeRank(0, address, _free_port())
         gpus = group.bundle_specs[0].get("GPU", 0)
@@ -88,37 +107,51 @@ class Ranks:
             for rank in range(1, config.runtime.nodes)
         }
 
-    async def watch(self) -> None:
-        """Set `failure` when a node ended."""
-        while self.failure is None:
+    def watch(self) -> None:
+        """Set `failure` when a node ended. This needs a thread: vLLM blocks the event loop while it starts.
+
+        It would wait ten minutes for a node that ended. So end its engine, which ends the start.
+        """
+        while self.failure is None and not self._is_over.wait(POLL_SECONDS):
             for rank, actor in self._actors.items():
                 try:
-                    why = await actor.ended.remote()
+                    ended = ray.get(actor.ended.remote())
                 except ray.exceptions.RayError as error:
-                    why = f"its node or its process is gone ({type(error).__name__})"
-                if why is not None:
-                    self.failure = f"Node {rank} of the model ended: {why}"
-            await asyncio.sleep(POLL_SECONDS)
+                    ended = EndedNode(f"its node or its process is gone ({type(error).__name__})")
+                if ended is not None and not self._is_over.is_set():
+                    log.error("a node of the model ended", node=rank, because=ended.why, output=ended.output)
+                    self.failure = f"Node {rank} of the model ended: {ended.why}"
+        while not (self.has_started or self._is_over.wait(POLL_SECONDS)):
+            for engine in multiprocessing.active_children():
+                engine.kill()
 
     def end(self) -> None:
         """End all other nodes."""
+        self._is_over.set()
         for actor in self._actors.values():
             ray.kill(actor)
 
 
-@contextlib.asynccontextmanager
-async def other_nodes(config: WorkerConfig, path: Path) -> AsyncIterator[Ranks | None]:
-    """Run the other nodes of the model; None if it has one node."""
+@contextlib.contextmanager
+def other_nodes(config: WorkerConfig, path: Path) -> Iterator[Ranks | None]:
+    """Run the other nodes of the model; None if it has one node.
+
+    Raises:
+        NotServed: a node ended before vLLM has started in this process.
+    """
     if config.runtime.nodes == 1:
         yield None
         return
     os.environ["VLLM_HOST_IP"] = get_node_ip_address()
     ranks = Ranks(config, path)
-    watcher = asyncio.create_task(ranks.watch())
+    threading.Thread(target=ranks.watch, name="other-nodes", daemon=True).start()
     try:
         yield ranks
+    except Exception as error:
+        if ranks.failure is None or ranks.has_started:
+            raise
+        raise NotServed(ranks.failure) from error
     finally:
-        watcher.cancel()
         ranks.end()
 
 

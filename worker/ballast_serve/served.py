@@ -134,15 +134,15 @@ async def _vllm(config: WorkerConfig, path: Path) -> AsyncIterator[ReadyApp]:
 
     if config.runtime.tls_cert_file is not None:
         raise NotServed("runtime.tlsCertFile needs engine.backend native in a replica of Ray Serve. Remove the field")
-    async with (
-        other_nodes(config, path) as ranks,
-        open_app(config, path, None if ranks is None else ranks.first) as app,
-    ):
+    with other_nodes(config, path) as ranks:
+        async with open_app(config, path, None if ranks is None else ranks.first) as app:
+            if ranks is not None:
+                ranks.has_started = True
 
-        def failure() -> str | None:
-            found: str | None = app.state.ballast.failure
-            return (None if ranks is None else ranks.failure) or found
+            def failure() -> str | None:
+                found: str | None = app.state.ballast.failure
+                return (None if ranks is None else ranks.failure) or found
 
-        # The app changes their number with the limit of waiting requests.
-        connections = app.state.connections = Connections(HttpLimits.beside(most_requests(config)))
-        yield ReadyApp(app, connections, failure, lambda hang_up: drain(app.state.ballast, hang_up=hang_up))
+            # The app changes their number with the limit of waiting requests.
+            connections = app.state.connections = Connections(HttpLimits.beside(most_requests(config)))
+            yield ReadyApp(app, connections, failure, lambda hang_up: drain(app.state.ballast, hang_up=hang_up))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 from pathlib import Path
@@ -36,6 +37,9 @@ def run(config: WorkerConfig, path: Path | None, listener: socket.socket) -> Non
     except EngineError as error:
         raise NotServed(str(error)) from error
     process = Process(worker, create_app(worker), listener, metrics_listener)
+    # What is loaded by now stays. Otherwise each full collection would stop the engine for 0.2 s to visit it.
+    gc.collect()
+    gc.freeze()
     with asyncio.Runner(loop_factory=EventLoop) as runner:
         runner.run(process.serve())
 

@@ -3,13 +3,13 @@
 {{- end }}
 
 {{- define "ballast.fullname" -}}
-{{- if .Values.fullnameOverride }}
-{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" }}
-{{- else if contains (include "ballast.name" .) .Release.Name }}
-{{- .Release.Name | trunc 52 | trimSuffix "-" }}
-{{- else }}
-{{- printf "%s-%s" .Release.Name (include "ballast.name" .) | trunc 52 | trimSuffix "-" }}
+{{- $name := include "ballast.name" . }}
+{{- $derived := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) }}
+{{- $prefix := default $derived .Values.fullnameOverride | trunc 52 | trimSuffix "-" }}
+{{- if not (regexMatch "^[a-z][-a-z0-9]*$" $prefix) }}
+{{- fail (printf "The prefix of names %q has a dot, an uppercase letter, or a digit first, which no name of a Service may have. Set fullnameOverride to another prefix" $prefix) }}
 {{- end }}
+{{- $prefix }}
 {{- end }}
 
 {{- /* Labels of every object of the chart. The selector of a Deployment is a part of them. */ -}}
@@ -37,7 +37,7 @@
 {{- $path := first . }}
 {{- range $name := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" }}
 {{- if hasKey (default dict (last $)) $name }}
-{{- fail (printf "%s sets the label %s, by which the chart selects its pods. Remove the label, or set nameOverride to change app.kubernetes.io/name" $path $name) }}
+{{- fail (printf "%s sets the label %s, by which the chart selects its pods. Remove the label" $path $name) }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -86,6 +86,16 @@ app.kubernetes.io/component: queue
 {{- with .Values.valkey.image }}
 {{- include "ballast.imageFrom" (dict "registry" .registry "image" . "tag" .tag) }}
 {{- end }}
+{{- end }}
+
+{{- /* The bytes of a size in the notation of Valkey or of Kubernetes. Empty if it has another unit, or is empty. */ -}}
+{{- define "ballast.bytes" -}}
+{{- $number := toString . | regexFind "^[0-9.]+(e[-+]?[0-9]+)?" }}
+{{- $units := dict "" 1 "k" 1e3 "m" 1e6 "g" 1e9 "kb" 1024 "mb" 1048576 "gb" 1073741824
+  "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776
+}}
+{{- $unit := get $units (toString . | trimPrefix $number) }}
+{{- if and $number $unit }}{{ mulf $number $unit }}{{ end }}
 {{- end }}
 
 {{- /* The Secret with the certificate of the bundled Valkey. Empty if there is none. */ -}}

@@ -57,7 +57,11 @@ def environment(resource: InferenceDeployment) -> list[Body]:
     if resource.spec.backend != "vllm":
         return []
     variables = {"VLLM_NO_USAGE_STATS": "1"}
-    if resource.spec.gpu.count > 1:
-        # The GPUs of one pod reach each other by NVLink, PCIe or shared memory. A pod may not register memory for RDMA.
-        variables |= {"NCCL_IB_DISABLE": "1", "NCCL_DEBUG": "WARN"}
+    ray = resource.spec.runtime.ray
+    num_nodes = 1 if ray is None else ray.nodes
+    if resource.spec.gpu.count * num_nodes > 1:
+        variables["NCCL_DEBUG"] = "WARN"
+        if num_nodes == 1:
+            # The GPUs of a pod reach each other by NVLink, PCIe or shared memory. It may not register memory for RDMA.
+            variables["NCCL_IB_DISABLE"] = "1"
     return [{"name": name, "value": value} for name, value in variables.items()]

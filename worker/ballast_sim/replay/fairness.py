@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
+from ballast_policy.fairness.ledger import INPUT_COST, OUTPUT_COST
+
 Sample = Mapping[str, float]
 """Service over weight, up to one moment, of each tenant that had requests waiting at that moment."""
 
@@ -53,3 +55,17 @@ def jain(samples: Sequence[Sample]) -> float:
     gained = [samples[-1][tenant] - samples[0][tenant] for tenant in always]
     squares = sum(x * x for x in gained)
     return 1.0 if len(gained) < 2 or squares == 0 else sum(gained) ** 2 / (len(gained) * squares)
+
+
+def most_ahead(slots: int, max_input: int, max_output: int, weight: float = 1.0) -> float:
+    """Return the most by which a tenant's service exceeds that of another tenant that waits.
+
+    `(2 * max_input * 1 + slots * max_output * 2) / weight`, with the longest prompt and answer and the lesser weight of
+    both; for requests of one priority that fit the KV, without caps and reservations of tenants.
+
+    When the tenant last got a slot it was the least served, the admissions before it in that step included. At most one
+    prompt of these is not computed in the step: the one that the reservation of offline begins. Since then it was
+    charged for its slots: one more unfinished prompt (a step admits no request behind one), and an answer for each
+    slot. Over any span, the service of two waiting tenants grows apart by at most twice the bound.
+    """
+    return (2 * INPUT_COST * max_input + OUTPUT_COST * slots * max_output) / weight
