@@ -34,7 +34,7 @@ from ballast_operator.context import OperatorContext
 from ballast_operator.inference_deployment import CHILDREN, plan
 from ballast_operator.plan import ClusterSnapshot
 from ballast_queue.redis_store import Queue
-from ballast_queue.status import ClassLoad, SloStatus, WorkerStatus
+from ballast_queue.status import ClassLoad, ReservationStatus, SloStatus, WorkerStatus
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "support"))
@@ -179,7 +179,8 @@ def publish(plane: ControlPlane, url: str) -> None:
                 worker_id=pod["metadata"]["name"], address=f"http://{pod['status']['podIP']}:8000", at=time.time(),
                 model="tiny", slots=16, batch_ceiling=12, kv_blocks_total=1000, kv_blocks_free=500,
                 online=ClassLoad(running=4, requests_per_second=2.0), offline=ClassLoad(running=6, reserved=2),
-                offline_reserved=2, slo=SloStatus(), config_hash=content_hash(text),
+                reservation=ReservationStatus(slots=2, blocks=2, chunk=2, in_use=2, is_met=True),
+                offline_reserved=2, offline_most=16, slo=SloStatus(), config_hash=content_hash(text),
             )  # fmt: skip
             queue.workers.publish(status, 3600)
     first.close()

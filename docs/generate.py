@@ -23,7 +23,7 @@ import yaml
 from prometheus_client.core import Metric
 
 from ballast_api import crd
-from ballast_api.base import LATER, VALIDATIONS
+from ballast_api.base import VALIDATIONS
 from ballast_api.hot import HOT
 from ballast_api.inference_deployment import Spec
 from ballast_api.status import Status
@@ -91,8 +91,6 @@ def section(name: str, schema: dict[str, Any], definitions: dict[str, Any]) -> I
     yield "| field | type | default | hot | meaning |\n|---|---|---|---|---|"
     nested: list[tuple[str, str]] = []
     for field, spec in schema["properties"].items():
-        if LATER in spec:
-            continue
         text = " ".join(description_of(spec, definitions).split()).replace("|", "\\|")
         yield (
             f"| `{field}` | {kind_of(spec)} | {default_of(spec, is_required=field in schema.get('required', ()))} "

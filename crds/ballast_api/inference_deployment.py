@@ -147,7 +147,7 @@ class GpuRequest(ApiModel):
 
     count: int = Field(default=1, ge=0, le=16)
     """GPUs of each worker, which runs vLLM. 0 runs the worker on CPUs. Above 1, the GPUs share the model by tensor
-    parallelism."""
+    parallelism, which no other field sets."""
     resource_name: str | None = Field(
         default=None, max_length=253, examples=["nvidia.com/gpu", "nvidia.com/mig-1g.10gb"]
     )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from string import Formatter
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic.alias_generators import to_snake
@@ -50,23 +50,6 @@ class Rule:
             return None
         text = "".join(text + ("%s" if path else "") for text, path in parts)
         return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + f"'.format([{', '.join(paths)}])"
-
-
-@dataclass(frozen=True, slots=True)
-class Later:
-    """A field that is refused because this version does not support it yet.
-
-    Attributes:
-        kind: Type of the field in the schema, so that the API server can refuse it with this sentence.
-        sentence: The reason, and what to do instead.
-    """
-
-    kind: Literal["string", "integer", "number", "object"]
-    sentence: str
-
-    def message(self, field: str) -> str:
-        """Return the message for `field` (camelCase)."""
-        return f"{field}: {self.sentence}"
 
 
 def shown(section: BaseModel, path: str) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from ballast_api.base import ApiModel, keyed_by
 from ballast_api.hot import Hot
-from ballast_api.rules import Later, Rule
+from ballast_api.rules import Rule
 from ballast_api.vllm_arguments import OWNED, Argument
 
 MOST_CHARACTERS = 253
@@ -116,12 +116,6 @@ Backend = Literal["native", "vllm"]
 class EngineSettings(ApiModel):
     """How the engine computes."""
 
-    later: ClassVar[Mapping[str, Later]] = {
-        "tensor_parallel": Later(
-            "integer",
-            "gpu.count decides the tensor parallelism. Remove the field, and set gpu.count",
-        ),
-    }
     backend: Backend | None = None
     """The engine that runs the model. `native` is Ballast's own engine, for dense models on CPUs. `vllm` is vLLM with
     Ballast's scheduler, for most of vLLM's models and features. It was tried on CPUs, and not yet on a GPU. It has an

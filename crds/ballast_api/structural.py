@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ballast_api.base import LATER, VALIDATIONS
+from ballast_api.base import VALIDATIONS
 from ballast_api.errors import NotStructural
 from ballast_api.hot import HOT
 
@@ -23,7 +23,7 @@ _KEPT = (
     "type", "format", "description", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems",
     "maxItems", "maxProperties", "required", VALIDATIONS, "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
 )  # fmt: skip
-_DROPPED = {"title", "examples", "default", "additionalProperties", "properties", "items", LATER, HOT}
+_DROPPED = {"title", "examples", "default", "additionalProperties", "properties", "items", HOT}
 """Keywords that the API server does not need, or that the functions below handle."""
 
 

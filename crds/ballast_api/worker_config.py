@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import yaml
 from pydantic import Field
 
 from ballast_api.base import ApiModel
 from ballast_api.hot import Hot
-from ballast_api.rules import Later, Rule
+from ballast_api.rules import Rule
 from ballast_api.sections import Backend, Cost, EngineSettings, Limits, Model, Name, Offline, Slo, backend_rules
 from ballast_api.yaml_file import YamlFile
 
@@ -92,10 +91,6 @@ USES_VLLM = "(has(self.engine.backend) && self.engine.backend == 'vllm')"
 
 class WorkerConfig(YamlFile):
     """The whole configuration of a worker."""
-
-    later: ClassVar[Mapping[str, Later]] = {
-        "ray": Later("object", "No field of a worker configures Ray Serve. Run `ballast up --ray`. Remove the section")
-    }
 
     rules = (
         *backend_rules(USES_VLLM),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -16,8 +17,8 @@ class YamlFile(ApiModel):
     """A model that is read from a YAML file. A missing field has its default."""
 
     @classmethod
-    def parse(cls, text: str, source: str) -> Self:
-        """Parse YAML.
+    def parse(cls, text: str, source: str, defaults: Mapping[str, object] | None = None) -> Self:
+        """Parse YAML. `defaults` has values of fields that the text may leave out.
 
         Raises:
             InvalidConfig: The message names each wrong field, what was found there, and what was expected.
@@ -32,12 +33,12 @@ class YamlFile(ApiModel):
         if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
             raise InvalidConfig(source, [f"found {type(data).__name__}, expected a mapping with names as keys"])
         try:
-            return cls.model_validate(data)
+            return cls.model_validate({**(defaults or {}), **data})
         except ValidationError as error:
             raise InvalidConfig(source, InvalidConfig.sentences(error)) from error
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def load(cls, path: Path, defaults: Mapping[str, object] | None = None) -> Self:
         """Load a YAML file; see `parse`."""
         try:
             text = path.read_text(encoding="utf-8")
@@ -45,4 +46,4 @@ class YamlFile(ApiModel):
             raise InvalidConfig(str(path), [f"cannot be read: {error.strerror}"]) from error
         except UnicodeDecodeError as error:
             raise InvalidConfig(str(path), [str(error)]) from error
-        return cls.parse(text, str(path))
+        return cls.parse(text, str(path), defaults)

@@ -490,7 +490,6 @@ def _reservation_is_not_met(given: Given) -> ConditionValue | None:
     if not short:
         return None
     first = short[0]
-    assert first.reservation is not None, "a worker that does not report is not short"
     others = f"; {len(short)} workers are in this state" if len(short) > 1 else ""
     return ConditionValue(
         "False",
@@ -504,8 +503,6 @@ def _reservation_is_not_met(given: Given) -> ConditionValue | None:
 def _is_short(worker: WorkerStatus) -> bool:
     """Return whether offline work waits that the reservation covers, in the engine or in the queue."""
     found = worker.reservation
-    if found is None:
-        return False
     waits_here = worker.offline.waiting + worker.offline.parked > 0
     has_free_slot = found.in_use < found.slots and not found.is_met_by_tokens
     return (waits_here and not found.is_met) or (worker.can_claim and has_free_slot)
@@ -515,9 +512,8 @@ def _reservation_is_not_reported(given: Given) -> ConditionValue | None:
     workers = _serving_workers(given)
     known = given.poll.by_pod(given.live) if given.poll else {}
     silent = [name for pod in given.live if is_ready(pod) and (name := pod["metadata"]["name"]) not in known]
-    total = len(workers) + len(silent)
-    silent += [_pod_of(given, worker) for worker in workers if worker.reservation is None]
     if silent:
+        total = len(workers) + len(silent)
         message = f"{len(silent)} of {total} workers did not report their reservation, such as {silent[0]}"
     elif not workers:
         message = "no reporting worker takes offline work: each one is draining or not ready"
@@ -528,7 +524,7 @@ def _reservation_is_not_reported(given: Given) -> ConditionValue | None:
 
 
 def _reservation_is_met(given: Given) -> ConditionValue:
-    found = [worker.reservation for worker in _serving_workers(given) if worker.reservation]
+    found = [worker.reservation for worker in _serving_workers(given)]
     reserved, in_use = sum(each.slots for each in found), sum(each.in_use for each in found)
     waiting = _depth(given) + sum(worker.offline.waiting + worker.offline.parked for worker in _serving_workers(given))
     if not waiting:
@@ -576,17 +572,6 @@ def _slo_is_missed(given: Given) -> ConditionValue | None:
     )
 
 
-def _slo_is_not_reported(given: Given) -> ConditionValue | None:
-    workers = _poll(given).workers
-    silent = [_pod_of(given, worker) for worker in workers if worker.slo is None]
-    if not silent:
-        return None
-    message = (
-        f"{len(silent)} of {len(workers)} workers did not report how many requests met the SLO, such as {silent[0]}"
-    )
-    return ConditionValue("Unknown", ConditionReason.NOT_REPORTED, message)
-
-
 def _slo_is_met(given: Given) -> ConditionValue:
     if not _slo_counts(given):
         return ConditionValue("True", ConditionReason.NO_TRAFFIC, "no online request ended in the last minute")
@@ -595,7 +580,7 @@ def _slo_is_met(given: Given) -> ConditionValue:
 
 def _slo_counts(given: Given) -> list[tuple[SloName, int, int]]:
     """Return (name of the SLO, requests that met it, judged requests) over all workers; nothing without requests."""
-    found = [worker.slo for worker in _poll(given).workers if worker.slo is not None]
+    found = [worker.slo for worker in _poll(given).workers]
     total = SloStatus(**{name: sum(getattr(each, name) for each in found) for name in SloStatus.model_fields})
     counts = [
         (name, getattr(total, f"{name}_met"), getattr(total, f"{name}_judged"))
@@ -671,6 +656,6 @@ CHAINS: Mapping[ConditionType, tuple[Check[InferenceDeployment], ...]] = {
         _reservation_is_not_reported,
         _reservation_is_met,
     ),
-    ConditionType.SLO_MET: (_is_unknown, _no_worker, _slo_is_missed, _slo_is_not_reported, _slo_is_met),
+    ConditionType.SLO_MET: (_is_unknown, _no_worker, _slo_is_missed, _slo_is_met),
     ConditionType.DEADLINE_AT_RISK: (_is_unknown, _is_late, _no_worker_for_items, _is_on_time),
 }

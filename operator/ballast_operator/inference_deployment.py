@@ -353,8 +353,7 @@ def _slots(given: Given) -> ClassSlots | None:
         has_polled = poll is not None and poll.problem is None and given.now - poll.at <= FRESH_SECONDS
         is_gone = given.count("readyReplicas") == 0 and (spec.replicas == 0 or has_polled)
         return None if is_gone else status.slots
-    reserved = ((worker.offline_reserved, worker.offline.reserved) for worker in poll.workers)
-    offline = sum(learned if configured is None else configured for configured, learned in reserved)
+    offline = sum(worker.offline_reserved for worker in poll.workers)
     return ClassSlots(online=max(0, sum(worker.slots for worker in poll.workers) - offline), offline=offline)
 
 

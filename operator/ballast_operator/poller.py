@@ -330,7 +330,6 @@ class Poller:
             try:
                 found = Connection.open(
                     server.address.url,
-                    username=None,
                     password=server.address.password,
                     ca=server.address.ca,
                     socket_timeout=TIMEOUT_SECONDS,

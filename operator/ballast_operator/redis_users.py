@@ -205,9 +205,7 @@ class RedisUserSync:
 
 
 def _connect(address: Address) -> Connection:
-    return Connection.open(
-        address.url, username=None, password=address.password, ca=address.ca, socket_timeout=TIMEOUT_SECONDS
-    )
+    return Connection.open(address.url, password=address.password, ca=address.ca, socket_timeout=TIMEOUT_SECONDS)
 
 
 def _remove(connection: Connection, gone: Mapping[str, str]) -> None:

@@ -250,7 +250,7 @@ def _for_items(most: int, fleet: Fleet, poll: PollResult, depth: int) -> Iterato
 
 
 def _offline_slots(worker: WorkerStatus) -> int:
-    return worker.slots if worker.offline_most is None else min(worker.slots, worker.offline_most)
+    return min(worker.slots, worker.offline_most)
 
 
 def _working(poll: PollResult) -> list[WorkerStatus]:

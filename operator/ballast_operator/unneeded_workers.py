@@ -61,7 +61,7 @@ def _offline_slots(workers: Sequence[WorkerStatus], count: int) -> float:
     """Return the slots that offline work has in `count` such workers, if the online requests stay."""
     online = sum(worker.online.running + worker.online.parked + worker.online.waiting for worker in workers)
     slots = sum(max(1, min(worker.slots, worker.batch_ceiling)) for worker in workers)
-    reserved = sum(worker.offline_reserved or 0 for worker in workers)
-    most = sum(worker.slots if worker.offline_most is None else worker.offline_most for worker in workers)
+    reserved = sum(worker.offline_reserved for worker in workers)
+    most = sum(worker.offline_most for worker in workers)
     share = count / len(workers)
     return min(most * share, max(reserved * share, slots * share - online))

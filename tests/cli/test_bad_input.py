@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import errno
+import io
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +13,7 @@ import typer
 
 from ballast_cli.app import app
 from ballast_cli.errors import EXIT_CODES
+from ballast_cli.sim_options import check_output
 from ballast_cli.worker_file import DEMO_MODEL
 
 VERBS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
@@ -88,12 +92,19 @@ def test_an_unknown_job_is_named(queued, verb: str):
         (("jobs", "--redis-url", "http://127.0.0.1"), "use redis://"),
         (("jobs", "--redis-url", "redis://127.0.0.1:1/jobs"), "the database is not a number"),
         (("jobs", "--queue", "a b"), "queue"),
+        (("jobs", "--queue", ""), "--queue is empty"),
+        (("jobs", "--redis-url", ""), "--redis-url is empty"),
+        (("explain", "chat", "--redis-url", ""), "--redis-url is empty"),
+        (("alerts", "-f", "chat.yaml", "-n", ""), "--namespace is empty"),
+        (("up", "--redis-url", ""), "--redis-url is empty"),
+        (("serve", "--model", ""), "--model is empty"),
         (("jobs", "--redis-password-file", "nowhere"), "cannot read"),
         (("jobs", "--redis-ca-file", "nowhere"), "cannot read"),
         (("jobs", "--bogus"), "--bogus"),
         (("bogus",), "bogus"),
         (("demo", "--requests", "0"), "--requests"),
         (("demo", "--json", "no/such/dir/x.json"), "no directory"),
+        (("plan", "--json", "/proc/x.json"), "--json: cannot write /proc/x.json"),
         (("up", "--model", "nowhere"), "is no directory"),
         (("up", "--model", "."), "is a directory without config.json"),
         (("up", "--config", "nowhere.yaml"), "nowhere.yaml"),
@@ -139,8 +150,9 @@ def test_a_reader_that_has_enough_is_no_error(queued):
     assert done.stderr == ""
 
 
-def test_a_reader_that_ends_before_the_output_is_no_failure_of_the_pipeline():
-    line = f"{sys.executable} -m ballast_cli version | true"
+@pytest.mark.parametrize("arguments", ["version", "--help", "version --json"])
+def test_a_reader_that_ends_before_the_output_is_no_failure_of_the_pipeline(arguments: str):
+    line = f"{sys.executable} -m ballast_cli {arguments} | true"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stderr) == (0, "")
@@ -154,6 +166,82 @@ def test_a_full_disk_is_a_sentence_and_not_a_traceback():
     assert done.returncode == 1
     assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("redirections", "arguments", "code", "said"),
+    [
+        ("2>&-", "version", 0, ""),
+        ("2>&-", "bogus", 2, ""),
+        (">&-", "version", 1, "Cannot use the output (Bad file descriptor)"),
+        ("<&-", "alerts -f -", 2, "Standard input is closed"),
+        ("<&- >&- 2>&-", "version", 1, ""),
+        ("2> >(true)", "bogus", 2, ""),
+        ("2>/dev/full", "bogus", 2, ""),
+        (">/dev/full 2>/dev/full", "version", 1, ""),
+    ],
+)
+def test_closed_and_broken_streams_do_not_change_what_a_command_does(
+    redirections: str, arguments: str, code: int, said: str
+):
+    line = f"{sys.executable} -m ballast_cli {arguments} {redirections}"
+    done = subprocess.run(["bash", "-c", f"sleep 0.1; {line}"], capture_output=True, text=True, check=False)
+
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [errno.EFBIG, errno.EIO, errno.EPIPE])
+def test_data_that_cannot_be_written_is_exit_code_1(number: int):
+    """A pipe that breaks is a success only if it is that of stdout."""
+    program = f"""
+import io, os, sys
+from ballast_cli import version
+from ballast_cli.__main__ import main
+
+class Broken(io.RawIOBase):
+    def writable(self): return True
+    def fileno(self): return 1
+    def write(self, data):
+        if os.fstat(1).st_rdev == os.stat(os.devnull).st_rdev: return len(data)
+        raise OSError({number}, os.strerror({number}))
+
+sys.stdout = io.TextIOWrapper(io.BufferedWriter(Broken()))
+sys.exit(main(["version"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"Cannot use the output ({os.strerror(number)})" in done.stderr
+
+
+def test_text_that_the_encoding_of_stdout_lacks_is_escaped(
+    queued, make_line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "items.jsonl").write_text(make_line("日\U0001f600é", stream=True))
+    job_id = queued("submit", "items.jsonl", "--key", "ключ").out.strip()
+    shown = {}
+    for command in (("results", job_id), ("jobs", "--json"), ("job", job_id)):
+        with monkeypatch.context() as patched, io.TextIOWrapper(io.BytesIO(), encoding="ascii") as written:
+            patched.setattr("sys.stdout", written)
+            assert queued(*command).code == 0
+            shown[command[0]] = written.buffer.getvalue().decode("ascii")
+
+    assert json.loads(shown["results"])["custom_id"] == "日\U0001f600é"
+    assert json.loads(shown["jobs"])["jobs"][0]["key"] == "ключ"
+    assert "key         \\u043a" in shown["job"]
+
+
+def test_a_check_of_an_output_leaves_no_trace(tmp_path: Path):
+    old, new, pipe = tmp_path / "old.json", tmp_path / "new.json", tmp_path / "pipe"
+    old.write_text("old")
+    os.mkfifo(pipe)  # opening it would wait for a reader
+    for path in (old, new, pipe, Path("-"), None):
+        check_output("--json", path)
+
+    assert old.read_text() == "old"
+    assert sorted(tmp_path.iterdir()) == [old, pipe]
 
 
 def test_a_place_that_cannot_be_written_is_a_sentence_and_not_a_traceback(ballast):

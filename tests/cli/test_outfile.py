@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 from pathlib import Path
 
 import pytest
 
-from ballast_cli.errors import Usage
+from ballast_cli.errors import CliError, NotNow, Usage
 from ballast_cli.outfile import OutFile
 
 
@@ -63,6 +65,40 @@ def test_the_new_result_of_a_redriven_item_replaces_its_error(tmp_path: Path, nu
     assert [json.loads(line) for line in path.read_text().splitlines()] == lines[1:]
 
 
+def test_a_second_download_into_the_file_is_refused_until_the_first_one_ends(tmp_path: Path):
+    path = tmp_path / "out.jsonl"
+
+    def lines():
+        yield make_line("a")
+        with pytest.raises(NotNow, match="another download writes"):
+            OutFile(path).write(map(make_line, "ab"), job_id="j1")
+        yield make_line("b")
+
+    assert OutFile(path).write(lines(), job_id="j1") == 2
+    assert ids(path) == ["a", "b"]
+    assert OutFile(path).write(map(make_line, "c"), job_id="j1") == 1
+    assert ids(path) == ["c"]
+
+
+def test_a_download_that_ends_while_the_next_one_starts_keeps_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "out.jsonl"
+    flock, num_calls = fcntl.flock, 0
+
+    def late(file: object, operation: int) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 1:  # the first download renames the part that the second one has opened
+            path.with_name("out.jsonl.part").replace(path)
+        flock(file, operation)
+
+    path.with_name("out.jsonl.part").write_text(json.dumps(make_line("a")) + "\n")
+    monkeypatch.setattr("fcntl.flock", late)
+
+    assert OutFile(path).write(map(make_line, "ab"), job_id="j1") == 2
+    assert num_calls == 2
+    assert ids(path) == ["a", "b"]
+
+
 def test_a_torn_last_line_is_written_again(tmp_path: Path):
     path = tmp_path / "out.jsonl"
     whole = json.dumps(make_line("a"))
@@ -73,8 +109,9 @@ def test_a_torn_last_line_is_written_again(tmp_path: Path):
     assert ids(path) == ["a", "b"]
 
 
-def test_the_unfinished_output_of_another_job_is_not_overwritten(tmp_path: Path):
-    (tmp_path / "out.jsonl.part").write_text(json.dumps(make_line("a", job="other")) + "\n")
+@pytest.mark.parametrize("other", ["other", "j1_eu"])
+def test_the_unfinished_output_of_another_job_is_not_overwritten(tmp_path: Path, other: str):
+    (tmp_path / "out.jsonl.part").write_text(json.dumps(make_line("a", job=other)) + "\n")
 
     with pytest.raises(Usage, match="another job"):
         OutFile(tmp_path / "out.jsonl").write(map(make_line, "a"), job_id="j1")
@@ -91,6 +128,29 @@ def test_a_device_is_not_replaced(tmp_path: Path):
 
     with pytest.raises(Usage, match="no regular file"):
         OutFile(pipe)
+
+
+def test_a_link_stays_and_the_file_behind_it_is_replaced(tmp_path: Path):
+    link, target = tmp_path / "link.jsonl", tmp_path / "results" / "out.jsonl"
+    target.parent.mkdir()
+    target.write_text("old\n")
+    link.symlink_to(target)
+
+    OutFile(link).write(map(make_line, "a"), job_id="j1")
+
+    assert link.is_symlink()
+    assert ids(target) == ["a"]
+
+
+def test_a_full_disk_is_no_wrong_option(tmp_path: Path):
+    def full():
+        yield make_line("a")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(CliError, match="Free space, and run the command again") as refused:
+        OutFile(tmp_path / "out.jsonl").write(full(), job_id="j1")
+
+    assert refused.value.exit_code == 1
 
 
 def test_an_old_file_is_replaced_only_at_the_end(tmp_path: Path):

@@ -14,7 +14,7 @@ import redis
 from waiting import until_gone
 
 from ballast_cli.errors import CliError, NotNow
-from ballast_cli.processes import Valkey, WorkerProcess, take_port
+from ballast_cli.processes import Signals, Valkey, WorkerProcess, take_port
 
 HOLDER = """
 import sys
@@ -206,6 +206,25 @@ def test_a_worker_that_does_not_drain_is_killed_when_hurried(tmp_path: Path):
     assert not worker.stop(seconds=600, is_hurried=lambda: True)
     assert process.returncode == -signal.SIGKILL
     process.stdout.close()
+
+
+def test_a_terminal_that_closes_stops_up_and_does_not_hurry_it():
+    with Signals() as signals:
+        for number in (signal.SIGHUP, signal.SIGHUP):  # from the kernel and from the shell
+            os.kill(os.getpid(), number)
+        assert signals.received == 1
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.received == 2
+
+
+def test_nohup_keeps_up_running():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Signals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signals.received == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_the_file_of_an_ended_process_is_ignored(tmp_path: Path):

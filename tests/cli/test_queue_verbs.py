@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -132,6 +133,21 @@ def test_a_job_that_cannot_be_read_after_its_submission_is_not_submitted_again(
     assert shown.json["deadline"]["feasible"] == "unknown"
 
 
+def test_messages_without_a_reader_do_not_end_a_submission(
+    queued, queue: Queue, tmp_path: Path, make_line: Any, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "many.jsonl").write_text("\n".join(make_line(f"item-{number}") for number in range(CHUNK_LINES + 1)))
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr("ballast_cli.watch._PLAIN_SECONDS", 0.0)
+    with os.fdopen(writer, "w") as unread:
+        monkeypatch.setattr("sys.stderr", unread)
+        ran = queued("submit", "many.jsonl")
+
+    assert ran.code == 0
+    assert queue.jobs.get(ran.out.strip()).counts.total == CHUNK_LINES + 1
+
+
 def test_submit_reads_a_pipe(queued, items: Path, queue: Any, tmp_path: Path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -184,9 +200,65 @@ def test_the_key_of_a_job_that_was_cancelled_before_its_last_line_names_its_stat
 
     ran = queued("submit", "many.jsonl", "--key", "k")
 
-    assert ran.code == 0
-    assert job.id in ran.err
-    assert "cancelled" in ran.err
+    assert (ran.code, ran.out) == (5, f"{job.id}\n")
+    assert f"{job.id} with 500 items, cancelled. Nothing was added" in ran.err
+    assert f"{job.id} is cancelled, and takes no lines. Use another key to submit the lines again." in ran.err
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "state"),
+    [("no valid line", 1, "failed"), ("a cancellation", 5, "cancelled"), ("its deadline", 5, "expired")],
+)
+def test_a_repetition_for_a_job_that_ended_badly_is_no_success(
+    queued, items: Path, queue: Queue, *, end: str, code: int, state: str
+):
+    deadline = datetime.fromtimestamp(queue.now() + 1.0, UTC).isoformat()
+    options = ("--key", "nightly", *(("--deadline", deadline) if end == "its deadline" else ()))
+    if end == "no valid line":
+        items.write_text("nonsense\n")
+    first = queued("submit", items, *options)
+    if end == "a cancellation":
+        queue.jobs.cancel(first.out.strip())
+    while end == "its deadline" and queue.jobs.get(first.out.strip()).state != "expired":
+        queue.timers.run_due()
+    again = queued("submit", items, *options)
+    as_json = queued("submit", items, *options, "--json")
+
+    assert first.code == (1 if end == "no valid line" else 0)
+    assert (again.code, again.out) == (code, first.out)
+    assert (as_json.code, as_json.json["state"], as_json.json["was_closed"]) == (code, state, True)
+
+
+def test_a_deadline_that_has_passed_refuses_new_jobs_only(queued, items: Path, queue: Queue):
+    job_id = submit(queued, items, "--key", "nightly")
+    again = queued("submit", items, "--key", "nightly", "--deadline", "2020-01-01")
+    new = queued("submit", items, "--key", "other", "--deadline", "1960-01-01")
+
+    assert (again.code, again.out) == (0, f"{job_id}\n")
+    assert (new.code, new.out) == (2, "")
+    assert "--deadline: '1960-01-01' is 19" in new.err
+    assert "which has passed. Use a time span such as 24h" in new.err
+    assert [job.id for job in queue.jobs.all()] == [job_id]
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+@pytest.mark.parametrize("event", ["a full disk", "an interrupt"])
+def test_a_job_whose_id_could_not_be_written_is_named_on_stderr(
+    queued, items: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch, *, event: str, options: tuple[str, ...]
+):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, Path("/dev/full").open("w") as full:
+        if event == "a full disk":
+            patched.setattr("sys.stdout", full)
+        else:
+            patched.setattr("ballast_queue.jobs.Jobs.get", interrupt)
+        ran = queued("submit", items, *options)
+    (job,) = queue.jobs.all()
+
+    assert ran.code == (1 if event == "a full disk" else 130)
+    assert f"{job.id} is stored with the key {job.key}: do not submit the lines without this key." in ran.err
 
 
 def test_a_key_with_other_lines_is_refused(queued, items: Path, tmp_path: Path, make_line: Any):
@@ -514,10 +586,11 @@ def test_watching_a_job_that_ends_badly_fails(queued, items: Path):
     assert "redrive" not in ran.err  # it refuses a cancelled job
 
 
-def test_top_shows_slots_by_class_once(queued, items: Path, queue: Any):
+def test_top_shows_slots_by_class_once(queued, items: Path, queue: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a pipe is no terminal
     submit(queued, items)
     queue.workers.publish(make_busy(decode_tokens_per_second=321.0), 60)
-    shown = queued("top", "--once").out
+    shown = queued("top").out
 
     assert "[##########====================..........]" in shown
     assert "2 online, 4 offline, 2 free of 8" in shown

@@ -80,7 +80,7 @@ def ballast(directory: Path, *arguments: object) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_up_runs_a_job_and_leaves_nothing_behind(up: Up, make_line, number: signal.Signals):
     lines = [make_line(f"item-{i}", model=DEMO_MODEL_NAME, max_tokens=8) for i in range(20)]
     (up.directory / "items.jsonl").write_text("\n".join(lines))
@@ -130,6 +130,16 @@ def test_a_dead_worker_is_reported_and_everything_stops(up: Up):
 
     assert up.end() == 1
     assert "The worker was killed by SIGKILL. Its last log lines" in "".join(up.said)
+    until_gone(*pids)
+
+
+def test_an_up_whose_terminal_is_gone_drains_its_worker(up: Up):
+    pids = up.pids()
+    up.process.stderr.close()
+    up.process.send_signal(signal.SIGHUP)
+
+    assert up.process.wait(timeout=WAIT_SECONDS) == 0
+    assert "worker stopped" in (up.directory / ".ballast" / "worker.log").read_text()
     until_gone(*pids)
 
 

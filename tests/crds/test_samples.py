@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from control_plane import ControlPlane
-from every_field import SPEC, filled, schema_of
+from every_field import SPEC, filled
 from jsonschema import Draft4Validator
 
 import ballast_api
@@ -116,7 +116,6 @@ def test_the_samples_of_every_field_have_every_field() -> None:
     given, by_vllm, by_ray = (dict(filled(sample["spec"], SPEC)) for sample in (manifest, vllm, ray))
     given_by_vllm = {leaf for leaf in by_vllm if needs_vllm(leaf)}
     given_by_ray = {leaf for leaf in by_ray if leaf.startswith("runtime.ray.")}
-    refused = {leaf for leaf in leaves(SPEC) if "Refused" in schema_of(leaf, SPEC).get("description", "")}
     exclusive = {
         "engine.attention",  # with the native engine only, as the next one
         "engine.blockTokens",
@@ -129,7 +128,7 @@ def test_the_samples_of_every_field_have_every_field() -> None:
         "slo.latencyMilliseconds",  # beside slo.ttftMilliseconds
     }
 
-    assert set(leaves(SPEC)) - refused - exclusive == set(given) | given_by_vllm | given_by_ray
+    assert set(leaves(SPEC)) - exclusive == set(given) | given_by_vllm | given_by_ray
 
 
 def needs_vllm(path: str) -> bool:

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from ballast_cli.errors import CliError
 from ballast_cli.fetch import store
 from ballast_cli.fetch.bucket import best_digest
 from ballast_cli.fetch.directory import is_safe
-from ballast_cli.fetch.manifest import MANIFEST, Kept, Manifest, parse_manifest
+from ballast_cli.fetch.manifest import EMPTY, MANIFEST, Kept, Manifest, parse_manifest
 from ballast_cli.fetch.model_files import File, ModelFiles, select
 from ballast_cli.fetch.source import Unavailable
 
@@ -572,21 +573,22 @@ def test_any_bytes_are_a_manifest_with_plain_names_or_an_empty_one(text: bytes) 
 @given(
     st.dictionaries(
         st.sampled_from(["config.json", WEIGHTS]),
-        st.builds(Kept, size=st.integers(0), sha256=st.text(), mtime_ns=st.integers(0), inode=st.integers(0)),
+        st.builds(Kept, size=st.integers(0), sha256=st.text(min_size=1), mtime_ns=st.integers(0), inode=st.integers(0)),
     ),
     st.text(),
 )
 def test_what_is_written_is_read(files: dict[str, Kept], text: str) -> None:
-    from dataclasses import asdict
-
     manifest = Manifest(text, text, text, files)
 
     assert parse_manifest(json.dumps(asdict(manifest)).encode()) == manifest
 
 
-def test_a_deep_or_a_huge_manifest_is_an_empty_one() -> None:
-    assert parse_manifest(b"[" * 100_000) == Manifest()
-    assert parse_manifest(b" " * (17 * MIB)) == Manifest()
+def test_a_manifest_that_is_deep_or_huge_or_has_no_checksum_is_an_empty_one() -> None:
+    without = {"source": "s", "origin": "", "version": "", "files": {"a": asdict(Kept(1, "", 1, 1))}}
+
+    assert parse_manifest(json.dumps(without).encode()) == EMPTY
+    assert parse_manifest(b"[" * 100_000) == EMPTY
+    assert parse_manifest(b" " * (17 * MIB)) == EMPTY
 
 
 def test_a_source_that_breaks_off_without_a_size_starts_again(tmp_path: Path) -> None:

@@ -122,7 +122,6 @@ ENCODER = make_worker(
     offline=ClassLoad(running=1, waiting=2), can_claim=True,
     reservation=make_reservation(3, 1).model_copy(update={"is_met_by_tokens": True}),
 )  # fmt: skip
-OLDER = make_worker(reservation=None)
 READY_POD = {"conditions": [{"type": "Ready", "status": "True"}]}
 
 
@@ -403,12 +402,6 @@ RESERVATION: dict[str, tuple[dict[str, Any], str, Reason, str]] = {
         {"poll": make_poll(NEVER_CLAIMS.model_copy(update={"is_draining": True}), depth=9)},
         "Unknown", Reason.NOT_REPORTED, "each one is draining",
     ),
-    "a worker has an older version": (
-        {"poll": make_poll(make_worker(), OLDER, depth=9)}, "Unknown", Reason.NOT_REPORTED, "1 of 2 workers",
-    ),
-    "a worker has an older version, and another one runs too few": (
-        {"poll": make_poll(OLDER, NOT_MET)}, "False", Reason.RESERVATION_NOT_MET, "1 of 3",
-    ),
     "a worker serves and reports nothing": (
         {"pods": (make_pod(), make_pod("silent", "10.0.0.9", **READY_POD))},
         "Unknown", Reason.NOT_REPORTED, "1 of 2 workers did not report their reservation, such as silent",
@@ -445,13 +438,6 @@ SLO: dict[str, tuple[tuple[WorkerStatus, ...], float, str, Reason, str]] = {
         (make_worker(slo=SloStatus(ttft_judged=5, ttft_met=5)),), 99, "True", Reason.MET, "5 of 5 requests met TTFT",
     ),
     "no request": ((make_worker(slo=SloStatus()),), 99, "True", Reason.NO_TRAFFIC, "no online request"),
-    "an older worker": (
-        (make_worker(), make_worker(worker_id="old", slo=None)), 99, "Unknown", Reason.NOT_REPORTED,
-        "1 of 2 workers did not report how many requests met the SLO, such as p",
-    ),
-    "an older worker, and too few on another one": (
-        (make_worker(slo=make_slo(98)), make_worker(slo=None)), 99, "False", Reason.MISSED, "98 of 100",
-    ),
 }  # fmt: skip
 
 
@@ -474,14 +460,6 @@ def test_the_slo_of_a_model_that_returns_vectors_is_its_latency() -> None:
     assert found.message == (
         "too few requests meet latency: 180 of 200 requests met latency 30 ms in the last minute; the objective is 95 %"
     )
-
-
-def test_the_record_of_an_older_worker_has_no_reservation_and_no_slo() -> None:
-    """As a worker published it before the field existed."""
-    record = OLDER.model_dump(mode="json", exclude={"reservation", "can_claim", "slo"})
-    read = WorkerStatus.model_validate(record)
-
-    assert (read.reservation, read.can_claim, read.slo) == (None, False, None)
 
 
 FAILING: dict[str, tuple[list[Body], int, str]] = {
@@ -615,11 +593,13 @@ def test_what_workers_measure_must_last_before_it_is_reported() -> None:
 
 SETTLING: dict[str, tuple[PollResult, PollResult, bool]] = {
     "one poll finds the reservation not met": (make_poll(make_worker()), make_poll(NOT_MET), False),
-    "one worker of several is silent": (make_poll(make_worker()), make_poll(make_worker(), OLDER), False),
+    "the only worker is on its way out": (
+        make_poll(make_worker()), make_poll(make_worker(is_draining=True)), False,
+    ),
     "the first claim follows the first status": (make_poll(), make_poll(NEVER_CLAIMS, depth=9), False),
     "the first status is good": (make_poll(), make_poll(make_worker()), True),
     "the poll found no worker": (make_poll(make_worker()), make_poll(), True),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", SETTLING)

@@ -81,8 +81,9 @@ PLAIN: dict[str, Any] = {
     "at": 0,
     "model": "m",
     **dict.fromkeys(("slots", "batch_ceiling", "kv_blocks_total", "kv_blocks_free"), 8),
-    "online": {},
-    "offline": {},
+    **{name: {} for name in ("online", "offline", "slo")},
+    "reservation": dict.fromkeys(("slots", "blocks", "chunk", "in_use"), 1) | {"is_met": True},
+    **dict.fromkeys(("offline_reserved", "offline_most"), 1),
 }
 FIGURES = b"waiting", b"leased", b"dead", b"at_risk", b"unclaimable", b"unclaimable_at_risk", b"jobs:in_progress"
 

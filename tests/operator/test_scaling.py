@@ -214,10 +214,12 @@ def test_what_is_unknown_is_not_idle() -> None:
 
 
 def test_workers_of_other_versions_are_understood() -> None:
-    """As in an upgrade: one that says the least that any version said, one that says more than this one knows."""
+    """As in an upgrade: one that says the least that is required, one that says more than this version knows."""
     least = (
         '{"worker_id": "w", "address": "http://10.0.0.1:8000", "at": 0, "model": "m", "slots": 16, "batch_ceiling": 10,'
-        ' "kv_blocks_total": 9, "kv_blocks_free": 9, "online": {"running": 40, "fromTheFuture": 1}, "offline": {}'
+        ' "kv_blocks_total": 9, "kv_blocks_free": 9, "online": {"running": 40, "fromTheFuture": 1}, "offline": {},'
+        ' "reservation": {"slots": 1, "blocks": 1, "chunk": 1, "in_use": 0, "is_met": true},'
+        ' "offline_reserved": 1, "offline_most": 16, "slo": {}'
     )
     workers = [WorkerStatus.model_validate_json(least + more) for more in ("}", ', "fromTheFuture": {"a": 1}}')]
     run = Run(replicas=2, scale_up_seconds=0)

@@ -22,7 +22,7 @@ NUM_TIMERS = 100
 ANSWERS = {
     b"INFO": b"$17\r\ncluster_enabled:0\r\n",
     b"revision": b":%d\r\n" % REVISION,
-    b"renew_settings": b"$0\r\n\r\n",
+    b"renew_settings": b"*3\r\n$0\r\n\r\n$1\r\n0\r\n$1\r\n0\r\n",
     b"statuses": b"*0\r\n",
     b"ballast1_due": b"*%d\r\n" % NUM_TIMERS + b"$7\r\nlease:a\r\n" * NUM_TIMERS,
     b"expire_leases": b":1\r\n",

@@ -50,7 +50,7 @@ def make_sync(url: str, release: str, cluster: FakeCluster, **given: Any) -> Red
 
 @pytest.fixture
 def connection(valkey: Any) -> Iterator[Connection]:
-    found = Connection.open(valkey.url, username=None, password=None, socket_timeout=5)
+    found = Connection.open(valkey.url, password=None, socket_timeout=5)
     yield found
     found.close()
 

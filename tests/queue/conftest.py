@@ -12,6 +12,7 @@ import pytest
 import redis
 from queue_audit import differences
 
+from ballast_queue.address import with_user
 from ballast_queue.job import Claimed, Result
 from ballast_queue.redis_store import Queue
 from ballast_queue.rights import worker_rules
@@ -107,7 +108,7 @@ def result() -> Callable[..., Result]:
 def queue(valkey: Any, queue_name: str, user: Callable[..., tuple[str, str]]) -> Iterator[Queue]:
     """A fresh queue, as a user with the rights of a worker sees it; a test leaves it in balance."""
     name, password = user(*worker_rules(queue_name))
-    found = Queue.connect(valkey.url, queue_name, username=name, password=password)
+    found = Queue.connect(with_user(valkey.url, name), queue_name, password=password)
     yield found
 
     with redis.Redis.from_url(valkey.url, socket_timeout=PATIENT_SECONDS) as raw:

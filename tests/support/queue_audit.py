@@ -154,5 +154,5 @@ class _Job:
 
 if __name__ == "__main__":
     name, url, secret, ca = sys.argv[1:]
-    connection = Connection.open(url, username=None, password=secret, socket_timeout=60, ca=ca or None)
+    connection = Connection.open(url, password=secret, socket_timeout=60, ca=ca or None)
     sys.stdout.write(json.dumps(differences(connection.client, name)) + "\n")

@@ -11,7 +11,7 @@ import redis
 from waiting import until
 
 from ballast_queue.redis_store import Queue
-from ballast_queue.status import ClassLoad, WorkerStatus
+from ballast_queue.status import ClassLoad, ReservationStatus, SloStatus, WorkerStatus
 
 
 def make_line(index: int, **body: Any) -> str:
@@ -32,9 +32,12 @@ def ids(queue: Queue, job_id: str) -> list[str]:
 
 def make_status(worker_id: str = "w1", **fields: Any) -> WorkerStatus:
     """Return the status of an idle worker with eight slots."""
-    sizes = {"slots": 8, "batch_ceiling": 8, "kv_blocks_total": 1, "kv_blocks_free": 1}
-    usual = {"address": "http://127.0.0.1:8000", "at": 0, "model": "m", "online": ClassLoad(), "offline": ClassLoad()}
-    return WorkerStatus(worker_id=worker_id, **(usual | sizes | fields))
+    sizes = {"slots": 8, "batch_ceiling": 8, "kv_blocks_total": 1, "kv_blocks_free": 1} | fields
+    about = {"address": "http://127.0.0.1:8000", "at": 0, "model": "m"}
+    reservation = ReservationStatus(slots=0, blocks=0, chunk=0, in_use=0, is_met=True)
+    loads = {"online": ClassLoad(), "offline": ClassLoad(), "slo": SloStatus(), "reservation": reservation}
+    limits = {"offline_reserved": 0, "offline_most": sizes["slots"]}
+    return WorkerStatus(worker_id=worker_id, **(about | loads | limits | sizes))
 
 
 def make_cluster(raw: redis.Redis) -> None:

@@ -11,6 +11,8 @@ from typing import Annotated
 import typer
 import yaml
 
+from ballast_cli.cluster import Context
+from ballast_cli.connection import not_empty
 from ballast_cli.console import examples
 from ballast_cli.errors import Usage
 
@@ -29,7 +31,11 @@ File = Annotated[
 Namespace = Annotated[
     str | None,
     typer.Option(
-        "--namespace", "-n", help="Namespace.", show_default="that of the kubeconfig's context or of the file"
+        "--namespace",
+        "-n",
+        help="Namespace.",
+        show_default="that of the kubeconfig's context or of the file",
+        callback=not_empty,
     ),
 ]
 Match = Annotated[
@@ -60,6 +66,7 @@ def alerts(
     name: Name = None,
     file: File = None,
     namespace: Namespace = None,
+    context: Context = None,
     match: Match = None,
     label: Label = None,
     runbooks: Runbooks = None,
@@ -74,12 +81,14 @@ def alerts(
             f"Found {'both NAME and FILE' if name else 'neither NAME nor FILE'}: give the NAME of a resource in the "
             "cluster, or a FILE (-f)."
         )
+    if file is not None and context is not None:
+        raise Usage(f"--context names a cluster, and the resource is in {file}. Omit one of them.")
     # Building the resource's model takes longer than the start of any other command.
     from ballast_api.alerts import RESERVED_LABELS, rule_groups  # noqa: PLC0415
     from ballast_cli.manifests import from_cluster, from_file  # noqa: PLC0415
 
     labels = _labels(label or (), RESERVED_LABELS)
-    resources = from_file(file, namespace) if file else (from_cluster(name or "", namespace),)
+    resources = from_file(file, namespace) if file else (from_cluster(name or "", namespace, context),)
     if match is not None and len(resources) > 1:
         raise Usage(f"{file} holds {len(resources)} resources: --match would select the same workers for all of them.")
     groups = [group for each in resources for group in rule_groups(each, match=match, labels=labels, runbooks=runbooks)]

@@ -4,26 +4,41 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from yaml import YAMLError
 
 from ballast_api.names import API_VERSION, CRD_NAME, KIND, PLURAL
-from ballast_cli.errors import CliError, NotFound, Unreachable
+from ballast_cli.connection import not_empty
+from ballast_cli.errors import CliError, NotFound, Unreachable, Usage
 
 if TYPE_CHECKING:
     from kubernetes.client import Configuration
 
 Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="Namespace.", show_default="that of the kubeconfig's context")
+    str | None,
+    typer.Option(
+        "--namespace",
+        "-n",
+        help="Namespace.",
+        show_default="that of the kubeconfig's context",
+        callback=not_empty,
+    ),
+]
+Context = Annotated[
+    str | None,
+    typer.Option("--context", help="Context of the kubeconfig.", show_default="the current one", callback=not_empty),
 ]
 Json = dict[str, Any]
 KUBECONFIG = "~/.kube/config"
 TIMEOUT_SECONDS = 30
 POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,30 +73,44 @@ class Access:
         return found
 
 
-def resource(name: str, namespace: str | None) -> Json:
+def resource(name: str, namespace: str | None, context: str | None = None) -> Json:
     """Return an InferenceDeployment.
 
     Raises:
         NotFound: it does not exist.
-        Unreachable: there is no kubeconfig, or the API server does not answer.
+        Unreachable: the kubeconfig cannot be used, or the API server does not answer.
     """
-    access = _access()
-    return access.read(f"/apis/{API_VERSION}/namespaces/{namespace or access.namespace}/{PLURAL}/{name}")
+    if not _NAME.fullmatch(name):  # it would change the path of the request
+        raise NotFound(f"No resource can have the name {name!r}: `ballast get -A` lists all InferenceDeployments.")
+    access = _access(context)
+    return access.read(f"/apis/{API_VERSION}{_within(namespace, access)}/{PLURAL}/{name}")
 
 
-def resources(namespace: str | None, *, everywhere: bool) -> list[Json]:
+def resources(namespace: str | None, context: str | None = None, *, everywhere: bool) -> list[Json]:
     """Return all InferenceDeployments of a namespace or of the cluster."""
-    access = _access()
-    where = "" if everywhere else f"/namespaces/{namespace or access.namespace}"
+    access = _access(context)
+    where = "" if everywhere else _within(namespace, access)
     items: list[Json] = access.read(f"/apis/{API_VERSION}{where}/{PLURAL}")["items"]
     return items
 
 
-def events(of: Json) -> list[Json]:
+def _within(namespace: str | None, access: Access) -> str:
+    """Return the part of a path that names the namespace.
+
+    Raises:
+        Usage: no namespace can have this name.
+    """
+    found = access.namespace if namespace is None else namespace
+    if not _NAME.fullmatch(found):
+        raise Usage(f"Found {found!r} as the namespace, expected lower-case letters, digits, and '-'.")
+    return f"/namespaces/{found}"
+
+
+def events(of: Json, context: str | None = None) -> list[Json]:
     """Return the Events of a resource, the oldest first."""
     selector = f"involvedObject.kind={KIND},involvedObject.name={of['metadata']['name']}"
     path = f"/api/v1/namespaces/{of['metadata']['namespace']}/events"
-    found: list[Json] = _access().read(path, fieldSelector=selector)["items"]
+    found: list[Json] = _access(context).read(path, fieldSelector=selector)["items"]
     return sorted(found, key=when)
 
 
@@ -91,25 +120,58 @@ def when(event: Json) -> str:
     return str(seen)
 
 
-def _access() -> Access:
-    """Return the access of the kubeconfig, or of the pod in which the command runs."""
+def _access(context: str | None) -> Access:
+    """Return the access of a context, or of the current one. In a pod without a kubeconfig, it is that of the pod.
+
+    Raises:
+        Unreachable: the kubeconfig, or the service account of the pod, cannot be used.
+    """
     try:
         from kubernetes import client, config  # noqa: PLC0415  takes a second, and is an extra
     except ImportError as error:
         raise CliError(f"Reading a cluster needs {error.name}: pip install 'ballast[cluster]'.") from None
-    file, found = os.environ.get("KUBECONFIG") or KUBECONFIG, client.Configuration()
+    file, found = os.environ.get("KUBECONFIG"), client.Configuration()
     found.retries = False
-    try:
-        config.load_kube_config(config_file=file, client_configuration=found, persist_config=False)
-        _, context = config.list_kube_config_contexts(file)
-        return Access(found, str(context["context"].get("namespace") or "default"))
-    except config.ConfigException as error:
-        if not POD_NAMESPACE.exists():
-            raise Unreachable(
-                f"Cannot use the kubeconfig {file}: {str(error).rstrip('.')}. Set KUBECONFIG to another file."
-            ) from None
-        config.load_incluster_config(client_configuration=found)
+    if not file and not context and not Path(KUBECONFIG).expanduser().exists() and POD_NAMESPACE.exists():
+        try:
+            config.load_incluster_config(client_configuration=found)
+        except config.ConfigException as error:
+            raise Unreachable(f"Cannot use the service account of this pod: {str(error).rstrip('.')}.") from None
         return Access(found, POD_NAMESPACE.read_text(encoding="utf-8").strip())
+    file = file or KUBECONFIG
+    try:
+        return Access(found, _load(file, context, found))
+    except (config.ConfigException, OSError, YAMLError) as error:
+        why = " ".join(str(getattr(error, "strerror", None) or error).split())
+    except (ValueError, TypeError, LookupError, AttributeError) as error:  # a value of another type than expected
+        why = f"it is malformed ({error})"
+    raise Unreachable(f"Cannot use the kubeconfig {file}: {why.rstrip('.')}. Set KUBECONFIG to another file.")
+
+
+def _load(file: str, context: str | None, configuration: Configuration) -> str:
+    """Load a context of a kubeconfig, or the current one, and return its namespace.
+
+    The package reads no proxy. It goes on without credentials if a plugin yields none, or the user does not exist.
+
+    Raises:
+        ConfigException: the kubeconfig cannot be used. Malformed ones raise other errors too.
+    """
+    from kubernetes import config  # noqa: PLC0415  takes a second, and is an extra
+
+    config.load_kube_config(file, context, configuration, persist_config=False)
+    merged = config.kube_config.KubeConfigMerger(file).config
+    used = merged["contexts"].get_with_name(context or merged["current-context"])["context"]
+    cluster = merged["clusters"].get_with_name(used["cluster"])["cluster"]
+    if name := used.safe_get("user"):
+        user = merged["users"].get_with_name(name).safe_get("user") or {}
+        has_credentials = configuration.api_key or configuration.cert_file
+        if not has_credentials and (method := next((each for each in ("exec", "auth-provider") if each in user), None)):
+            raise config.ConfigException(f"the {method} of user {name} yields no credentials")
+    if proxy := cluster.safe_get("proxy-url"):
+        if not proxy.startswith(("http://", "https://")):
+            raise config.ConfigException(f"proxy-url: found {proxy}, expected http:// or https://")
+        configuration.proxy, configuration.no_proxy = proxy, None
+    return str(used.safe_get("namespace") or "default")
 
 
 def _failure(path: str, status: int, body: str) -> CliError:

@@ -36,6 +36,14 @@ DEFAULT_REDIS_URL = "redis://127.0.0.1:6379"
 DEFAULT_QUEUE = "local/ballast"
 DATA_DIR = Path(".ballast")
 
+
+def not_empty(parameter: typer.CallbackParam, value: str | None) -> str | None:
+    """Refuse an empty value, such as that of an unset variable of a shell: it would mean the default."""
+    if value == "":
+        raise Usage(f"{parameter.opts[0]} is empty. Name a value, or omit the option.")
+    return value
+
+
 RedisUrl = Annotated[
     str | None,
     typer.Option(
@@ -44,6 +52,7 @@ RedisUrl = Annotated[
         help="URL of Redis or Valkey (redis://, rediss://, or unix://). By default, the one of a running `ballast up` "
         f"in this directory, otherwise {DEFAULT_REDIS_URL}.",
         show_default=False,
+        callback=not_empty,
     ),
 ]
 QueueName = Annotated[
@@ -53,6 +62,7 @@ QueueName = Annotated[
         envvar="BALLAST_QUEUE",
         help=f"Queue (namespace/name). By default, the one of a running `ballast up`, otherwise {DEFAULT_QUEUE}.",
         show_default=False,
+        callback=not_empty,
     ),
 ]
 PasswordFile = Annotated[

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -13,24 +14,61 @@ from rich.text import Text
 
 
 def stdout() -> Console:
-    """Return the console for data."""
-    return Console(file=sys.stdout, highlight=False)
+    """Return the console for data. `FORCE_COLOR` makes no terminal of a pipe."""
+    return Console(file=sys.stdout, highlight=False, force_terminal=sys.stdout.isatty())
 
 
 def stderr() -> Console:
     """Return the console for progress. A pipe gets plain lines that are never wrapped."""
-    return Console(file=sys.stderr, highlight=False, soft_wrap=True)
+    messages = cast("IO[str]", _Messages(sys.stderr))
+    return Console(file=messages, highlight=False, soft_wrap=True, force_terminal=sys.stderr.isatty())
 
 
 def say(sentence: str) -> None:
     """Write a message, which is not data, to stderr."""
-    sys.stderr.write(f"{sentence}\n")
-    sys.stderr.flush()
+    say_raw(f"{sentence}\n")
+
+
+def say_raw(text: str) -> None:
+    """Write a part of a line, or a control sequence, to stderr."""
+    messages = _Messages(sys.stderr)
+    messages.write(text)
+    messages.flush()
+
+
+class _Messages:
+    """Stderr without its errors: a message that nothing reads, or that a disk cannot take, stops no command."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def print_json(value: Any) -> None:
     """Write one JSON document to stdout."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(json_text(value, encoding=sys.stdout.encoding, indent=2) + "\n")
+    sys.stdout.flush()
+
+
+def json_text(value: Any, *, encoding: str = "utf-8", indent: int | None = None) -> str:
+    """Return a value as JSON. If the encoding lacks a character of it, all characters beyond ASCII are escaped."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return json.dumps(value, indent=indent)
+    return text
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:

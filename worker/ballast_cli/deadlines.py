@@ -28,20 +28,30 @@ class Deadline:
     moment: float | None
     """Or Unix seconds."""
 
+    def at(self, now: float) -> float:
+        """Return the deadline in Unix seconds. `now` is the time of the queue, by which jobs expire."""
+        at = now + self.span if self.span is not None else self.moment
+        assert at is not None, "a deadline is a span or a moment"
+        return at
+
     def by(self, now: float, own: float) -> float:
-        """Return the deadline in Unix seconds. `now` is the time of the queue, by which jobs expire, `own` that here.
+        """Return the deadline of a new job. `own` is the time of this machine.
 
         Raises:
             Usage: the time has passed.
         """
-        at = now + self.span if self.span is not None else self.moment
-        assert at is not None, "a deadline is a span or a moment"
-        if at > now:
+        if (at := self.at(now)) > now:
             return at
+        raise self.passed(now, own)
+
+    def passed(self, now: float, own: float) -> Usage:
+        """Return the error of a new job whose deadline has passed."""
         clocks = ""
         if abs(now - own) > CLOCKS_DIFFER_SECONDS:
-            clocks = f" by the clock of the queue. There it is {_shown(now)}, on this machine {_shown(own)}"
-        raise Usage(f"--deadline: {self.text!r} is {_shown(at)}, which has passed{clocks}. {_EXPECTED} in the future.")
+            clocks = f" by the clock of the queue. There it is {in_utc(now)}, on this machine {in_utc(own)}"
+        return Usage(
+            f"--deadline: {self.text!r} is {in_utc(self.at(now))}, which has passed{clocks}. {_EXPECTED} in the future."
+        )
 
 
 def parse_deadline(text: str, now: float) -> Deadline:
@@ -62,7 +72,7 @@ def parse_deadline(text: str, now: float) -> Deadline:
         except (ValueError, OverflowError):
             raise Usage(f"--deadline: found {text!r}. {_EXPECTED}.") from None
     try:
-        _shown(at)
+        in_utc(at)
     except (OSError, OverflowError, ValueError):
         raise Usage(f"--deadline: {text!r} is outside the years 1 to 9999. {_EXPECTED}.") from None
     return Deadline(text, span, moment)
@@ -70,8 +80,9 @@ def parse_deadline(text: str, now: float) -> Deadline:
 
 def spoken(at: float, now: float) -> str:
     """Return a deadline in words."""
-    return f"{_shown(at)} (in {duration(max(0.0, at - now))})"
+    return f"{in_utc(at)} (in {duration(max(0.0, at - now))})"
 
 
-def _shown(at: float) -> str:
+def in_utc(at: float) -> str:
+    """Return a point in time, in UTC."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ballast_api.conditions import ConditionType
-from ballast_cli.cluster import Json, Namespace, events, resource, when
+from ballast_cli.cluster import Context, Json, Namespace, events, resource, when
 from ballast_cli.connection import AsJson, CaFile, PasswordFile, Place, QueueName, RedisUrl, Running, open_queue
 from ballast_cli.console import examples, print_json, say
 from ballast_cli.errors import CliError, NotFound, Unreachable
@@ -48,6 +49,7 @@ def explain(
     *,
     name: Annotated[str, typer.Argument(metavar="NAME", help="An InferenceDeployment, or the id of a job.")],
     namespace: Namespace = None,
+    context: Context = None,
     redis_url: RedisUrl = None,
     queue: QueueName = None,
     password_file: PasswordFile = None,
@@ -68,8 +70,8 @@ def explain(
             return
     except Unreachable as error:
         unreachable = error  # a resource needs no queue
-    found = _resource(name, namespace, place, unreachable)
-    happened = events(found)
+    found = _resource(partial(resource, name, namespace, context), name, place, unreachable)
+    happened = events(found, context)
     jobs: list[tuple[Job, list[str]]] = []
     try:
         # A user of the resource's queue only could not look for a job in the default queue.
@@ -91,10 +93,10 @@ def explain(
             typer.echo(f"    {sentence}")
 
 
-def _resource(name: str, namespace: str | None, place: Place | None, unreachable: Unreachable | None) -> Json:
+def _resource(read: Callable[[], Json], name: str, place: Place | None, unreachable: Unreachable | None) -> Json:
     """Return the resource of that name. If there is none, the error also covers the search among the jobs."""
     try:
-        return resource(name, namespace)
+        return read()
     except CliError as error:
         if unreachable is not None:
             raise unreachable from None

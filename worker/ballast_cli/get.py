@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ballast_api.conditions import ConditionType
-from ballast_cli.cluster import Json, Namespace, resources
+from ballast_cli.cluster import Context, Json, Namespace, resources
 from ballast_cli.connection import AsJson
 from ballast_cli.console import examples, print_json, print_table, say
 
@@ -21,13 +21,14 @@ RIGHT = ("REPLICAS", "ONLINE", "OFFLINE")
 def get(
     *,
     namespace: Namespace = None,
+    context: Context = None,
     everywhere: Annotated[
         bool, typer.Option("--all-namespaces", "-A", help="List the resources of all namespaces.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List InferenceDeployments, whether they are ready, and their slots for online and offline work."""
-    found = resources(namespace, everywhere=everywhere)
+    found = resources(namespace, context, everywhere=everywhere)
     if as_json:
         print_json({"version": 1, "resources": found})
     elif not found:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
 
 from ballast_cli.connection import AsJson, CaFile, JobId, PasswordFile, Place, QueueName, RedisUrl, open_queue
 from ballast_cli.console import examples, print_json, printable
+from ballast_cli.deadlines import in_utc
 from ballast_cli.jobs import deadline
 from ballast_queue.job import Job
 from ballast_worker.forecast import duration
@@ -45,20 +45,16 @@ def _fields(one: Job, now: float) -> list[tuple[str, str]]:
         ("items", f"{counts.done:,} of {counts.total:,} done"),
         ("", ", ".join(f"{getattr(counts, state):,} {state}" for state in by_state if getattr(counts, state))),
         ("tokens", f"{one.tokens_in:,} in, {one.tokens_out:,} out"),
-        ("created", _moment(one.created)),
+        ("created", in_utc(one.created)),
     ]
     if one.deadline is not None:
-        fields.append(("deadline", f"{_moment(one.deadline)} ({deadline(one, now)})"))
+        fields.append(("deadline", f"{in_utc(one.deadline)} ({deadline(one, now)})"))
     if one.appraised is not None and not one.state.is_over:
         fields.append(("", f"{duration(max(0.0, now - one.appraised))} ago: {one.because}"))
     if one.key:
         fields.append(("key", printable(one.key)))
     if one.finished is not None:
-        fields.append(("finished", _moment(one.finished)))
+        fields.append(("finished", in_utc(one.finished)))
     if one.reason:
         fields.append(("reason", one.reason))
     return [(label, value) for label, value in fields if value]
-
-
-def _moment(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

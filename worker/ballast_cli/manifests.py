@@ -22,6 +22,8 @@ def from_file(path: Path, namespace: str | None) -> tuple[InferenceDeployment, .
         Usage: the file cannot be read, has no resource, or has an invalid one.
     """
     source = "standard input" if str(path) == "-" else str(path)
+    if str(path) == "-" and sys.stdin is None:
+        raise Usage("Standard input is closed. Name a file, or pass the resource on standard input.")
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
         documents = [document for document in yaml.safe_load_all(text) if document is not None]
@@ -36,9 +38,9 @@ def from_file(path: Path, namespace: str | None) -> tuple[InferenceDeployment, .
     return tuple(_read(each, source, namespace) for each in found)
 
 
-def from_cluster(name: str, namespace: str | None) -> InferenceDeployment:
+def from_cluster(name: str, namespace: str | None, context: str | None = None) -> InferenceDeployment:
     """The resource as the API server has it; see `cluster.resource`."""
-    return _read(resource(name, namespace), f"{KIND} {name}", None)
+    return _read(resource(name, namespace, context), f"{KIND} {name}", None)
 
 
 def _kind(document: object) -> str:

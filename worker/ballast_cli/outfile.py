@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from ballast_cli.errors import Usage
+from ballast_cli.console import json_text
+from ballast_cli.errors import CliError, NotNow, Usage
 
 
 class OutFile:
@@ -16,7 +20,7 @@ class OutFile:
 
     If an interrupted call left a `NAME.part`, writing continues there. Its complete lines count as written, and an
     incomplete last line is dropped. A redriven item can have two lines, an error and then its new result. The file
-    keeps the last line of each item.
+    keeps the last line of each item. Two calls never write the same `NAME.part`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -24,17 +28,23 @@ class OutFile:
             raise Usage(f"--output: {path} is a directory. Name a file, such as {path / 'out.jsonl'}.")
         if path.exists() and not path.is_file():  # a rename would replace the device
             raise Usage(f"--output: {path} is no regular file. Omit the option to write to standard output.")
-        self.path = path
-        self.part = path.with_name(f"{path.name}.part")
+        # The rename at the end would replace a link, and not the file that it names.
+        self.path = Path(os.path.realpath(path)) if path.is_symlink() else path
+        self.part = self.path.with_name(f"{self.path.name}.part")
 
     def write(self, lines: Iterable[dict[str, Any]], *, job_id: str) -> int:
-        """Append the lines that are missing, rename the file, and return the number of its lines."""
+        """Append the lines that are missing, rename the file, and return the number of its lines.
+
+        Raises:
+            NotNow: another call writes the part.
+            Usage: the part belongs to another job, or the file cannot be written.
+        """
         try:
-            last, replaced, whole = self._recover(job_id)
-            with self.part.open("r+b" if self.part.exists() else "w+b") as file:
+            with self._held() as file:
+                last, replaced, whole = self._recover(job_id)
                 file.truncate(whole)
                 for line in lines:
-                    text, start = json.dumps(line, ensure_ascii=False).encode() + b"\n", last.get(line["id"])
+                    text, start = json_text(line).encode() + b"\n", last.get(line["id"])
                     if start is not None:
                         file.seek(start)
                         if file.read(len(text)) == text:
@@ -46,10 +56,40 @@ class OutFile:
                 if replaced:
                     self._drop(replaced, file)
                 os.fsync(file.fileno())
-            self.part.replace(self.path)
+                self.part.replace(self.path)
         except OSError as error:
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                raise CliError(
+                    f"--output: cannot write {self.path} ({error.strerror}). Free space, and run the command again: it "
+                    "continues."
+                ) from None
             raise Usage(f"--output: cannot write {self.path} ({error.strerror}). Choose another file.") from None
         return len(last)
+
+    @contextmanager
+    def _held(self) -> Iterator[IO[bytes]]:
+        """Open the part, and lock it as long as the context is active. The kernel unlocks it if the process ends."""
+        while True:
+            with os.fdopen(os.open(self.part, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise NotNow(
+                        f"--output: another download writes {self.part}. Wait until it ends, or choose another file."
+                    ) from None
+                except OSError as error:
+                    if error.errno not in {errno.ENOLCK, errno.ENOTSUP}:  # file systems without locks
+                        raise
+                if self._is_part(file):
+                    yield file
+                    return
+
+    def _is_part(self, file: IO[bytes]) -> bool:
+        """Return False if another call has renamed the part since this one opened it."""
+        try:
+            return os.path.samestat(os.fstat(file.fileno()), self.part.stat())
+        except FileNotFoundError:
+            return False
 
     def _drop(self, replaced: set[int], file: IO[bytes]) -> None:
         """Remove the lines that start at these offsets. It moves lines forward only, so no line is lost on the way."""
@@ -73,17 +113,14 @@ class OutFile:
         last: dict[str, int] = {}
         replaced: set[int] = set()
         whole = 0
-        if not self.part.exists():
-            return last, replaced, whole
         with self.part.open("rb") as file:
             for line in file:
                 try:
-                    one = json.loads(line)["id"] if line.endswith(b"\n") else None
+                    found = json.loads(line) if line.endswith(b"\n") else {}
+                    one, custom_id = found["id"], found["custom_id"]
                 except (ValueError, KeyError, TypeError):
-                    one = None
-                if not isinstance(one, str):
                     break
-                if not one.startswith(f"batch_req_{job_id}_"):
+                if one != f"batch_req_{job_id}_{custom_id}":
                     raise Usage(
                         f"--output: {self.part} is the unfinished output of another job ({one!r}). Remove it, or "
                         "choose another file."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -14,11 +14,11 @@ from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_cli.errors import Usage
 from ballast_cli.refusals import refusals
 from ballast_cli.sim_options import (
-    TPOT_HELP,
-    TTFT_HELP,
     Json,
     Lengths,
+    Tpot,
     Trace,
+    Ttft,
     check_output,
     require,
     show_progress,
@@ -26,8 +26,10 @@ from ballast_cli.sim_options import (
 )
 
 if TYPE_CHECKING:
+    from ballast_api.base import ApiModel
     from ballast_sim.planner.inputs import PlanInputs
 
+_Section = TypeVar("_Section", bound="ApiModel")
 PICTURES = (".png", ".svg", ".pdf")
 EXAMPLES = examples(
     "ballast plan                                  # 8 online GPUs at 20 % and 4 offline at 30 %, mixed",
@@ -61,14 +63,6 @@ _Nodes = Annotated[
     int | None,
     typer.Option(min=1, max=16, help="Nodes with equal parts of these GPUs.", show_default="1"),
 ]
-_Ttft = Annotated[
-    float | None,
-    typer.Option("--ttft-ms", min=0.001, max=1e9, help=TTFT_HELP, show_default="1000"),
-]
-_Tpot = Annotated[
-    float | None,
-    typer.Option("--tpot-ms", min=0.001, max=1e9, help=TPOT_HELP, show_default="50"),
-]
 _Price = Annotated[
     float | None, typer.Option(min=0, max=1e9, help="Rent of a GPU, in dollars per hour.", show_default="by GPU")
 ]
@@ -93,8 +87,8 @@ def plan(
     quantization: _Weights = None,
     tensor_parallel: _Group = None,
     nodes: _Nodes = None,
-    ttft: _Ttft = None,
-    tpot: _Tpot = None,
+    ttft: Ttft = None,
+    tpot: Tpot = None,
     price: _Price = None,
     ahead: _Ahead = False,
     ceilings: _Ceilings = False,
@@ -117,10 +111,11 @@ def plan(
         raise Usage("--plot draws a plan, and --ceilings has no picture. Use --json.")
     with refusals():
         figures = _inputs(inputs, model=model, gpu=gpu, quantization=quantization)
-        group = {"tensor_parallel": tensor_parallel, "nodes": nodes}
-        engine = figures.engine.model_copy(update={name: each for name, each in group.items() if each is not None})
-        figures = figures.model_copy(update={"engine": engine})
-        figures = _with_options(figures, ttft=ttft, tpot=tpot, price=price)
+        engine = _with_given(figures.engine, tensor_parallel=tensor_parallel, nodes=nodes)
+        slo = _with_given(figures.slo, ttft_milliseconds=ttft, tpot_milliseconds=tpot)
+        figures = _with_given(figures, engine=engine, slo=slo)
+        if price is not None:
+            figures = _with_price(figures, price)
         if show_inputs:
             sys.stdout.write(figures.dump())
         elif ceilings:
@@ -148,20 +143,21 @@ def _inputs(path: Path | None, *, model: str | None, gpu: str | None, quantizati
     names = [kind.value for kind in Quantization]
     if quantization is not None and quantization not in names:
         raise Usage(f"--quantization is {quantization!r}; known are {', '.join(names)}.")
-    weights = found.quantization if quantization is None else Quantization(quantization)
-    return found.model_copy(update={"model": model or found.model, "gpu": gpu or found.gpu, "quantization": weights})
+    weights = None if quantization is None else Quantization(quantization)
+    return _with_given(found, model=model or None, gpu=gpu or None, quantization=weights)
 
 
-def _with_options(found: PlanInputs, *, ttft: float | None, tpot: float | None, price: float | None) -> PlanInputs:
+def _with_given(section: _Section, **options: object) -> _Section:
+    """Return a section of the inputs with the options that are given."""
+    return section.model_copy(update={name: value for name, value in options.items() if value is not None})
+
+
+def _with_price(found: PlanInputs, price: float) -> PlanInputs:
     from ballast_sim.planner.inputs import GpuInput  # noqa: PLC0415
 
-    given = {"ttft_milliseconds": ttft, "tpot_milliseconds": tpot}
-    slo = found.slo.model_copy(update={key: value for key, value in given.items() if value is not None})
-    gpus = dict(found.gpus)
-    if price is not None:
-        name = next((name for name in gpus if name.lower() == found.gpu.lower()), found.gpu)
-        gpus[name] = gpus.get(name, GpuInput()).model_copy(update={"dollars_per_hour": price})
-    return found.model_copy(update={"slo": slo, "gpus": gpus})
+    name = next((name for name in found.gpus if name.lower() == found.gpu.lower()), found.gpu)
+    priced = found.gpus.get(name, GpuInput()).model_copy(update={"dollars_per_hour": price})
+    return found.model_copy(update={"gpus": {**found.gpus, name: priced}})
 
 
 def _fleet(

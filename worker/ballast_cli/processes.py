@@ -28,15 +28,16 @@ LOCAL_INSTALL = "pip install 'ballast[local]'"
 
 
 class Signals:
-    """Counts SIGINT and SIGTERM while the context is active."""
+    """Counts SIGINT, SIGTERM, and SIGHUP while the context is active. A SIGHUP that is ignored stays ignored."""
 
     def __init__(self) -> None:
         self.received = 0
-        """Number of signals received."""
+        """Number of signals received. A terminal that closes can send several SIGHUP, which count as one."""
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        for number in (signal.SIGINT, signal.SIGTERM, *(() if is_nohup else (signal.SIGHUP,))):
             self._before[number] = signal.signal(number, self._take)
         return self
 
@@ -44,8 +45,8 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]  # signal.signal accepts what it returned
 
-    def _take(self, _number: int, _frame: FrameType | None) -> None:
-        self.received += 1
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        self.received = max(1, self.received) if number == signal.SIGHUP else self.received + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ballast_cli.connection import CaFile, JobId, PasswordFile, Place, QueueName, RedisUrl, open_queue
-from ballast_cli.console import examples, say
+from ballast_cli.console import examples, json_text, say
 from ballast_cli.errors import Usage
 from ballast_cli.outfile import OutFile
 from ballast_cli.watch import waiting
@@ -51,7 +50,7 @@ def results(
         lines = (result.as_openai(before.id) for result in found)
         if file is None:
             for line in lines:
-                sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
+                sys.stdout.write(json_text(line, encoding=sys.stdout.encoding) + "\n")
                 sys.stdout.flush()
             return
         written = file.write(lines, job_id=before.id)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ballast_cli.connection import DATA_DIR
+from ballast_cli.connection import DATA_DIR, not_empty
 from ballast_cli.console import examples, say
 from ballast_cli.data_directory import make_directory
 from ballast_cli.processes import require_worker_parts, take_port, worker_command
@@ -37,6 +37,7 @@ def serve(
             envvar="BALLAST_REDIS_URL",
             help="Redis of the offline queue. Without it, the worker serves online requests only.",
             show_default=False,
+            callback=not_empty,
         ),
     ] = None,
     queue: OwnQueue = None,

@@ -10,11 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from ballast_cli.console import print_json, say
+from ballast_cli.console import print_json, say, say_raw
 from ballast_cli.errors import CliError, Usage
 
-TTFT_HELP = "SLO of the time to the first token, in milliseconds."
-TPOT_HELP = "SLO of the mean time per token after the first, in milliseconds."
+_TTFT = "SLO of the time to the first token, in milliseconds."
+_TPOT = "SLO of the mean time per token after the first, in milliseconds."
+Ttft = Annotated[float | None, typer.Option("--ttft-ms", min=0.001, max=1e9, help=_TTFT, show_default="1000")]
+Tpot = Annotated[float | None, typer.Option("--tpot-ms", min=0.001, max=1e9, help=_TPOT, show_default="50")]
 Trace = Annotated[
     Path | None,
     typer.Option(
@@ -45,15 +47,25 @@ def require(command: str, **extras: str) -> None:
 
 
 def check_output(option: str, path: Path | None) -> None:
-    """Check that a file can be written at a path.
+    """Check that a file can be written at a path, before work that takes long. Nothing stays of the check.
 
     Raises:
-        Usage: the path is a directory, or its directory does not exist.
+        Usage: the path is a directory, its directory does not exist, or the file cannot be written.
     """
-    if path is not None and path.is_dir():
+    if path is None or str(path) == "-":
+        return
+    if path.is_dir():
         raise Usage(f"{option}: {path} is a directory, expected a file.")
-    if path is not None and not path.parent.is_dir():
+    if not path.parent.is_dir():
         raise Usage(f"{option}: there is no directory {path.parent}. Create it first.")
+    try:
+        if path.is_file():
+            path.open("ab").close()
+        elif not path.exists():  # a pipe would end with its first writer
+            path.open("xb").close()
+            path.unlink()
+    except OSError as error:
+        raise Usage(f"{option}: cannot write {path} ({error.strerror}). Name another file.") from None
 
 
 def write_json(path: Path | None, figures: Any) -> None:
@@ -73,5 +85,4 @@ def progress(done: int, number: int, what: str) -> None:
 def show_progress(line: str = "") -> None:
     """Replace the line of progress on a terminal."""
     if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{line}")
-        sys.stderr.flush()
+        say_raw(f"\r\x1b[K{line}")

@@ -15,13 +15,13 @@ import typer
 
 from ballast_cli.connection import AsJson, CaFile, PasswordFile, Place, QueueName, RedisUrl, open_inbox, open_queue
 from ballast_cli.console import examples, print_json, say
-from ballast_cli.deadlines import parse_deadline, spoken
-from ballast_cli.errors import CliError, SubmitterOnly, Usage
+from ballast_cli.deadlines import Deadline, parse_deadline, spoken
+from ballast_cli.errors import CliError, NotNow, SubmitterOnly, Usage
 from ballast_cli.interrupts import interruptible
 from ballast_cli.watch import progress, watch
 from ballast_openai.errors import counted
-from ballast_queue.errors import InvalidSubmission, JobStateConflict, OtherLines, QueueError
-from ballast_queue.job import Job, Outlook
+from ballast_queue.errors import DeadlinePassed, InvalidSubmission, JobStateConflict, OtherLines, QueueError
+from ballast_queue.job import Job, JobState, Outlook
 from ballast_worker.forecast import Forecast
 
 if TYPE_CHECKING:
@@ -42,6 +42,10 @@ _ANSWERS = {
     Outlook.NO: "It will be MISSED at the present rates, even alone",
     Outlook.UNKNOWN: "Whether it can be met is unknown",
 }
+
+
+_ENDING = {JobState.FINALIZING, JobState.EXPIRED, JobState.CANCELLING, JobState.CANCELLED}
+"""States of a job that runs no further item."""
 
 
 def submit(
@@ -82,12 +86,14 @@ def submit(
             _opened(file, connected.settings.read().max_line_bytes) as source,
         ):
             connected.require_fit()
-            due_at = None if due is None else due.by(connected.now(), time.time())
+            # A time before the epoch is no time of a job, and has passed as well as this one.
+            due_at = None if due is None else max(1.0, due.at(connected.now()))
             # Every submission has a key, so that it can be resumed after any interruption.
             own_key = key or f"cli-{uuid4().hex[:12]}"
             with (
                 _resumable(own_key),
                 _one_file(own_key, file, place),
+                _in_time(due, connected),
                 progress("Submitting", source.num_lines) as advance,
             ):
                 done = connected.submissions.submit(
@@ -98,12 +104,13 @@ def submit(
                     key=own_key,
                     on_progress=advance,
                 )
-            if not as_json:  # at once: whatever fails from here on, the job is stored
-                sys.stdout.write(f"{done.job_id}\n")
-                sys.stdout.flush()
-            seen = _seen(connected, done.job_id, place, has_deadline=due is not None)
-            _report(done, seen, file=file, place=place, as_json=as_json)
-            if not done.accepted and done.is_new:
+            with _named(done.job_id, f" with the key {shlex.quote(own_key)}: do not submit the lines without this key"):
+                if not as_json:  # at once: whatever fails from here on, the job is stored
+                    sys.stdout.write(f"{done.job_id}\n")
+                    sys.stdout.flush()
+                seen = _seen(connected, done.job_id, place, has_deadline=due is not None)
+                _report(done, seen, file=file, place=place, as_json=as_json)
+            if not done.accepted:
                 raise CliError(
                     f"No line of {file} is valid. `ballast results {done.job_id}{place.options}` lists the error of "
                     "each line."
@@ -115,6 +122,10 @@ def submit(
                 )
             if is_watched:
                 watch(connected, done.job_id, options=place.options)
+            elif not done.is_new and seen.job is not None and seen.job.state in _ENDING:
+                raise NotNow(
+                    f"{done.job_id} is {seen.job.state}, and takes no lines. Use another key to submit the lines again."
+                )
     except SubmitterOnly:
         if key is not None or is_watched:
             raise Usage(
@@ -123,10 +134,12 @@ def submit(
         now = time.time()  # a submitter may not ask for the time of the queue
         due_at = None if due is None else due.by(now, now)
         job_id, num_lines = _submit_to_inbox(place, file, tenant, priority, due_at)
-        if as_json:
-            print_json({"version": 1, "queue": place.queue, "job_id": job_id, "lines": num_lines})
-            return
-        sys.stdout.write(f"{job_id}\n")
+        with _named(job_id, ""):
+            if as_json:
+                print_json({"version": 1, "queue": place.queue, "job_id": job_id, "lines": num_lines})
+                return
+            sys.stdout.write(f"{job_id}\n")
+            sys.stdout.flush()
         say(f"{counted(num_lines, 'line')} of {file} added to the inbox of {place.queue}. Workers validate them.")
 
 
@@ -159,6 +172,27 @@ def _resumable(key: str) -> Iterator[None]:
     except (KeyboardInterrupt, QueueError):
         say(f"Interrupted. Run the same command with --key {shlex.quote(key)} to resume.")
         raise
+
+
+@contextmanager
+def _named(job_id: str, more: str) -> Iterator[None]:
+    """Name a stored job if its ID cannot be written, or the command is interrupted first."""
+    try:
+        yield
+    except (KeyboardInterrupt, OSError):
+        say(f"{job_id} is stored{more}.")
+        raise
+
+
+@contextmanager
+def _in_time(due: Deadline | None, queue: Queue) -> Iterator[None]:
+    """Explain a deadline that has passed. It refuses a new job only: the store knows whether the key names a job."""
+    try:
+        yield
+    except DeadlinePassed:
+        if due is None:
+            raise
+        raise due.passed(queue.now(), time.time()) from None
 
 
 @contextmanager
@@ -272,6 +306,8 @@ def _report(done: Submission, seen: _Seen, *, file: str, place: Place, as_json: 
                 "accepted": done.accepted,
                 "rejected": done.rejected,
                 "is_new": done.is_new,
+                "was_closed": done.was_closed,
+                "state": job.state if job is not None else None,
                 "deadline": {"at": deadline, "feasible": outlook[0], "because": outlook[1]} if outlook else None,
             }
         )

@@ -18,7 +18,7 @@ from ballast_cli.console import examples, print_json, printable, stdout
 from ballast_cli.jobs import COLUMNS, RIGHT, row
 from ballast_openai.errors import counted
 from ballast_queue.job import Job
-from ballast_queue.status import ClassLoad, QueueStats, SloStatus, WorkerStatus
+from ballast_queue.status import ClassLoad, QueueStats, WorkerStatus
 from ballast_worker.forecast import duration
 
 if TYPE_CHECKING:
@@ -199,8 +199,6 @@ def _class_line(load: ClassLoad) -> str:
 
 def _reservation(worker: WorkerStatus) -> str:
     found = worker.reservation
-    if found is None:
-        return ""
     idle = ", no other offline request may run" if found.is_met and found.in_use < found.slots else ""
     if found.is_met_by_tokens:
         idle = ", reserved tokens taken"
@@ -208,7 +206,7 @@ def _reservation(worker: WorkerStatus) -> str:
 
 
 def _latencies(worker: WorkerStatus) -> str:
-    slo, known = worker.slo or SloStatus(), []
+    slo, known = worker.slo, []
     for name, seconds, met, judged in (
         ("TTFT", worker.ttft_p99_seconds, slo.ttft_met, slo.ttft_judged),
         ("TPOT", worker.tpot_p99_seconds, slo.tpot_met, slo.tpot_judged),

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from ballast_api.worker_config import WorkerConfig
-from ballast_cli.connection import DATA_DIR, DEFAULT_QUEUE, Place, Running
+from ballast_cli.connection import DATA_DIR, DEFAULT_QUEUE, Place, Running, not_empty
 from ballast_cli.console import examples, say
 from ballast_cli.data_directory import held, in_use, is_held, make_directory
 from ballast_cli.errors import CliError, NotNow, Usage
@@ -49,6 +49,7 @@ ModelDir = Annotated[
         "--model",
         help="Checkpoint directory, hf:// or s3:// URI. By default, the small model that ships with Ballast.",
         show_default=False,
+        callback=not_empty,
     ),
 ]
 ConfigFile = Annotated[
@@ -67,7 +68,11 @@ Slots = Annotated[
 OwnRedis = Annotated[
     str | None,
     typer.Option(
-        "--redis-url", envvar="BALLAST_REDIS_URL", help="Use this Redis instead of an embedded one.", show_default=False
+        "--redis-url",
+        envvar="BALLAST_REDIS_URL",
+        help="Use this Redis instead of an embedded one.",
+        show_default=False,
+        callback=not_empty,
     ),
 ]
 OwnQueue = Annotated[

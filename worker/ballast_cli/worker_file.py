@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import yaml
 from pydantic import ValidationError
 
 from ballast_api.errors import InvalidConfig
@@ -45,7 +44,8 @@ def compose(file: Path | None, flags: Flags, *, downloads: bool = True) -> Worke
         CliError: the model cannot be downloaded.
     """
     try:
-        base = _read(file, flags) if file else WorkerConfig.model_validate({"model": _model(flags)})
+        model = {"model": _model(flags)}
+        base = WorkerConfig.load(file, model) if file else WorkerConfig.model_validate(model)
         data = base.model_dump(by_alias=True, exclude_unset=True)
         if flags.model and flags.model != base.model.uri:
             data["model"] = {"uri": flags.model}
@@ -73,20 +73,6 @@ def serves(file: Path, config: WorkerConfig) -> bool:
         return WorkerConfig.load(file).model == config.model
     except InvalidConfig:
         return False
-
-
-def _read(file: Path, flags: Flags) -> WorkerConfig:
-    """Read a file that may leave out the model."""
-    try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return WorkerConfig.load(file)  # raises an error with the reason
-    if data is None:
-        data = {}
-    if isinstance(data, dict) and "model" not in data:
-        data["model"] = _model(flags)
-        return WorkerConfig.parse(yaml.safe_dump(data), str(file))
-    return WorkerConfig.load(file)
 
 
 def _model(flags: Flags) -> dict[str, str]:

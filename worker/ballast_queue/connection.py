@@ -85,7 +85,6 @@ class Connection:
         cls,
         url: str,
         *,
-        username: str | None,
         password: str | None,
         socket_timeout: float,
         loads_functions: bool = True,
@@ -119,7 +118,8 @@ class Connection:
         options = _options(address, socket_timeout, admits, limits)
         if ca is not None and address.is_tls:
             options["ssl_ca_data"] = _checked(ca)
-        options |= {name: value for name, value in (("username", username), ("password", password)) if value}
+        if password:
+            options["password"] = password
         client = _client(address, options)
         settings: dict[str, Any] = {"loads_functions": loads_functions, "is_strict": admits is not None}
         connection = cls(client, socket_timeout=socket_timeout, **settings)

@@ -34,18 +34,12 @@ _KINDS: tuple[tuple[type[BaseException], str], ...] = (
 )
 """Reasons by the type of the failure or of its cause. The first match counts."""
 _PASSING = {
-    "LOADING": "it loads its data",
-    "MASTERDOWN": "it lost its primary",
-    "CLUSTERDOWN": "the cluster is down",
-    "TRYAGAIN": "the cluster moves keys",
     "BUSY": "it runs a long script",
     "UNBLOCKED": "it ended a wait",
     "NOREPLICAS": "too few replicas are up",
     "MISCONF": "it cannot save its data",
-    "READONLY": "it accepts no writes",
 }
-"""Reasons by the code of an error reply that means a passing condition."""
-_LASTING = {"WRONGTYPE": "a key has another type", "CROSSSLOT": "keys are in several slots", "ERR": "a wrong call"}
+"""Reasons by the code of an error reply that means a passing condition. For other codes, redis-py has types."""
 
 _MOST_CAUSES = 8
 
@@ -62,7 +56,7 @@ def failure_of(error: Exception) -> QueueError:
         return CommandForbidden("Redis refused a command to this user: check the ACL rules of the user")
     if isinstance(error, refusals.AuthenticationError | refusals.AuthorizationError):
         return QueueForbidden("Redis refused this user: check user name and password")
-    if isinstance(error, refusals.OutOfMemoryError) or _code_of(error) == "OOM":
+    if isinstance(error, refusals.OutOfMemoryError):
         return QueueFull(
             "Redis has no memory left: raise maxmemory, or wait until Ballast deletes the results of old jobs"
         )
@@ -78,7 +72,7 @@ def failure_of(error: Exception) -> QueueError:
         if any(isinstance(found, kind) for found in chain):
             return _unavailable(reason)
     if isinstance(error, refusals.ResponseError):
-        reason = _LASTING.get(code, "another error")
+        reason = "a key has another type" if code == "WRONGTYPE" else "another error"
         return RefusedCall(f"Redis refused a call ({reason}): check that only Ballast writes to the keys of the queue")
     return _unavailable("the answer is not one of Redis")
 

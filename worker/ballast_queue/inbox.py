@@ -24,10 +24,10 @@ from ballast_queue.connection import Call
 from ballast_queue.errors import InvalidJob, RefusedCall, UnknownTenant, UnreadableValue
 from ballast_queue.functions import Line
 from ballast_queue.records import readable
-from ballast_queue.settings import QueueSettings
+from ballast_queue.settings import QueueSettings, check_name
 from ballast_queue.settings_store import SettingsStore
 from ballast_queue.store import Store
-from ballast_queue.submissions import Opened, Terms, check_deadline, check_tenant, job_of_tenant, open_inbox_jobs
+from ballast_queue.submissions import Opened, Terms, check_deadline, job_of_tenant, open_inbox_jobs
 from ballast_queue.unreadable import text_of
 
 log = Log(__name__)
@@ -241,7 +241,7 @@ def _terms(entry: Entry, settings: QueueSettings) -> Terms:
     """Return the terms of the job that `entry` opens. A wrong value counts as its default (see `_problems`)."""
     tenant, priority, deadline = entry.tenant or entry.fields.get("tenant", _DEFAULT_TENANT), 0, None
     try:
-        check_tenant(tenant)
+        check_name("tenant", tenant)
     except InvalidJob:
         tenant = _DEFAULT_TENANT
     if settings.tenants and entry.tenant is None:
@@ -276,7 +276,7 @@ def _problems(entry: Entry, job_id: str, tenant: str, settings: QueueSettings) -
     if not _NUMBER.fullmatch(fields.get("lines", "0")):
         yield wrong("lines", describe(fields["lines"]), "the number of items of the job", code="invalid_entry")
     try:
-        check_tenant(fields.get("tenant", tenant))
+        check_name("tenant", fields.get("tenant", tenant))
         settings.priority_of(fields.get("tenant", tenant), _read_priority(fields))
         _read_deadline(fields)
     except UnknownTenant as error:

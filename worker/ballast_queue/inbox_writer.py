@@ -9,7 +9,8 @@ from ballast_queue.batch_lines import take
 from ballast_queue.connection import Connection
 from ballast_queue.errors import CommandForbidden, EmptyJob, QueueError, QueueUnavailable
 from ballast_queue.keys import Keys
-from ballast_queue.submissions import Terms, check_deadline, check_tenant, job_of_tenant, new_job_id
+from ballast_queue.settings import check_name
+from ballast_queue.submissions import Terms, check_deadline, job_of_tenant, new_job_id
 
 Entry = dict[str, bytes | str]
 MOST_ENTRY_BYTES = 64 * 1024 * 1024
@@ -26,9 +27,7 @@ class InboxWriter:
     @classmethod
     def connect(cls, url: str, queue: str, *, password: str | None = None, ca: str | None = None) -> Self:
         """Connect without a check of the functions, which a submitter may not call."""
-        connection = Connection.open(
-            url, username=None, password=password, socket_timeout=5.0, checks_functions=False, ca=ca
-        )
+        connection = Connection.open(url, password=password, socket_timeout=5.0, checks_functions=False, ca=ca)
         return cls(connection, queue)
 
     def close(self) -> None:
@@ -47,7 +46,7 @@ class InboxWriter:
             EmptyJob: every line is blank.
             CommandForbidden: the user may write to neither inbox.
         """
-        tenant, deadline = check_tenant(terms.tenant), check_deadline(terms.deadline)
+        tenant, deadline = check_name("tenant", terms.tenant), check_deadline(terms.deadline)
         job_id, name = "", new_job_id()
         job: Entry = {"job": name, "tenant": tenant, "priority": str(terms.priority)}
         job |= {} if deadline is None else {"deadline": repr(deadline)}

@@ -121,11 +121,6 @@ class Jobs:
         """Return the ids of all jobs in the order of submission."""
         return [job_id.decode() for job_id in self._store.connection.members(self._store.keys.jobs, 0, -1)]
 
-    @readable("the jobs")
-    def ids_with_dead_letters(self) -> list[str]:
-        """Return the ids of the jobs with dead letters."""
-        return [record["id"] for record in self._records(self.ids()) if int(record["dead"])]
-
     def _hold(self, job_id: str, change: Literal["paused", "resumed"]) -> Job:
         status, state = self._store.call(self._store.functions.hold(job_id, change))
         if status == b"missing":

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import TypeAdapter, ValidationError
-
-from ballast_openai.errors import describe
 from ballast_queue.claimable import Claimable
 from ballast_queue.connection import Connection
-from ballast_queue.errors import InvalidJob, ServerUnfit
+from ballast_queue.errors import ServerUnfit
 from ballast_queue.fitness import inspect
 from ballast_queue.inbox import InboxReader
 from ballast_queue.jobs import Jobs
@@ -17,7 +14,7 @@ from ballast_queue.leases import Leases
 from ballast_queue.ledger import SharedLedger
 from ballast_queue.records import readable, stats_of
 from ballast_queue.results import Results
-from ballast_queue.settings import Name
+from ballast_queue.settings import check_name
 from ballast_queue.settings_store import SettingsStore
 from ballast_queue.status import QueueStats
 from ballast_queue.store import Store
@@ -52,7 +49,6 @@ class Queue:
         url: str,
         name: str,
         *,
-        username: str | None = None,
         password: str | None = None,
         socket_timeout: float = 5.0,
         loads_functions: bool = False,
@@ -60,23 +56,16 @@ class Queue:
     ) -> Self:
         """Connect to `redis://`, `rediss://` (TLS) or `unix://`.
 
-        `username` and `password` override those in the URL. Only an administrator's connection `loads_functions`.
+        `password` is for a URL without one. Only an administrator's connection `loads_functions`.
 
         Raises:
             InvalidAddress, InvalidJob: the URL or the queue's name is malformed.
             QueueUnavailable, QueueForbidden: the server does not answer, or refuses the user.
             LibraryUnfit: the server lacks the functions of this version.
         """
-        try:
-            TypeAdapter(Name).validate_python(name)
-        except ValidationError:
-            raise InvalidJob(
-                f"queue: found {describe(name)}, wanted letters, digits, '.', '_', '/' and '-', "
-                "with a letter or digit at both ends"
-            ) from None
+        check_name("queue", name)
         connection = Connection.open(
             url,
-            username=username,
             password=password,
             socket_timeout=socket_timeout,
             loads_functions=loads_functions,

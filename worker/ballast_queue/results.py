@@ -64,12 +64,11 @@ class Results:
                 return
             attempt(partial(self._store.connection.wait_for_entry, key, seen, poll_seconds))
 
-    def dead_letters(self, job_id: str | None = None) -> Iterator[DeadLetter]:
-        """Yield the dead letters of one job, or of all jobs."""
-        job_ids = [self._jobs.get(job_id).id] if job_id is not None else self._jobs.ids_with_dead_letters()
-        for name in job_ids:
-            for _, letter in self._store.connection.hash_pairs(self._store.keys.part(name, "dead")):
-                yield _letter(letter)
+    def dead_letters(self, job_id: str) -> Iterator[DeadLetter]:
+        """Yield the dead letters of a job."""
+        key = self._store.keys.part(self._jobs.get(job_id).id, "dead")
+        for _, letter in self._store.connection.hash_pairs(key):
+            yield _letter(letter)
 
 
 @readable("a dead letter")

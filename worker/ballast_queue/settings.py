@@ -9,14 +9,27 @@ from __future__ import annotations
 
 from typing import Annotated, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from ballast_openai.errors import describe
 from ballast_queue.errors import InvalidJob, UnknownTenant
 
 Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")]
 """A name that is safe in keys and metric labels."""
+_NAME = TypeAdapter(Name)
 MIN_PRIORITY = -1000
 MAX_PRIORITY = 1000
+
+
+def check_name(what: str, name: str) -> str:
+    """Return the name of a tenant or a queue, or raise `InvalidJob` if it is unsafe in keys and labels."""
+    try:
+        return _NAME.validate_python(name)
+    except ValidationError:
+        raise InvalidJob(
+            f"{what}: found {describe(name)}, expected letters, digits, '.', '_', '/' and '-', "
+            "with a letter or digit at both ends"
+        ) from None
 
 
 class _Settings(BaseModel):

@@ -67,10 +67,7 @@ class SettingsStore:
     @readable("the settings in force")
     def renew(self, owner: str) -> InForce:
         """Keep the settings of an owner in force. Return those in force."""
-        reply = self._store.call(self._store.functions.renew_settings(owner))
-        if isinstance(reply, bytes):  # of an older library
-            return InForce(text_of(reply))
-        name, created, generation = reply
+        name, created, generation = self._store.call(self._store.functions.renew_settings(owner))
         return InForce(text_of(name), float(created), float(generation))
 
     def drop(self, owner: str) -> bool:

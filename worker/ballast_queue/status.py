@@ -97,17 +97,13 @@ class WorkerStatus(_Published):
     kv_blocks_free: Count
     online: ClassLoad
     offline: ClassLoad
-    reservation: ReservationStatus | None = None
-    """None: the worker has an older version and does not publish it."""
+    reservation: ReservationStatus
     can_claim: bool = False
     """The queue has items that this worker could run now: their tenant is below its slot cap."""
-    offline_reserved: Count | None = None
-    """Slots that `offline.reservedPercent` reserves. `reservation` has those that the batch ceiling leaves of them.
-
-    None: the worker has an older version and does not publish it.
-    """
-    offline_most: Count | None = None
-    """Slots that offline work may hold, by `offline.maxPercent`; None: unknown."""
+    offline_reserved: Count
+    """Slots that `offline.reservedPercent` reserves. `reservation` has those that the batch ceiling leaves of them."""
+    offline_most: Count
+    """Slots that offline work may hold, by `offline.maxPercent`."""
     tenant_slots: dict[str, Count] = {}
     """Slots that offline work of each capped tenant may hold, for tenants that the worker serves or has served."""
     tenant_requests: dict[str, Count] = {}
@@ -132,8 +128,7 @@ class WorkerStatus(_Published):
     tpot_p99_seconds: float | None = None
     latency_p99_seconds: float | None = None
     """Of a model that returns vectors or scores. It has no TTFT and no TPOT."""
-    slo: SloStatus | None = None
-    """None: the worker has an older version and does not publish it."""
+    slo: SloStatus
     generation: int = 0
     """Configuration generation in force."""
     config_hash: str = ""

@@ -10,9 +10,6 @@ from itertools import chain
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from pydantic import TypeAdapter, ValidationError
-
-from ballast_openai.errors import describe
 from ballast_queue.batch_lines import as_bytes, content_of, take
 from ballast_queue.errors import DeadlinePassed, EmptyJob, InvalidJob, OtherLines, QueueError
 from ballast_queue.functions import Source
@@ -20,11 +17,10 @@ from ballast_queue.job import Submission
 from ballast_queue.keys import require_utf8
 from ballast_queue.records import readable
 from ballast_queue.sending import Sending, Stored
-from ballast_queue.settings import Name
+from ballast_queue.settings import check_name
 from ballast_queue.settings_store import SettingsStore
 from ballast_queue.store import Store
 
-_NAME = TypeAdapter(Name)
 MAX_KEY = 256
 
 
@@ -47,17 +43,6 @@ class Opened:
     is_new: bool
     is_closed: bool
     stored: Stored
-
-
-def check_tenant(tenant: str) -> str:
-    """Return the tenant, or raise `InvalidJob` if its name is unsafe in keys and labels."""
-    try:
-        return _NAME.validate_python(tenant)
-    except ValidationError:
-        raise InvalidJob(
-            f"tenant: found {describe(tenant)}, expected letters, digits, '.', '_', '/' and '-', "
-            "with a letter or digit at both ends"
-        ) from None
 
 
 def check_deadline(deadline: float | None) -> float | None:
@@ -152,7 +137,7 @@ class Submissions:
             QueueFull, QueueUnavailable, LinesLost: repeat the call with the same key to continue.
         """
         settings = self._settings.read()
-        terms = Terms(check_tenant(tenant), settings.priority_of(tenant, priority), check_deadline(deadline))
+        terms = Terms(check_name("tenant", tenant), settings.priority_of(tenant, priority), check_deadline(deadline))
         if key is not None and not 0 < len(key) <= MAX_KEY:
             raise InvalidJob(f"key: found {len(key)} characters, expected 1 to {MAX_KEY}")
         require_utf8("key", key or "")

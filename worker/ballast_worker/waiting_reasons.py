@@ -132,7 +132,7 @@ def _free_slots(worker: WorkerStatus) -> int:
 
 def _most(worker: WorkerStatus) -> int:
     """Return the slots that offline may hold. Beside online work: the rest of the ceiling, or the reservation."""
-    most = worker.slots if worker.offline_most is None else worker.offline_most
+    most = worker.offline_most
     if worker.online.running + worker.online.waiting:
         most = min(most, max(worker.offline.reserved, worker.batch_ceiling - worker.online.running))
     return most

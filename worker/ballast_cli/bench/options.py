@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ballast_cli.errors import Usage
-from ballast_cli.sim_options import TPOT_HELP, TTFT_HELP
 
 if TYPE_CHECKING:
     from ballast_sim.comparison.engine import BenchEngine
@@ -58,8 +57,6 @@ Reservation = Annotated[
         show_default="0,10",
     ),
 ]
-Ttft = Annotated[float | None, typer.Option("--ttft-ms", min=0.001, max=1e9, help=TTFT_HELP, show_default="1000")]
-Tpot = Annotated[float | None, typer.Option("--tpot-ms", min=0.001, max=1e9, help=TPOT_HELP, show_default="50")]
 PolicyNames = Annotated[
     str | None, typer.Option(metavar="NAME,...", help="Policies to run, or all of them: all.", show_default="all")
 ]

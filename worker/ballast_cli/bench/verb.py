@@ -10,7 +10,7 @@ from ballast_cli.bench import options as given
 from ballast_cli.console import examples
 from ballast_cli.errors import Usage
 from ballast_cli.refusals import refusals
-from ballast_cli.sim_options import Json, Lengths, Trace, check_output, require, write_json
+from ballast_cli.sim_options import Json, Lengths, Tpot, Trace, Ttft, check_output, require, write_json
 
 EXAMPLES = examples(
     "ballast bench mixed                                   # all policies at 20, 40 and 60 % online load",
@@ -53,8 +53,8 @@ def mixed(
     gpu: given.Gpu = "a100",
     load: given.Load = None,
     reservation: given.Reservation = None,
-    ttft: given.Ttft = None,
-    tpot: given.Tpot = None,
+    ttft: Ttft = None,
+    tpot: Tpot = None,
     policy: given.PolicyNames = None,
     seed: given.Seed = 0,
     minutes: given.Minutes = None,

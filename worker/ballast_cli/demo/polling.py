@@ -125,6 +125,11 @@ class Block:
         return float(getattr(self.counts[-1], counter) - getattr(self.counts[0], counter)) if self.counts else 0.0
 
 
+async def status(client: Client) -> WorkerStatus:
+    """Fetch the status of the worker."""
+    return WorkerStatus.model_validate_json(await client.get("/ballast/status"))
+
+
 class WorkerPoller:
     """Polls the worker while the load runs, and adds the polls to the open block."""
 
@@ -158,14 +163,14 @@ class WorkerPoller:
 
     async def poll(self) -> SlotPoll:
         """Poll the slots."""
-        status = WorkerStatus.model_validate_json(await self._client.get("/ballast/status"))
+        found = await status(self._client)
         return SlotPoll(
             self.now,
-            status.slots,
-            status.online.running,
-            status.offline.running,
-            status.offline.parked,
-            status.online.waiting,
+            found.slots,
+            found.online.running,
+            found.offline.running,
+            found.offline.parked,
+            found.online.waiting,
         )
 
     async def count(self) -> CounterPoll:

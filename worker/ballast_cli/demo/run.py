@@ -14,8 +14,8 @@ from random import Random
 
 from ballast_cli.demo.figures import percentiles
 from ballast_cli.demo.load import Client, HttpCall, Sample, call
-from ballast_cli.demo.polling import Block, WorkerPoller
-from ballast_cli.demo.stack import TENANT, DemoStack, status
+from ballast_cli.demo.polling import Block, WorkerPoller, status
+from ballast_cli.demo.stack import TENANT, DemoStack
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE, Words, completion, cut, scale
 from ballast_cli.errors import CliError
 from ballast_cli.worker_file import DEMO_MODEL_NAME

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ballast_api.worker_config import WorkerConfig
+from ballast_api.worker_config import WorkerConfig, content_hash
 from ballast_cli.demo.load import Client
 from ballast_cli.errors import CliError
 from ballast_cli.processes import Valkey, WorkerProcess, address_of, take_port, worker_command
 from ballast_cli.worker_file import DEMO_MODEL, DEMO_MODEL_NAME, write
 from ballast_queue.job import Job
 from ballast_queue.redis_store import Queue
-from ballast_queue.status import WorkerStatus
 
 HOST = "127.0.0.1"
 TENANT = "demo"
@@ -81,7 +78,7 @@ class DemoStack:
         slo = self.config.slo.model_copy(update={"ttft_milliseconds": ttft_ms, "tpot_milliseconds": tpot_ms})
         self.config = self.config.model_copy(update={"slo": slo})
         write(self.config, self.config_file)
-        return hashlib.sha256(self.config.dump().encode()).hexdigest()
+        return content_hash(self.config.dump())
 
     def require_alive(self) -> None:
         """Check that the worker runs.
@@ -102,8 +99,3 @@ def _config(redis_url: str, *, port: int, slots: int, threads: int) -> WorkerCon
             "runtime": {"host": HOST, "port": port, "redisUrl": redis_url, "namespace": "demo", "drainSeconds": 5},
         }
     )
-
-
-async def status(client: Client) -> WorkerStatus:
-    """Fetch the status of the worker."""
-    return WorkerStatus.model_validate(json.loads(await client.get("/ballast/status")))

@@ -77,8 +77,8 @@ def is_copy(path: Path, source: str, origin: str, *, is_verified: bool, is_share
             return False
         if manifest.is_unchanged(directory) and not is_verified:
             return True
-        files = [File(name, kept.size, f"sha256:{kept.sha256}") for name, kept in manifest.files.items() if kept.sha256]
-        return len(files) == len(manifest.files) and all(_verified(directory, file) for file in files)
+        files = [File(name, kept.size, f"sha256:{kept.sha256}") for name, kept in manifest.files.items()]
+        return all(_verified(directory, file) for file in files)
 
 
 def download(
