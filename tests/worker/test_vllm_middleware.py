@@ -280,7 +280,7 @@ async def reported(found: Running, request_class: RequestClass, num_running: int
 
 async def submit(queue: Queue, lines: Sequence[str], tenant: str = "default") -> str:
     """Submit a job as soon as the server has written the settings of the queue, and return its id."""
-    await _until(lambda: queue.settings.read().urls)
+    await _until(lambda: queue.settings.read().models)
     return (await asyncio.to_thread(queue.submissions.submit, lines, tenant=tenant)).job_id
 
 

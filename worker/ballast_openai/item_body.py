@@ -64,9 +64,7 @@ def parse_item(url: str, body: object, urls: Sequence[str]) -> ItemBody:
     if url not in urls:
         served = " or ".join((", ".join(urls[:-1]), urls[-1])) if len(urls) > 1 else urls[0]
         if what := URL_NAMES.get(url):
-            raise Unsupported(
-                None, f"url: found {url} ({what}), expected {served}, which the model of this queue serves"
-            )
+            raise Unsupported(None, f"url: found {url} ({what}), expected {served}, which this queue accepts")
         raise InvalidBody("url", f"url: found {url[:100]!r}, expected {served}", "invalid_url")
     if not isinstance(body, dict):
         raise InvalidBody(None, f"body: found {describe(body)}, expected a JSON object", "invalid_type")

@@ -11,6 +11,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ballast_openai.item_body import ITEM_URLS
 from ballast_queue.errors import InvalidJob, UnknownTenant
 
 Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")]
@@ -86,3 +87,7 @@ class QueueSettings(_Settings):
                 return min(priority, known.max_priority)
         names = ", ".join(known.name for known in self.tenants[:20])
         raise UnknownTenant(f"tenant: found {tenant!r}, expected a tenant that this queue declares: {names}")
+
+
+UNCONFIGURED = QueueSettings(urls=ITEM_URLS)
+"""Settings of a queue that no worker has configured yet. Its workers may run any engine, and each checks its items."""
