@@ -316,6 +316,26 @@ async def test_an_encoder_counts_a_call_with_several_inputs_once(variables):
     assert tap.num_answered["online"] == tap.num_online == 7
 
 
+async def test_the_latency_of_an_encoder_ends_with_the_answer_that_vllm_builds_of_the_vectors(variables):
+    variables("BALLAST_SLO_LATENCY_MILLISECONDS", "60000")
+    built = []
+
+    async def app(scope, receive, send):
+        await receive()
+        computed = asyncio.ensure_future(found.engine.generate(1, {}))
+        await found.sent("r1")
+        found.engine.give("r1", reason="stop")
+        await computed
+        built.append(time.monotonic())
+        await accept(scope, receive, send)
+
+    async with running(model_config={"runner_type": "pooling"}) as found, before_app(found.server, app) as client:
+        await client.post("/v1/embeddings", json=BODY)
+        [(ended, *_)] = found.server.recorder.recent
+
+    assert ended >= built[0]
+
+
 async def test_a_request_that_computes_its_prompt_in_a_slot_does_not_wait(variables):
     variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "0")
     async with running() as found:

@@ -30,7 +30,7 @@ class Admission:
 
     def __init__(self, server: VllmServer) -> None:
         self._server, self._tap = server, server.tap
-        self._queue_limit = QueueLimit(server.rates)
+        self._queue_limit = QueueLimit(server.rates, is_encoder=server.tap.is_encoder)
         self.calls: set[Call] = set()
         """HTTP requests that wait for an answer."""
 
@@ -113,9 +113,14 @@ class Admission:
         if not call.requests:
             return  # such as /tokenize
         reason = call.ending(is_complete=is_complete, is_dead=self._tap.is_dead)
-        ended = call.last_at or time.monotonic()
+        ended = call.ended_at or time.monotonic()
         self._server.recorder.ended(call.timing, reason, call.num_prompt, call.num_output, ended, slowest=call.slowest)
-        if reason in {FinishReason.STOP, FinishReason.LENGTH}:
+        if reason not in {FinishReason.STOP, FinishReason.LENGTH}:
+            return
+        if self._tap.is_encoder:
+            if call.request_class is RequestClass.ONLINE:
+                self._queue_limit.add_call(ended - call.timing.arrival)
+        else:
             times = [call.slowest[0]] if call.num_searched else [request.decode_seconds for request in call.requests]
             for seconds in times:
                 self._queue_limit.add_answer(seconds)

@@ -266,7 +266,7 @@ class HttpItemLoop:
         async def send(message: Message) -> None:
             nonlocal is_json
             if message["type"] == "http.response.start":
-                item.status = message["status"]
+                item.status, item.call.responded_at = message["status"], time.monotonic()
                 is_json = (b"content-type", b"application/json") in message.get("headers", ())
             else:
                 parts.append(message.get("body", b""))
@@ -316,7 +316,7 @@ class HttpItemLoop:
             return  # settled already
         if item.call.timing.first_at is None and output.finish_reason is not FinishReason.FAILED:
             self.num_started += 1
-        at = item.call.last_at or time.monotonic()
+        at = item.call.ended_at or time.monotonic()
         self._ended.append(Ended(output, at, item.call.timing.first_at, num_cached, item.call.slowest))
         self.wake_feeder()
 
