@@ -6,7 +6,7 @@ An engine request waits until the test gives it outputs. An output for a request
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -170,7 +170,7 @@ class FakeEngine:
 class FakeVllm(Starlette):
     """The app. `middleware` sees its requests and its lifespan."""
 
-    def __init__(self, engine: FakeEngine, **arguments: Any) -> None:
+    def __init__(self, engine: FakeEngine, urls: Sequence[str] = ("/v1/completions",), **arguments: Any) -> None:
         super().__init__(
             routes=[Route("/v1/completions", self._complete, methods=["POST"]), Route("/v1/models", _models)]
         )
@@ -189,11 +189,11 @@ class FakeVllm(Starlette):
         }
         given |= {"chat_template": None, **dict.fromkeys(RENDERING)}
         self.state.args = SimpleNamespace(**given | arguments)
-        self._engine = engine
+        self._engine, self._urls = engine, urls
         self._count = 0
 
     def openapi(self) -> dict[str, Any]:
-        return {"paths": {"/v1/completions": {"post": {}}}}
+        return {"paths": {url: {"post": {}} for url in self._urls}}
 
     async def _complete(self, request: Request) -> Response:
         body = await request.json()

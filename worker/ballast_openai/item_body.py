@@ -61,6 +61,8 @@ def parse_item(url: str, body: object, urls: Sequence[str]) -> ItemBody:
         InvalidBody: names the field, the value that was found, and the expected value.
         Unsupported: the engine does not serve the URL.
     """
+    if not urls:
+        raise Unsupported(None, f"url: found {url[:100]!r}, and the model of this queue serves no URL of items")
     if url not in urls:
         served = " or ".join((", ".join(urls[:-1]), urls[-1])) if len(urls) > 1 else urls[0]
         if what := URL_NAMES.get(url):

@@ -59,6 +59,8 @@ class QueueSettings(_Settings):
     urls: tuple[str, ...] = ()
     """URLs of items, if the engine of the workers checks their bodies itself. Empty: items are for Ballast's own
     engine, and their bodies are checked when they are submitted."""
+    serves_items: bool = True
+    """Whether the model of the workers serves any URL of items."""
     max_attempts: int = Field(default=5, ge=1)
     lease_seconds: float = Field(default=30, gt=0)
     """How long an unresponsive worker keeps an item."""

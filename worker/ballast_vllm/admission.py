@@ -95,6 +95,7 @@ class Admission:
         if is_queued:
             self._tap.enter(call)
         timing, caller = call.timing, call.caller
+        timing.is_whole = self._tap.is_encoder
         configured = self._server.config.slo
         slo = configured if call.request_class is RequestClass.ONLINE else None
         if configured.latency_milliseconds is None:

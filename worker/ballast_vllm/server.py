@@ -43,12 +43,12 @@ from ballast_vllm.served_app import (
     item_urls,
     limit_media,
     slo_problem,
+    slo_warning,
 )
 from ballast_vllm.settings import message_of
 from ballast_vllm.stats import engine_stats, steps
 from ballast_worker import STARTED_AT, settings
 from ballast_worker.bodies import BodyMemory
-from ballast_worker.errors import NotServed
 from ballast_worker.feeder import Feeder
 from ballast_worker.http_connection import SWEEP_SECONDS, Connections, HttpLimits
 from ballast_worker.http_server import HttpServer
@@ -180,6 +180,8 @@ class VllmServer:
             self._keep(asyncio.create_task(_every(seconds, task)))
         self.drain.take_signals()
         ignored = () if LAUNCHED in os.environ else configuration.ignored(self.config)
+        if warning := slo_warning(self.config, self.tap):
+            log.warning(warning)
         for field in ignored:
             log.warning("the field has no effect inside vLLM", field=field)
         if self.tap.device == "cpu" and (compiler := missing_compiler()) is not None:
@@ -244,7 +246,7 @@ class VllmServer:
             return
         check_queue(config)
         if not self._urls:
-            raise NotServed("The model serves none of the URLs of items. Remove runtime.redisUrl")
+            log.warning("the model serves no URL of items, so every item of the queue is refused")
         self.feeder = Feeder(
             connect=lambda: settings.open_queue(config),
             worker=self.id,
@@ -370,7 +372,8 @@ class VllmServer:
     def _queue_settings(self, config: WorkerConfig) -> QueueSettings:
         self._queue_models = self.models
         found = settings.queue_settings(config, self._queue_models[0])
-        return found.model_copy(update={"models": self._queue_models, "urls": self._urls})
+        update = {"models": self._queue_models, "urls": self._urls, "serves_items": bool(self._urls)}
+        return found.model_copy(update=update)
 
     def _apply(self, loaded: Loaded) -> None:
         """Put a changed configuration in force, on the watcher's thread.
