@@ -55,6 +55,7 @@ class FakeEngine:
         self.aborted: list[str] = []
         """Requests whose client left before their end."""
         self.configured: list[Any] = []
+        self.counters = Counters()
         self.host = Host(PolicyConfig(slots=slots, num_blocks=100, block_tokens=16))
         self.model_config = SimpleNamespace(
             runner_type="generate",
@@ -106,7 +107,7 @@ class FakeEngine:
             return None
         assert method == "ballast_stats", method
         return stats.message(
-            Counters(),
+            self.counters,
             self.host,
             kv_free=100,
             kv_cached=0,

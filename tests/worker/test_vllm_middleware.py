@@ -341,6 +341,23 @@ async def test_the_latency_of_an_encoder_ends_with_the_answer_that_vllm_builds_o
     assert ("the TTFT of 60000 ms is promised for the whole answer" in capsys.readouterr().err) == (slo == "ttft")
 
 
+async def test_the_requests_of_the_last_step_of_an_encoder_are_shown_in_slots_and_fill_no_queue(variables):
+    variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "1")
+    async with running(slots=4, model_config={"runner_type": "pooling"}) as found:
+        posts = Posts(found)
+        found.engine.counters.in_step = {RequestClass.ONLINE: 3}
+        accepted = [await posts.is_accepted() for _ in range(6)]
+        await _until(lambda: found.server.engine.in_step)
+        busy = found.server.status().online
+        later = await posts.is_accepted()
+        await posts.end()
+        idle = found.server.status().online
+
+    assert (accepted, later) == ([True] * 5 + [False], False)
+    assert (busy.running, busy.waiting) == (3, 2)
+    assert (idle.running, idle.waiting) == (0, 0)
+
+
 async def test_a_request_that_computes_its_prompt_in_a_slot_does_not_wait(variables):
     variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "0")
     async with running() as found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -11,7 +11,7 @@ from ballast_engine.counters import EngineCounters
 from ballast_engine.stats import StepRecord
 from ballast_policy.learning.cost import StepWork
 from ballast_policy.plan import Reason, StepPlan
-from ballast_policy.request import Request
+from ballast_policy.request import Request, RequestClass
 
 MOST_STEPS = 4096
 """Steps that are kept for the next reader. Bounds memory: a reader asks once a second."""
@@ -33,6 +33,8 @@ class Counters:
     """Grants of which vLLM carried out a part."""
     draft_tokens: int = 0
     """Tokens that vLLM added to grants as drafts."""
+    in_step: Mapping[RequestClass, int] = field(default_factory=dict)
+    """Requests of the last step of an encoder. Each holds a slot within its step only."""
     unplanned_preemptions: int = 0
     """Preemptions by vLLM itself."""
 

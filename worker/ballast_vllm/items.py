@@ -105,6 +105,8 @@ class VllmEngine:
     def __init__(self, tap: EngineTap, stats: EngineStats, policy: PolicyConfig) -> None:
         self.policy = policy
         self.items: dict[str, HttpItem] = {}
+        self.in_step: Mapping[str, int] = {}
+        """Requests of an encoder's last step by class; empty for other models."""
         self._tap = tap
         self.take(stats)
         self.hang_up: Callable[[Sequence[str]], None] = lambda _: None
@@ -133,6 +135,23 @@ class VllmEngine:
                 of, running=residents - parked, parked=parked, waiting=num_live - residents
             )
         return replace(found, online=classes[RequestClass.ONLINE], offline=classes[RequestClass.OFFLINE])
+
+    def shown(self) -> EngineStats:
+        """Return the figures for metrics and status.
+
+        A request of an encoder holds its slot within one step, and the scheduler reports between steps. So as many
+        requests as the last step had count as those in slots, if there are that many now.
+        """
+        found = self.stats()
+        shown = {}
+        for request_class in RequestClass:
+            of = found.of(request_class)
+            moved = max(0, min(of.waiting, self.in_step.get(str(request_class), 0) - of.running))
+            running = of.running + moved
+            shown[request_class] = replace(
+                of, running=running, waiting=of.waiting - moved, borrowed=max(0, running - of.reserved)
+            )
+        return replace(found, online=shown[RequestClass.ONLINE], offline=shown[RequestClass.OFFLINE])
 
     def num_computed(self, request_id: str) -> int:
         """Return the tokens of an item computed so far, by this or an earlier attempt."""

@@ -309,7 +309,7 @@ class VllmServer:
 
     def status(self) -> WorkerStatus:
         """Return the status now."""
-        return worker_status(self, self.engine.stats())
+        return worker_status(self, self.engine.shown())
 
     def _figures(self) -> ScrapeData:
         feeder, watcher = self.feeder, self._watcher
@@ -318,7 +318,7 @@ class VllmServer:
             view = queue_view(feeder, self.config.queue_name)
         return ScrapeData(
             model=self.models[0],
-            stats=self.engine.stats(),
+            stats=self.engine.shown(),
             steps=self._step_metrics,
             recorders=(self.recorder, feeder.recorder) if feeder is not None else (self.recorder,),
             spending=self._spending,
@@ -341,6 +341,7 @@ class VllmServer:
             return  # `_watch` reports it
         self._num_steps = found["steps"]
         self.engine.take(engine_stats(found))
+        self.engine.in_step = found["in_step"]
         for record in steps(found):
             self._step_metrics.add(record)
 

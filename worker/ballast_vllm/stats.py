@@ -47,6 +47,7 @@ def message(counters: Counters, host: Host, *, kv_free: int, kv_cached: int, num
         "prefix_query_tokens": tokens.prefix_query_tokens,
         "prefix_hit_tokens": tokens.prefix_hit_tokens,
         "steps": counters.steps,
+        "in_step": {str(c): number for c, number in counters.in_step.items()},
         "exact_steps": counters.exact_steps,
         "deferred_grants": counters.deferred_grants,
         "short_grants": counters.short_grants,
