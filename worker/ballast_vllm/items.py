@@ -286,7 +286,8 @@ class HttpItemLoop:
             nonlocal is_json
             if message["type"] == "http.response.start":
                 item.status, item.call.responded_at = message["status"], time.monotonic()
-                is_json = (b"content-type", b"application/json") in message.get("headers", ())
+                kinds = [value for name, value in message.get("headers", ()) if name == b"content-type"]
+                is_json = any(kind.startswith(b"application/json") for kind in kinds)
             else:
                 parts.append(message.get("body", b""))
                 if not message.get("more_body", False):
