@@ -131,6 +131,10 @@ class Admission:
         self.calls.discard(call)
         self._tap.end(call)
 
+    def add_step(self, seconds: float) -> None:
+        """Note the time of a step."""
+        self._queue_limit.add_step(seconds)
+
     def sample(self, stats: EngineStats, now: float) -> None:
         """Measure how fast the waiting queue moves. Call it about once a second."""
         waiting = self._num_waiting(stats, RequestClass.ONLINE)

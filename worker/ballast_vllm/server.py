@@ -344,6 +344,7 @@ class VllmServer:
         self.engine.in_step = found["in_step"]
         for record in steps(found):
             self._step_metrics.add(record)
+            self.admission.add_step(record.seconds)
 
     async def _watch(self) -> None:
         """Fail the items in flight if EngineCore ended: it answers no call, not even with an error."""

@@ -34,6 +34,7 @@ class QueueLimit:
         self._slot_wait = SlotWait()
         """For an encoder, all calls in the server wait for one slot, which each holds for a moment."""
         self._call_seconds = 0.0
+        self._step_seconds = 0.0
 
     def add_answer(self, decode_seconds: float) -> None:
         """Add the time between first and last token of an answer."""
@@ -41,7 +42,11 @@ class QueueLimit:
 
     def add_call(self, seconds: float) -> None:
         """Add the time from arrival to answer of a call to an encoder."""
-        self._call_seconds += (NEWEST_SHARE if self._call_seconds else 1.0) * (seconds - self._call_seconds)
+        self._call_seconds = _mean(self._call_seconds, seconds)
+
+    def add_step(self, seconds: float) -> None:
+        """Add the time of a step of an encoder. The step of a call itself is no wait."""
+        self._step_seconds = _mean(self._step_seconds, seconds)
 
     def sample(self, stats: EngineStats, started: int, waiting: int, now: float) -> None:
         """Read how many online requests started so far, and how many wait. Call it about once a second.
@@ -101,12 +106,19 @@ class QueueLimit:
         """Return the expected seconds until a new request gets a slot; 0 if no rate is measured."""
         if request_class is RequestClass.ONLINE:
             expected = self._slot_wait.expected(num_before, slots)
-            return min(expected, LONGEST_CALLS * self._call_seconds) if self._is_encoder else expected
+            if self._is_encoder:
+                return max(0.0, min(expected, LONGEST_CALLS * self._call_seconds) - self._step_seconds)
+            return expected
         rate = self._rates.offline_items
         return max(0.0, num_before) / rate if rate else 0.0
 
     def _num_slots(self, stats: EngineStats) -> int:
         return 1 if self._is_encoder else stats.slots
+
+
+def _mean(before: float, newest: float) -> float:
+    """Return a mean in which old values fade; 0 means that there is none."""
+    return before + (NEWEST_SHARE if before else 1.0) * (newest - before)
 
 
 def _waiting(number: int, request_class: RequestClass) -> str:
