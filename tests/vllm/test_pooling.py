@@ -26,6 +26,8 @@ def test_prompts_are_computed_as_the_plan_states(tiny_model, can_chunk):
         output = core.step()
         core.check()
         assert output.num_scheduled_tokens == core.scheduler.driver.grants
+        found = core.scheduler.ballast_stats()
+        assert sum(found["in_step"].values()) == len(output.num_scheduled_tokens)
         if not can_chunk:
             assert all(sizes[request_id] == n for request_id, n in output.num_scheduled_tokens.items())
     core.check_idle()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
 from ballast_engine.counters import EngineCounters
 from ballast_engine.stats import StepRecord
+from ballast_policy.request import RequestClass
 
 MOST_STEPS = 4096
 """Steps that are kept for the next reader. Bounds memory: a reader asks once a second."""
@@ -26,6 +28,8 @@ class Counters:
     """Grants of which vLLM carried out a part."""
     draft_tokens: int = 0
     """Tokens that vLLM added to grants as drafts."""
+    in_step: Mapping[RequestClass, int] = field(default_factory=dict)
+    """Requests of the last step of an encoder. Each holds a slot within its step only."""
     unplanned_preemptions: int = 0
     """Preemptions by vLLM itself."""
 

@@ -14,7 +14,7 @@ With asynchronous scheduling, a step begins before the output of the step before
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -307,6 +307,8 @@ class Driver:
             if not self.flights:
                 host.ended(now)
             return
+        if not has_decodes:
+            counters.in_step = Counter([record.request_class for record, _ in pairs])
         for request_class, held in host.held.items():
             counters.tokens.classes[request_class].parked_steps += held[PARKED]
         work = StepWork(prefill, prefill_context, decode + num_drafts, context)

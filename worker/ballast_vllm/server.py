@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Scope
 
 from ballast_api.errors import InvalidConfig
 from ballast_api.worker_config import WorkerConfig, content_hash
+from ballast_engine.stats import EngineStats
 from ballast_log import Log
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig
@@ -41,12 +42,12 @@ from ballast_vllm.served_app import (
     item_urls,
     limit_media,
     slo_problem,
+    slo_warning,
 )
 from ballast_vllm.settings import message_of
 from ballast_vllm.stats import engine_stats, steps
 from ballast_worker import settings
 from ballast_worker.bodies import BodyMemory
-from ballast_worker.errors import NotServed
 from ballast_worker.feeder import Feeder
 from ballast_worker.http_connection import SWEEP_SECONDS, Connections, HttpLimits
 from ballast_worker.http_server import HttpServer
@@ -153,6 +154,8 @@ class VllmServer(ModelServer):
             self._keep(asyncio.create_task(every(seconds, task)))
         self.drain.take_signals()
         ignored = () if LAUNCHED in os.environ else configuration.ignored(self.config)
+        if warning := slo_warning(self.config, self.tap):
+            log.warning(warning)
         for field in ignored:
             log.warning("the field has no effect inside vLLM", field=field)
         if self.tap.device == "cpu" and (compiler := missing_compiler()) is not None:
@@ -217,7 +220,7 @@ class VllmServer(ModelServer):
             return
         check_queue(config)
         if not self._urls:
-            raise NotServed("The model serves none of the URLs of items. Remove runtime.redisUrl")
+            log.warning("the model serves no URL of items, so every item of the queue is refused")
         self.feeder = Feeder(
             connect=lambda: settings.open_queue(config),
             worker=self.id,
@@ -288,6 +291,9 @@ class VllmServer(ModelServer):
         """Return whether vLLM has a route for a request."""
         return any(route.matches(scope)[0] is Match.FULL for route in self._app.routes)
 
+    def shown(self) -> EngineStats:
+        return self.engine.shown()
+
     async def _poll(self) -> None:
         """Read the figures of the scheduler."""
         try:
@@ -297,8 +303,10 @@ class VllmServer(ModelServer):
         stats = engine_stats(found)
         self._num_steps = stats.steps
         self.engine.take(stats)
+        self.engine.in_step = found["in_step"]
         for record in steps(found):
             self._steps.add(record)
+            self.admission.add_step(record.seconds)
 
     async def _watch(self) -> None:
         """Fail the items in flight if EngineCore ended: it answers no call, not even with an error."""
@@ -328,7 +336,8 @@ class VllmServer(ModelServer):
     def _queue_settings(self, config: WorkerConfig) -> QueueSettings:
         self._queue_models = self.models
         found = settings.queue_settings(config, self._queue_models[0])
-        return found.model_copy(update={"models": self._queue_models, "urls": self._urls})
+        update = {"models": self._queue_models, "urls": self._urls, "serves_items": bool(self._urls)}
+        return found.model_copy(update=update)
 
     def _apply(self, loaded: Loaded) -> None:
         """Put a changed configuration in force, on the watcher's thread.

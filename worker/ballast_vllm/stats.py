@@ -39,6 +39,7 @@ def message(counters: Counters, host: Host, *, kv_free: int, kv_cached: int, num
     )
     return {
         "stats": stats,
+        "in_step": dict(counters.in_step),
         "exact_steps": counters.exact_steps,
         "short_grants": counters.short_grants,
         "draft_tokens": counters.draft_tokens,

@@ -82,8 +82,8 @@ class PreparedItem(Protocol):
             InvalidRequest: the engine can never serve it. The message is a sentence for the user.
         """
 
-    def whole(self, answer: AnswerBuffer) -> dict[str, object]:
-        """Return the body of the answer."""
+    def whole(self, answer: AnswerBuffer) -> dict[str, object] | bytes:
+        """Return the body of the answer, or its JSON text."""
 
     def failure(self, claimed: Claimed, output: Output) -> ItemFailure:
         """Return the failure of an item that ended with `FinishReason.FAILED`."""

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from ballast_api.worker_config import WorkerConfig
+from ballast_engine.stats import EngineStats
 from ballast_log import Log
 from ballast_policy.snapshot import PolicyConfig
 from ballast_queue.settings import QueueSettings
@@ -95,15 +96,19 @@ class ModelServer:
         """Abort these requests."""
         raise NotImplementedError
 
+    def shown(self) -> EngineStats:
+        """Return the figures of the engine for status and metrics."""
+        return self.engine.stats()
+
     def status(self) -> WorkerStatus:
         """Return the status now."""
-        return worker_status(self, self.engine.stats())
+        return worker_status(self, self.shown())
 
     def _figures(self) -> ScrapeData:
         feeder, watcher = self.feeder, self._watcher
         return ScrapeData(
             model=self.identity.model,
-            stats=self.engine.stats(),
+            stats=self.shown(),
             steps=self._steps,
             recorders=(self.recorder, feeder.recorder) if feeder is not None else (self.recorder,),
             spending=self._spending,

@@ -147,7 +147,6 @@ def worker_status(server: ModelServer, stats: EngineStats) -> WorkerStatus:
     identity, policy, rates, feeder = server.identity, server.policy, server.rates, server.feeder
     now = time.monotonic()
     ttft, tpot, latency = server.recorder.p99(now)
-    is_encoder = server.loaded.config.slo.latency_milliseconds is not None
     held = {} if feeder is None else dict(feeder.held_requests)
     # A thousand tenants may be declared: those that were served.
     tenants = held.keys() | {tenant for request_class, tenant in stats.service if request_class is RequestClass.OFFLINE}
@@ -175,9 +174,9 @@ def worker_status(server: ModelServer, stats: EngineStats) -> WorkerStatus:
         offline_items_while_running=_rounded(rates.items_while_running),
         offline_tokens_while_running=_rounded(rates.tokens_while_running),
         cost_model=_coefficients(stats),
-        ttft_p99_seconds=None if is_encoder else ttft,
+        ttft_p99_seconds=None if policy.is_encoder else ttft,
         tpot_p99_seconds=tpot,
-        latency_p99_seconds=latency if is_encoder else None,
+        latency_p99_seconds=latency if policy.is_encoder else None,
         slo=server.recorder.slo_status(now),
         generation=server.loaded.config.runtime.generation,
         config_hash=server.loaded.content_hash,
