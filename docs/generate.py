@@ -192,7 +192,7 @@ def nothing_yet() -> ScrapeData:
     counted = ClassStats()
     stats = EngineStats(
         slots=1, online=counted, offline=counted, kv_used=0, kv_cached=0, kv_free=0, kv_waste_ratio=0,
-        kv_waste_mean_ratio=0, prefix_query_tokens=0, prefix_hit_tokens=0, steps=0, failed_steps=0, suspended_steps=0,
+        prefix_query_tokens=0, prefix_hit_tokens=0, steps=0, failed_steps=0, suspended_steps=0,
         deferred_grants=0, batch_ceiling=1, cost=CostModel(), reservation=Reservation(),
         service={(RequestClass.ONLINE, "default"): 0.0},
     )  # fmt: skip

@@ -23,6 +23,7 @@ from ballast_engine.build import build_engine
 from ballast_engine.engine import BallastEngine
 from ballast_engine.options import EngineOptions
 from ballast_engine.request import FinishReason, GenerationRequest, SamplingParams
+from ballast_engine.stats import EngineStats
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig
 
@@ -139,8 +140,9 @@ class Seen:
 
 
 def drive(
-    engine: BallastEngine, arrivals: Sequence[Arrival], *, seed: int, prefix: Sequence[int] = (), stream: bool = True
-) -> tuple[list[Seen], float]:
+    engine: BallastEngine, arrivals: Sequence[Arrival], *, seed: int, prefix: Sequence[int] = (), stream: bool = True,
+    after_step: Callable[[EngineStats], None] | None = None,
+) -> tuple[list[Seen], float]:  # fmt: skip
     """Send requests when they are due, and step the engine to the end; return their results and the seconds."""
     rng = np.random.default_rng(seed)
     seen = {f"{seed}-{i}": Seen(arrival) for i, arrival in enumerate(arrivals)}
@@ -169,6 +171,8 @@ def drive(
             assert output.finish_reason is not FinishReason.FAILED, output.error
             one = seen[output.request_id]
             one.note(now - one.arrival.at, is_first=one.first == 0.0)
+        if after_step is not None:
+            after_step(engine.stats())
     engine.check_integrity()
     return list(seen.values()), time.monotonic() - begin
 

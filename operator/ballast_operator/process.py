@@ -125,7 +125,7 @@ class Operator:
             cluster, is_required=settings.require_secret_label, least_seconds=settings.poll_seconds
         )
         own = f"{settings.namespace}/{settings.lease_name}"
-        self._releases = Releases(cluster, own, former=settings.release)
+        self._releases = Releases(cluster, own)
         self.poller = Poller(
             Addresses(cluster, least_seconds=settings.poll_seconds, only_allowed=settings.require_secret_label),
             RedisHosts(cluster, listed(settings.redis_hosts)),

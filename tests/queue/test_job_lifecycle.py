@@ -9,7 +9,7 @@ from ballast_queue.errors import JobNotFound, JobStateConflict
 from ballast_queue.job import JobState, Outlook, Prefix, Result, output_left
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
-from ballast_queue.settings import InForce, QueueSettings
+from ballast_queue.settings import UNCONFIGURED, InForce, QueueSettings
 from ballast_queue.status import ClassLoad
 
 
@@ -561,7 +561,7 @@ def test_settings_are_removed_by_the_name_of_their_owner_only(queue):
     dropped = [queue.settings.drop("other/m"), queue.settings.drop(queue.name), queue.settings.drop(queue.name)]
 
     assert dropped == [False, True, False]
-    assert queue.settings.read() == QueueSettings()
+    assert queue.settings.read() == UNCONFIGURED
 
 
 def test_a_status_holds_until_it_expires_or_is_withdrawn(queue, desk):

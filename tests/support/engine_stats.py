@@ -19,7 +19,6 @@ def make_stats(**changes: Any) -> EngineStats:
         "kv_cached": 0,
         "kv_free": 10,
         "kv_waste_ratio": 0.0,
-        "kv_waste_mean_ratio": 0.0,
         "prefix_query_tokens": 0,
         "prefix_hit_tokens": 0,
         "steps": 0,

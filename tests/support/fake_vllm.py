@@ -6,7 +6,7 @@ An engine request waits until the test gives it outputs. An output for a request
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -55,6 +55,7 @@ class FakeEngine:
         self.aborted: list[str] = []
         """Requests whose client left before their end."""
         self.configured: list[Any] = []
+        self.counters = Counters()
         self.host = Host(PolicyConfig(slots=slots, num_blocks=100, block_tokens=16))
         self.model_config = SimpleNamespace(
             runner_type="generate",
@@ -106,7 +107,7 @@ class FakeEngine:
             return None
         assert method == "ballast_stats", method
         return stats.message(
-            Counters(),
+            self.counters,
             self.host,
             kv_free=100,
             kv_cached=0,
@@ -170,7 +171,7 @@ class FakeEngine:
 class FakeVllm(Starlette):
     """The app. `middleware` sees its requests and its lifespan."""
 
-    def __init__(self, engine: FakeEngine, **arguments: Any) -> None:
+    def __init__(self, engine: FakeEngine, urls: Sequence[str] = ("/v1/completions",), **arguments: Any) -> None:
         super().__init__(
             routes=[Route("/v1/completions", self._complete, methods=["POST"]), Route("/v1/models", _models)]
         )
@@ -189,11 +190,11 @@ class FakeVllm(Starlette):
         }
         given |= {"chat_template": None, **dict.fromkeys(RENDERING)}
         self.state.args = SimpleNamespace(**given | arguments)
-        self._engine = engine
+        self._engine, self._urls = engine, urls
         self._count = 0
 
     def openapi(self) -> dict[str, Any]:
-        return {"paths": {"/v1/completions": {"post": {}}}}
+        return {"paths": {url: {"post": {}} for url in self._urls}}
 
     async def _complete(self, request: Request) -> Response:
         body = await request.json()

@@ -59,7 +59,7 @@ def test_requests_whose_adapter_has_no_place_hold_up_no_others(tiny_model: Path)
     others = [core.add(prompt=16, output=4, adapter=adapter) for adapter in (0, 1, 0)]
     core.step()
 
-    assert core.scheduler.ballast_stats()["classes"]["online"]["waiting"] == 4
+    assert core.scheduler.ballast_stats()["stats"].online.waiting == 4
     ends = run(core)
     assert all(ends[request_id] < 10 for request_id in others)
     assert all(ends[request_id] > 95 for request_id in waiting)
@@ -85,7 +85,7 @@ def test_an_online_request_takes_the_place_of_an_offline_adapter(tiny_model: Pat
     ends = run(core)
     assert ends[online] < 8
     assert len(ends) == 41
-    assert core.scheduler.ballast_stats()["classes"]["offline"]["preemptions"] == {"slot_reclaimed": 4}
+    assert core.scheduler.ballast_stats()["stats"].offline.preemptions == {"slot_reclaimed": 4}
 
 
 def test_the_offline_adapter_with_the_fewest_computed_tokens_gives_up_its_place(tiny_model: Path) -> None:

@@ -45,7 +45,7 @@ def test_an_idle_core_waits_and_then_admits_all_requests_in_one_step(core):
         core.step()
     step, *_ = core.scheduler.ballast_stats()["recent"]
     assert begun == {first: 5, second: 7}
-    assert [admission["steps_waited"] for admission in step["admissions"]] == [0, 0]
+    assert [admission.steps_waited for admission in step.admissions] == [0, 0]
     core.check_idle()
 
 

@@ -57,10 +57,11 @@ def test_only_drafts_exceed_a_grant(tiny_model, blocks, method, is_async):
     assert core.answers == outputs
     found = core.scheduler.ballast_stats()
     assert found["draft_tokens"] > 0
-    assert sum(of["decode_tokens"] for of in found["classes"].values()) == sum(outputs.values())
-    assert sum(of["default"] for of in found["service"].values()) == num_prompt + 2 * sum(outputs.values())
+    stats = found["stats"]
+    assert stats.online.decode_tokens + stats.offline.decode_tokens == sum(outputs.values())
+    assert sum(stats.service.values()) == num_prompt + 2 * sum(outputs.values())
     if blocks == 600:
-        assert not any(of["wasted_tokens"] for of in found["classes"].values())
+        assert not stats.online.wasted_tokens + stats.offline.wasted_tokens
 
 
 def test_no_blocks_are_kept_for_drafts_while_they_are_off(tiny_model):

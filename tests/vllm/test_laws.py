@@ -71,4 +71,4 @@ def test_laws_hold_on_real_steps(wandering_model, scheduler):
         found = core.core.ballast_stats()
 
     assert len(answers) == 18
-    assert found["exact_steps"] == found["steps"]
+    assert found["exact_steps"] == found["stats"].steps

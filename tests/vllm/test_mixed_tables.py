@@ -109,7 +109,7 @@ def test_online_takes_the_kv_that_offline_borrows_in_one_step(tiny_model, shape)
     core.step()
 
     assert core.scheduler.requests[online] in core.scheduler.running
-    assert core.scheduler.driver.counters.deferred_grants == 0
+    assert core.scheduler.driver.counters.tokens.deferred_grants == 0
     core.check()
 
 

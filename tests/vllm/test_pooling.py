@@ -26,15 +26,17 @@ def test_prompts_are_computed_as_the_plan_states(tiny_model, can_chunk):
         output = core.step()
         core.check()
         assert output.num_scheduled_tokens == core.scheduler.driver.grants
+        found = core.scheduler.ballast_stats()
+        assert sum(found["in_step"].values()) == len(output.num_scheduled_tokens)
         if not can_chunk:
             assert all(sizes[request_id] == n for request_id, n in output.num_scheduled_tokens.items())
     core.check_idle()
 
     assert core.ended == set(ids)
     assert core.scheduler.driver.host.config.is_encoder
-    found = core.scheduler.ballast_stats()["classes"]
-    assert sum(of["prefill_tokens"] for of in found.values()) == sum(sizes.values())
-    assert sum(of["decode_tokens"] for of in found.values()) == 0
+    stats = core.scheduler.ballast_stats()["stats"]
+    assert stats.online.prefill_tokens + stats.offline.prefill_tokens == sum(sizes.values())
+    assert stats.online.decode_tokens == stats.offline.decode_tokens == 0
 
 
 def test_no_prompt_of_an_encoder_counts_as_a_decode(tiny_model):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from math import inf
 
 import pytest
 from engine_stats import make_stats
@@ -207,6 +209,28 @@ def test_a_burst_after_an_idle_time_is_told_when_the_queue_has_gone(request_clas
 
     assert caught.value.headers == {"retry-after": "5"}
     assert f"The waiting queue is full: 20 {request_class} requests wait, the limit is 20" in str(caught.value)
+
+
+@pytest.mark.parametrize("load", ["overload", "a burst after little load"])
+def test_the_calls_to_an_encoder_wait_as_long_as_answers_take(load) -> None:
+    """600 calls are answered each second of an overload. No poll finds one in a slot."""
+    limit, is_overload = QueueLimit(SmoothedRates(), is_encoder=True), load == "overload"
+    for second in range(30):
+        limit.sample(make_stats(), (600 if is_overload else 3) * second, 250 if is_overload else 1, float(second))
+        limit.add_call(250 / 600 if is_overload else 0.01)
+        limit.add_step(0.005)
+
+    def is_accepted(waiting: int, longest: float) -> bool:
+        limits = Limits(max_queue_milliseconds=longest)
+        with contextlib.suppress(Refused):
+            limit.check(limits, make_stats, RequestClass.ONLINE, waiting, lambda: (inf, inf))
+            return True
+        return False
+
+    accepted = [waiting for waiting in (1, 15, 16, 100) if is_accepted(waiting, 20.1)]
+
+    assert accepted == ([1, 15] if is_overload else [1, 15, 16, 100])
+    assert is_accepted(250, 450)
 
 
 def test_a_burst_at_one_moment_fills_the_queue_and_not_more(serve, make_config) -> None:

@@ -83,7 +83,7 @@ async def test_a_replica_serves_its_port_and_a_proxy_with_one_worker_and_applies
     async with lived(replica, path) as proxy:
         early = await proxy.get("/ready")
         await replica.reconfigure({"config": make_text()})
-        address = await replica.address()
+        address = replica.served.address
         async with httpx.AsyncClient(base_url=address) as port:
             answers = [await client.post("/v1/completions", json=ASK) for client in (port, proxy)]
             before = (await port.get("/ballast/status")).json()

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_vllm import FakeEngine
+from starlette.responses import Response
 
 from ballast_engine.request import FinishReason
-from ballast_policy.request import ONLINE
-from ballast_queue.job import Claimed
+from ballast_policy.request import OFFLINE, ONLINE, RequestClass
+from ballast_queue.job import Claimed, Result
+from ballast_queue.leases import json_of
 from ballast_vllm.calls import CALL, Call
 from ballast_vllm.engine_client import EngineTap
-from ballast_vllm.items import HttpReader
+from ballast_vllm.items import HttpItemLoop, HttpReader
 from ballast_worker.errors import Refused
+from ballast_worker.in_flight import InFlightItem, InFlightItems
 from ballast_worker.openai import Caller
 from ballast_worker.requests import Recorder, RequestTiming
 
@@ -33,6 +41,62 @@ def test_a_body_that_is_nested_too_deeply_is_refused(field):
         reader.prepare("r", claimed, 0.0)
 
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+ANSWERS = {
+    "an embedding": (b'{"data":[{"embedding":[0.10,-1e-05]}],"usage":{"prompt_tokens":3,"total_tokens":3}}', (3, 0)),
+    "a reranking": (b'{"usage": {"total_tokens": 9}, "results": [{"document": {"text": "\\"usage\\":{}"}}]}', (9, 0)),
+    "a text": (
+        b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":5,"prompt_tokens_details":{"a":1}}}',
+        (3, 5),
+    ),
+    "a response": (b'{"usage":{"input_tokens":3,"output_tokens":5},"tools":[{"usage":{"type":"object"}}]}', (3, 5)),
+    "no usage": (b'{"data":[]}', (0, 0)),
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_the_answer_of_an_item_is_stored_as_vllm_wrote_it(name):
+    """An answer with thousands of vectors would take seconds to decode and to encode again, and stop all threads."""
+    text, tokens = ANSWERS[name]
+    engine = SimpleNamespace(items={}, num_computed=lambda _: 0)
+    loop = HttpItemLoop(Response(text, media_type="application/json"), {"type": "http", "headers": []}, engine)
+    url = "/v1/embeddings"
+    claimed = Claimed(job_id="j", index=0, custom_id="a", url=url, body={"model": "m"}, tenant="t", token=1, seed=1)
+    in_flight = InFlightItems("w1", "revision")
+    item = HttpReader("revision", [url], lambda: ["m"], loop.start).prepare("r", claimed, 0.0)
+    in_flight.held["r"] = InFlightItem(claimed, item.call.timing, item)
+    item.submit()
+    while not (ended := loop.take_ended()):  # noqa: ASYNC110 - it sets no event of this loop
+        await asyncio.sleep(0)
+    in_flight.settle(ended[0].output, num_cached=0)
+    [(_, result)] = in_flight.results
+
+    assert text in json_of(result)
+    assert Result.model_validate_json(json_of(result)).body == json.loads(text)
+    assert (result.tokens_in, result.tokens_out) == tokens
+
+
+@pytest.mark.anyio
+async def test_threads_of_vllm_work_for_online_calls_before_items():
+    engine, order, is_free = FakeEngine(), [], threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        vars(engine.renderer)["_executor"] = threads
+        EngineTap(engine, lambda: 0.0)
+        threads.submit(is_free.wait)
+
+        def submit(request_class: RequestClass, number: int) -> None:
+            CALL.set(Call(Caller("lab", request_class, 0), RequestTiming(request_class, 0.0)))
+            threads.submit(order.append, (request_class, number))
+
+        for request_class in (OFFLINE, ONLINE):
+            for number in range(11):
+                copy_context().run(submit, request_class, number)
+        is_free.set()
+
+    online, offline = ([(c, number) for number in range(11)] for c in (ONLINE, OFFLINE))
+    assert order == [*online[:9], offline[0], *online[9:], *offline[1:]]
 
 
 @pytest.mark.anyio

@@ -32,6 +32,7 @@ from ballast_vllm.drain import Drain
 from ballast_vllm.engine_client import DECIDING
 from ballast_vllm.middleware import BallastMiddleware
 from ballast_vllm.server import VllmServer
+from ballast_worker.drain import drain
 from ballast_worker.http_connection import Connections, HttpLimits
 from ballast_worker.http_server import HttpServer
 from ballast_worker.settings import model_revision
@@ -280,7 +281,7 @@ async def reported(found: Running, request_class: RequestClass, num_running: int
 
 async def submit(queue: Queue, lines: Sequence[str], tenant: str = "default") -> str:
     """Submit a job as soon as the server has written the settings of the queue, and return its id."""
-    await _until(lambda: queue.settings.read().urls)
+    await _until(lambda: queue.settings.read().models)
     return (await asyncio.to_thread(queue.submissions.submit, lines, tenant=tenant)).job_id
 
 
@@ -314,6 +315,48 @@ async def test_an_encoder_counts_a_call_with_several_inputs_once(variables):
     assert after_an_output == [True, False]
     assert set(tap.num_entering.values()) == set(tap.num_unanswered.values()) == {0}
     assert tap.num_answered["online"] == tap.num_online == 7
+
+
+@pytest.mark.parametrize("slo", ["latency", "ttft"])
+async def test_the_latency_of_an_encoder_ends_with_the_answer_that_vllm_builds_of_the_vectors(variables, capsys, slo):
+    variables(f"BALLAST_SLO_{slo.upper()}_MILLISECONDS", "60000")
+    built = []
+
+    async def app(scope, receive, send):
+        await receive()
+        computed = asyncio.ensure_future(found.engine.generate(1, {}))
+        await found.sent("r1")
+        found.engine.give("r1", reason="stop")
+        await computed
+        built.append(time.monotonic())
+        await accept(scope, receive, send)
+
+    async with running(model_config={"runner_type": "pooling"}) as found, before_app(found.server, app) as client:
+        await client.post("/v1/embeddings", json=BODY)
+        recorder, status = found.server.recorder, found.server.status()
+        [(ended, ttft, _, latency)] = recorder.recent
+
+    assert ended >= built[0]
+    assert ttft == latency == status.latency_p99_seconds
+    assert {name: number for name, number in recorder.slo.items() if number} == {("online", slo, True): 1}
+    assert ("the TTFT of 60000 ms is promised for the whole answer" in capsys.readouterr().err) == (slo == "ttft")
+
+
+async def test_the_requests_of_the_last_step_of_an_encoder_are_shown_in_slots_and_fill_no_queue(variables):
+    variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "1")
+    async with running(slots=4, model_config={"runner_type": "pooling"}) as found:
+        posts = Posts(found)
+        found.engine.counters.in_step = {RequestClass.ONLINE: 3}
+        accepted = [await posts.is_accepted() for _ in range(6)]
+        await _until(lambda: found.server.engine.in_step)
+        busy = found.server.status().online
+        later = await posts.is_accepted()
+        await posts.end()
+        idle = found.server.status().online
+
+    assert (accepted, later) == ([True] * 5 + [False], False)
+    assert (busy.running, busy.waiting) == (3, 2)
+    assert (idle.running, idle.waiting) == (0, 0)
 
 
 async def test_a_request_that_computes_its_prompt_in_a_slot_does_not_wait(variables):
@@ -385,7 +428,7 @@ async def test_a_drain_closes_idle_connections(variables, is_own):
     async with running() as found:
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         await _until(lambda: http.server_state.connections)
-        await (Drain(found.server, http).run() if is_own else Drain(found.server, None).run(http.hang_up))
+        await (Drain(found.server, http).run() if is_own else drain(found.server, hang_up=http.hang_up))
 
         assert await asyncio.wait_for(reader.read(), 60) == b""
     writer.close()
@@ -718,6 +761,20 @@ def test_a_file_that_decides_prompts_is_part_of_the_revision_of_a_directory(tmp_
     file.write_text("({{ messages }})")
 
     assert model_revision(config, tmp_path) != before
+
+
+async def test_a_model_without_a_url_of_items_serves_online_and_refuses_items_with_a_sentence(fed, as_item):
+    because = "the model of this queue serves no URL of items"
+    early = await asyncio.to_thread(fed.submissions.submit, [as_item("a")])
+    async with running(model_config={"runner_type": "pooling"}, urls=["/classify"]) as found:
+        await _until(lambda: fed.jobs.get(early.job_id).state.is_over)
+        late = await submit(fed, [as_item("a")])
+        status = (await found.client.get("/ready")).status_code
+    errors = [result.error["message"] for job_id in (early.job_id, late) for result in fed.results.read(job_id)]
+
+    assert status == 200
+    assert len(errors) == 2
+    assert all(because in error for error in errors), errors
 
 
 async def test_an_item_that_vllm_refuses_keeps_the_sentence_and_spends_no_other_attempt(fed, as_item):

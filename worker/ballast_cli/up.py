@@ -201,12 +201,13 @@ def _load_functions(config: WorkerConfig, url: str, password: str | None, ca: st
 def _redis(config: WorkerConfig) -> tuple[str, str | None, str | None]:
     """Return the URL, the password and the authorities of Redis."""
     from ballast_worker.errors import NotServed  # noqa: PLC0415  the worker is an extra
-    from ballast_worker.settings import redis_ca, redis_password, redis_url  # noqa: PLC0415
+    from ballast_worker.settings import redis_address  # noqa: PLC0415
 
     try:
-        return redis_url(config) or "", redis_password(config), redis_ca(config)
+        url, password, ca = redis_address(config)
     except NotServed as error:
         raise Usage(f"{error}.") from None
+    return url or "", password, ca
 
 
 def _watch(worker: WorkerProcess, watched: _Watched, *, valkey: Valkey | None, signals: Signals) -> None:

@@ -11,7 +11,7 @@ from ballast_engine.running_step import RunningStep
 from ballast_engine.scheduler import DispatchedStep, Scheduler
 from ballast_engine.stats import OTHERS, ClassStats, EngineStats
 from ballast_policy.host import Host
-from ballast_policy.plan import Reason
+from ballast_policy.plan import Reason, StepPlan
 from ballast_policy.request import Phase, Request, RequestClass
 
 Payer = tuple[RequestClass, str]
@@ -51,23 +51,30 @@ class EngineCounters:
     failed_steps: int = 0
     suspended_steps: int = 0
     deferred_grants: int = 0
-    unused_positions: int = 0
-    """Summed over steps; its share of `held_positions` is the mean waste."""
-    held_positions: int = 0
 
     def note_plan(self, step: DispatchedStep) -> None:
         """Count the effects of a plan on requests, even if its computation fails."""
-        plan = step.plan
         self.deferred_grants += step.dispatch.num_deferred
-        if plan.preempt:
-            reasons = {because.request: because.reason for because in plan.because}
-            for request in plan.preempt:
-                reason = reasons.get(request, Reason.KV_RECLAIMED)
-                preemptions = self.classes[request.request_class].preemptions
-                preemptions[reason] = preemptions.get(reason, 0) + 1
+        if step.plan.preempt:
+            self.note_preemptions(step.plan)
         for admission in step.admissions:
-            self.prefix_query_tokens += admission.num_tokens
-            self.prefix_hit_tokens += admission.num_cached
+            self.note_admission(admission.num_tokens, admission.num_cached)
+
+    def note_preemptions(self, plan: StepPlan) -> None:
+        """Count the preemptions of a plan by reason."""
+        reasons = {because.request: because.reason for because in plan.because}
+        for request in plan.preempt:
+            self.note_preemption(request, reasons.get(request, Reason.KV_RECLAIMED))
+
+    def note_preemption(self, request: Request, reason: Reason) -> None:
+        """Count a preemption."""
+        preemptions = self.classes[request.request_class].preemptions
+        preemptions[reason] = preemptions.get(reason, 0) + 1
+
+    def note_admission(self, num_tokens: int, num_cached: int) -> None:
+        """Count the prefix lookup of a request that got its first slot."""
+        self.prefix_query_tokens += num_tokens
+        self.prefix_hit_tokens += num_cached
 
     def note_tokens(self, request: Request, num_new: int, num_wasted: int, *, is_generated: bool) -> None:
         """Count computed tokens: new prompt tokens, tokens computed again, and the token that was generated."""
@@ -106,7 +113,6 @@ class EngineCounters:
         """Count a step. Parked requests are not counted for a nested step, which is part of the suspended step."""
         self.steps += 1
         self._note_work(running)
-        kv = scheduler.kv
         if not running.step.dispatch.is_nested:
             for request_class, held in scheduler.host.held.items():
                 self.classes[request_class].parked_steps += held[Phase.PARKED]
@@ -115,8 +121,6 @@ class EngineCounters:
             for sequence in running.step.members:  # parked in the middle of a step that it took part in
                 if sequence.request.phase is Phase.PARKED:
                     self.classes[sequence.request.request_class].parked_steps -= 1
-        self.unused_positions += kv.num_unused
-        self.held_positions += kv.pool.num_used * kv.pool.block_tokens
 
     def _note_work(self, running: RunningStep) -> None:
         work, ends = running.work, running.batch.context_lens
@@ -137,21 +141,28 @@ class EngineCounters:
             prefill.context += int(ends[num_decode:].sum())
             prefill.draws += len(running.batch.samples) - num_decode
 
-    def stats(self, scheduler: Scheduler) -> EngineStats:
-        """Return all counters as one value."""
-        kv, host = scheduler.kv, scheduler.host
-        pool = kv.pool
-        used, cached = pool.num_used, pool.num_cached
-        slots, reservation = host.config.slots, host.reservation
+    def stats(
+        self,
+        host: Host,
+        *,
+        kv_used: int,
+        kv_cached: int,
+        kv_free: int,
+        kv_waste_ratio: float,
+        num_blocked: Mapping[RequestClass, int] | None = None,
+    ) -> EngineStats:
+        """Return all counters as one value. `num_blocked`: waiting requests that the host does not know yet."""
+        slots, reservation, blocked = host.config.slots, host.reservation, num_blocked or {}
+        reserved = {RequestClass.ONLINE: slots - reservation.slots, RequestClass.OFFLINE: reservation.slots}
+        online, offline = (self._class_stats(host, c, reserved[c], blocked.get(c, 0)) for c in reserved)
         return EngineStats(
             slots=slots,
-            online=self._class_stats(host, RequestClass.ONLINE, slots - reservation.slots),
-            offline=self._class_stats(host, RequestClass.OFFLINE, reservation.slots),
-            kv_used=used,
-            kv_cached=cached,
-            kv_free=pool.num_blocks - used - cached,
-            kv_waste_ratio=kv.num_unused / (used * pool.block_tokens) if used else 0.0,
-            kv_waste_mean_ratio=self.unused_positions / max(1, self.held_positions),
+            online=online,
+            offline=offline,
+            kv_used=kv_used,
+            kv_cached=kv_cached,
+            kv_free=kv_free,
+            kv_waste_ratio=kv_waste_ratio,
             prefix_query_tokens=self.prefix_query_tokens,
             prefix_hit_tokens=self.prefix_hit_tokens,
             steps=self.steps,
@@ -167,13 +178,13 @@ class EngineCounters:
             interference=None if host.interference.cap is None else host.interference.inflation,
         )
 
-    def _class_stats(self, host: Host, request_class: RequestClass, reserved: int) -> ClassStats:
+    def _class_stats(self, host: Host, request_class: RequestClass, reserved: int, num_blocked: int) -> ClassStats:
         held = host.held[request_class]
         counts = self.classes[request_class]
         return ClassStats(
             running=held[Phase.RUNNING],
             parked=held[Phase.PARKED],
-            waiting=host.backlog.count(request_class),
+            waiting=host.backlog.count(request_class) + num_blocked,
             reserved=reserved,
             borrowed=max(0, held[Phase.RUNNING] - reserved),
             prefill_tokens=counts.prefill_tokens,

@@ -178,7 +178,15 @@ class BallastEngine:
 
     def stats(self) -> EngineStats:
         """Return all counters. The call is cheap, and two counters may differ by one step."""
-        return self._counters.stats(self._scheduler)
+        kv, pool = self._scheduler.kv, self._scheduler.kv.pool
+        used, cached = pool.num_used, pool.num_cached
+        return self._counters.stats(
+            self._scheduler.host,
+            kv_used=used,
+            kv_cached=cached,
+            kv_free=pool.num_blocks - used - cached,
+            kv_waste_ratio=kv.num_unused / (used * pool.block_tokens) if used else 0.0,
+        )
 
     def num_computed(self, request_id: str) -> int:
         """Return the tokens of a request that were computed so far; 0 if it is not in the engine."""
@@ -374,8 +382,6 @@ class BallastEngine:
             num_prefill=work.num_prefill,
             num_decode=work.num_decode,
             admissions=step.admissions,
-            is_nested=step.dispatch.is_nested,
-            suspended_seconds=running.suspended_seconds,
         )
 
     def check_integrity(self) -> None:

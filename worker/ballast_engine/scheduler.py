@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from ballast_engine.errors import IntegrityError
 from ballast_engine.resident_kv import ResidentKv
 from ballast_engine.sequence import Sequence
-from ballast_engine.sequence_builder import set_slo
 from ballast_engine.stats import AdmissionRecord
 from ballast_policy.host import Dispatch, Host, NestedPlanner, Planner
 from ballast_policy.plan import StepPlan
@@ -70,7 +69,7 @@ class Scheduler:
         """Use another configuration from the next step on. Sizes of KV stay."""
         policy = self._sized(policy)
         for sequence in self.live.values():
-            set_slo(sequence.request, sequence.generation, policy)
+            policy.set_slo(sequence.request, sequence.generation.ttft_seconds, sequence.generation.tpot_seconds)
         self.host.configure(policy)
 
     def schedule(self, now: float) -> DispatchedStep:

@@ -17,7 +17,7 @@ from ballast_engine.errors import InvalidRequest, RequestTooLong
 from ballast_engine.request import GenerationRequest, SamplingParams
 from ballast_engine.sequence import Sequence
 from ballast_engine.token_bytes import TokenBytes
-from ballast_policy.request import Request, RequestClass
+from ballast_policy.request import Request
 from ballast_policy.snapshot import PolicyConfig
 
 
@@ -73,6 +73,7 @@ class SequenceBuilder:
         tokens = np.array([*generation.prompt, *generated], np.int64)
         self._check_tokens(tokens)
         num_tokens, seq = len(tokens), next(self._numbers)
+        share = policy.tenants.get(generation.tenant)
         request = Request(
             seq=seq,
             request_class=generation.request_class,
@@ -80,14 +81,14 @@ class SequenceBuilder:
             num_prompt=num_prompt,
             max_output=max_output,
             tenant=generation.tenant,
-            priority=_priority(generation, policy),
+            priority=generation.priority if share is None else min(generation.priority, share.max_priority),
             slack=generation.slack,
             prefix_key=generation.prefix_key,
             num_tokens=num_tokens,
             num_output=len(generated),
             most_computed=max(generation.num_computed, num_tokens - 1 if generated else 0),
         )
-        set_slo(request, generation, policy)
+        policy.set_slo(request, generation.ttft_seconds, generation.tpot_seconds)
         sequence = self._sequence(generation, request, tokens)
         if generated:
             sequence.last_token, sequence.num_reported = generated[-1], len(generated)
@@ -107,19 +108,6 @@ class SequenceBuilder:
                 f"Token id {wrong[0]} is outside this model's vocabulary of {self.vocab_size} tokens: encode the "
                 "prompt with this model's tokenizer."
             )
-
-
-def set_slo(request: Request, generation: GenerationRequest, policy: PolicyConfig) -> None:
-    """Set the SLO of a request: its own, else that of its class."""
-    is_online = request.request_class is RequestClass.ONLINE
-    ttft, tpot = generation.ttft_seconds, generation.tpot_seconds
-    request.ttft = ttft if ttft is not None else policy.ttft if is_online else inf
-    request.tpot = tpot if tpot is not None else policy.tpot if is_online else inf
-
-
-def _priority(generation: GenerationRequest, policy: PolicyConfig) -> int:
-    share = policy.tenants.get(generation.tenant)
-    return generation.priority if share is None else min(generation.priority, share.max_priority)
 
 
 def _check_sampling(sampling: SamplingParams) -> None:

@@ -53,10 +53,6 @@ class StepRecord:
     num_decode: int
     """Requests that computed one token."""
     admissions: tuple[AdmissionRecord, ...] = ()
-    is_nested: bool = False
-    """Whether the step ran while another step was suspended."""
-    suspended_seconds: float = 0.0
-    """How long the step was suspended for new requests; not part of `seconds`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +90,6 @@ class EngineStats:
     kv_free: int
     kv_waste_ratio: float
     """Share of the token positions in used blocks that hold no token, now."""
-    kv_waste_mean_ratio: float
-    """The mean of that share over all steps; 0 inside vLLM, which does not measure it."""
     prefix_query_tokens: int
     """Tokens of admitted requests that were looked up in the prefix cache."""
     prefix_hit_tokens: int
@@ -113,7 +107,7 @@ class EngineStats:
     service: Mapping[tuple[RequestClass, str], float]
     """Service by class and tenant: tokens weighted as in the policy (input 1, output 2)."""
     work: Mapping[str, PhaseWork] = field(default_factory=dict)
-    """Work by phase."""
+    """Work by phase; 0 inside vLLM, where nothing reads it."""
     allowance: Allowance = UNCHECKED
     """The limits of offline work, from the measured latencies."""
     interference: float | None = None

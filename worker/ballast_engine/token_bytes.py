@@ -11,7 +11,7 @@ import tokenizers
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-def _byte_level_alphabet() -> dict[str, int]:
+def byte_level_alphabet() -> dict[str, int]:
     """Return the characters that byte-level BPE uses for the 256 bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
@@ -30,7 +30,7 @@ class TokenBytes(dict[int, bytes]):
         self._backend = backend
         decoder = _decoder_of(backend)
         kinds = {part.get("type") for part in decoder}
-        self._alphabet = _byte_level_alphabet() if "ByteLevel" in kinds else None
+        self._alphabet = byte_level_alphabet() if "ByteLevel" in kinds else None
         self._is_sentencepiece = self._alphabet is None and bool(kinds & {"ByteFallback", "Metaspace"})
         self.strips_first_blank = self._is_sentencepiece and any(
             (part["type"] == "Strip" and part.get("start")) or _strips_metaspace(part) for part in decoder

@@ -61,12 +61,12 @@ def parse_item(url: str, body: object, urls: Sequence[str]) -> ItemBody:
         InvalidBody: names the field, the value that was found, and the expected value.
         Unsupported: the engine does not serve the URL.
     """
+    if not urls:
+        raise Unsupported(None, f"url: found {url[:100]!r}, and the model of this queue serves no URL of items")
     if url not in urls:
         served = " or ".join((", ".join(urls[:-1]), urls[-1])) if len(urls) > 1 else urls[0]
         if what := URL_NAMES.get(url):
-            raise Unsupported(
-                None, f"url: found {url} ({what}), expected {served}, which the model of this queue serves"
-            )
+            raise Unsupported(None, f"url: found {url} ({what}), expected {served}, which this queue accepts")
         raise InvalidBody("url", f"url: found {url[:100]!r}, expected {served}", "invalid_url")
     if not isinstance(body, dict):
         raise InvalidBody(None, f"body: found {describe(body)}, expected a JSON object", "invalid_type")

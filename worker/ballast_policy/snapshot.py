@@ -11,7 +11,7 @@ from ballast_policy.backlog import Ledgers
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.learning.expectation import UNKNOWN, Expectation
 from ballast_policy.learning.interference import UNCHECKED, Allowance
-from ballast_policy.request import Request
+from ballast_policy.request import ONLINE, Request
 from ballast_policy.reservation import ROUNDING, Reservation, most_slots
 
 
@@ -79,6 +79,11 @@ class PolicyConfig:
             if request.tenant in left:
                 left[request.tenant] -= 1
         return left
+
+    def set_slo(self, request: Request, ttft: float | None, tpot: float | None) -> None:
+        """Set the SLO of a request: its own, else that of its class."""
+        usual = (self.ttft, self.tpot) if request.request_class is ONLINE else (inf, inf)
+        request.ttft, request.tpot = usual[0] if ttft is None else ttft, usual[1] if tpot is None else tpot
 
     def reservation(self, ceiling: int | None = None) -> Reservation:
         """Return the reservation; `ceiling` is the largest decode batch within the SLO, None if it is not known.

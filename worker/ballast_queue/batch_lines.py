@@ -155,7 +155,8 @@ def _check(data: dict[str, Any], settings: QueueSettings) -> Body | ItemBody:
     if isinstance(data["body"], dict) and (options := data["body"].get("stream_options")) is not None:
         wanted = f"no value, and no stream: {_NO_STREAM}"
         raise wrong("stream_options", describe(options), wanted, code="invalid_value")
-    body = parse_item(url, data["body"], urls) if urls else parse_body(url, data["body"])
+    is_native = settings.serves_items and not urls
+    body = parse_body(url, data["body"]) if is_native else parse_item(url, data["body"], urls)
     if body.stream:
         raise wrong("stream", "true", f"false: {_NO_STREAM}", code="invalid_value")
     if body.priority:

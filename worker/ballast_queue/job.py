@@ -190,6 +190,8 @@ class Result(_Wire):
     status_code: int
     """200 with `body`, or the HTTP status that an online client would get."""
     body: dict[str, Any] | None = None
+    body_text: bytes = Field(default=b"", exclude=True, repr=False)
+    """The JSON text of the body of a result that is to be stored, if the body is not decoded."""
     error: dict[str, Any] | None = None
     """`{"code": ..., "message": ...}`; None on success."""
     tokens_in: int = 0

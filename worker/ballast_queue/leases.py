@@ -249,7 +249,10 @@ def json_of(result: Result) -> bytes:
         PydanticSerializationError: it is no JSON.
         ResultTooLarge: it has more than `MOST_RESULT_BYTES`.
     """
-    text = result.model_dump_json().encode()
+    if result.body_text:
+        text = b'%b,"body":%b}' % (result.model_dump_json(exclude={"body"}).encode()[:-1], result.body_text)
+    else:
+        text = result.model_dump_json().encode()
     if len(text) > MOST_RESULT_BYTES:
         raise ResultTooLarge(len(text), MOST_RESULT_BYTES)
     return text

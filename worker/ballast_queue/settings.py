@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ballast_openai.errors import describe
+from ballast_openai.item_body import ITEM_URLS
 from ballast_queue.errors import InvalidJob, UnknownTenant
 
 Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")]
@@ -71,6 +72,8 @@ class QueueSettings(_Settings):
     urls: tuple[str, ...] = ()
     """URLs of items, if the engine of the workers checks their bodies itself. Empty: items are for Ballast's own
     engine, and their bodies are checked when they are submitted."""
+    serves_items: bool = True
+    """Whether the model of the workers serves any URL of items."""
     max_attempts: int = Field(default=5, ge=1)
     lease_seconds: float = Field(default=30, gt=0)
     """How long an unresponsive worker keeps an item."""
@@ -99,3 +102,7 @@ class QueueSettings(_Settings):
                 return min(priority, known.max_priority)
         names = ", ".join(known.name for known in self.tenants[:20])
         raise UnknownTenant(f"tenant: found {tenant!r}, expected a tenant that this queue declares: {names}")
+
+
+UNCONFIGURED = QueueSettings(urls=ITEM_URLS)
+"""Settings of a queue that no worker has configured yet. Its workers may run any engine, and each checks its items."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ballast_queue.errors import RefusedCall, UnreadableValue
 from ballast_queue.records import parse, readable
-from ballast_queue.settings import InForce, QueueSettings
+from ballast_queue.settings import UNCONFIGURED, InForce, QueueSettings
 from ballast_queue.store import Store
 from ballast_queue.unreadable import text_of
 
@@ -25,17 +25,15 @@ class SettingsStore:
     _store: Store
 
     def read(self) -> QueueSettings:
-        """Return the settings in force, or the defaults if no worker has configured the queue yet."""
+        """Return the settings in force, or those of a queue that no worker has configured yet."""
         text = self._store.connection.hash_field(self._store.keys.settings, "json")
-        return (
-            QueueSettings() if text is None else parse(QueueSettings, text, f"settings of queue {self._store.name!r}")
-        )
+        return UNCONFIGURED if text is None else parse(QueueSettings, text, f"settings of queue {self._store.name!r}")
 
     @readable("the time of a lease")
     def lease_seconds(self) -> float:
         """Return the time of a lease in the settings in force, in seconds. It reads only this number."""
         found = self._store.connection.hash_field(self._store.keys.settings, "lease_seconds")
-        return QueueSettings().lease_seconds if found is None else float(found)
+        return UNCONFIGURED.lease_seconds if found is None else float(found)
 
     def tenants(self) -> tuple[str, ...]:
         """Return the tenants that the queue declares; none if the settings cannot be read."""

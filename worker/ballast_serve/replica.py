@@ -99,10 +99,6 @@ class ServeReplica:
         self._is_left = True
         await self.stop()
 
-    async def address(self) -> str | None:
-        """Return the address of the HTTP server of this replica; None while it starts."""
-        return None if self.served is None else self.served.address
-
 
 def _watch_for_the_end_of_the_pod() -> None:
     try:

@@ -16,6 +16,7 @@ from socket import socket
 from starlette.applications import Starlette
 
 from ballast_api.worker_config import WorkerConfig
+from ballast_worker.drain import drain
 from ballast_worker.errors import NotServed
 from ballast_worker.http_connection import Connections, HttpLimits
 from ballast_worker.http_server import HttpServer
@@ -100,7 +101,6 @@ async def _native(config: WorkerConfig, path: Path, listener: socket) -> AsyncIt
     # These imports take seconds.
     from ballast_engine.errors import EngineError  # noqa: PLC0415
     from ballast_worker.app import create_app, load  # noqa: PLC0415
-    from ballast_worker.drain import drain  # noqa: PLC0415
     from ballast_worker.worker import Worker  # noqa: PLC0415
 
     metrics_listener = listen_for_metrics(config)
@@ -139,13 +139,10 @@ async def _vllm(config: WorkerConfig, path: Path) -> AsyncIterator[ReadyApp]:
             if ranks is not None:
                 ranks.has_started = True
 
-            async def drain(hang_up: Callable[[], None]) -> None:
-                await app.state.ballast.drain.run(hang_up)
-
             def failure() -> str | None:
                 found: str | None = app.state.ballast.failure
                 return (None if ranks is None else ranks.failure) or found
 
             # The app changes their number with the limit of waiting requests.
             connections = app.state.connections = Connections(HttpLimits.beside(most_requests(config)))
-            yield ReadyApp(app, connections, failure, drain)
+            yield ReadyApp(app, connections, failure, lambda hang_up: drain(app.state.ballast, hang_up=hang_up))

@@ -30,7 +30,7 @@ class Admission:
 
     def __init__(self, server: VllmServer) -> None:
         self._server, self._tap = server, server.tap
-        self._queue_limit = QueueLimit(server.rates)
+        self._queue_limit = QueueLimit(server.rates, is_encoder=server.tap.is_encoder)
         self.calls: set[Call] = set()
         """HTTP requests that wait for an answer."""
 
@@ -95,6 +95,7 @@ class Admission:
         if is_queued:
             self._tap.enter(call)
         timing, caller = call.timing, call.caller
+        timing.is_whole = self._tap.is_encoder
         configured = self._server.config.slo
         slo = configured if call.request_class is RequestClass.ONLINE else None
         if configured.latency_milliseconds is None:
@@ -113,9 +114,14 @@ class Admission:
         if not call.requests:
             return  # such as /tokenize
         reason = call.ending(is_complete=is_complete, is_dead=self._tap.is_dead)
-        ended = call.last_at or time.monotonic()
+        ended = call.ended_at or time.monotonic()
         self._server.recorder.ended(call.timing, reason, call.num_prompt, call.num_output, ended, slowest=call.slowest)
-        if reason in {FinishReason.STOP, FinishReason.LENGTH}:
+        if reason not in {FinishReason.STOP, FinishReason.LENGTH}:
+            return
+        if self._tap.is_encoder:
+            if call.request_class is RequestClass.ONLINE:
+                self._queue_limit.add_call(ended - call.timing.arrival)
+        else:
             times = [call.slowest[0]] if call.num_searched else [request.decode_seconds for request in call.requests]
             for seconds in times:
                 self._queue_limit.add_answer(seconds)
@@ -124,6 +130,10 @@ class Admission:
         """Forget an HTTP request that ended, without counting it."""
         self.calls.discard(call)
         self._tap.end(call)
+
+    def add_step(self, seconds: float) -> None:
+        """Note the time of a step."""
+        self._queue_limit.add_step(seconds)
 
     def sample(self, stats: EngineStats, now: float) -> None:
         """Measure how fast the waiting queue moves. Call it about once a second."""

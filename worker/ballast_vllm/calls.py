@@ -98,6 +98,8 @@ class Call:
     requests: list[EngineRequest] = field(default_factory=list)
     last_at: float | None = None
     """When the newest output came."""
+    responded_at: float | None = None
+    """When vLLM began its response."""
     on_begin: Callable[[], None] | None = None
     """Called at the first output."""
     refused: Refused | None = None
@@ -124,6 +126,11 @@ class Call:
         # The prompt of a beam has its answer so far. The prompts of a search count as equally long.
         longest = max((request.num_prompt + request.num_output for request in self.requests), default=0)
         return max(0, longest - self.num_prompt // self.num_searched)
+
+    @property
+    def ended_at(self) -> float | None:
+        """When its answer was there: its newest token or, if it has none, the response that vLLM builds of vectors."""
+        return self.last_at if self.num_output else self.responded_at or self.last_at
 
     @property
     def slowest(self) -> tuple[float, int]:

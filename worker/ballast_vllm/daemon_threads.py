@@ -39,7 +39,7 @@ class DaemonThreads(Executor):
 
     def _run(self) -> None:
         while (found := self._work.get()) is not None and not self._is_over:
-            _do(*found)
+            do(*found)
             del found  # an idle thread keeps no result alive
 
     def _end(self) -> None:
@@ -55,7 +55,8 @@ class DaemonThreads(Executor):
             thread.join(max(0.0, until - time.monotonic()))
 
 
-def _do(future: Future[Any], work: Callable[[], Any]) -> None:
+def do(future: Future[Any], work: Callable[[], Any]) -> None:
+    """Do the work of a future, unless the future is cancelled."""
     if not future.set_running_or_notify_cancel():
         return
     try:

@@ -8,43 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
-from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import Any
 
-from ballast_api.worker_config import WorkerConfig
 from ballast_log import Log
-from ballast_vllm.calls import Call
-from ballast_vllm.engine_client import EngineTap
-from ballast_worker.feeder import Feeder
+from ballast_worker.drain import drain
+from ballast_worker.model_server import ModelServer
 
 log = Log(__name__)
 
-POLL_SECONDS = 0.05
 STOP_SECONDS = 3.0
-"""Time that aborted requests, and then the connections of the HTTP server, have to end."""
-
-
-class Drained(Protocol):
-    """The server as the drain sees it."""
-
-    is_draining: bool
-    is_closed: bool
-
-    @property
-    def config(self) -> WorkerConfig: ...
-    @property
-    def tap(self) -> EngineTap: ...
-    @property
-    def feeder(self) -> Feeder | None: ...
-    @property
-    def calls(self) -> Collection[Call]: ...
+"""Time that the connections of the HTTP server have to end."""
 
 
 class Drain:
     """The end of one server."""
 
-    def __init__(self, server: Drained, http_server: Any) -> None:
+    def __init__(self, server: ModelServer, http_server: Any) -> None:
         """`http_server` is vLLM's uvicorn server; None if another program serves the app, and stops it."""
         self._server = server
         self._http = http_server
@@ -58,32 +37,9 @@ class Drain:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, signal.Signals(number).name)
 
-    async def run(self, hang_up: Callable[[], None] | None = None) -> None:
-        """Return items, finish online requests, and abort those that are left after `drain_seconds`.
-
-        `hang_up` closes each connection as soon as it is idle. Only a program that serves the app itself passes it.
-        """
-        server = self._server
-        runtime, feeder = server.config.runtime, server.feeder
-        server.is_draining = True
-        held = feeder.num_held if feeder else 0
-        log.info("draining", online=len(server.calls), offline=held, seconds=runtime.drain_seconds)
-        if feeder is not None:
-            feeder.drain()
-        if runtime.unready_seconds:
-            await asyncio.sleep(runtime.unready_seconds)
-        server.is_closed = True
-        (hang_up or self._hang_up)()
-        await self._until(
-            lambda: not server.calls and (feeder is None or feeder.drained.is_set()), seconds=runtime.drain_seconds
-        )
-        if server.calls:
-            log.warning("drain time is over, online requests are aborted", count=len(server.calls))
-            for call in tuple(server.calls):
-                call.hang_up()
-            await self._until(lambda: not server.calls, seconds=STOP_SECONDS)
-        if feeder is not None and not feeder.drained.is_set():
-            log.warning("drain time is over, leases of offline items expire", count=feeder.num_held)
+    async def run(self) -> None:
+        """Return items, finish online requests, and abort those that are left after `drain_seconds`."""
+        await drain(self._server, hang_up=self._hang_up)
 
     def _hang_up(self) -> None:
         if self._http is not None:
@@ -105,8 +61,3 @@ class Drain:
             self._http.should_exit = True  # vLLM then ends EngineCore
         await asyncio.sleep(STOP_SECONDS)
         self._http.force_exit = True
-
-    async def _until(self, is_done: Callable[[], bool], *, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while not is_done() and not self._server.tap.is_dead and time.monotonic() < end:  # noqa: ASYNC110 - as in ballast_worker.drain
-            await asyncio.sleep(POLL_SECONDS)

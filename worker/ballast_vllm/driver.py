@@ -14,7 +14,7 @@ With asynchronous scheduling, a step begins before the output of the step before
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -24,14 +24,14 @@ from ballast_engine.stats import AdmissionRecord, StepKind, StepRecord
 from ballast_policy.host import Host, Planner
 from ballast_policy.learning.cost import StepWork, attended
 from ballast_policy.plan import Reason, StepPlan
-from ballast_policy.request import ONLINE, PARKED, RUNNING, WAITING, Request, RequestClass
+from ballast_policy.request import PARKED, RUNNING, WAITING, Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_policy.step.planner import plan as plan_step
 from ballast_vllm.adapter_places import AdapterPlaces
 from ballast_vllm.counters import Counters
 from ballast_vllm.drafts import DecodeStep, DraftGain
 from ballast_vllm.plan_limits import PlanLimits
-from ballast_vllm.requests import RequestPlace, place_of
+from ballast_vllm.requests import place_of
 from ballast_vllm.snapshot_kv import EAGER, SnapshotKv, VllmBlocks
 
 TIGHT = 4
@@ -116,8 +116,8 @@ class Driver:
         """The plan of the last step."""
         self._snapshot_waiting: Sequence[Request] = ()
         self._is_counting = False
-        self.slos: dict[int, RequestPlace] = {}
-        """Places of requests with an SLO of their own."""
+        self.slos: dict[int, tuple[float | None, float | None]] = {}
+        """TTFT and TPOT of requests with an SLO of their own."""
 
     @property
     def is_busy(self) -> bool:
@@ -155,7 +155,7 @@ class Driver:
             most_computed=place.num_computed,
         )
         if place.ttft is not None or place.tpot is not None:
-            self.slos[seq] = place
+            self.slos[seq] = place.ttft, place.tpot
         self._set_slo(record)
         request_id = request.request_id
         self.live[seq], self.records[request_id], self.ids[seq] = request, record, request_id
@@ -201,11 +201,7 @@ class Driver:
             self._set_slo(record)
 
     def _set_slo(self, record: Request) -> None:
-        """Set the SLO of a request: its own, else that of its class."""
-        config, own = self.host.config, self.slos.get(record.seq)
-        ttft, tpot = (config.ttft, config.tpot) if record.request_class is ONLINE else (inf, inf)
-        record.ttft = ttft if own is None or own.ttft is None else own.ttft
-        record.tpot = tpot if own is None or own.tpot is None else own.tpot
+        self.host.config.set_slo(record, *self.slos.get(record.seq, (None, None)))
 
     # A step
 
@@ -239,7 +235,7 @@ class Driver:
         self.plan = plan = self._limits.apply(host.planner(snapshot), live)
         self._snapshot_waiting = snapshot.waiting
         if plan.preempt:
-            self.counters.note_preemptions(plan)
+            self.counters.tokens.note_preemptions(plan)
             for record in plan.preempt:
                 self._batch.preempt(live[record.seq], now)
         for record in plan.park:
@@ -264,7 +260,7 @@ class Driver:
             if not record.remaining:
                 continue  # it draws its last token now, and leaves by itself
             if record.phase is not WAITING:
-                self.counters.note_preemption(record, Reason.SLOT_RECLAIMED)
+                self.counters.tokens.note_preemption(record, Reason.SLOT_RECLAIMED)
                 self._batch.preempt(self.live[record.seq], now)
             host.leave(record, now, is_complete=False)
             places.move_out(record)
@@ -291,7 +287,7 @@ class Driver:
         elif scheduled:
             counters.exact_steps += 1
         admissions = self._admitted(scheduled, now) if plan.admit else ()
-        prefill = decode = context = ends = 0
+        prefill = decode = context = 0
         prefill_context = 0.0
         blocks, ids, has_decodes = self.blocks, self.ids, not host.config.is_encoder
         block_tokens, num_ahead = blocks.block_tokens, blocks.num_lookahead_tokens
@@ -304,7 +300,6 @@ class Driver:
             else:
                 prefill += num_tokens
                 prefill_context += attended(start, num_tokens)
-                ends += end
             if end + num_ahead > record.num_blocks * block_tokens or num_drafts:
                 record.num_blocks = record.num_private_blocks = blocks.held(ids[record.seq])
         host.dispatched(plan, self._snapshot_waiting, now)
@@ -312,6 +307,8 @@ class Driver:
             if not self.flights:
                 host.ended(now)
             return
+        if not has_decodes:
+            counters.in_step = Counter([record.request_class for record, _ in pairs])
         for request_class, held in host.held.items():
             counters.tokens.classes[request_class].parked_steps += held[PARKED]
         work = StepWork(prefill, prefill_context, decode + num_drafts, context)
@@ -321,7 +318,6 @@ class Driver:
         if not self.flights:
             host.began(plan, now)  # what follows a step counts as its time, up to the plan of the next one
         self.flights.append(flight)
-        counters.note_work(work, num_decodes=decode, ends=ends)
 
     def _compare(self, scheduled: Mapping[str, int]) -> tuple[Pairs, int]:
         """Return the grants that vLLM carried out, and the drafts that it added; count the differences.
@@ -339,7 +335,7 @@ class Driver:
                 num_tokens = granted
             elif num_tokens < granted:
                 is_exact = False
-                counters.deferred_grants += not num_tokens
+                counters.tokens.deferred_grants += not num_tokens
                 counters.short_grants += num_tokens > 0
             if num_tokens:
                 pairs.append((record, num_tokens))
@@ -362,7 +358,7 @@ class Driver:
                 blocks.num_shared_blocks = max(blocks.num_shared_blocks, -(-start // blocks.block_tokens))
         admissions = host.admissions(self.plan, now)
         for record in admissions:
-            self.counters.note_admission(record.num_tokens, record.num_computed)
+            self.counters.tokens.note_admission(record.num_tokens, record.num_computed)
         return tuple(
             AdmissionRecord(
                 request_id=self.ids[record.seq],

@@ -2,16 +2,15 @@
 
 `EngineTap` replaces methods of the client object and of its parts. One adds the place in the policy to each request on
 its way to EngineCore. One sees each output on its way back. One checks the waiting queue for calls with several
-requests. One keeps the names of images apart by tenant, on vLLM's threads, which therefore get the context of a call.
-Two have work on threads that vLLM has on the event loop, and that may take seconds: the check of structured output, and
-the tokens of scores. No class of vLLM is changed.
+requests. One keeps the names of images apart by tenant, on vLLM's threads, which therefore get the context of a call,
+and do online work first. Two have work on threads that vLLM has on the event loop, and that may take seconds: the check
+of structured output, and the tokens of scores. No class of vLLM is changed.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import copy_context
 from copy import copy
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from ballast_log import Log
 from ballast_policy.request import RequestClass
 from ballast_vllm.calls import CALL, Call, EngineRequest, can_continue
 from ballast_vllm.daemon_threads import DaemonThreads
+from ballast_vllm.online_first import OnlineFirst
 from ballast_vllm.requests import KEY
 from ballast_worker.errors import NotServed
 
@@ -81,7 +81,7 @@ class EngineTap:
         renderer = engine.renderer
         self._name_media, renderer._process_mm_uuids = renderer._process_mm_uuids, self._name_own_media  # noqa: SLF001
         for threads in (renderer._executor, renderer._mm_executor):  # noqa: SLF001
-            threads.submit = _with_context(threads.submit)
+            threads.submit = OnlineFirst(threads.submit)
 
     # The configuration of vLLM
 
@@ -335,12 +335,3 @@ def _invalid(message: str, parameter: str | None = None) -> Exception:
     from ballast_vllm.internals import invalid_request  # noqa: PLC0415 - tests of this module need no vLLM
 
     return invalid_request(message, parameter)
-
-
-def _with_context(submit: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the `submit` of an executor for work that sees the context of its caller."""
-
-    def submit_with_context(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return submit(copy_context().run, work, *args, **kwargs)
-
-    return submit_with_context

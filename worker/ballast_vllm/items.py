@@ -7,11 +7,10 @@ what a request may use, and gets the same answer. There is no socket between: th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,7 +29,7 @@ from ballast_vllm.engine_client import EngineTap
 from ballast_worker.errors import Refused
 from ballast_worker.http_exchange import TOO_DEEP
 from ballast_worker.items import ItemFailure
-from ballast_worker.loop import Ended
+from ballast_worker.loop import Ended, EndedItems, failed
 from ballast_worker.openai import MODEL_NOT_FOUND, Caller
 from ballast_worker.requests import RequestTiming
 from ballast_worker.responses import AnswerBuffer
@@ -42,7 +41,11 @@ ABORT_SECONDS = 2.0
 RETRYABLE = frozenset({408, 409, 425, 429})
 """Statuses below 500 after which another attempt may succeed."""
 NOT_JSON = "The answer is not JSON, as the result of an item must be. Leave out `encoding_format`, or set it to base64."
-DIED = "EngineCore ended: another attempt runs on another worker."
+UNSUPPORTED = json.dumps({"error": {"code": "unsupported_encoding", "message": NOT_JSON}}).encode()
+USAGE = b'"usage":'
+MOST_USAGE_BYTES = 4096
+"""More than the usage in any response of vLLM has."""
+_DECODER = json.JSONDecoder()
 
 
 @dataclass(slots=True, eq=False)
@@ -56,8 +59,8 @@ class HttpItem:
     seed: int
     start: Callable[[HttpItem], None]
     status: int = 0
-    answer: Any = None
-    """The decoded JSON body of the response."""
+    answer: bytes = b""
+    """The JSON text of the response. It stays one: decoding vectors would stop all threads of the process meanwhile."""
     is_given_back: bool = False
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when vLLM should stop computing the item."""
@@ -75,12 +78,12 @@ class HttpItem:
     def submit(self) -> None:
         self.start(self)
 
-    def whole(self, answer: AnswerBuffer) -> dict[str, object]:  # noqa: ARG002 - the response is complete already
-        body: dict[str, object] = self.answer
-        return body
+    def whole(self, answer: AnswerBuffer) -> bytes:  # noqa: ARG002 - the response is complete already
+        return self.answer
 
     def failure(self, claimed: Claimed, output: Output) -> ItemFailure:
-        error = self.answer.get("error") if isinstance(self.answer, dict) else None
+        answer = _decode(self.answer)
+        error = answer.get("error") if isinstance(answer, dict) else None
         stated = error if isinstance(error, dict) else {}
         is_refused = 400 <= self.status < 500
         code = stated.get("code")
@@ -99,6 +102,8 @@ class VllmEngine:
     def __init__(self, tap: EngineTap, stats: EngineStats, policy: PolicyConfig) -> None:
         self.policy = policy
         self.items: dict[str, HttpItem] = {}
+        self.in_step: Mapping[str, int] = {}
+        """Requests of an encoder's last step by class; empty for other models."""
         self._tap = tap
         self.take(stats)
         self.hang_up: Callable[[Sequence[str]], None] = lambda _: None
@@ -128,6 +133,23 @@ class VllmEngine:
             )
         return replace(found, online=classes[RequestClass.ONLINE], offline=classes[RequestClass.OFFLINE])
 
+    def shown(self) -> EngineStats:
+        """Return the figures for metrics and status.
+
+        A request of an encoder holds its slot within one step, and the scheduler reports between steps. So as many
+        requests as the last step had count as those in slots, if there are that many now.
+        """
+        found = self.stats()
+        shown = {}
+        for request_class in RequestClass:
+            of = found.of(request_class)
+            moved = max(0, min(of.waiting, self.in_step.get(str(request_class), 0) - of.running))
+            running = of.running + moved
+            shown[request_class] = replace(
+                of, running=running, waiting=of.waiting - moved, borrowed=max(0, running - of.reserved)
+            )
+        return replace(found, online=shown[RequestClass.ONLINE], offline=shown[RequestClass.OFFLINE])
+
     def num_computed(self, request_id: str) -> int:
         """Return the tokens of an item computed so far, by this or an earlier attempt."""
         item = self.items.get(request_id)
@@ -145,19 +167,16 @@ class VllmEngine:
         self.hang_up(request_ids)
 
 
-class HttpItemLoop:
+class HttpItemLoop(EndedItems):
     """Runs items on the event loop of the API server, and passes their ends to the feeder's thread."""
 
     def __init__(self, app: ASGIApp, scope: Mapping[str, Any], engine: VllmEngine) -> None:
         """Run items with `app`; `scope` has what the scopes of all items have in common."""
+        super().__init__()
         self.engine = engine
-        self.num_started = 0
-        self.failure: str | None = None
         self._app = app
         self._scope = scope
         self.events = asyncio.get_running_loop()
-        self._ended: deque[Ended] = deque()
-        self._wake = threading.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         engine.hang_up = self._hang_up
 
@@ -172,7 +191,7 @@ class HttpItemLoop:
         """Start an item. Its end comes from `take_ended`."""
         self.engine.items[item.request_id] = item
         if self.failure is not None:
-            self._end(item, Output(item.request_id, finish_reason=FinishReason.FAILED, error=self.failure))
+            self._end(item, failed(item.request_id, self.failure))
             return
         item.call.on_begin = self._began
         self.events.call_soon_threadsafe(self._spawn, item)
@@ -180,26 +199,6 @@ class HttpItemLoop:
     def abort(self, request_id: str) -> None:
         """End an item. An id that is not known is ignored."""
         self._hang_up([request_id])
-
-    def wake_feeder(self) -> None:
-        """End the feeder's wait."""
-        self._wake.set()
-
-    def wait_as_feeder(self, timeout: float) -> bool:
-        """Wait for `wake_feeder`, at most `timeout` seconds; return whether it was called."""
-        return self._wake.wait(timeout)
-
-    def take_ended(self) -> list[Ended]:
-        """Return the items that ended since the last call."""
-        self._wake.clear()  # first: an item that ends later sets it again
-        return [self._ended.popleft() for _ in range(len(self._ended))]
-
-    def fail_all(self, request_ids: Iterable[str], settle: Callable[[Ended], None]) -> None:
-        """Settle items as failed, after EngineCore ended."""
-        for request_id in request_ids:
-            self.engine.items.pop(request_id, None)
-            output = Output(request_id, finish_reason=FinishReason.FAILED, error=self.failure or DIED)
-            settle(Ended(output, time.monotonic()))
 
     def _hang_up(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
@@ -247,7 +246,7 @@ class HttpItemLoop:
 
     async def _send(self, item: HttpItem) -> None:
         parts: list[bytes] = []
-        is_read = False
+        is_read = is_json = False
 
         async def receive() -> Message:
             nonlocal is_read
@@ -258,14 +257,17 @@ class HttpItemLoop:
             return {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
+            nonlocal is_json
             if message["type"] == "http.response.start":
-                item.status = message["status"]
+                item.status, item.call.responded_at = message["status"], time.monotonic()
+                kinds = [value for name, value in message.get("headers", ()) if name == b"content-type"]
+                is_json = any(kind.startswith(b"application/json") for kind in kinds)
             else:
                 parts.append(message.get("body", b""))
                 if not message.get("more_body", False):
-                    item.answer = _decode(b"".join(parts))
-                    if item.answer is None and item.status == 200 and not item.gone.is_set():
-                        item.status, item.answer = 400, {"error": {"code": "unsupported_encoding", "message": NOT_JSON}}
+                    item.answer = b"".join(parts)
+                    if not is_json and item.status == 200 and not item.gone.is_set():
+                        item.status, item.answer = 400, UNSUPPORTED
 
         length = (b"content-length", str(len(item.body)).encode())
         scope = {
@@ -279,7 +281,8 @@ class HttpItemLoop:
 
     def _settle(self, item: HttpItem) -> None:
         call, requests = item.call, item.call.requests
-        has_answer = item.status == 200 and isinstance(item.answer, dict) and not call.is_aborted
+        # vLLM answers `null` to a client that left.
+        has_answer = item.status == 200 and item.answer.startswith(b"{") and not call.is_aborted
         prompt, output = _usage(item.answer) if has_answer else (0, 0)
         reason = FinishReason.FAILED
         if has_answer:
@@ -307,7 +310,7 @@ class HttpItemLoop:
             return  # settled already
         if item.call.timing.first_at is None and output.finish_reason is not FinishReason.FAILED:
             self.num_started += 1
-        at = item.call.last_at or time.monotonic()
+        at = item.call.ended_at or time.monotonic()
         self._ended.append(Ended(output, at, item.call.timing.first_at, num_cached, item.call.slowest))
         self.wake_feeder()
 
@@ -362,10 +365,20 @@ def _decode(body: bytes) -> object:
         return None
 
 
-def _usage(answer: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the tokens of prompt and answer that a response states, in the words of any of the APIs."""
-    usage = answer.get("usage")
-    found = usage if isinstance(usage, dict) else {}
-    prompt = found.get("prompt_tokens", found.get("input_tokens", found.get("total_tokens")))
-    output = found.get("completion_tokens", found.get("output_tokens"))
-    return (prompt if isinstance(prompt, int) else 0, output if isinstance(output, int) else 0)
+def _usage(answer: bytes) -> tuple[int, int]:
+    """Return the tokens of prompt and answer that a response states, in the words of any of the APIs.
+
+    It decodes only the usage, which stands near the end of most responses. No text of a response holds its name in
+    quotes that are not escaped. A schema that the response repeats may, and states no tokens.
+    """
+    end = len(answer)
+    while (end := answer.rfind(USAGE, 0, end)) > 0:
+        with contextlib.suppress(ValueError, RecursionError):
+            begin = end + len(USAGE)
+            found, _ = _DECODER.raw_decode(answer[begin : begin + MOST_USAGE_BYTES].decode(errors="replace").lstrip())
+            stated = found if isinstance(found, dict) else {}
+            prompt = stated.get("prompt_tokens", stated.get("input_tokens", stated.get("total_tokens")))
+            output = stated.get("completion_tokens", stated.get("output_tokens"))
+            if isinstance(prompt, int):
+                return prompt, output if isinstance(output, int) else 0
+    return 0, 0

@@ -21,15 +21,15 @@ PRIVATE = frozenset({"vllm:lora_requests_info"})
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
 
-class ServerMetrics:
+class ServerMetrics(WorkerMetrics):
     """Render `/metrics`, with or without the series that name tenants."""
 
     def __init__(
         self, gather: Callable[[], ScrapeData], *, shows_tenants: bool, hidden: frozenset[str] = frozenset()
     ) -> None:
         """Render without the `hidden` series of vLLM."""
-        self._gather, self._hidden = gather, hidden
-        self._worker = WorkerMetrics(gather, shows_tenants=shows_tenants)
+        super().__init__(gather, shows_tenants=shows_tenants)
+        self._hidden = hidden
 
     def render(self) -> bytes:
         """Return the text that Prometheus scrapes."""
@@ -41,7 +41,7 @@ class ServerMetrics:
         figures = self._gather()
         online = figures.stats.of(RequestClass.ONLINE)
         replaced = {RUNNING: online.running, WAITING: online.waiting}
-        yield from self._worker.own(figures)
+        yield from self.own(figures)
         for family in REGISTRY.collect():
             if family.name in replaced:
                 yield _online(family, replaced[family.name])

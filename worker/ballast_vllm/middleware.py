@@ -243,6 +243,7 @@ class _Passed:
             return
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            self._call.responded_at = time.monotonic()
             if self._is_last:
                 message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
         elif not message.get("more_body", False):

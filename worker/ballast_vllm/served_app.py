@@ -63,7 +63,18 @@ def slo_problem(config: WorkerConfig, tap: EngineTap) -> str | None:
         return None
     return (
         "slo.latencyMilliseconds is the SLO of a model that returns vectors or scores, and this model generates "
-        "text. Set slo.ttftMilliseconds and slo.tpotMilliseconds"
+        "text. Set slo.ttftMilliseconds and slo.tpotMilliseconds, or let vLLM run it as such a model, with "
+        "--runner=pooling (engine.vllm.args)"
+    )
+
+
+def slo_warning(config: WorkerConfig, tap: EngineTap) -> str | None:
+    """Return a sentence if the model has no SLO of its kind, and gets that of another."""
+    if config.slo.latency_milliseconds is not None or not tap.is_encoder:
+        return None
+    return (
+        f"the model returns vectors or scores, so the TTFT of {1000 * (config.slo.seconds('ttft') or 0):g} ms is "
+        "promised for the whole answer: set slo.latencyMilliseconds"
     )
 
 

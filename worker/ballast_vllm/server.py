@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import os
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,11 @@ from starlette.types import ASGIApp, Scope
 
 from ballast_api.errors import InvalidConfig
 from ballast_api.worker_config import WorkerConfig, content_hash
+from ballast_engine.stats import EngineStats
 from ballast_log import Log
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_queue.settings import QueueSettings
-from ballast_queue.status import WorkerStatus
 from ballast_vllm import configuration
 from ballast_vllm.adapters import TenantAdapters
 from ballast_vllm.admission import DIED, Admission
@@ -43,22 +42,20 @@ from ballast_vllm.served_app import (
     item_urls,
     limit_media,
     slo_problem,
+    slo_warning,
 )
 from ballast_vllm.settings import message_of
 from ballast_vllm.stats import engine_stats, steps
-from ballast_worker import STARTED_AT, settings
+from ballast_worker import settings
 from ballast_worker.bodies import BodyMemory
-from ballast_worker.errors import NotServed
 from ballast_worker.feeder import Feeder
 from ballast_worker.http_connection import SWEEP_SECONDS, Connections, HttpLimits
 from ballast_worker.http_server import HttpServer
-from ballast_worker.metrics import ScrapeData, Spending, StepMetrics, queue_view
+from ballast_worker.model_server import ModelServer, every
 from ballast_worker.owner_port import owner_server
 from ballast_worker.preflight import check_queue, listen_for_metrics
 from ballast_worker.reload import ConfigWatcher, Loaded
-from ballast_worker.requests import Recorder
-from ballast_worker.status import Identity, SmoothedRates, worker_status
-from ballast_worker.tenancy import Tenancy
+from ballast_worker.status import Identity
 from ballast_worker.tls import Certificate
 
 log = Log(__name__)
@@ -71,55 +68,32 @@ CONFIGURE_SECONDS = 30.0
 """Time that EngineCore has to answer a change of the configuration."""
 
 
-class VllmServer:
+class VllmServer(ModelServer):
     """All parts of Ballast in one API server."""
+
+    engine: VllmEngine
+    loop: HttpItemLoop
 
     def __init__(self, app: Any, inner: ASGIApp, loaded: Loaded, path: Path | None) -> None:
         """Prepare the parts. `inner` is the app behind the middleware, and `app` the whole app."""
+        super().__init__(loaded, BodyMemory(MOST_BODY_BYTES))
         config, arguments = loaded.config, app.state.args
         self.tap = EngineTap(app.state.engine_client, time.monotonic)
-        self.id = settings.worker_id(config)
         self.address = address(arguments)
-        self.is_draining = False
-        """Whether the server shuts down: it is not ready, and claims no items."""
-        self.is_closed = False
-        """Whether the server refuses new requests."""
-        self.recorder = Recorder()
-        self.feeder: Feeder | None = None
         hidden = PRIVATE if any(adapter.tenants for adapter in config.model.adapters) else frozenset[str]()
         self.metrics = ServerMetrics(self._figures, shows_tenants=False, hidden=hidden)
         self.tenant_metrics = ServerMetrics(self._figures, shows_tenants=True)
-        self.bodies = BodyMemory(MOST_BODY_BYTES)
-        self.bodies.fit(config.limits.max_body_kibibytes)
-        self._app, self._inner = app, inner
-        self.loaded, self._path = loaded, path
-        self._keys = settings.api_keys(config)
-        self.tenancy = Tenancy(config.offline.tenants, self._keys)
-        self._step_metrics = StepMetrics()
+        self._app, self._inner, self._path = app, inner, path
         self._num_steps = 0
-        self._spending = Spending(STARTED_AT)
-        self.rates = SmoothedRates()
         self.admission = Admission(self)
         self.calls = self.admission.calls
         self.tap.check_queue = self.admission.check_requests
-        self._watcher: ConfigWatcher | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._urls: tuple[str, ...] = ()
         self._queue_models: tuple[str, ...] = ()
         self._owner_port: HttpServer | None = None
         self._certificate: Certificate | None = None
-        self._connections: Connections | None = None
         self.drain = Drain(self, getattr(app.state, "server", None))
-
-    @property
-    def config(self) -> WorkerConfig:
-        """The configuration in force."""
-        return self.loaded.config
-
-    @property
-    def policy(self) -> PolicyConfig:
-        """The policy in force."""
-        return self.engine.policy
 
     @property
     def identity(self) -> Identity:
@@ -177,9 +151,11 @@ class VllmServer:
         self._start_feeder()
         self._start_watcher()
         for seconds, task in ((POLL_SECONDS, self._poll), (POLL_SECONDS, self._watch), (1.0, self._sample)):
-            self._keep(asyncio.create_task(_every(seconds, task)))
+            self._keep(asyncio.create_task(every(seconds, task)))
         self.drain.take_signals()
         ignored = () if LAUNCHED in os.environ else configuration.ignored(self.config)
+        if warning := slo_warning(self.config, self.tap):
+            log.warning(warning)
         for field in ignored:
             log.warning("the field has no effect inside vLLM", field=field)
         if self.tap.device == "cpu" and (compiler := missing_compiler()) is not None:
@@ -216,9 +192,9 @@ class VllmServer:
         """Give vLLM's HTTP server, if it serves the app, connections with the limits of a worker."""
         if (http_server := getattr(self._app.state, "server", None)) is not None:
             most = self.config.limits.most_requests(self.engine.policy.slots)
-            self._connections = self._app.state.connections = Connections(HttpLimits.beside(most))
-            http_server.config.http_protocol_class = self._connections.protocol()
-            self._keep(asyncio.create_task(_every(SWEEP_SECONDS, self._sweep)))
+            self.connections = self._app.state.connections = Connections(HttpLimits.beside(most))
+            http_server.config.http_protocol_class = self.connections.protocol()
+            self._keep(asyncio.create_task(every(SWEEP_SECONDS, self._sweep)))
 
     def _start_ports(self) -> None:
         """Serve what names tenants on a port of its own, and both ports with one certificate, as a worker does.
@@ -240,11 +216,11 @@ class VllmServer:
 
     def _start_feeder(self) -> None:
         config = self.config
-        if settings.redis_url(config) is None:
+        if settings.redis_address(config)[0] is None:
             return
         check_queue(config)
         if not self._urls:
-            raise NotServed("The model serves none of the URLs of items. Remove runtime.redisUrl")
+            log.warning("the model serves no URL of items, so every item of the queue is refused")
         self.feeder = Feeder(
             connect=lambda: settings.open_queue(config),
             worker=self.id,
@@ -297,39 +273,26 @@ class VllmServer:
         return None
 
     @property
-    def is_ready(self) -> bool:
-        """Whether the server accepts new requests."""
-        return self.failure is None and not self.is_draining
+    def num_answering(self) -> int:
+        """Online requests whose answer is not sent yet."""
+        return len(self.calls)
+
+    def abort_answers(self) -> None:
+        """Abort these requests."""
+        for call in tuple(self.calls):
+            call.hang_up()
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the server works."""
+        return self.failure is None
 
     def has_route(self, scope: Scope) -> bool:
         """Return whether vLLM has a route for a request."""
         return any(route.matches(scope)[0] is Match.FULL for route in self._app.routes)
 
-    def status(self) -> WorkerStatus:
-        """Return the status now."""
-        return worker_status(self, self.engine.stats())
-
-    def _figures(self) -> ScrapeData:
-        feeder, watcher = self.feeder, self._watcher
-        view = None
-        if feeder is not None:
-            view = queue_view(feeder, self.config.queue_name)
-        return ScrapeData(
-            model=self.models[0],
-            stats=self.engine.stats(),
-            steps=self._step_metrics,
-            recorders=(self.recorder, feeder.recorder) if feeder is not None else (self.recorder,),
-            spending=self._spending,
-            utilization=None,
-            connections=self._connections,
-            queue=view,
-            block_tokens=self.engine.policy.block_tokens,
-            generation=self.config.runtime.generation,
-            restart_required=len(self.loaded.restart_required),
-            config_invalid=watcher is not None and watcher.is_invalid,
-            is_draining=self.is_draining,
-            is_healthy=self.failure is None,
-        )
+    def shown(self) -> EngineStats:
+        return self.engine.shown()
 
     async def _poll(self) -> None:
         """Read the figures of the scheduler."""
@@ -337,10 +300,13 @@ class VllmServer:
             found = await self.tap.stats(self._num_steps)
         except EngineDead:
             return  # `_watch` reports it
-        self._num_steps = found["steps"]
-        self.engine.take(engine_stats(found))
+        stats = engine_stats(found)
+        self._num_steps = stats.steps
+        self.engine.take(stats)
+        self.engine.in_step = found["in_step"]
         for record in steps(found):
-            self._step_metrics.add(record)
+            self._steps.add(record)
+            self.admission.add_step(record.seconds)
 
     async def _watch(self) -> None:
         """Fail the items in flight if EngineCore ended: it answers no call, not even with an error."""
@@ -350,8 +316,8 @@ class VllmServer:
 
     async def _sweep(self) -> None:
         """Close the connections whose time is over."""
-        if self._connections is not None:
-            self._connections.sweep(asyncio.get_running_loop().time())
+        if self.connections is not None:
+            self.connections.sweep(asyncio.get_running_loop().time())
 
     async def _sample(self) -> None:
         now = time.monotonic()
@@ -370,7 +336,8 @@ class VllmServer:
     def _queue_settings(self, config: WorkerConfig) -> QueueSettings:
         self._queue_models = self.models
         found = settings.queue_settings(config, self._queue_models[0])
-        return found.model_copy(update={"models": self._queue_models, "urls": self._urls})
+        update = {"models": self._queue_models, "urls": self._urls, "serves_items": bool(self._urls)}
+        return found.model_copy(update=update)
 
     def _apply(self, loaded: Loaded) -> None:
         """Put a changed configuration in force, on the watcher's thread.
@@ -379,24 +346,12 @@ class VllmServer:
             EngineDead, NotServed: EngineCore did not take it, so nothing changed here.
             TimeoutError: the same, but EngineCore may take it later.
         """
-        config = loaded.config
-        policy = _policy(config, self.engine.policy)
+        policy = _policy(loaded.config, self.engine.policy)
         configured = self.tap.configure(message_of(policy))
         asyncio.run_coroutine_threadsafe(configured, self.loop.events).result(timeout=CONFIGURE_SECONDS)
         self.engine.policy = policy
-        self.tenancy = Tenancy(config.offline.tenants, self._keys)
-        if self.feeder is not None:
-            self.feeder.configure(self._queue_settings(config))
-        self.bodies.fit(config.limits.max_body_kibibytes)
-        connections = getattr(self._app.state, "connections", None)  # also those of another server, as of a replica
-        if connections and config.limits.max_queued_requests != self.config.limits.max_queued_requests:
-            connections.fit(config.limits.most_requests(policy.slots))
-        self.loaded = loaded  # last: the status states that its generation is in force
-
-    def _reload_keys(self) -> None:
-        self._keys = settings.api_keys(self.config)
-        self.tenancy = Tenancy(self.config.offline.tenants, self._keys)
-        log.info("API keys loaded")
+        # Also the connections of another server, as of a replica.
+        self._put_in_force(loaded, getattr(self._app.state, "connections", None))
 
 
 def load(arguments: Any) -> tuple[Loaded, Path | None]:
@@ -415,12 +370,3 @@ def load(arguments: Any) -> tuple[Loaded, Path | None]:
 def _policy(config: WorkerConfig, current: PolicyConfig) -> PolicyConfig:
     policy = settings.policy_config(config, current)
     return policy if config.slots is None else replace(policy, slots=min(config.slots, current.slots))
-
-
-async def _every(seconds: float, task: Callable[[], Awaitable[None]]) -> None:
-    while True:
-        await asyncio.sleep(seconds)
-        try:
-            await task()
-        except Exception:  # a defect in one call must not end all calls
-            log.exception("periodic task failed")

@@ -25,7 +25,7 @@ from ballast_worker.backoff import Backoff
 from ballast_worker.claimer import Claimer
 from ballast_worker.in_flight import InFlightItems, all_or_each
 from ballast_worker.items import ItemLoop, ItemReader
-from ballast_worker.loop import Ended
+from ballast_worker.loop import Ended, failed
 from ballast_worker.outlooks import update_outlooks
 from ballast_worker.requests import Recorder
 
@@ -226,8 +226,9 @@ class Feeder:
         time.sleep(GATHER_SECONDS)
         for ended in self._loop.take_ended():
             self._try("settle", partial(self._settle, ended))
-        if self._loop.failure is not None:
-            self._loop.fail_all(list(self._in_flight.held), self._settle)
+        if (failure := self._loop.failure) is not None:
+            for request_id in list(self._in_flight.held):  # a later end finds no item
+                self._settle(Ended(failed(request_id, failure), time.monotonic()))
 
     def _wait_seconds(self) -> float:
         now = time.monotonic()

@@ -131,10 +131,12 @@ class InFlightItems:
         claimed = item.claimed
         match output.finish_reason:
             case FinishReason.STOP | FinishReason.LENGTH:
+                body = item.prepared.whole(answer)
                 result = Result(
                     custom_id=claimed.custom_id,
                     status_code=200,
-                    body=item.prepared.whole(answer),
+                    body=None if isinstance(body, bytes) else body,
+                    body_text=body if isinstance(body, bytes) else b"",
                     tokens_in=answer.num_prompt,
                     tokens_out=answer.num_output,
                     worker=self.worker,

@@ -6,7 +6,7 @@ Another engine brings an `ItemLoop` and an `ItemReader`, and the feeder serves i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -47,7 +47,6 @@ class ItemLoop(Protocol):
     def wake_feeder(self) -> None: ...
     def wait_as_feeder(self, timeout: float) -> bool: ...
     def take_ended(self) -> list[Ended]: ...
-    def fail_all(self, request_ids: Iterable[str], settle: Callable[[Ended], None]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +82,8 @@ class PreparedItem(Protocol):
             InvalidRequest: the engine can never serve it. The message is a sentence for the user.
         """
 
-    def whole(self, answer: AnswerBuffer) -> dict[str, object]:
-        """Return the body of the answer."""
+    def whole(self, answer: AnswerBuffer) -> dict[str, object] | bytes:
+        """Return the body of the answer, or its JSON text."""
 
     def failure(self, claimed: Claimed, output: Output) -> ItemFailure:
         """Return the failure of an item that ended with `FinishReason.FAILED`."""

@@ -107,18 +107,37 @@ class Ended:
     """As in `Recorder.ended`."""
 
 
-class EngineLoop:
-    """Owns the engine's thread. `submit` and `abort` are for any thread, `stream` for the event loop."""
+class EndedItems:
+    """The requests without an HTTP stream that ended, on their way from an engine to the thread of the feeder."""
 
-    def __init__(self, engine: Engine, on_step: Callable[[StepRecord], None]) -> None:
-        self.engine = engine
+    def __init__(self) -> None:
         self.num_started = 0
         """Offline requests that have got a slot so far."""
         self.failure: str | None = None
         """Why the engine stopped; None while it runs."""
         self._ended: deque[Ended] = deque()
-        """Requests without a stream that ended, for the feeder."""
         self._feeder_event = threading.Event()
+
+    def wake_feeder(self) -> None:
+        """End the feeder's wait: a request ended, a slot may be free, or the feeder has new orders."""
+        self._feeder_event.set()
+
+    def wait_as_feeder(self, timeout: float) -> bool:
+        """Wait for `wake_feeder`, at most `timeout` seconds; return whether it was called."""
+        return self._feeder_event.wait(timeout)
+
+    def take_ended(self) -> list[Ended]:
+        """Return the requests that ended since the last call."""
+        self._feeder_event.clear()  # first: a request that ends later sets it again
+        return [self._ended.popleft() for _ in range(len(self._ended))]
+
+
+class EngineLoop(EndedItems):
+    """Owns the engine's thread. `submit` and `abort` are for any thread, `stream` for the event loop."""
+
+    def __init__(self, engine: Engine, on_step: Callable[[StepRecord], None]) -> None:
+        super().__init__()
+        self.engine = engine
         self._num_failed = 0
         """Steps that failed since the last one that did not."""
         self._on_step = on_step
@@ -177,7 +196,7 @@ class EngineLoop:
             InvalidRequest: the message is a sentence for the user.
         """
         if self.failure is not None:
-            self._ended.append(Ended(_failed(request.request_id, self.failure), time.monotonic()))
+            self._ended.append(Ended(failed(request.request_id, self.failure), time.monotonic()))
             self.wake_feeder()
             return
         self.engine.submit(request)
@@ -204,21 +223,8 @@ class EngineLoop:
                 of_tenant.entered -= 1
                 raise
         elif self._streams.pop(request.request_id, None) is not None:
-            stream.push(_failed(request.request_id, self.failure), time.monotonic())
+            stream.push(failed(request.request_id, self.failure), time.monotonic())
         return stream
-
-    def wake_feeder(self) -> None:
-        """End the feeder's wait: a request ended, a slot may be free, or the feeder has new orders."""
-        self._feeder_event.set()
-
-    def wait_as_feeder(self, timeout: float) -> bool:
-        """Wait for `wake_feeder`, at most `timeout` seconds; return whether it was called."""
-        return self._feeder_event.wait(timeout)
-
-    def take_ended(self) -> list[Ended]:
-        """Return the requests without a stream that ended since the last call."""
-        self._feeder_event.clear()  # first: a request that ends later sets it again
-        return [self._ended.popleft() for _ in range(len(self._ended))]
 
     def abort(self, request_id: str) -> None:
         """End a request before the next plan. Its last output still comes."""
@@ -233,11 +239,6 @@ class EngineLoop:
         """Abort every HTTP request."""
         for request_id in list(self._streams):
             self.engine.abort(request_id)
-
-    def fail_all(self, request_ids: Iterable[str], settle: Callable[[Ended], None]) -> None:
-        """Settle requests without a stream as failed. Once `failure` is set, the engine's thread settles none."""
-        for request_id in request_ids:
-            settle(Ended(_failed(request_id, self.failure or BROKEN), time.monotonic()))
 
     def _run(self) -> None:
         engine = self.engine
@@ -317,7 +318,7 @@ class EngineLoop:
         self.failure = why
         streams, self._streams = self._streams, {}
         now = time.monotonic()
-        self._push_all([(stream, _failed(request_id, why)) for request_id, stream in streams.items()], now)
+        self._push_all([(stream, failed(request_id, why)) for request_id, stream in streams.items()], now)
         self.wake_feeder()
 
 
@@ -326,5 +327,6 @@ def _push(pushed: list[tuple[Stream, Output]], at: float) -> None:
         stream.push(output, at)
 
 
-def _failed(request_id: str, why: str) -> Output:
+def failed(request_id: str, why: str) -> Output:
+    """Return the last output of a request that the engine lost."""
     return Output(request_id, finish_reason=FinishReason.FAILED, error=why)

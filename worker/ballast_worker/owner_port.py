@@ -4,48 +4,29 @@ from __future__ import annotations
 
 import socket
 import ssl
-from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ballast_queue.status import WorkerStatus
 from ballast_worker.http_connection import Connections, HttpLimits
 from ballast_worker.http_server import HttpServer
 from ballast_worker.metrics import CONTENT_TYPE
+from ballast_worker.model_server import ModelServer
 from ballast_worker.settings import public_host
 
 LIMITS = HttpLimits(connections=64)
 
 
-class TenantMetrics(Protocol):
-    """The series that name tenants."""
-
-    def render(self) -> bytes:
-        """Return them in the text format of Prometheus."""
-
-
-class TenantReport(Protocol):
-    """A server that knows its tenants: a worker, or the server inside vLLM."""
-
-    @property
-    def tenant_metrics(self) -> TenantMetrics:
-        """The metrics."""
-
-    def status(self) -> WorkerStatus:
-        """Return the status."""
-
-
-def owner_server(report: TenantReport, listener: socket.socket, tls: ssl.SSLContext | None) -> HttpServer:
-    """Return the server of the metrics port, to be run on `listener`. With `tls`, it serves HTTPS only."""
+def owner_server(of: ModelServer, listener: socket.socket, tls: ssl.SSLContext | None) -> HttpServer:
+    """Return the metrics port of a server, to be run on `listener`. With `tls`, it serves HTTPS only."""
 
     async def metrics(_: Request) -> Response:
-        return Response(report.tenant_metrics.render(), headers={"content-type": CONTENT_TYPE})
+        return Response(of.tenant_metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     async def status(_: Request) -> Response:
-        return Response(report.status().model_dump_json(), media_type="application/json")
+        return Response(of.status().model_dump_json(), media_type="application/json")
 
     app = Starlette(routes=[Route("/metrics", metrics), Route("/ballast/status", status)])
     server = HttpServer(app, Connections(LIMITS), name="metrics", tls=tls)

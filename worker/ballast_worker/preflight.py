@@ -11,7 +11,7 @@ from ballast_log import Log
 from ballast_queue.errors import InvalidSubmission, QueueError
 from ballast_queue.redis_store import Queue
 from ballast_worker.errors import AddressTaken, NotServed
-from ballast_worker.settings import listening_host, model_directory, redis_ca, redis_password, redis_url
+from ballast_worker.settings import listening_host, model_directory, redis_address
 from ballast_worker.tenancy import ApiKeys
 
 log = Log(__name__)
@@ -82,8 +82,7 @@ def check_queue(config: WorkerConfig) -> None:
     Raises:
         NotServed: the address is wrong, or a file of the password or the authority cannot be read.
     """
-    password, ca = redis_password(config), redis_ca(config)
-    url = redis_url(config)
+    url, password, ca = redis_address(config)
     if url is None:
         return
     try:

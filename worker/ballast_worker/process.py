@@ -80,7 +80,7 @@ class Process:
             self._draining = asyncio.get_running_loop().create_task(self._drain())
             return
         log.warning("second signal received, stopping at once", name=name)
-        self._worker.loop.abort_streams()
+        self._worker.abort_answers()
         self._server.should_exit = True
 
     async def _drain(self) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ballast_engine.token_bytes import byte_level_alphabet
+
 MOST_NFC_RATIO = 4
 """Composing characters (NFC) makes UTF-8 at most three times shorter."""
 
@@ -26,7 +28,7 @@ def longest_token_bytes(file: Path) -> int | None:
     vocabulary: Iterable[str] = model.get("vocab") or {}
     steps = [_type_of(step) for step in _steps(found.get("pre_tokenizer"), "pretokenizers")]
     ratio = _normalizer_ratio(found.get("normalizer"))
-    if "ByteLevel" in steps and set(_byte_characters()) <= set(vocabulary):
+    if "ByteLevel" in steps and byte_level_alphabet().keys() <= set(vocabulary):
         longest = max(map(len, vocabulary))  # one character for each byte
     elif model.get("byte_fallback") and {f"<0x{byte:02X}>" for byte in range(256)} <= set(vocabulary):
         longest = max(len(token.encode()) for token in vocabulary)
@@ -64,9 +66,3 @@ def _steps(value: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
 
 def _type_of(step: dict[str, Any]) -> str:
     return str(step.get("type"))
-
-
-def _byte_characters() -> list[str]:
-    """Return the character that stands for each byte in a byte-level vocabulary."""
-    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    return [chr(byte) for byte in shown] + [chr(256 + rank) for rank in range(256 - len(shown))]

@@ -1,5 +1,8 @@
 """The limit of the waiting queue: requests that would wait too long get 429 and a time for the next try.
 
+An encoder computes many calls in a step, and each holds a slot within the step only. So the time that a call waits
+follows from the rate of answers, whether or not slots are free.
+
 With API keys, tenants share the queue by weight: see `Tenancy.num_before`. A tenant that comes to a full queue still
 gets its share of the limit, so the queue of a class may have more requests than the limit, up to twice as many.
 """
@@ -12,27 +15,46 @@ from ballast_api.sections import MOST_SHARED, Limits
 from ballast_engine.stats import EngineStats
 from ballast_policy.request import RequestClass
 from ballast_worker.errors import Refused
-from ballast_worker.slot_wait import SlotWait
+from ballast_worker.slot_wait import NEWEST_SHARE, SlotWait
 from ballast_worker.status import SmoothedRates
 
 MAX_RETRY_SECONDS = 30
+LONGEST_CALLS = 2.0
+"""Most that a new call to an encoder is expected to wait, as a multiple of what the last calls took.
+
+A server with few calls answers few, and could answer more: the rate alone would refuse a burst.
+"""
 
 
 class QueueLimit:
     """The limit of one server. It belongs to the event loop that serves HTTP."""
 
-    def __init__(self, rates: SmoothedRates) -> None:
-        self._rates = rates
+    def __init__(self, rates: SmoothedRates, *, is_encoder: bool = False) -> None:
+        self._rates, self._is_encoder = rates, is_encoder
         self._slot_wait = SlotWait()
+        """For an encoder, all calls in the server wait for one slot, which each holds for a moment."""
+        self._call_seconds = 0.0
+        self._step_seconds = 0.0
 
     def add_answer(self, decode_seconds: float) -> None:
         """Add the time between first and last token of an answer."""
         self._slot_wait.add_answer(decode_seconds)
 
+    def add_call(self, seconds: float) -> None:
+        """Add the time from arrival to answer of a call to an encoder."""
+        self._call_seconds = _mean(self._call_seconds, seconds)
+
+    def add_step(self, seconds: float) -> None:
+        """Add the time of a step of an encoder. The step of a call itself is no wait."""
+        self._step_seconds = _mean(self._step_seconds, seconds)
+
     def sample(self, stats: EngineStats, started: int, waiting: int, now: float) -> None:
-        """Read how many online requests started so far, and how many wait. Call it about once a second."""
-        is_full = waiting > _num_free(stats, RequestClass.ONLINE)
-        self._slot_wait.sample(started, now, slots=stats.slots, is_full=is_full)
+        """Read how many online requests started so far, and how many wait. Call it about once a second.
+
+        For an encoder, `started` counts the calls that were answered.
+        """
+        is_full = waiting > (0 if self._is_encoder else _num_free(stats, RequestClass.ONLINE))
+        self._slot_wait.sample(started, now, slots=self._num_slots(stats), is_full=is_full)
 
     def check(
         self,
@@ -55,17 +77,18 @@ class QueueLimit:
             return
         stats = read()
         behind = waiting - _num_free(stats, request_class)
+        ahead = waiting if self._is_encoder else behind
         filled: float = behind
-        before: float = behind
+        before: float = ahead
         if behind < MOST_SHARED * limit:
-            filled, before = (min(behind, number) for number in num_before())
-        wait = self._wait(request_class, before, stats.slots)
-        noun = "request waits" if behind == 1 else "requests wait"
+            of_tenant, number = num_before()
+            filled, before = min(behind, of_tenant), min(ahead, number)
+        wait = self._wait(request_class, before, self._num_slots(stats))
         if filled >= limit:
-            because = f"{behind} {request_class} {noun}, the limit is {limit} (limits.maxQueuedRequests)"
+            because = f"{_waiting(behind, request_class)}, the limit is {limit} (limits.maxQueuedRequests)"
         elif longest is not None and request_class is RequestClass.ONLINE and 1000 * wait > longest:
             because = (
-                f"{behind} {request_class} {noun}, so a slot takes about {1000 * wait:.0f} ms, the limit is "
+                f"{_waiting(ahead, request_class)}, so a slot takes about {1000 * wait:.0f} ms, the limit is "
                 f"{longest:g} ms (limits.maxQueueMilliseconds)"
             )
         else:
@@ -82,9 +105,24 @@ class QueueLimit:
     def _wait(self, request_class: RequestClass, num_before: float, slots: int) -> float:
         """Return the expected seconds until a new request gets a slot; 0 if no rate is measured."""
         if request_class is RequestClass.ONLINE:
-            return self._slot_wait.expected(num_before, slots)
+            expected = self._slot_wait.expected(num_before, slots)
+            if self._is_encoder:
+                return max(0.0, min(expected, LONGEST_CALLS * self._call_seconds) - self._step_seconds)
+            return expected
         rate = self._rates.offline_items
         return max(0.0, num_before) / rate if rate else 0.0
+
+    def _num_slots(self, stats: EngineStats) -> int:
+        return 1 if self._is_encoder else stats.slots
+
+
+def _mean(before: float, newest: float) -> float:
+    """Return a mean in which old values fade; 0 means that there is none."""
+    return before + (NEWEST_SHARE if before else 1.0) * (newest - before)
+
+
+def _waiting(number: int, request_class: RequestClass) -> str:
+    return f"{number} {request_class} {'request waits' if number == 1 else 'requests wait'}"
 
 
 def _num_free(stats: EngineStats, request_class: RequestClass) -> int:

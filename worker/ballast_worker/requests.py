@@ -45,6 +45,8 @@ class RequestTiming:
     tpot_slo: float | None = None
     latency_slo: float | None = None
     """The SLO of the whole request, for a model that returns vectors or scores. Then it has no other SLO."""
+    is_whole: bool = False
+    """Whether the model returns vectors or scores. Then a TTFT is that of the whole answer, too."""
     first_at: float | None = None
     """When the first token was generated."""
     answered_at: float | None = None
@@ -57,7 +59,7 @@ class RequestTiming:
         """Return what `Recorder.judge` counts: its name, its SLO, and when it was reached."""
         if self.latency_slo is not None:
             return "latency", self.latency_slo, self.answered_at
-        return "ttft", self.ttft_slo, self.first_at
+        return "ttft", self.ttft_slo, self.answered_at if self.is_whole else self.first_at
 
 
 def promised(slo: Slo | None, name: SloName, own: float | None) -> float | None:
@@ -112,8 +114,8 @@ class Recorder:
         self.judge((timing,), at)  # without an answer, too: the client may have given up too late
         if timing.first_at is None:
             return
-        ttft = timing.first_at - timing.arrival
-        if timing.latency_slo is None:
+        ttft = (at if timing.is_whole else timing.first_at) - timing.arrival
+        if timing.latency_slo is None and (is_answered or not timing.is_whole):
             self.ttft[request_class].observe(ttft)
         if not is_answered:
             return

@@ -142,34 +142,17 @@ def queue_settings(config: WorkerConfig, name: str) -> QueueSettings:
     )
 
 
-def redis_url(config: WorkerConfig) -> str | None:
-    """Return the URL of Redis, from the configuration or its file; None for a worker without a queue.
+def redis_address(config: WorkerConfig) -> tuple[str | None, str | None, str | None]:
+    """Return the URL, the password and the authorities of Redis. The URL is None for a worker without a queue.
 
     Raises:
-        NotServed: the file cannot be read.
+        NotServed: a file cannot be read.
     """
-    path = config.runtime.redis_url_file
-    return config.runtime.redis_url if path is None else _secret("redisUrlFile", path)
-
-
-def redis_password(config: WorkerConfig) -> str | None:
-    """Return the password from its file, or None.
-
-    Raises:
-        NotServed: the file cannot be read.
-    """
-    path = config.runtime.redis_password_file
-    return None if path is None else _secret("redisPasswordFile", path)
-
-
-def redis_ca(config: WorkerConfig) -> str | None:
-    """Return the certificates of the authorities of Redis from their file, or None.
-
-    Raises:
-        NotServed: the file cannot be read.
-    """
-    path = config.runtime.redis_ca_file
-    return None if path is None else _secret("redisCaFile", path)
+    runtime = config.runtime
+    password = _secret("redisPasswordFile", runtime.redis_password_file)
+    ca = _secret("redisCaFile", runtime.redis_ca_file)
+    url = _secret("redisUrlFile", runtime.redis_url_file)
+    return runtime.redis_url if url is None else url, password, ca
 
 
 def open_queue(config: WorkerConfig) -> Queue:
@@ -180,7 +163,7 @@ def open_queue(config: WorkerConfig) -> Queue:
         QueueError: Redis does not answer, or refuses the user.
     """
     try:
-        url, password, ca = redis_url(config), redis_password(config), redis_ca(config)
+        url, password, ca = redis_address(config)
     except NotServed as error:
         raise QueueForbidden(str(error)) from error
     return Queue.connect(url or "", config.queue_name, password=password, ca=ca)
@@ -218,8 +201,10 @@ def watched_files(
     return {path: function for path, function in files.items() if path is not None}
 
 
-def _secret(field: str, path: Path) -> str:
-    """Return the text of a file without the newline at its end."""
+def _secret(field: str, path: Path | None) -> str | None:
+    """Return the text of a file without the newline at its end; None without a file."""
+    if path is None:
+        return None
     try:
         return path.read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ballast_engine.stats import EngineStats
 from ballast_policy.request import RequestClass
 from ballast_policy.reservation import most_slots
-from ballast_policy.snapshot import PolicyConfig
 from ballast_queue.status import LEAST_RATE, ClassLoad, ReservationStatus, WorkerStatus
-from ballast_worker.feeder import Feeder
-from ballast_worker.reload import Loaded
-from ballast_worker.requests import Recorder
 from ballast_worker.turnover import Turnover
+
+if TYPE_CHECKING:
+    from ballast_worker.model_server import ModelServer
 
 SMOOTHING_SECONDS = 5.0
 """The half-life of the past in smoothed rates."""
@@ -133,50 +132,6 @@ class SmoothedRates:
         )
 
 
-class StatusSource(Protocol):
-    """A server that publishes its status."""
-
-    @property
-    def id(self) -> str:
-        """The name of the worker in the queue."""
-
-    @property
-    def address(self) -> str:
-        """The address of its HTTP API."""
-
-    @property
-    def identity(self) -> Identity:
-        """What it serves."""
-
-    @property
-    def loaded(self) -> Loaded:
-        """The configuration in force."""
-
-    @property
-    def policy(self) -> PolicyConfig:
-        """The policy in force."""
-
-    @property
-    def recorder(self) -> Recorder:
-        """The requests that ended."""
-
-    @property
-    def rates(self) -> SmoothedRates:
-        """The rates of its engine."""
-
-    @property
-    def feeder(self) -> Feeder | None:
-        """The feeder, if there is a queue."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it accepts new requests."""
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether it shuts down."""
-
-
 @dataclass(frozen=True, slots=True)
 class Identity:
     """What a server serves, and on what."""
@@ -187,12 +142,11 @@ class Identity:
     device: str
 
 
-def worker_status(server: StatusSource, stats: EngineStats) -> WorkerStatus:
+def worker_status(server: ModelServer, stats: EngineStats) -> WorkerStatus:
     """Return the status of a server with these counters."""
     identity, policy, rates, feeder = server.identity, server.policy, server.rates, server.feeder
     now = time.monotonic()
     ttft, tpot, latency = server.recorder.p99(now)
-    is_encoder = server.loaded.config.slo.latency_milliseconds is not None
     held = {} if feeder is None else dict(feeder.held_requests)
     # A thousand tenants may be declared: those that were served.
     tenants = held.keys() | {tenant for request_class, tenant in stats.service if request_class is RequestClass.OFFLINE}
@@ -220,9 +174,9 @@ def worker_status(server: StatusSource, stats: EngineStats) -> WorkerStatus:
         offline_items_while_running=_rounded(rates.items_while_running),
         offline_tokens_while_running=_rounded(rates.tokens_while_running),
         cost_model=_coefficients(stats),
-        ttft_p99_seconds=None if is_encoder else ttft,
+        ttft_p99_seconds=None if policy.is_encoder else ttft,
         tpot_p99_seconds=tpot,
-        latency_p99_seconds=latency if is_encoder else None,
+        latency_p99_seconds=latency if policy.is_encoder else None,
         slo=server.recorder.slo_status(now),
         generation=server.loaded.config.runtime.generation,
         config_hash=server.loaded.content_hash,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -15,9 +14,8 @@ from ballast_engine.request import FinishReason, GenerationRequest
 from ballast_engine.tokenizer import Tokenizer
 from ballast_log import Log
 from ballast_policy.request import RequestClass
-from ballast_policy.snapshot import PolicyConfig
-from ballast_queue.status import WorkerStatus
-from ballast_worker import STARTED_AT, settings
+from ballast_queue.settings import QueueSettings
+from ballast_worker import settings
 from ballast_worker.bodies import BodyMemory, BodyReaders
 from ballast_worker.engine import Engine
 from ballast_worker.errors import Refused
@@ -25,16 +23,16 @@ from ballast_worker.feeder import Feeder
 from ballast_worker.http_connection import Connections, HttpLimits
 from ballast_worker.items import GenerationReader
 from ballast_worker.loop import BROKEN, EngineLoop, Stream
-from ballast_worker.metrics import ScrapeData, Spending, StepMetrics, WorkerMetrics, queue_view
+from ballast_worker.metrics import WorkerMetrics
+from ballast_worker.model_server import ModelServer, every
 from ballast_worker.openai import Caller, PublishedModel
 from ballast_worker.prompt_length import longest_token_bytes
 from ballast_worker.queue_limit import QueueLimit
 from ballast_worker.reload import ConfigWatcher, Loaded
-from ballast_worker.requests import Recorder, RequestTiming, promised
+from ballast_worker.requests import RequestTiming, promised
 from ballast_worker.responses import AnswerBuffer, stopping
-from ballast_worker.status import Identity, SmoothedRates, worker_status
+from ballast_worker.status import Identity
 from ballast_worker.suggested_sampling import suggested_sampling
-from ballast_worker.tenancy import Tenancy
 from ballast_worker.tls import Certificate
 from ballast_worker.utilization import Utilization
 
@@ -51,15 +49,13 @@ class Build(Protocol):
     def __call__(self, options: EngineOptions, /, *, tokenizer: Tokenizer) -> Engine: ...
 
 
-class Worker:
+class Worker(ModelServer):
     """All parts of one process except the HTTP server. It belongs to one event loop."""
 
-    address: str
-    """The address of the HTTP API. The server corrects it when it knows its port."""
-    is_draining = False
-    """Whether the worker shuts down: it is not ready, and claims no items."""
-    is_closed = False
-    """Whether the worker refuses new requests."""
+    engine: Engine
+    loop: EngineLoop
+    connections: Connections
+    _utilization: Utilization
 
     def __init__(
         self,
@@ -84,42 +80,25 @@ class Worker:
         config = loaded.config
         # Before any other file is read: one that changes while the model loads is read again.
         self._watcher = None if path is None else self._watch(path, loaded)
-        self._keys = settings.api_keys(config)
-        self.id = settings.worker_id(config)
+        super().__init__(loaded, BodyMemory())
         self.certificate = Certificate.of(config.runtime)
+        # The server corrects it when it knows its port.
         self.address = (
             f"{'http' if self.certificate is None else 'https'}://{config.runtime.host}:{config.runtime.port}"
         )
-        self.recorder = Recorder()
-        self.tenancy = Tenancy(config.offline.tenants, self._keys)
         self.engine, self.served = _load(config, build)
-        self._steps = StepMetrics()
         self.loop = EngineLoop(self.engine, self._steps.add)
         most = config.limits.most_requests(self.engine.policy.slots)
         self.connections = Connections(http_limits or HttpLimits.beside(most))
-        self.bodies = BodyMemory()
-        self.bodies.fit(config.limits.max_body_kibibytes)
         self.readers = BodyReaders()
         self.feeder = self._feed(config)
         self.metrics = WorkerMetrics(self._figures, shows_tenants=False)
         self.tenant_metrics = WorkerMetrics(self._figures, shows_tenants=True)
-        self.loaded = loaded
         self._utilization = Utilization(self.engine.footprint)
-        self._spending, self.rates = Spending(STARTED_AT), SmoothedRates()
         self._queue_limit = QueueLimit(self.rates)
         self._answering: dict[Stream, RequestTiming] = {}
         """The HTTP requests in the engine."""
         self._tasks: list[asyncio.Task[None]] = []
-
-    @property
-    def config(self) -> WorkerConfig:
-        """The configuration in force."""
-        return self.loaded.config
-
-    @property
-    def policy(self) -> PolicyConfig:
-        """The policy in force."""
-        return self.engine.policy
 
     @property
     def identity(self) -> Identity:
@@ -136,8 +115,8 @@ class Worker:
         if self._watcher is not None:
             self._watcher.start()
         self._tasks = [
-            asyncio.create_task(_every(SAMPLE_SECONDS, self._sample)),
-            asyncio.create_task(_every(KEEPALIVE_SECONDS, self.loop.wake_streams)),
+            asyncio.create_task(every(SAMPLE_SECONDS, self._sample)),
+            asyncio.create_task(every(KEEPALIVE_SECONDS, self.loop.wake_streams)),
         ]
         log.info(
             "worker started",
@@ -195,6 +174,10 @@ class Worker:
         """HTTP requests that the engine got, whose answer is not sent yet."""
         return len(self._answering)
 
+    def abort_answers(self) -> None:
+        """Abort the HTTP requests in the engine."""
+        self.loop.abort_streams()
+
     def ended(self, timing: RequestTiming, stream: Stream, answer: AnswerBuffer) -> None:
         """Count an HTTP request that ended. Without a finish reason, its client is gone."""
         del self._answering[stream]
@@ -217,36 +200,10 @@ class Worker:
             return "The feeder ended, so the worker does no offline work."
         return None
 
-    def status(self) -> WorkerStatus:
-        """Return the status of the worker now."""
-        return worker_status(self, self.engine.stats())
-
     @property
-    def is_ready(self) -> bool:
-        """Whether the worker accepts new requests."""
-        return self.loop.is_healthy and not self.is_draining
-
-    def _figures(self) -> ScrapeData:
-        feeder, watcher = self.feeder, self._watcher
-        view = None
-        if feeder is not None:
-            view = queue_view(feeder, self.config.queue_name)
-        return ScrapeData(
-            model=self.served.name,
-            stats=self.engine.stats(),
-            steps=self._steps,
-            recorders=(self.recorder, feeder.recorder) if feeder is not None else (self.recorder,),
-            spending=self._spending,
-            utilization=self._utilization,
-            connections=self.connections,
-            queue=view,
-            block_tokens=self.engine.policy.block_tokens,
-            generation=self.config.runtime.generation,
-            restart_required=len(self.loaded.restart_required),
-            config_invalid=watcher is not None and watcher.is_invalid,
-            is_draining=self.is_draining,
-            is_healthy=self.loop.is_healthy,
-        )
+    def is_healthy(self) -> bool:
+        """Whether the engine works."""
+        return self.loop.is_healthy
 
     def _sample(self) -> None:
         now = time.monotonic()
@@ -267,15 +224,11 @@ class Worker:
     # Configuration, on the watcher's thread
 
     def _apply(self, loaded: Loaded) -> None:
-        config = loaded.config
-        self.engine.configure(settings.policy_config(config, self.engine.policy))
-        self.tenancy = Tenancy(config.offline.tenants, self._keys)
-        if self.feeder is not None:
-            self.feeder.configure(settings.queue_settings(config, self.served.name))
-        self.bodies.fit(config.limits.max_body_kibibytes)
-        if config.limits.max_queued_requests != self.config.limits.max_queued_requests:
-            self.connections.fit(config.limits.most_requests(self.engine.policy.slots))
-        self.loaded = loaded  # last: the status states that its generation is in force
+        self.engine.configure(settings.policy_config(loaded.config, self.engine.policy))
+        self._put_in_force(loaded, self.connections)
+
+    def _queue_settings(self, config: WorkerConfig) -> QueueSettings:
+        return settings.queue_settings(config, self.served.name)
 
     def _watch(self, path: Path, loaded: Loaded) -> ConfigWatcher:
         also = settings.watched_files(
@@ -294,13 +247,8 @@ class Worker:
         if self.certificate is not None:
             self.certificate.reload()
 
-    def _reload_keys(self) -> None:
-        self._keys = settings.api_keys(self.config)
-        self.tenancy = Tenancy(self.config.offline.tenants, self._keys)
-        log.info("API keys loaded")
-
     def _feed(self, config: WorkerConfig) -> Feeder | None:
-        if settings.redis_url(config) is None:
+        if settings.redis_address(config)[0] is None:
             return None
         return Feeder(
             connect=lambda: settings.open_queue(config),
@@ -308,7 +256,7 @@ class Worker:
             loop=self.loop,
             reader=GenerationReader(self.served, self.loop.submit),
             status=self.status,
-            settings=settings.queue_settings(config, self.served.name),
+            settings=self._queue_settings(config),
         )
 
 
@@ -329,12 +277,3 @@ def _load(config: WorkerConfig, build: Build) -> tuple[Engine, PublishedModel]:
         longest_token_bytes=longest_token_bytes(directory / "tokenizer.json"),
     )
     return engine, served
-
-
-async def _every(seconds: float, task: Callable[[], None]) -> None:
-    while True:
-        await asyncio.sleep(seconds)
-        try:
-            task()
-        except Exception:  # a defect in one sample must not end all samples
-            log.exception("periodic task failed")

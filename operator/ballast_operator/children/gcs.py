@@ -69,11 +69,9 @@ def gcs_children(
         resource: The desired state.
         context: The image, and the volume.
         placement: Fields of the pod that choose its node.
-        found: The StatefulSet of the resource if it exists, which keeps its volume and the policy of its pods.
+        found: The StatefulSet of the resource if it exists, which keeps its volume.
     """
-    gcs, policy = context.gcs, "Parallel"
-    if found is not None:
-        gcs, policy = _with_volume_of(found, context.gcs), found["spec"].get("podManagementPolicy", "OrderedReady")
+    gcs = context.gcs if found is None else _with_volume_of(found, context.gcs)
     name, labels = gcs_redis(resource.metadata.name), {RAY_LABEL: resource.metadata.name, COMPONENT: "gcs-redis"}
     ports = [{"name": "redis", "port": PORT, "targetPort": "redis", "protocol": "TCP"}]
     spec: Body = {"type": "ClusterIP", "ports": ports, "selector": labels}
@@ -81,7 +79,7 @@ def gcs_children(
     spec = {
         "replicas": 1,
         "serviceName": name,
-        "podManagementPolicy": policy,  # OrderedReady never replaces a pod that is not ready by a corrected one
+        "podManagementPolicy": "Parallel",  # OrderedReady never replaces a pod that is not ready by a corrected one
         "revisionHistoryLimit": 3,
         "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"partition": 0}},
         # The volume of a deleted resource goes with its StatefulSet.

@@ -162,7 +162,7 @@ def run_job(valkey: Any) -> Callable[..., dict[str, Result]]:
 
     def run(queue_name: str, lines: list[str], **terms: Any) -> dict[str, Result]:
         with closing(Queue.connect(valkey.url, queue_name)) as queue:
-            _eventually(lambda: queue.settings.read().urls, "the server to configure the queue")
+            _eventually(lambda: queue.settings.read().models, "the server to configure the queue")
             job_id = queue.submissions.submit(lines, **terms).job_id
             _eventually(lambda: queue.jobs.get(job_id).state.is_over, f"job {job_id} to be over")
             return {result.custom_id: result for result in queue.results.read(job_id)}

@@ -42,7 +42,7 @@ def served(start, weights, valkey, as_line, eventually):
         "BALLAST_SLO_LATENCY_MILLISECONDS": "120000",
     }
     with start(weights, "--max-model-len", "256", **variables) as serving:
-        eventually(lambda: queue.settings.read().urls, "the server to configure the queue")
+        eventually(lambda: queue.settings.read().models, "the server to configure the queue")
         lines = [as_line(f"item-{i}", "/v1/embeddings", input=TEXTS[i % len(TEXTS)]) for i in range(200)]
         job_id = queue.submissions.submit(lines).job_id
         with serving.client() as client:

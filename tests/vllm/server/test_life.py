@@ -34,7 +34,7 @@ def test_a_drain_gives_items_back_and_the_next_server_finishes_them(started, que
     with started() as first:
         with first.client() as client:
             expected = client.post("/v1/completions", json={"model": "m", **LONG}).json()["choices"][0]
-        eventually(lambda: queue.settings.read().urls, "the server to configure the queue")
+        eventually(lambda: queue.settings.read().models, "the server to configure the queue")
         job_id = queue.submissions.submit(lines).job_id
         decoded = 'ballast_tokens_total{class="offline",phase="decode"}'
         eventually(lambda: first.series()[decoded] > 60, "items to be half done")

@@ -48,7 +48,7 @@ def test_the_death_of_a_rank_ends_the_server_with_a_sentence_and_loses_no_item(s
     lengths = {"first": 8} | {f"item-{index}": 400 for index in range(40)}  # seconds of work
     lines = [as_line(name, "/v1/completions", **completion(length)) for name, length in lengths.items()]
     with serve() as serving:
-        eventually(lambda: queue.settings.read().urls, "the server to configure the queue")
+        eventually(lambda: queue.settings.read().models, "the server to configure the queue")
         job_id = queue.submissions.submit(lines).job_id
         eventually(lambda: queue.jobs.get(job_id).counts.succeeded, "the first item to be done")
         os.kill(serving.ranks()[1], signal.SIGKILL)

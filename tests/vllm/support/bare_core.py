@@ -223,5 +223,5 @@ class BareCore:
         )
         assert not any(left)
         assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
-        found = scheduler.ballast_stats()
-        assert all(held[key] == 0 for held in found["classes"].values() for key in ("running", "parked", "waiting"))
+        stats = scheduler.ballast_stats()["stats"]
+        assert all(of.running == of.parked == of.waiting == 0 for of in (stats.online, stats.offline))
