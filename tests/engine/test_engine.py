@@ -12,7 +12,7 @@ from ballast_engine.errors import DuplicateRequest, IntegrityError, InvalidReque
 from ballast_engine.request import FinishReason
 from ballast_engine.stats import StepKind
 from ballast_log.log import KeyValueFormatter
-from ballast_policy.host import MOST_IDLE
+from ballast_policy.host import MOST_KEPT
 from ballast_policy.plan import StepPlan
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import TenantShare
@@ -340,7 +340,7 @@ def test_names_of_tenants_do_not_pile_up(bench_of: Make, generation: Make) -> No
 
     assert len(service) == MOST_PAYERS + 1 + 20
     assert sum(service.values()) == 1500 * 3
-    assert len(bench.engine.host.ledgers[RequestClass.ONLINE].services) <= MOST_IDLE
+    assert len(bench.engine.host.ledgers[RequestClass.ONLINE].services) <= MOST_KEPT
 
 
 def test_names_of_offline_tenants_do_not_pile_up_and_the_last_ones_are_kept() -> None:

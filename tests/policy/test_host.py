@@ -11,7 +11,7 @@ from fake_engine import FakeEngine
 from laws import lawful
 from workloads import EXACT, Arrival, CountedKv, make_snapshot
 
-from ballast_policy.host import MOST_IDLE, MOST_KEYS, PER_PLACE, REFIT_STEPS, Host, IllegalPlan
+from ballast_policy.host import MOST_KEPT, PER_PLACE, REFIT_STEPS, Host, IllegalPlan
 from ballast_policy.learning.cost import CostModel, StepWork, attended
 from ballast_policy.plan import StepParts, StepPlan
 from ballast_policy.request import OFFLINE, ONLINE, PARKED, RUNNING, WAITING, Request, RequestClass
@@ -54,7 +54,7 @@ def test_online_requests_with_one_prefix_key_keep_the_order_of_their_arrival():
 
 
 def test_a_key_among_many_is_forgotten_and_begins_at_its_own_place():
-    host, last = make_host(), MOST_KEYS + 1
+    host, last = make_host(), MOST_KEPT + 1
     enter(host, *(make_request(seq, prefix_key=seq) for seq in range(last)))
     enter(host, late := make_request(last, prefix_key=0), again := make_request(last + 1, prefix_key=last - 1))
 
@@ -327,13 +327,13 @@ def observe(host: Host, steps: int) -> None:
 def test_idle_tenants_are_dropped_where_there_are_many_and_present_ones_are_kept():
     host = make_host()
     enter(host, make_request(0, tenant="here"))
-    for index in range(MOST_IDLE):
+    for index in range(MOST_KEPT):
         host.ledgers[OFFLINE].charge(f"gone {index}", 1)
     host.ledgers[OFFLINE].charge("here", 10)
     host.ledgers[ONLINE].charge("few", 1)
 
     observe(host, REFIT_STEPS - 1)
-    assert len(host.ledgers[OFFLINE].services) == MOST_IDLE + 1
+    assert len(host.ledgers[OFFLINE].services) == MOST_KEPT + 1
     observe(host, 1)
 
     assert dict(host.ledgers[OFFLINE].services) == {"here": 10}

@@ -345,6 +345,16 @@ def test_a_lost_request_takes_five_percent_of_the_lending_ratio_and_two_hundred_
     assert traffic.allowance.lending_ratio == pytest.approx(backed_off * exp(0.05 * 2) + by_time, rel=0.03)
 
 
+def test_answers_that_offline_did_not_delay_leave_the_lending_ratio():
+    traffic = Traffic(objective=0.99)
+    traffic.serve(20, tpot=0.025)
+    backed_off = traffic.allowance.lending_ratio
+    begun = traffic.now
+    traffic.serve(400, alone=STEP, tpot=0.05)
+
+    assert traffic.allowance.lending_ratio == pytest.approx(backed_off + (traffic.now - begun) / 3600, rel=0.01)
+
+
 def test_the_lending_ratio_is_level_while_half_of_what_the_objective_leaves_is_lost():
     traffic = Traffic(objective=0.99)
     traffic.serve(20, tpot=0.025)

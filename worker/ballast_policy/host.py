@@ -43,12 +43,10 @@ REFIT_STEPS = 32
 some hundred microseconds."""
 CONTEXT_DRIFT = 0.05
 """Weight of a new step in the mean context of decodes. Twice of it changes nothing (bursts-40-32)."""
-MOST_IDLE = 1000
-"""Tenants in a ledger beyond which idle tenants are dropped, and idle tenants that it keeps. Bounds memory."""
+MOST_KEPT = 1000
+"""Most prefix keys, after which all are forgotten, and most idle tenants of a ledger. Bounds memory."""
 PER_PLACE = 64
 """Offline requests with one prefix key that keep the place of the first, so that others wait for these at most."""
-MOST_KEYS = 1000
-"""Prefix keys after which all are forgotten. Bounds memory."""
 HINTED = 32
 """Waiting requests per class whose cached prefix is looked up. Bounds the cost: a step seldom admits more."""
 
@@ -140,7 +138,7 @@ class Host:
             first, num = self._places.get(key, (request.seq, 0))
             if num == PER_PLACE:
                 first, num = request.seq, 0
-            elif not num and len(self._places) == MOST_KEYS:
+            elif not num and len(self._places) == MOST_KEPT:
                 self._places.clear()
             self._places[key] = first, num + 1
             request.prefix_seq = first
@@ -388,8 +386,8 @@ class Host:
         if self._num_observed % (REFIT_STEPS if self.cost.is_trusted and knows_decodes else REFIT_STEPS // 4) == 0:
             self._refit()
             for request_class, ledger in self.ledgers.items():
-                if len(ledger.services) > MOST_IDLE:
-                    ledger.forget_idle(self._present[request_class], MOST_IDLE)
+                if len(ledger.services) > MOST_KEPT:
+                    ledger.forget_idle(self._present[request_class], MOST_KEPT)
 
     def _refit(self) -> None:
         if self.fit:

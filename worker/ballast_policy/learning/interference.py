@@ -142,12 +142,14 @@ class Interference:
             return
         self._num_answers, self._sums = self._num_answers - 1, _passed(begun, self._sums)
         is_lost = ttft.measured > request.ttft >= ttft.alone  # it misses an SLO that it would meet without offline
+        is_delayed = ttft.measured > ttft.alone
         if request.num_output > 1:
             measured = (now - request.first_token) / (request.num_output - 1)
             tpot = _Latency(measured, measured * _share_alone(_passed(begun, self._at(now)), own))
             self.tpot.append((now, tpot))
             is_lost |= tpot.measured > request.tpot >= tpot.alone
-        ratio = self.allowance.lending_ratio * exp(_LOSS_STEP * (self.may_lose - is_lost))
+            is_delayed |= tpot.measured > tpot.alone
+        ratio = self.allowance.lending_ratio * exp(_LOSS_STEP * (self.may_lose * is_delayed - is_lost))
         self.allowance = replace(self.allowance, lending_ratio=min(1.0, max(_LEAST_RATIO, ratio)))
         if now - self._adjusted >= _ADJUST_SECONDS:
             self._adjust(now, now - self._adjusted)
