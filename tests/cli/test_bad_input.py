@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -97,7 +98,10 @@ def test_an_unknown_job_is_named(queued, verb: str):
         (("explain", "chat", "--redis-url", ""), "--redis-url is empty"),
         (("alerts", "-f", "chat.yaml", "-n", ""), "--namespace is empty"),
         (("up", "--redis-url", ""), "--redis-url is empty"),
+        (("up", "--queue", ""), "--queue is empty"),
         (("serve", "--model", ""), "--model is empty"),
+        (("plan", "--model", ""), "--model is empty"),
+        (("plan", "--gpu", ""), "--gpu is empty"),
         (("jobs", "--redis-password-file", "nowhere"), "cannot read"),
         (("jobs", "--redis-ca-file", "nowhere"), "cannot read"),
         (("jobs", "--bogus"), "--bogus"),
@@ -192,6 +196,18 @@ def test_closed_and_broken_streams_do_not_change_what_a_command_does(
     assert "Traceback" not in done.stderr
 
 
+def test_a_process_that_a_command_starts_has_all_standard_streams():
+    program = (
+        "import subprocess, sys; from ballast_cli.streams import standard_streams\n"
+        "child = [sys.executable, '-c', 'import os; [os.fstat(number) for number in range(3)]']\n"
+        "with standard_streams(): code = subprocess.run(child).returncode\n"
+        "sys.exit(code)"
+    )
+    line = f"{sys.executable} -c {shlex.quote(program)} <&- >&- 2>&-"
+
+    assert subprocess.run(["bash", "-c", line], check=False).returncode == 0
+
+
 @pytest.mark.parametrize("number", [errno.EFBIG, errno.EIO, errno.EPIPE])
 def test_data_that_cannot_be_written_is_exit_code_1(number: int):
     """A pipe that breaks is a success only if it is that of stdout."""
@@ -216,14 +232,16 @@ sys.exit(main(["version"]))
     assert f"Cannot use the output ({os.strerror(number)})" in done.stderr
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
 def test_text_that_the_encoding_of_stdout_lacks_is_escaped(
-    queued, make_line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    queued, make_line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, errors: str
 ):
     (tmp_path / "items.jsonl").write_text(make_line("日\U0001f600é", stream=True))
     job_id = queued("submit", "items.jsonl", "--key", "ключ").out.strip()
     shown = {}
     for command in (("results", job_id), ("jobs", "--json"), ("job", job_id)):
-        with monkeypatch.context() as patched, io.TextIOWrapper(io.BytesIO(), encoding="ascii") as written:
+        stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors=errors)
+        with monkeypatch.context() as patched, stream as written:
             patched.setattr("sys.stdout", written)
             assert queued(*command).code == 0
             shown[command[0]] = written.buffer.getvalue().decode("ascii")
@@ -234,14 +252,15 @@ def test_text_that_the_encoding_of_stdout_lacks_is_escaped(
 
 
 def test_a_check_of_an_output_leaves_no_trace(tmp_path: Path):
-    old, new, pipe = tmp_path / "old.json", tmp_path / "new.json", tmp_path / "pipe"
+    old, new, pipe, link = (tmp_path / name for name in ("old.json", "new.json", "pipe", "link.json"))
     old.write_text("old")
+    link.symlink_to("results.json")
     os.mkfifo(pipe)  # opening it would wait for a reader
-    for path in (old, new, pipe, Path("-"), None):
+    for path in (old, new, pipe, link, Path("-"), None):
         check_output("--json", path)
 
     assert old.read_text() == "old"
-    assert sorted(tmp_path.iterdir()) == [old, pipe]
+    assert sorted(tmp_path.iterdir()) == [link, old, pipe]
 
 
 def test_a_place_that_cannot_be_written_is_a_sentence_and_not_a_traceback(ballast):
