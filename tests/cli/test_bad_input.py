@@ -16,6 +16,8 @@ from ballast_cli.app import app
 from ballast_cli.errors import EXIT_CODES
 from ballast_cli.sim_options import check_output
 from ballast_cli.worker_file import DEMO_MODEL
+from ballast_queue.redis_store import Queue
+from ballast_queue.settings import QueueSettings
 
 VERBS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 READING = ("jobs", "top")
@@ -328,7 +330,10 @@ def test_a_taken_port_stops_up_before_anything_starts(ballast, tmp_path: Path):
     assert not (tmp_path / ".ballast").exists()
 
 
-def test_a_line_that_no_parser_takes_is_a_rejected_line_with_a_deadline_too(queued, make_line, tmp_path: Path):
+def test_a_line_that_no_parser_takes_is_a_rejected_line_with_a_deadline_too(
+    queued, queue: Queue, make_line, tmp_path: Path
+):
+    queue.settings.apply(QueueSettings())  # of workers with Ballast's own engine, whose items are checked
     file = tmp_path / "deep.jsonl"
     file.write_text(f"{make_line('a')}\n{'[' * 100_000}\n{make_line('b', max_tokens=10**400)}\n")
     ran = queued("submit", file, "--deadline", "1h")
