@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from ballast_cli.app import app
 from ballast_cli.errors import EXIT_CODES
 from ballast_cli.sim_options import check_output
 from ballast_cli.worker_file import DEMO_MODEL
+from ballast_queue.redis_store import Queue
+from ballast_queue.settings import QueueSettings
 
 VERBS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 READING = ("jobs", "top")
@@ -97,7 +100,10 @@ def test_an_unknown_job_is_named(queued, verb: str):
         (("explain", "chat", "--redis-url", ""), "--redis-url is empty"),
         (("alerts", "-f", "chat.yaml", "-n", ""), "--namespace is empty"),
         (("up", "--redis-url", ""), "--redis-url is empty"),
+        (("up", "--queue", ""), "--queue is empty"),
         (("serve", "--model", ""), "--model is empty"),
+        (("plan", "--model", ""), "--model is empty"),
+        (("plan", "--gpu", ""), "--gpu is empty"),
         (("jobs", "--redis-password-file", "nowhere"), "cannot read"),
         (("jobs", "--redis-ca-file", "nowhere"), "cannot read"),
         (("jobs", "--bogus"), "--bogus"),
@@ -192,6 +198,18 @@ def test_closed_and_broken_streams_do_not_change_what_a_command_does(
     assert "Traceback" not in done.stderr
 
 
+def test_a_process_that_a_command_starts_has_all_standard_streams():
+    program = (
+        "import subprocess, sys; from ballast_cli.streams import standard_streams\n"
+        "child = [sys.executable, '-c', 'import os; [os.fstat(number) for number in range(3)]']\n"
+        "with standard_streams(): code = subprocess.run(child).returncode\n"
+        "sys.exit(code)"
+    )
+    line = f"{sys.executable} -c {shlex.quote(program)} <&- >&- 2>&-"
+
+    assert subprocess.run(["bash", "-c", line], check=False).returncode == 0
+
+
 @pytest.mark.parametrize("number", [errno.EFBIG, errno.EIO, errno.EPIPE])
 def test_data_that_cannot_be_written_is_exit_code_1(number: int):
     """A pipe that breaks is a success only if it is that of stdout."""
@@ -216,14 +234,16 @@ sys.exit(main(["version"]))
     assert f"Cannot use the output ({os.strerror(number)})" in done.stderr
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
 def test_text_that_the_encoding_of_stdout_lacks_is_escaped(
-    queued, make_line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    queued, make_line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, errors: str
 ):
     (tmp_path / "items.jsonl").write_text(make_line("日\U0001f600é", stream=True))
     job_id = queued("submit", "items.jsonl", "--key", "ключ").out.strip()
     shown = {}
     for command in (("results", job_id), ("jobs", "--json"), ("job", job_id)):
-        with monkeypatch.context() as patched, io.TextIOWrapper(io.BytesIO(), encoding="ascii") as written:
+        stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors=errors)
+        with monkeypatch.context() as patched, stream as written:
             patched.setattr("sys.stdout", written)
             assert queued(*command).code == 0
             shown[command[0]] = written.buffer.getvalue().decode("ascii")
@@ -234,14 +254,15 @@ def test_text_that_the_encoding_of_stdout_lacks_is_escaped(
 
 
 def test_a_check_of_an_output_leaves_no_trace(tmp_path: Path):
-    old, new, pipe = tmp_path / "old.json", tmp_path / "new.json", tmp_path / "pipe"
+    old, new, pipe, link = (tmp_path / name for name in ("old.json", "new.json", "pipe", "link.json"))
     old.write_text("old")
+    link.symlink_to("results.json")
     os.mkfifo(pipe)  # opening it would wait for a reader
-    for path in (old, new, pipe, Path("-"), None):
+    for path in (old, new, pipe, link, Path("-"), None):
         check_output("--json", path)
 
     assert old.read_text() == "old"
-    assert sorted(tmp_path.iterdir()) == [old, pipe]
+    assert sorted(tmp_path.iterdir()) == [link, old, pipe]
 
 
 def test_a_place_that_cannot_be_written_is_a_sentence_and_not_a_traceback(ballast):
@@ -309,7 +330,10 @@ def test_a_taken_port_stops_up_before_anything_starts(ballast, tmp_path: Path):
     assert not (tmp_path / ".ballast").exists()
 
 
-def test_a_line_that_no_parser_takes_is_a_rejected_line_with_a_deadline_too(queued, make_line, tmp_path: Path):
+def test_a_line_that_no_parser_takes_is_a_rejected_line_with_a_deadline_too(
+    queued, queue: Queue, make_line, tmp_path: Path
+):
+    queue.settings.apply(QueueSettings())  # of workers with Ballast's own engine, whose items are checked
     file = tmp_path / "deep.jsonl"
     file.write_text(f"{make_line('a')}\n{'[' * 100_000}\n{make_line('b', max_tokens=10**400)}\n")
     ran = queued("submit", file, "--deadline", "1h")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from collections.abc import Iterator
@@ -31,12 +32,13 @@ def make_config(directory: Path, *, cluster: dict[str, Any] | None = None, user:
 
 @pytest.fixture
 def server() -> Iterator[tuple[str, list[str]]]:
-    """An HTTP server that lists nothing. Yield its address, and the targets of the requests."""
+    """An HTTP server that lists nothing. Yield its address, and the targets of the requests with their credentials."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append(self.path)
+            asked.extend(filter(None, [self.headers["Proxy-Authorization"]]))
             body = json.dumps({"items": []}).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
@@ -91,7 +93,10 @@ def test_a_malformed_kubeconfig_is_named(ballast, tmp_path: Path, monkeypatch: p
     [
         ({"cluster": {"certificate-authority-data": "!!!notbase64"}}, "Cannot use the kubeconfig"),
         ({"cluster": {"certificate-authority": "/nowhere/ca.crt"}}, "/nowhere/ca.crt"),
-        ({"cluster": {"proxy-url": "socks5://127.0.0.1:1"}}, "proxy-url"),
+        ({"cluster": {"proxy-url": "socks5://user:hunter2@127.0.0.1:1"}}, "proxy-url: found socks5://, expected"),
+        ({"cluster": {"proxy-url": "user:hunter2@127.0.0.1:1"}}, "proxy-url: found no scheme, expected"),
+        ({"cluster": {"proxy-url": "http://user:hunter2@host:port"}}, "proxy-url is no URL"),
+        ({"user": {"tokenFile": "/nowhere/token"}}, "/nowhere/token: No such file or directory"),
         ({"users": []}, "with name u"),
         ({"user": {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "no-such-plugin"}}}, "user u"),
         ({"user": {"auth-provider": {"name": "azure", "config": {}}}}, "user u"),
@@ -106,19 +111,21 @@ def test_a_kubeconfig_that_yields_no_connection_or_no_credentials_is_refused(
     assert ran.code == 4
     assert said in ran.err
     assert "does not answer" not in ran.err
+    assert "hunter2" not in ran.err
 
 
 def test_the_proxy_of_the_cluster_is_used(
     ballast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: tuple[str, list[str]]
 ):
     address, asked = server
-    cluster = {"server": "http://cluster.invalid", "proxy-url": address}
+    cluster = {"server": "http://cluster.invalid", "proxy-url": address.replace("//", "//me:a%40%E2%82%AC@")}
     monkeypatch.setenv("KUBECONFIG", str(make_config(tmp_path, cluster=cluster)))
     monkeypatch.setenv("NO_PROXY", "cluster.invalid")  # as with kubectl, only for the proxy of the environment
     ran = ballast("get", "-A")
 
     assert ran.code == 0, ran.err
-    assert [target.partition("/apis/")[0] for target in asked] == ["http://cluster.invalid"]
+    credentials = base64.b64encode("me:a@€".encode()).decode()
+    assert [target.partition("/apis/")[0] for target in asked] == ["http://cluster.invalid", f"Basic {credentials}"]
 
 
 def test_another_context_is_read_by_name(
@@ -143,7 +150,14 @@ def test_another_context_is_read_by_name(
 def test_a_pod_reads_its_own_cluster_only_without_a_kubeconfig(
     ballast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    def fail(_: int) -> None:
+        raise KeyError
+
     own = ballast("get")
+    with monkeypatch.context() as patched:  # a user that the image does not know
+        patched.delenv("HOME")
+        patched.setattr("pwd.getpwuid", fail)
+        homeless = ballast("get")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing.yaml"))
     named = ballast("get")
     monkeypatch.delenv("KUBECONFIG")
@@ -151,6 +165,7 @@ def test_a_pod_reads_its_own_cluster_only_without_a_kubeconfig(
     nowhere = ballast("get")
 
     assert "The API server at https://127.0.0.1:1 does not answer" in own.err
+    assert homeless.err == own.err
     assert (named.code, nowhere.code) == (4, 4)
     assert f"Cannot use the kubeconfig {tmp_path / 'missing.yaml'}" in named.err
     assert "Cannot use the service account of this pod" in nowhere.err

@@ -109,12 +109,34 @@ def test_a_torn_last_line_is_written_again(tmp_path: Path):
     assert ids(path) == ["a", "b"]
 
 
-@pytest.mark.parametrize("other", ["other", "j1_eu"])
-def test_the_unfinished_output_of_another_job_is_not_overwritten(tmp_path: Path, other: str):
-    (tmp_path / "out.jsonl.part").write_text(json.dumps(make_line("a", job=other)) + "\n")
-
-    with pytest.raises(Usage, match="another job"):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (json.dumps(make_line("a", job="other")), "another job"),
+        (json.dumps(make_line("a", job="j1_eu")), "another job"),
+        (json.dumps({"custom_id": "a"}), "does not write"),
+        ("[1]", "does not write"),
+        ("notes", "does not write"),
+        (json.dumps(make_line("a")) + "\nnotes", "does not write"),
+    ],
+)
+def test_the_unfinished_output_of_another_job_or_program_is_not_overwritten(tmp_path: Path, text: str, said: str):
+    part = tmp_path / "out.jsonl.part"
+    part.write_text(f"{text}\n")
+    with pytest.raises(Usage, match=said):
         OutFile(tmp_path / "out.jsonl").write(map(make_line, "a"), job_id="j1")
+
+    assert part.read_text() == f"{text}\n"
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_without_locks_takes_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int):
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+
+    assert OutFile(tmp_path / "out.jsonl").write(map(make_line, "ab"), job_id="j1") == 2
 
 
 def test_a_directory_is_refused(tmp_path: Path):

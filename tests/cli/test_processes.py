@@ -208,12 +208,15 @@ def test_a_worker_that_does_not_drain_is_killed_when_hurried(tmp_path: Path):
     process.stdout.close()
 
 
-def test_a_terminal_that_closes_stops_up_and_does_not_hurry_it():
+@pytest.mark.parametrize("by_session", [(), (signal.SIGTERM,)], ids=["a terminal closes", "a session ends"])
+def test_a_terminal_or_session_that_ends_stops_up_and_does_not_hurry_it(by_session: tuple[signal.Signals, ...]):
     with Signals() as signals:
-        for number in (signal.SIGHUP, signal.SIGHUP):  # from the kernel and from the shell
+        # From the kernel and from the shell. systemd sends SIGTERM first, but Python handles SIGHUP first.
+        for number in (signal.SIGHUP, *by_session, signal.SIGHUP):
             os.kill(os.getpid(), number)
         assert signals.received == 1
-        os.kill(os.getpid(), signal.SIGTERM)
+        for number in {signal.SIGTERM, signal.SIGINT}.difference(by_session):
+            os.kill(os.getpid(), number)
         assert signals.received == 2
 
 

@@ -19,12 +19,14 @@ import redis
 from queue_objects import make_status
 from tls import LOOPBACK, tls_proxy
 
+from ballast_cli.console import stdout
 from ballast_queue.batch_lines import CHUNK_LINES
 from ballast_queue.errors import QueueForbidden, QueueUnavailable
 from ballast_queue.job import Claimed, Result
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings, TenantSettings
 from ballast_queue.status import ClassLoad, ReservationStatus, SloStatus, WorkerStatus
+from ballast_queue.submissions import Terms, new_job_id, open_job
 
 
 def make_result(claimed: Claimed, **fields: Any) -> Result:
@@ -182,18 +184,22 @@ def test_submit_keeps_no_more_of_a_line_than_the_queue_takes(
     assert queue.jobs.get(job_id).counts.waiting == 3
 
 
+@pytest.mark.parametrize("num_sent", [0, 550])
 def test_the_key_of_a_job_that_was_cancelled_before_its_last_line_names_its_state(
-    queued, queue: Queue, tmp_path: Path, make_line: Any
+    queued, queue: Queue, tmp_path: Path, make_line: Any, num_sent: int
 ):
     lines = [make_line(f"item-{number}") for number in range(600)]
     (tmp_path / "many.jsonl").write_text("\n".join(lines))
 
     def interrupted() -> Iterator[str]:
-        yield from lines[:550]
+        yield from lines[:num_sent]
         raise KeyboardInterrupt
 
-    with suppress(KeyboardInterrupt):
-        queue.submissions.submit(interrupted(), key="k")
+    if num_sent:
+        with suppress(KeyboardInterrupt):
+            queue.submissions.submit(interrupted(), key="k")
+    else:  # Redis was away after it had opened the job
+        open_job(queue.store, new_job_id(), Terms("default"), key="k", source="submit")
     (job,) = queue.jobs.all()
     queue.jobs.cancel(job.id)
     queue.timers.run_due()
@@ -201,7 +207,7 @@ def test_the_key_of_a_job_that_was_cancelled_before_its_last_line_names_its_stat
     ran = queued("submit", "many.jsonl", "--key", "k")
 
     assert (ran.code, ran.out) == (5, f"{job.id}\n")
-    assert f"{job.id} with 500 items, cancelled. Nothing was added" in ran.err
+    assert f"{job.id} with {num_sent // 500 * 500} items, cancelled. Nothing was added" in ran.err
     assert f"{job.id} is cancelled, and takes no lines. Use another key to submit the lines again." in ran.err
 
 
@@ -457,6 +463,23 @@ def test_results_go_to_a_file_that_says_what_is_missing(queued, items: Path, que
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.parametrize("options", [(), ("-o", "out.jsonl")])
+def test_a_result_that_cannot_be_read_is_left_out_and_named(queued, items: Path, queue: Any, options: tuple[str, ...]):
+    job_id = submit(queued, items)
+    finish(queue, job_id, 1)
+    results = queue.store.keys.part(job_id, "results")
+    entry = queue.store.connection.client.xadd(results, {"i": "1", "r": '{"custom_id":"b","body":nonsense}'}).decode()
+    queue.leases.claim(job_id, 1, "w1")
+    finish(queue, job_id, 1)
+    ran = queued("results", job_id, *options)
+    written = Path("out.jsonl").read_text() if options else ran.out
+    queue.store.connection.client.xdel(results, entry)
+
+    assert ran.code == 1
+    assert [json.loads(line)["custom_id"] for line in written.splitlines()] == ["a", "c"]
+    assert f"The output lacks 1 result that cannot be read: result {entry} of job {job_id}.\n" in ran.err
+
+
 def test_results_follow_until_the_job_is_over_also_while_redis_does_not_know_the_user(
     queued, items: Path, queue: Any, tmp_path: Path, *, valkey: Any, monkeypatch: pytest.MonkeyPatch
 ):
@@ -587,7 +610,8 @@ def test_watching_a_job_that_ends_badly_fails(queued, items: Path):
 
 
 def test_top_shows_slots_by_class_once(queued, items: Path, queue: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # a pipe is no terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert not stdout().is_terminal, "a pipe is none, and on a terminal the command would not end"
     submit(queued, items)
     queue.workers.publish(make_busy(decode_tokens_per_second=321.0), 60)
     shown = queued("top").out

@@ -19,7 +19,7 @@ from ballast_queue.errors import LibraryUnfit, QueueForbidden, QueueFull
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
 from ballast_queue.rights import DIRECT, RedisUser, administrator_rules, submitter_rules, worker_rules
-from ballast_queue.settings import QueueSettings, TenantSettings
+from ballast_queue.settings import InForce, QueueSettings, TenantSettings
 from ballast_queue.users import RedisUsers
 
 FOREIGN = """#!lua name=x
@@ -129,8 +129,8 @@ def bare():
         yield server.connection_url
 
 
-def load(raw: Any, revision: int) -> None:
-    raw.function_load(SOURCE.replace(f"local REVISION = {REVISION}", f"local REVISION = {revision}"), replace=True)
+def load(raw: Any, revision: int, source: str = SOURCE) -> None:
+    raw.function_load(source.replace(f"local REVISION = {REVISION}", f"local REVISION = {revision}"), replace=True)
 
 
 def test_a_worker_loads_no_functions_even_if_its_user_may(bare: str):
@@ -174,11 +174,12 @@ def test_an_administrator_of_a_full_server_goes_on_with_an_older_library(bare: s
         with pytest.raises(QueueFull, match="raise maxmemory"):
             Queue.connect(bare, "a/b", loads_functions=True)
         raw.config_set("maxmemory", 0)
-        load(raw, REVISION - 1)
+        load(raw, REVISION - 1, SOURCE.replace("return argv[2] == '1' and {owner, ", "return false and {owner, "))
         raw.config_set("maxmemory", 1)
         queue = Queue.connect(bare, "a/b", loads_functions=True)
         RedisUsers(queue.store.connection).put([RedisUser("w", ("secret",), worker_rules("a/b"))])
         assert (queue.stats().depth, queue.store.connection.is_outdated) == (0, True)
+        assert queue.settings.renew("a/b") == InForce("")  # these functions reply the owner only
         with pytest.raises(QueueFull, match="raise maxmemory"):
             queue.store.connection.call("of_this_version")
         queue.store.connection.load_again()

@@ -8,6 +8,7 @@ from queue_objects import ids, make_status, submit
 
 from ballast_queue.address import with_user
 from ballast_queue.errors import InvalidAddress, InvalidJob, UnreadableValue
+from ballast_queue.job import Result
 from ballast_queue.ledger import Service
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings, TenantSettings
@@ -155,13 +156,18 @@ def test_a_job_that_is_deleted_while_jobs_are_listed_counts_as_read(queue, desk,
     assert (listed, queue.store.unreadable.places) == ([job_id], set())
 
 
-def test_a_result_that_cannot_be_read_names_its_job(queue, desk, line):
+@pytest.mark.parametrize("stored", ['{"custom_id":"r0"}', '{"custom_id":"r0","status_code":200,"body":nonsense}'])
+def test_a_result_that_cannot_be_read_is_named_and_holds_up_no_other(queue, desk, line, stored):
     job_id = submit(queue, line, 1)
     results = queue.store.keys.part(job_id, "results")
-    entry = desk.raw.xadd(results, {"i": "0", "r": '{"custom_id":"r0"}'})
-    with pytest.raises(UnreadableValue, match=f"result of job {job_id}.*status_code"):
-        list(queue.results.read(job_id))
+    entry = desk.raw.xadd(results, {"i": "0", "r": stored})
+    (claimed,) = queue.leases.claim(job_id, 1, "w1")
+    queue.leases.finish("w1", claimed, Result(custom_id="r0", status_code=200, body={"ok": True}))
+    found = list(queue.results.read(job_id))
     desk.raw.xdel(results, entry)
+
+    assert [result.body for result in found] == [{"ok": True}]
+    assert queue.store.unreadable.places == {f"result {entry.decode()} of job {job_id}"}
 
 
 @pytest.mark.parametrize("body", ['{"a":' * 5000 + "0" + "}" * 5000, "[]"], ids=["nested too deep", "no object"])

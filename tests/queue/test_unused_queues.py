@@ -116,15 +116,29 @@ def test_a_queue_that_is_used_again_begins_its_time_again(queue, line, release) 
 
 
 def test_a_queue_of_a_namespace_that_is_no_longer_watched_stays(queue, line, release) -> None:
-    """Its resource may exist, without a replica that reports."""
+    """Its resource may exist, without a replica that reports. Its jobs still end."""
     fill(queue, line)
+    queue.settings.apply(QueueSettings(abandoned_seconds=1e-6))
+    job_id = queue.submissions.submit([line("a")]).job_id
+    queue.jobs.pause(job_id)
     unused(queue, release).update({queue.name})
 
-    assert [unused(queue, release, namespaces=("chat", "tests")).update(set()) for _ in range(3)] == [[], [], []]
-    assert keys_of(queue)
+    assert [unused(queue, release, namespaces=("chat",)).update(set()) for _ in range(3)] == [[], [], []]
+    assert queue.jobs.get(job_id).state == "expired"
     watched = queue.name.partition("/")[0]
     assert unused(queue, release, namespaces=("chat", watched)).update(set()) == [], "its time begins now"
     assert unused(queue, release, namespaces=("chat", watched)).update(set()) == [queue.name]
+
+
+def test_a_queue_of_a_namespace_that_another_release_took_over_is_removed_by_that_one(queue, line, release) -> None:
+    fill(queue, line)
+    mine, theirs = unused(queue, release, namespaces=("chat",)), unused(queue, f"{release}-other")
+    unused(queue, release).update({queue.name})
+    theirs.update({queue.name})
+
+    assert mine.update(set()) == []
+    assert [theirs.update(set()) for _ in range(2)] == [[], [queue.name]]
+    assert keys_of(queue) == []
 
 
 def test_a_queue_that_no_resource_ever_used_stays(queue, line, release) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -9,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import unquote
 
 import typer
 from yaml import YAMLError
@@ -54,8 +56,8 @@ class Access:
         from kubernetes.client import ApiClient, ApiException  # noqa: PLC0415  takes a second, and is an extra
         from urllib3.exceptions import HTTPError  # noqa: PLC0415
 
-        with closing(ApiClient(self.configuration)) as client:
-            try:
+        try:
+            with closing(ApiClient(self.configuration)) as client:
                 answer, *_ = client.call_api(
                     path,
                     "GET",
@@ -65,10 +67,10 @@ class Access:
                     auth_settings=["BearerToken"],
                     _request_timeout=TIMEOUT_SECONDS,
                 )
-            except ApiException as error:
-                raise _failure(path, int(error.status or 0), str(error.body or error.reason)) from None
-            except HTTPError as error:
-                raise Unreachable(f"The API server at {self.configuration.host} does not answer: {error}.") from None
+        except ApiException as error:
+            raise _failure(path, int(error.status or 0), str(error.body or error.reason)) from None
+        except HTTPError as error:
+            raise Unreachable(f"The API server at {self.configuration.host} does not answer: {error}.") from None
         found: Json = answer
         return found
 
@@ -132,7 +134,8 @@ def _access(context: str | None) -> Access:
         raise CliError(f"Reading a cluster needs {error.name}: pip install 'ballast[cluster]'.") from None
     file, found = os.environ.get("KUBECONFIG"), client.Configuration()
     found.retries = False
-    if not file and not context and not Path(KUBECONFIG).expanduser().exists() and POD_NAMESPACE.exists():
+    has_default = Path(os.path.expanduser(KUBECONFIG)).exists()  # noqa: PTH111  Path's fails without a home directory
+    if not file and not context and not has_default and POD_NAMESPACE.exists():
         try:
             config.load_incluster_config(client_configuration=found)
         except config.ConfigException as error:
@@ -142,7 +145,7 @@ def _access(context: str | None) -> Access:
     try:
         return Access(found, _load(file, context, found))
     except (config.ConfigException, OSError, YAMLError) as error:
-        why = " ".join(str(getattr(error, "strerror", None) or error).split())
+        why = " ".join(_why(error, file).split())
     except (ValueError, TypeError, LookupError, AttributeError) as error:  # a value of another type than expected
         why = f"it is malformed ({error})"
     raise Unreachable(f"Cannot use the kubeconfig {file}: {why.rstrip('.')}. Set KUBECONFIG to another file.")
@@ -168,10 +171,39 @@ def _load(file: str, context: str | None, configuration: Configuration) -> str:
         if not has_credentials and (method := next((each for each in ("exec", "auth-provider") if each in user), None)):
             raise config.ConfigException(f"the {method} of user {name} yields no credentials")
     if proxy := cluster.safe_get("proxy-url"):
-        if not proxy.startswith(("http://", "https://")):
-            raise config.ConfigException(f"proxy-url: found {proxy}, expected http:// or https://")
-        configuration.proxy, configuration.no_proxy = proxy, None
+        _set_proxy(configuration, proxy)
     return str(used.safe_get("namespace") or "default")
+
+
+def _set_proxy(configuration: Configuration, url: str) -> None:
+    """Use a proxy for all requests. No message may quote its URL, which can have a password.
+
+    Raises:
+        ConfigException: the URL is malformed, or of another kind of proxy.
+    """
+    from kubernetes.config import ConfigException  # noqa: PLC0415  takes a second, and is an extra
+    from urllib3.exceptions import LocationParseError  # noqa: PLC0415
+    from urllib3.util import parse_url  # noqa: PLC0415
+
+    try:
+        found = parse_url(url)
+    except LocationParseError:
+        raise ConfigException("proxy-url is no URL") from None
+    if found.scheme not in {"http", "https"} or not found.host:
+        scheme = f"{found.scheme}://" if f"{found.scheme}://" in url.lower() else "no scheme"
+        raise ConfigException(f"proxy-url: found {scheme}, expected http://HOST:PORT or https://HOST:PORT")
+    configuration.proxy, configuration.no_proxy = found._replace(auth=None).url, None
+    if found.auth:
+        credentials = base64.b64encode(unquote(found.auth).encode()).decode()
+        configuration.proxy_headers = {"Proxy-Authorization": f"Basic {credentials}"}
+
+
+def _why(error: Exception, file: str) -> str:
+    """Return why a kubeconfig cannot be used. Name the file that cannot be read if it is another one."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    is_kubeconfig = error.filename in {None, file, os.path.expanduser(file)}  # noqa: PTH111
+    return error.strerror if is_kubeconfig else f"{error.filename}: {error.strerror}"
 
 
 def _failure(path: str, status: int, body: str) -> CliError:

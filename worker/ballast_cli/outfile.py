@@ -78,7 +78,7 @@ class OutFile:
                         f"--output: another download writes {self.part}. Wait until it ends, or choose another file."
                     ) from None
                 except OSError as error:
-                    if error.errno not in {errno.ENOLCK, errno.ENOTSUP}:  # file systems without locks
+                    if error.errno not in {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}:  # file systems without locks
                         raise
                 if self._is_part(file):
                     yield file
@@ -108,18 +108,23 @@ class OutFile:
         The length is that up to the last complete line.
 
         Raises:
-            Usage: the part belongs to another job.
+            Usage: the part belongs to another job, or is no output of this command.
         """
         last: dict[str, int] = {}
         replaced: set[int] = set()
         whole = 0
         with self.part.open("rb") as file:
             for line in file:
-                try:
-                    found = json.loads(line) if line.endswith(b"\n") else {}
-                    one, custom_id = found["id"], found["custom_id"]
-                except (ValueError, KeyError, TypeError):
+                if not line.endswith(b"\n"):
                     break
+                try:
+                    found = json.loads(line)
+                    one, custom_id = found["id"], found["custom_id"]
+                except (ValueError, LookupError, TypeError, RecursionError):
+                    raise Usage(
+                        f"--output: {self.part} has a line that `ballast results` does not write. Remove the file, or "
+                        "choose another one."
+                    ) from None
                 if one != f"batch_req_{job_id}_{custom_id}":
                     raise Usage(
                         f"--output: {self.part} is the unfinished output of another job ({one!r}). Remove it, or "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from ballast_cli.connection import not_empty
 from ballast_cli.console import examples, say
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_cli.errors import Usage
@@ -46,9 +47,16 @@ _Inputs = Annotated[
 ]
 _Model = Annotated[
     str | None,
-    typer.Option(help="Name of a known model, or path of a config.json of a known type.", show_default="llama-3-8b"),
+    typer.Option(
+        help="Name of a known model, or path of a config.json of a known type.",
+        show_default="llama-3-8b",
+        callback=not_empty,
+    ),
 ]
-_Gpu = Annotated[str | None, typer.Option(help="GPU: a100, h100, h200, l4, or one of --inputs.", show_default="a100")]
+_Gpu = Annotated[
+    str | None,
+    typer.Option(help="GPU: a100, h100, h200, l4, or one of --inputs.", show_default="a100", callback=not_empty),
+]
 _Weights = Annotated[
     str | None,
     typer.Option(
@@ -144,7 +152,7 @@ def _inputs(path: Path | None, *, model: str | None, gpu: str | None, quantizati
     if quantization is not None and quantization not in names:
         raise Usage(f"--quantization is {quantization!r}; known are {', '.join(names)}.")
     weights = None if quantization is None else Quantization(quantization)
-    return _with_given(found, model=model or None, gpu=gpu or None, quantization=weights)
+    return _with_given(found, model=model, gpu=gpu, quantization=weights)
 
 
 def _with_given(section: _Section, **options: object) -> _Section:

@@ -31,8 +31,8 @@ class Signals:
     """Counts SIGINT, SIGTERM, and SIGHUP while the context is active. A SIGHUP that is ignored stays ignored."""
 
     def __init__(self) -> None:
-        self.received = 0
-        """Number of signals received. A terminal that closes can send several SIGHUP, which count as one."""
+        self._is_hung_up = False
+        self._num_others = 0
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
@@ -45,8 +45,20 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]  # signal.signal accepts what it returned
 
+    @property
+    def received(self) -> int:
+        """Return the number of signals received.
+
+        All SIGHUP and the first other signal count as one: a terminal that closes can send several, and the end of a
+        session sends SIGTERM and SIGHUP at once.
+        """
+        return max(int(self._is_hung_up), self._num_others)
+
     def _take(self, number: int, _frame: FrameType | None) -> None:
-        self.received = max(1, self.received) if number == signal.SIGHUP else self.received + 1
+        if number == signal.SIGHUP:
+            self._is_hung_up = True
+        else:
+            self._num_others += 1
 
 
 @dataclass(frozen=True, slots=True)

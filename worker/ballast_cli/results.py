@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ballast_cli.connection import CaFile, JobId, PasswordFile, Place, QueueName, RedisUrl, open_queue
 from ballast_cli.console import examples, json_text, say
-from ballast_cli.errors import Usage
+from ballast_cli.errors import CliError, Usage
 from ballast_cli.outfile import OutFile
 from ballast_cli.watch import waiting
 from ballast_openai.errors import counted
+
+if TYPE_CHECKING:
+    from ballast_queue.redis_store import Queue
 
 EXAMPLES = examples(
     "ballast results job-1f3a -o out.jsonl",
     "ballast results job-1f3a -o out.jsonl --follow   # waits for the end of the job; continues if run again",
     "ballast results job-1f3a | jq -r .custom_id",
 )
+
+_SHOWN_PLACES = 3
 
 
 def results(
@@ -52,10 +57,22 @@ def results(
             for line in lines:
                 sys.stdout.write(json_text(line, encoding=sys.stdout.encoding) + "\n")
                 sys.stdout.flush()
+            _require_all(connected)
             return
         written = file.write(lines, job_id=before.id)
+        say(f"Wrote {counted(written, 'result')} to {output}.")
+        _require_all(connected)
         after = waiting(lambda: connected.jobs.get(job_id))
-    say(f"Wrote {counted(written, 'result')} to {output}.")
     if written < after.counts.total:
         total = counted(after.counts.total, "item")
         say(f"The job has {total}. Run the command again with --follow to wait for the rest.")
+
+
+def _require_all(queue: Queue) -> None:
+    """Raise `CliError` if results were left out because they cannot be read."""
+    if places := sorted(queue.store.unreadable.places):
+        more = ", ..." if len(places) > _SHOWN_PLACES else "."
+        raise CliError(
+            f"The output lacks {counted(len(places), 'result')} that cannot be read: "
+            f"{', '.join(places[:_SHOWN_PLACES])}{more}"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -62,8 +63,9 @@ def check_output(option: str, path: Path | None) -> None:
         if path.is_file():
             path.open("ab").close()
         elif not path.exists():  # a pipe would end with its first writer
-            path.open("xb").close()
-            path.unlink()
+            target = Path(os.path.realpath(path))  # the path may be a link to a file that does not exist yet
+            target.open("xb").close()
+            target.unlink()
     except OSError as error:
         raise Usage(f"{option}: cannot write {path} ({error.strerror}). Name another file.") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import select
@@ -42,7 +43,7 @@ def standard_streams() -> Iterator[StandardStreams]:
     """
     _occupy_closed_descriptors()
     streams = sys.stdout, sys.stderr
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    if isinstance(sys.stdout, io.TextIOWrapper) and _fails_on_characters(sys.stdout):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does
     with closing(StandardStreams()) as found:
         try:
@@ -51,6 +52,15 @@ def standard_streams() -> Iterator[StandardStreams]:
             sys.stdout, sys.stderr = streams  # typer wraps them if a pipe breaks
             for stream in streams:
                 _drop_unwritten(stream)
+
+
+def _fails_on_characters(stream: TextIO) -> bool:
+    """Return whether an ordinary character may be one that the stream cannot write.
+
+    In the locale C, Python writes with surrogateescape, which expresses only the bytes that it read in this way.
+    """
+    is_utf8 = codecs.lookup(stream.encoding).name == "utf-8"
+    return stream.errors == "strict" or (stream.errors == "surrogateescape" and not is_utf8)
 
 
 def _occupy_closed_descriptors() -> None:
@@ -63,6 +73,7 @@ def _occupy_closed_descriptors() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, mode)  # takes the lowest free number
+            os.set_inheritable(number, True)  # noqa: FBT003  processes that the command starts have it too
     if sys.stdout is None:
         sys.stdout = os.fdopen(1, "w", closefd=False)
     if sys.stderr is None:

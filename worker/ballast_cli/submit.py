@@ -21,7 +21,7 @@ from ballast_cli.interrupts import interruptible
 from ballast_cli.watch import progress, watch
 from ballast_openai.errors import counted
 from ballast_queue.errors import DeadlinePassed, InvalidSubmission, JobStateConflict, OtherLines, QueueError
-from ballast_queue.job import Job, JobState, Outlook
+from ballast_queue.job import Job, Outlook
 from ballast_worker.forecast import Forecast
 
 if TYPE_CHECKING:
@@ -42,10 +42,6 @@ _ANSWERS = {
     Outlook.NO: "It will be MISSED at the present rates, even alone",
     Outlook.UNKNOWN: "Whether it can be met is unknown",
 }
-
-
-_ENDING = {JobState.FINALIZING, JobState.EXPIRED, JobState.CANCELLING, JobState.CANCELLED}
-"""States of a job that runs no further item."""
 
 
 def submit(
@@ -110,7 +106,8 @@ def submit(
                     sys.stdout.flush()
                 seen = _seen(connected, done.job_id, place, has_deadline=due is not None)
                 _report(done, seen, file=file, place=place, as_json=as_json)
-            if not done.accepted:
+            is_cut_short = not done.is_new and seen.job is not None and seen.job.state.is_cut_short
+            if not done.accepted and not is_cut_short:  # such a job may have no line yet
                 raise CliError(
                     f"No line of {file} is valid. `ballast results {done.job_id}{place.options}` lists the error of "
                     "each line."
@@ -122,7 +119,7 @@ def submit(
                 )
             if is_watched:
                 watch(connected, done.job_id, options=place.options)
-            elif not done.is_new and seen.job is not None and seen.job.state in _ENDING:
+            elif is_cut_short and seen.job is not None:
                 raise NotNow(
                     f"{done.job_id} is {seen.job.state}, and takes no lines. Use another key to submit the lines again."
                 )

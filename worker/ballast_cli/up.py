@@ -83,6 +83,7 @@ OwnQueue = Annotated[
         help="Queue (namespace/name). By default, offline.queue of the file, otherwise its runtime.namespace and "
         f"runtime.name ({DEFAULT_QUEUE}).",
         show_default=False,
+        callback=not_empty,
     ),
 ]
 OwnPasswordFile = Annotated[

@@ -49,6 +49,11 @@ class JobState(StrEnum):
         """True in the four final states. Only `redrive` leaves one: completed."""
         return self in {JobState.COMPLETED, JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED}
 
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether the job ended, or ends, before its last line may have arrived. It takes no lines and runs no item."""
+        return self in {JobState.CANCELLING, JobState.CANCELLED, JobState.FINALIZING, JobState.EXPIRED}
+
 
 class ItemState(StrEnum):
     """State of an item."""

@@ -246,7 +246,7 @@ def json_of(result: Result) -> bytes:
     """Return a result as it is stored.
 
     Raises:
-        PydanticSerializationError: it is no JSON.
+        PydanticSerializationError: its body is no JSON. A `body_text` is stored as it is, without a check.
         ResultTooLarge: it has more than `MOST_RESULT_BYTES`.
     """
     if result.body_text:

@@ -9,8 +9,9 @@ from typing import Protocol, TypeVar
 
 from ballast_queue.job import DeadLetter, Result
 from ballast_queue.jobs import Jobs
-from ballast_queue.records import parse, readable
+from ballast_queue.records import readable
 from ballast_queue.store import Store
+from ballast_queue.unreadable import text_of
 
 _T = TypeVar("_T")
 PAGE = 200
@@ -42,7 +43,8 @@ class Results:
         """Yield the results in the order of completion. With `follow`, continue until the job is over.
 
         A redrive removes the error results of the items that it puts back. A reader that has seen them also gets the
-        items' new results. `attempt` makes each call after the first one.
+        items' new results. `attempt` makes each call after the first one. A result that cannot be read is skipped and
+        named in `Unreadable.places`.
 
         Raises:
             JobNotFound: there is no such job, or it was deleted during the call.
@@ -55,8 +57,11 @@ class Results:
             is_over = follow and attempt(partial(self._jobs.get, job_id)).state.is_over
             while page := attempt(partial(self._store.call, self._store.functions.results(job_id, seen, PAGE))):
                 seen = page[-2]
-                for text in page[1::2]:
-                    yield _result(text, job_id)
+                for entry, text in zip(page[::2], page[1::2], strict=True):
+                    place = f"result {text_of(entry)} of job {job_id}"
+                    result = self._store.unreadable.try_read(place, partial(Result.model_validate_json, text))
+                    if result is not None:
+                        yield result
             if not follow or is_over:
                 attempt(
                     partial(self._jobs.get, job_id)
@@ -74,8 +79,3 @@ class Results:
 @readable("a dead letter")
 def _letter(stored: bytes) -> DeadLetter:
     return DeadLetter.model_validate_json(stored.split(b"\n", 3)[3])
-
-
-@readable("a result")
-def _result(text: bytes, job_id: str) -> Result:
-    return parse(Result, text, f"result of job {job_id}")

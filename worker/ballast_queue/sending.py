@@ -14,8 +14,6 @@ from ballast_queue.line_digest import LineDigest
 from ballast_queue.settings import QueueSettings
 from ballast_queue.store import Store
 
-_CUT_SHORT = {JobState.CANCELLING, JobState.CANCELLED, JobState.FINALIZING, JobState.EXPIRED}
-
 
 class Stored(NamedTuple):
     """The lines that a job has."""
@@ -127,9 +125,9 @@ class Sending:
         return status, Stored(num_lines, accepted, rejected, known.decode())
 
     def _cut_short(self) -> JobState | None:
-        """Return the state of a closed job that ended, or ends, before its last line may have arrived."""
+        """Return the state of a closed job if it was cut short."""
         state = Jobs(self._store).get(self._job_id).state
-        return state if state in _CUT_SHORT else None
+        return state if state.is_cut_short else None
 
     def _report(self) -> None:
         if self._on_progress is not None and self._passed.num_lines:

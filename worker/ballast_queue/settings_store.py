@@ -65,7 +65,10 @@ class SettingsStore:
     @readable("the settings in force")
     def renew(self, owner: str) -> InForce:
         """Keep the settings of an owner in force. Return those in force."""
-        name, created, generation = self._store.call(self._store.functions.renew_settings(owner))
+        reply = self._store.call(self._store.functions.renew_settings(owner))
+        if isinstance(reply, bytes):  # of older functions, which stay while Redis has no memory for these
+            return InForce(text_of(reply))
+        name, created, generation = reply
         return InForce(text_of(name), float(created), float(generation))
 
     def drop(self, owner: str) -> bool:

@@ -36,7 +36,11 @@ class UnusedQueues:
     release: str
     keep_seconds: float
     namespaces: tuple[str, ...] = ()
-    """The namespaces that the release watches; empty for all. A queue of another one stays: its users are unknown."""
+    """The namespaces that the release watches; empty for all.
+
+    A queue of another one, or of none, stays, because its users are unknown. If another release uses it now, this one
+    forgets it, so that the other may remove it later.
+    """
     shared: set[str] = field(default_factory=set)
     """The queues that another release uses too, which the log has named. Pass the same set at each call."""
 
@@ -62,11 +66,16 @@ class UnusedQueues:
         self.shared.update(shared)
         removed = []
         for (name, release), since in known.items():
-            if release != self.release or name in used or not self._is_watched(name):
+            if release != self.release or name in used:
                 continue
-            is_shared = any(other == name and whose != release for other, whose in known)
+            others = [entry for (other, whose), entry in known.items() if other == name and whose != release]
+            queue = Queue(self.connection, name)
             try:
-                if self._end(Queue(self.connection, name), since, is_shared=is_shared):
+                run_timers(queue)
+                if not self._is_watched(name):
+                    if "" in others:
+                        self._forget(name)
+                elif self._end(queue, since, is_shared=bool(others)):
                     removed.append(name)
             except (RefusedCall, UnreadableValue, QueueFull) as error:  # a user can write anything into its queue
                 log.warning("an unused queue was skipped", queue=name, error=type(error).__name__)
@@ -74,7 +83,6 @@ class UnusedQueues:
 
     def _end(self, queue: Queue, since: str, *, is_shared: bool) -> bool:
         """Remove an unused queue if its time is over. Return whether it was removed."""
-        run_timers(queue)
         if _has_workers(queue):
             self._note(queue.name, "")
         elif not since:
@@ -82,7 +90,7 @@ class UnusedQueues:
         elif queue.now() - float(since) >= self.keep_seconds:
             if not is_shared:
                 remove(queue)
-            self.connection.remove_hash_field(REGISTRY, _field(queue.name, self.release))
+            self._forget(queue.name)
             return not is_shared
         return False
 
@@ -98,6 +106,9 @@ class UnusedQueues:
 
     def _note(self, name: str, since: str) -> None:
         self.connection.set_hash_field(REGISTRY, _field(name, self.release), since)
+
+    def _forget(self, name: str) -> None:
+        self.connection.remove_hash_field(REGISTRY, _field(name, self.release))
 
 
 def _field(name: str, release: str) -> str:
