@@ -93,6 +93,36 @@ def test_an_operator_that_cannot_read_its_own_secret_is_neither_ready_nor_active
     assert "get /api/v1/namespaces/ballast/secrets/redis: the API server answered 403" in active
 
 
+class EmptyCluster:
+    """Has no CRD."""
+
+    def __init__(self) -> None:
+        self.was_asked = asyncio.Event()
+
+    async def plurals(self, kind: Kind) -> frozenset[str]:
+        if not kind.is_optional:  # to find out whether it may be watched
+            self.was_asked.set()
+        return frozenset()
+
+
+def test_an_operator_that_does_not_watch_a_kind_that_it_needs_is_not_active() -> None:
+    async def work() -> tuple[str, str]:
+        metrics, cluster = Metrics(), EmptyCluster()
+        settings = OperatorSettings(namespace="ballast", worker_image="worker:1", watch_namespaces="team")
+        operator = Operator(settings, (RESOURCE_TYPE,), cast(Any, cluster), metrics, asyncio.Event())
+        working = asyncio.create_task(operator.work(cast(Any, KeptLeadership())))
+        await cluster.was_asked.wait()
+        operator.refresh()
+        found = operator.unready(), metrics.text().decode()
+        working.cancel()
+        return found
+
+    why, text = asyncio.run(work())
+
+    assert "not watched: InferenceDeployment" in why
+    assert "ballast_operator_active 0.0" in text
+
+
 class SlowClock:
     """A clock that each write of the Lease moves on."""
 
