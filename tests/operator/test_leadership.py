@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -257,3 +258,34 @@ def test_the_lease_has_connections_of_its_own(monkeypatch: pytest.MonkeyPatch, t
 
     assert asyncio.run(run(make_settings())) == LEADERSHIP_LOST
     assert ClientOfOneThing.used == [{True}, {False}]
+
+
+class ClientAtTheEnd(ClientOfOneThing):
+    """A client of an operator that gets a signal during its first call about anything but the Lease."""
+
+    steps: ClassVar[list[str]] = []
+
+    async def call_api(
+        self, path: str, method: str, *, body: Body | None = None, **_options: Any
+    ) -> tuple[Body, int, Body]:
+        if "/leases" not in path:
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.Event().wait()
+        found = body or {"metadata": {"resourceVersion": "1"}, "spec": {}}
+        if method == "PUT" and not found["spec"]["holderIdentity"]:
+            self.steps.append("released")
+        return found, 200, {}
+
+    async def close(self) -> None:
+        self.steps.append("closed")
+
+
+def test_the_lease_is_released_before_the_last_events_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config").write_text(yaml.safe_dump(KUBECONFIG))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.setattr(cluster, "ApiClient", ClientAtTheEnd)
+
+    assert asyncio.run(run(make_settings())) == 0
+    assert ClientAtTheEnd.steps == ["released", "closed", "closed"]
