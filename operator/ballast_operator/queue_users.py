@@ -48,6 +48,7 @@ class QueueUsers(Generic[R]):
             users: the users that the present spec needs.
             wider: the same with the rights of the earlier pods.
         """
+        self.on_hold.discard(key)
         known = self.users.get(key)
         # After a start it is not known whether pods of a resource with another Redis use this one. Redis then keeps the
         # users that it has.
