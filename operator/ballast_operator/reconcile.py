@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
@@ -252,14 +253,18 @@ class Reconciler(Generic[R]):
         return blocked
 
     def _note_outdated_users(self, resource: R, snapshot: ClusterSnapshot, memory: ResourceMemory[R]) -> None:
-        """Note whose former password stays valid: the kubelet updates the files of a pod some time after the Secret."""
-        if self.context.user_keys.is_first:
+        """Note whose former password stays valid: the kubelet updates the files of a pod some time after the Secret.
+
+        While the previous key is valid, each user has the previous password anyway.
+        """
+        keys = self.context.user_keys
+        if keys.is_first:
             memory.outdated = {}
             return
         written, now = {secret: marker for secret, (marker, _) in memory.secrets.items()}, time.monotonic()
         found = _computed(self._type.outdated_users, resource, snapshot, self.context, written)
         recent = {name: at for name, at in memory.outdated.items() if now - at < KUBELET_SECONDS}
-        memory.outdated = recent | dict.fromkeys(found, now)
+        memory.outdated = recent | dict.fromkeys(found, -math.inf if keys.previous else now)
 
     def _snapshot(self, key: Key, memory: ResourceMemory[R]) -> ClusterSnapshot:
         children, pods = self._cache.children(key), self._cache.pods(key)
