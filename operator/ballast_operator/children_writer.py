@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from secrets import token_urlsafe
 from typing import Generic
@@ -24,7 +25,7 @@ from ballast_operator.errors import (
     NameTaken,
     ObjectNotFound,
 )
-from ballast_operator.kinds import CONFIG_MAP, SECRET, Body, Key
+from ballast_operator.kinds import CONFIG_MAP, SECRET, Body, Key, Kind
 from ballast_operator.plan import Annotate, Apply, ChildrenPlan, Tolerated, is_left_over, is_made_for, is_owned, shape
 from ballast_operator.poll_result import Problem
 from ballast_operator.resource_memory import Failure, ResourceMemory
@@ -37,6 +38,8 @@ REFUSED_AGAIN_SECONDS = 300.0
 """A manifest that the API server refused is sent again after this time, or when it changes."""
 NAME_AGAIN_SECONDS = 10.0
 """The same time if an object of another owner has the name. No watch shows the deletion of this object."""
+SLOW_SECONDS = 5.0
+"""After a write that failed later than this, a reconciliation writes no other object of the kind."""
 MOST_RESTORES, RESTORE_AGAIN_SECONDS = 5, 60.0
 """A child that was restored more often in a row is restored once in this time, so that two writers do not compete."""
 ANNOTATIONS = "annotations of pods"
@@ -59,14 +62,16 @@ class ChildrenWriter(Generic[R]):
         self, key: Key, metadata: Metadata, wanted: ChildrenPlan, memory: ResourceMemory[R]
     ) -> tuple[Problem | None, Failure | None]:
         """Write the plan. Return the first problem to report, and the first failure, after which to try again."""
-        refused, failed = await self._annotate(wanted.costs, memory)
+        slow: set[Kind] = set()
+        refused, failed = await self._annotate(wanted.costs, memory, slow)
         done: list[str] = []
         for apply in wanted.apply:
             try:
-                if await self._is_written(apply, memory):
-                    memory.lost.discard(apply.key)
-                    continue
-                problem = await self._apply(apply, memory)
+                with _failing_fast(apply.key.kind, slow):
+                    if await self._is_written(apply, memory):
+                        memory.lost.discard(apply.key)
+                        continue
+                    problem = await self._apply(apply, memory)
             except LeftOver:
                 pass  # the resource is reconciled again while a Secret is lost
             except (ClusterUnavailable, ClusterRefused) as error:
@@ -83,7 +88,8 @@ class ChildrenWriter(Generic[R]):
                 break  # no pod may start with an object of another owner, or with an old one
         for size in wanted.resize:
             try:
-                await self.cluster.resize(size.key, size.replicas, size.leaving, owner=size.owner)
+                with _failing_fast(size.key.kind, slow):
+                    await self.cluster.resize(size.key, size.replicas, size.leaving, owner=size.owner)
             except Invalid as error:
                 message = f"the API server refused the size of {size.key}, or another object owns it: {error.message}"
                 refused = refused or Problem(ConditionReason.NOT_APPLIED, message)
@@ -93,12 +99,13 @@ class ChildrenWriter(Generic[R]):
                 done.append(size.because)
         for gone in wanted.delete:
             try:
-                await self.cluster.delete(gone.key, gone.uid)
+                with _failing_fast(gone.key.kind, slow):
+                    await self.cluster.delete(gone.key, gone.uid)
             except (ClusterUnavailable, ClusterRefused) as error:
                 refused, failed = refused or _problem(error, memory, f"delete {gone.key}"), failed or error
             else:
                 done.append(gone.because)
-        problem, failure = await self._annotate(wanted.annotate, memory)
+        problem, failure = await self._annotate(wanted.annotate, memory, slow)
         refused, failed = refused or problem, failed or failure
         if done:
             log.info("applied", resource=str(key), because=done)
@@ -108,7 +115,7 @@ class ChildrenWriter(Generic[R]):
         return refused, failed
 
     async def _annotate(
-        self, steps: Sequence[Annotate], memory: ResourceMemory[R]
+        self, steps: Sequence[Annotate], memory: ResourceMemory[R], slow: set[Kind]
     ) -> tuple[Problem | None, Failure | None]:
         """Annotate pods. The other writes do not depend on it, so only the first failure in a row ends them.
 
@@ -118,7 +125,8 @@ class ChildrenWriter(Generic[R]):
         failed: Failure | None = None
         for step in steps:
             try:
-                await self.cluster.annotate(step.key, step.annotations)
+                with _failing_fast(step.key.kind, slow):
+                    await self.cluster.annotate(step.key, step.annotations)
             except (ClusterUnavailable, ClusterRefused) as error:
                 problem = _problem(error, memory, ANNOTATIONS)
                 if problem is None:
@@ -236,6 +244,26 @@ class ChildrenWriter(Generic[R]):
         if not paths <= known:
             log.warning("the cluster changes applied fields", kind=step.key.kind.name, fields=sorted(paths)[:8])
             memory.tolerated[step.key] = Tolerated(wanted, known | paths)
+
+
+@contextlib.contextmanager
+def _failing_fast(kind: Kind, slow: set[Kind]) -> Iterator[None]:
+    """Fail at once if `slow` contains the kind. Add the kind if the block fails after a long time.
+
+    A slow webhook delays each write for up to a minute, and the other resources wait for the end of a reconciliation.
+
+    Raises:
+        ClusterUnavailable: a write of this kind failed before, or this one failed.
+    """
+    if kind in slow:
+        raise ClusterUnavailable(f"a {kind.name} is not written, because another one failed late", is_about_one=True)
+    begun = time.monotonic()
+    try:
+        yield
+    except ClusterUnavailable:
+        if time.monotonic() - begun >= SLOW_SECONDS:
+            slow.add(kind)
+        raise
 
 
 def _problem(error: Failure, memory: ResourceMemory[R], marker: str) -> Problem | None:

@@ -37,6 +37,8 @@ log = Log(__name__)
 TIMEOUT_SECONDS = 30.0
 WRITE_SECONDS = 65.0
 """Timeout of a write. The API server ends a write after 60 s, and its answer names the webhook that was slow."""
+MOST_RETRY_SECONDS = 60.0
+"""A longer `Retry-After` counts as this time, after which a change of the resource would have to wait."""
 MOST_CONNECTIONS = 20
 POSTED_AT_ONCE, POST_SECONDS, MOST_UNPOSTED, LAST_POST_SECONDS = 4, 5.0, 1000, 2.0
 """Limits of Events, so that slow ones take few connections: how many are posted at the same time, the timeout of each,
@@ -83,6 +85,8 @@ class Cluster:
         self._connecting = asyncio.Lock()
         self._posting: set[asyncio.Task[None]] = set()
         self._may_post = asyncio.Semaphore(POSTED_AT_ONCE)
+        self._is_dropping = False
+        """Whether an Event was dropped since none waited."""
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -235,8 +239,11 @@ class Cluster:
     def post_event(self, body: Body) -> None:
         """Create an Event in the background: no reconciliation waits for it, and a lost Event does no harm."""
         if len(self._posting) >= MOST_UNPOSTED:
-            log.info("event not posted", because=f"{MOST_UNPOSTED} others wait")
+            if not self._is_dropping:
+                log.info("events are not posted until the others are", because=f"{MOST_UNPOSTED} others wait")
+            self._is_dropping = True
             return
+        self._is_dropping = self._is_dropping and bool(self._posting)
         task = asyncio.create_task(self._post_event(body))
         self._posting.add(task)
         task.add_done_callback(self._posting.discard)
@@ -350,7 +357,7 @@ def _failure(call: str, status: int, error: ApiException) -> ClusterUnavailable 
         status = HTTPStatus.UNPROCESSABLE_ENTITY  # server-side apply answers 500 to an unknown field
     if status in _TRANSIENT or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         after = (error.headers or {}).get("Retry-After", "")
-        seconds = float(after) if after.isdigit() else None
+        seconds = min(float(after), MOST_RETRY_SECONDS) if after.isdigit() else None
         sentence = f"{call}: the API server answered {status}: {message}"
         return ClusterUnavailable(sentence, seconds, is_about_one=status not in _TRANSIENT)
     return _REFUSALS.get(status, ClusterRefused)(call, status, message)

@@ -18,6 +18,8 @@ class UserKeys:
     present: str = field(default="", repr=False)
     previous: str = field(default="", repr=False)
     """Empty unless the key was replaced a short time ago."""
+    is_first: bool = False
+    """Whether no key came before. Somebody who deletes the Secret of the keys ends all former passwords."""
 
 
 IMAGE_USER: Body = {"runAsNonRoot": True, "runAsUser": 999, "runAsGroup": 1000, "fsGroup": 1000}

@@ -32,11 +32,6 @@ class Controller:
         self.queue.add(key, asyncio.get_running_loop().time() + seconds)
         self._changed.set()
 
-    def refresh(self, key: Key) -> None:
-        """Reconcile `key` now because of new figures, unless it failed and waits for its next try."""
-        if not self.queue.has_failed(key):
-            self.add(key)
-
     async def run(self) -> None:
         """Reconcile until cancelled."""
         loop = asyncio.get_running_loop()

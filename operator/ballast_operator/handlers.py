@@ -22,7 +22,7 @@ SETTLE_SECONDS = 0.1
 LOGIN_AGAIN_SECONDS = 2.0
 NEVER = timedelta(days=36500)
 PAGE = 200
-"""Objects that a list at the start holds in memory at the same time, before the cache trims them."""
+"""Objects that a list requests at the same time. Each page is trimmed before the next one is requested."""
 CHILDREN_SELECTOR = f"{MANAGED_BY_LABEL}={OPERATOR}"
 
 

@@ -44,7 +44,13 @@ from ballast_operator.children.ray import (
     resize,
     services_of_kuberay,
 )
-from ballast_operator.children.redis_users import kept_users, redis_secrets, redis_users, secrets_hash
+from ballast_operator.children.redis_users import (
+    kept_users,
+    redis_secrets,
+    redis_users,
+    secrets_hash,
+    secrets_of_users,
+)
 from ballast_operator.children.service import budget, network_policy, service
 from ballast_operator.conditions import Given, conditions, knows_versions, ray_parts, ray_progress, reported_lack
 from ballast_operator.context import OperatorContext
@@ -190,8 +196,17 @@ def _written(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> str | 
     return (found["metadata"].get("annotations") or {}).get(REDIS_HASH) or None
 
 
-def _awaits_secrets(resource: InferenceDeployment, snapshot: ClusterSnapshot, context: OperatorContext) -> bool:
-    return _written(resource, snapshot) not in {None, secrets_hash(resource, context)}
+def _outdated_users(
+    resource: InferenceDeployment, snapshot: ClusterSnapshot, context: OperatorContext, written: Mapping[Key, str]
+) -> frozenset[str]:
+    is_recorded = _written(resource, snapshot) in {None, secrets_hash(resource, context)}
+    if is_recorded and not snapshot.lost:
+        return frozenset()
+    return frozenset(
+        user
+        for user, secret, marker in secrets_of_users(resource, context)
+        if secret in snapshot.lost or not (is_recorded or written.get(secret) == marker)
+    )
 
 
 def _redis_secrets(
@@ -416,7 +431,7 @@ RESOURCE_TYPE = ResourceType(
     named_secrets=named_secrets,
     secrets=_secrets,
     redis_users=redis_users,
-    awaits_secrets=_awaits_secrets,
+    outdated_users=_outdated_users,
     kept_users=kept_users,
     read_counted=_read_counted,
     counts=_counts,

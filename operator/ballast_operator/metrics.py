@@ -39,7 +39,11 @@ class Metrics:
             registry=registry,
         )
         self.waiting = Gauge("ballast_operator_queue_length", "Resources in the work queue", registry=registry)
-        self.active = Gauge("ballast_operator_active", "1 in the replica that reconciles, else 0", registry=registry)
+        self.active = Gauge(
+            "ballast_operator_active",
+            "1 in the replica that reconciles and watches every kind that it needs, else 0",
+            registry=registry,
+        )
         self.started = Gauge(
             "ballast_operator_start_time_seconds", "Unix time at which the process started", registry=registry
         )

@@ -78,7 +78,10 @@ async def run(settings: OperatorSettings, types: Sequence[ResourceType[Any]] = R
             if not await _first(leadership.acquire(), stop.wait()):
                 return 0
             async with cluster:
-                return await operator.work(leadership)
+                try:
+                    return await operator.work(leadership)
+                finally:
+                    await leadership.release()  # before the end of `cluster`, which waits for the last Events
         finally:
             await leadership.release()
             await web.stop()
@@ -131,7 +134,7 @@ class Operator:
             RedisHosts(cluster, listed(settings.redis_hosts)),
             every_seconds=settings.poll_seconds,
             keep_seconds=settings.unused_queue_days * DAY_SECONDS,
-            polled=self._controller.refresh,
+            polled=self._controller.add,
             outdated=self._secret_outdated.set,
         )
         """The polls of all resources."""
@@ -166,6 +169,7 @@ class Operator:
             wanted=lambda: {
                 key: users for each in self._reconcilers.values() for key, users in each.users.users.items()
             },
+            on_hold=lambda: {key for each in self._reconcilers.values() for key in each.users.on_hold},
             has_all=self._has_all,
             has_pods=self._has_pods,
             refused=self._note_refusal,
@@ -232,6 +236,7 @@ class Operator:
                     for state, number in zip(REPLICA_STATES, (figures.desired, figures.ready), strict=True):
                         self._metrics.replicas.labels(*labels, state).set(number)
         self._metrics.waiting.set(self._controller.queue.num_waiting)
+        self._metrics.active.set(bool(self._parts) and not self.streams.unwatched)
 
     async def work(self, leadership: Leadership) -> int:
         """Work until a signal, a lost lease or the end of a part. Return the exit code."""
@@ -247,7 +252,6 @@ class Operator:
             if leading.done():
                 return LEADERSHIP_LOST
             reading.result()
-            self._metrics.active.set(1)
             return await self._work(leading, stopping)
         finally:
             for task in first:
@@ -503,6 +507,8 @@ class Operator:
                     raise
                 plurals[group], unread = known, True
                 log.warning("cannot read the optional kinds of a group and will retry", error=str(error))
+        if unread and not self._has_unread_kinds:
+            self._kinds_changed.set()  # `_follow_kinds` then tries again at an interval
         self._has_unread_kinds = unread
         return frozenset(kind.name for kind in optional if kind.plural in plurals[kind.group, kind.version])
 

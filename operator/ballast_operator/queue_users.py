@@ -27,12 +27,15 @@ class QueueUsers(Generic[R]):
     def __init__(self, resource_type: ResourceType[R], cache: Cache, *, changed: Callable[[], None]) -> None:
         """Prepare. `changed()` is called when other users are needed."""
         self.users: dict[Key, tuple[RedisUser, ...]] = {}
+        self.on_hold: set[Key] = set()
+        """The resources that were not reconciled since the start, and may have users that are not known."""
         self._type = resource_type
         self._cache = cache
         self._changed = changed
 
     def use(self, key: Key, users: tuple[RedisUser, ...]) -> None:
         """Set which users a resource needs."""
+        self.on_hold.discard(key)
         if self.users.get(key) != users:
             self.users[key] = users
             self._changed()
@@ -45,6 +48,7 @@ class QueueUsers(Generic[R]):
             users: the users that the present spec needs.
             wider: the same with the rights of the earlier pods.
         """
+        self.on_hold.discard(key)
         known = self.users.get(key)
         # After a start it is not known whether pods of a resource with another Redis use this one. Redis then keeps the
         # users that it has.
@@ -68,6 +72,7 @@ class QueueUsers(Generic[R]):
             self.use(key, ())
         elif not self.users.get(key) and (users := self._lost(key, body, context)):
             self.use(key, users)
+            self.on_hold.add(key)
         queues = (self._type.own_queue(body), reported)
         is_foreign = any(queue and queue.partition("/")[0] != key.namespace for queue in queues)
         return GRANT_AGAIN_SECONDS if is_foreign else None
@@ -82,6 +87,7 @@ class QueueUsers(Generic[R]):
 
     def forget(self, key: Key) -> None:
         """Forget a resource that is gone, or that another release reconciles."""
+        self.on_hold.discard(key)
         if self.users.pop(key, None):
             self._changed()
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from typing import Generic, ParamSpec, TypeVar
 
@@ -59,6 +60,8 @@ CLAIM_AGAIN_SECONDS = 1.0
 """A resource that changed while this release claimed it is read again after this time."""
 PROGRESS_AGAIN_SECONDS = 30.0
 """Interval of checks for a lack of progress, of which there is no event."""
+KUBELET_SECONDS = 60.0
+"""Time in which the kubelet updates the file of a Secret that was written, if its pod has no new annotation."""
 LEFT_OVER_AGAIN_SECONDS = 2.0
 """A Secret of a deleted resource of the same name is looked at again after this time. No watch shows its deletion."""
 WAITING = frozenset({"ContainerCreating", "PodInitializing", "CreateContainerConfigError"})
@@ -148,10 +151,8 @@ class Reconciler(Generic[R]):
             users = _computed(self._type.redis_users, resource, self.context, ())
             served = self.users.served(key, body, self.context)
             wider = _computed(self._type.redis_users, resource, self.context, served)
-            snapshot = self._snapshot(key, memory)
-            if _computed(self._type.awaits_secrets, resource, snapshot, self.context) or memory.lost:
-                # Workers have the former passwords until their Secret is written.
-                users, wider = map(_keeping_passwords, (users, wider))
+            self._note_outdated_users(resource, self._snapshot(key, memory), memory)
+            users, wider = (_keeping_passwords(each, memory.outdated) for each in (users, wider))
         except Exception:
             self.users.keep(key, body, self.context)
             raise
@@ -192,8 +193,12 @@ class Reconciler(Generic[R]):
         failed = failed or unscaled
         if failed is not None and refused is None:
             raise failed
-        if refused is None and wanted.held:
+        wait = LEFT_OVER_AGAIN_SECONDS if memory.lost else None
+        if refused is not None:
+            wait = AGAIN_SECONDS.get(refused.reason, REFUSED_AGAIN_SECONDS)
+        elif wanted.held:
             refused = Problem(ConditionReason.NOT_APPLIED, wanted.held[0])
+            wait = _first(wait, RESTORE_AGAIN_SECONDS)
         given = ConditionInput(resource, self._snapshot(key, memory), wanted, poll, time.monotonic(), refused)
         given = replace(given, unchanged=self._unchanged(given, memory))
         if failed is None and not given.has_older_pods:
@@ -202,10 +207,7 @@ class Reconciler(Generic[R]):
         if failed is not None:
             memory.is_reported = True
             raise failed
-        if refused is not None:
-            return _first(again, AGAIN_SECONDS.get(refused.reason, REFUSED_AGAIN_SECONDS))
-        again = _first(again, PROGRESS_AGAIN_SECONDS if memory.progress is not None else None)
-        return _first(again, LEFT_OVER_AGAIN_SECONDS if memory.lost else None)
+        return _first(again, wait, PROGRESS_AGAIN_SECONDS if memory.progress is not None else None)
 
     def _unchanged(self, given: ConditionInput[R], memory: ResourceMemory[R]) -> float:
         """Return for how many seconds the children have made no progress; 0 if none is expected."""
@@ -249,6 +251,20 @@ class Reconciler(Generic[R]):
         if blocked is not None and blocked.reason in UNPOLLED:
             self._poller.forget(key)
         return blocked
+
+    def _note_outdated_users(self, resource: R, snapshot: ClusterSnapshot, memory: ResourceMemory[R]) -> None:
+        """Note whose former password stays valid: the kubelet updates the files of a pod some time after the Secret.
+
+        While the previous key is valid, each user has the previous password anyway.
+        """
+        keys = self.context.user_keys
+        if keys.is_first:
+            memory.outdated = {}
+            return
+        written, now = {secret: marker for secret, (marker, _) in memory.secrets.items()}, time.monotonic()
+        found = _computed(self._type.outdated_users, resource, snapshot, self.context, written)
+        recent = {name: at for name, at in memory.outdated.items() if now - at < KUBELET_SECONDS}
+        memory.outdated = recent | dict.fromkeys(found, -math.inf if keys.previous else now)
 
     def _snapshot(self, key: Key, memory: ResourceMemory[R]) -> ClusterSnapshot:
         children, pods = self._cache.children(key), self._cache.pods(key)
@@ -409,8 +425,8 @@ def _computed(function: Callable[P, T], *arguments: P.args, **more: P.kwargs) ->
         raise Unplannable(error) from error
 
 
-def _keeping_passwords(users: tuple[RedisUser, ...]) -> tuple[RedisUser, ...]:
-    return tuple(replace(user, keeps_passwords=True) for user in users)
+def _keeping_passwords(users: tuple[RedisUser, ...], names: Container[str]) -> tuple[RedisUser, ...]:
+    return tuple(replace(user, keeps_passwords=user.name in names) for user in users)
 
 
 def _is_waiting(pod: Body) -> bool:

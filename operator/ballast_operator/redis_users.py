@@ -78,8 +78,8 @@ class UserKeyStore:
                 log.warning("the key of the passwords of users in redis is not replaced", error=str(error))
             else:
                 log.info("made a new key for the passwords of users in redis", secret=self._key.name)
-                return UserKeys(new, present)
-        return UserKeys(present, previous if age < OVERLAP_SECONDS else "")
+                return UserKeys(new, present, is_first=not present)
+        return UserKeys(present, previous if age < OVERLAP_SECONDS else "", is_first=not previous)
 
     async def _write(self, texts: Mapping[str, str], before: Body | None) -> None:
         labels = {MANAGED_BY_LABEL: OPERATOR}
@@ -119,6 +119,7 @@ class RedisUserSync:
         kinds: Sequence[Kind],
         address: Callable[[], Address | None],
         wanted: Callable[[], Mapping[Key, Sequence[RedisUser]]],
+        on_hold: Callable[[], AbstractSet[Key]],
         has_all: Callable[[AbstractSet[Key]], bool],
         has_pods: Callable[[str], bool],
         refused: RefusalObserver,
@@ -131,7 +132,8 @@ class RedisUserSync:
             every_seconds: the interval.
             kinds: the kinds of resources that have users.
             address: returns the operator's own Redis, or None if there is none.
-            wanted: returns the users of each resource that was reconciled.
+            wanted: returns the users of each resource that is known.
+            on_hold: returns the resources among them that may have further users.
             has_all: returns whether the caches have all these resources. Until then, no user is removed: a grant of a
                 resource that is not known yet would count as revoked.
             has_pods: returns whether a resource (`namespace/name`) that is gone still has pods, which need its users.
@@ -145,6 +147,7 @@ class RedisUserSync:
         self._kinds = tuple(kinds)
         self._address = address
         self._wanted = wanted
+        self._on_hold = on_hold
         self._has_all = has_all
         self._has_pods = has_pods
         self._refused = refused
@@ -164,13 +167,14 @@ class RedisUserSync:
         if address is None:
             return
         wanted = dict(self._wanted())
+        settled = wanted.keys() - self._on_hold()
         users = [user for of_one in wanted.values() for user in of_one]
         try:
             # A new connection each time. After a switchover, an open one still leads to the former primary, which
             # accepts users also as a replica. In a cluster, an open one knows no node that was added.
             with closing(await asyncio.to_thread(_connect, address)) as connection:
                 known = await asyncio.to_thread(self._put, connection, users)
-                gone = await self._gone(wanted, set(known) - {user.name for user in users})
+                gone = await self._gone(settled, set(known) - {user.name for user in users})
                 await asyncio.to_thread(_remove, connection, gone)
         except CommandForbidden:
             self._refused(is_refused=True)
@@ -182,7 +186,7 @@ class RedisUserSync:
             if users:
                 self._refused(is_refused=False)
 
-    async def _gone(self, wanted: Mapping[Key, Sequence[RedisUser]], unknown: set[str]) -> dict[str, str]:
+    async def _gone(self, settled: AbstractSet[Key], unknown: set[str]) -> dict[str, str]:
         """Return the users to remove, and the resource of each, as `namespace/name`.
 
         The caches may be incomplete, so the API server decides whether a resource is gone. A resource on hold may have
@@ -194,7 +198,6 @@ class RedisUserSync:
         found = {key for kind in self._kinds for key in await self._cluster.uids(kind, "")}
         if not self._has_all(found):
             return {}
-        settled = [key for key, users in wanted.items() if not any(user.keeps_passwords for user in users)]
         reconciled, present = ({f"{key.namespace}/{key.name}" for key in keys} for keys in (settled, found))
         owners = {name: name.removeprefix(self._prefix).partition(":")[0] for name in unknown}
         watched = self._cluster.namespaces

@@ -49,6 +49,10 @@ class Releases:
             self._known[holder] = self._seconds(), is_gone
         return is_gone
 
+    def is_former(self, holder: str) -> bool:
+        """Return whether `holder` is no release, or one that is known to be gone."""
+        return not holder or self._known.get(holder, (0.0, False))[1]
+
     async def _is_gone(self, holder: str) -> bool:
         namespace, _, name = holder.partition("/")
         if not name:

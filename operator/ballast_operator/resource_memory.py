@@ -53,6 +53,8 @@ class ResourceMemory(Generic[R]):
     """The hash of the manifest of each Secret that was written, and the resourceVersion of the result."""
     lost: set[Key] = field(default_factory=set)
     """Secrets that must be written again."""
+    outdated: dict[str, float] = field(default_factory=dict)
+    """The users in Redis whose Secret had a former password a short time ago, and when."""
     progress: tuple[Hashable, float] | None = None
     """Figures that change while the children make progress, and since when they are the same."""
     awaited: float = 0.0

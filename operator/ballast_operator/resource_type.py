@@ -141,8 +141,11 @@ class ResourceType(Generic[R]):
     redis_users: Callable[[R, OperatorContext, Sequence[str]], tuple[RedisUser, ...]] = lambda *_: ()
     """Return the users in the operator's own Redis that the resource needs. The third argument are the queues that pods
     of an earlier spec may serve."""
-    awaits_secrets: Callable[[R, ClusterSnapshot, OperatorContext], bool] = lambda *_: False
-    """Return whether the Secrets with the passwords of these users exist, and have other data than they should."""
+    outdated_users: Callable[[R, ClusterSnapshot, OperatorContext, Mapping[Key, str]], frozenset[str]] = lambda *_: (
+        frozenset()
+    )
+    """Return the names of those among these users whose Secret may have a former password. The fourth argument are the
+    hashes of the manifests of the Secrets that this process wrote."""
     kept_users: Callable[[Body, Sequence[str], OperatorContext], tuple[RedisUser, ...]] = lambda *_: ()
     """Return the users of a resource that is not reconciled and may be invalid, for the queues that its pods serve."""
     named_secrets: Callable[[R], tuple[str, ...]] = lambda _resource: ()

@@ -133,6 +133,9 @@ class StatusWriter(Generic[R]):
         """
         metadata = Metadata.model_validate(body["metadata"])
         before = self.resource_type.read_status(body.get("status") or {})
+        is_own = before.operator == self.releases.own
+        if not is_own and not self.releases.is_former(before.operator):
+            return None  # another release may report it
         values: dict[ConditionType, ConditionValue] = {}
         counts: Mapping[str, object] = {}
         parts: Mapping[str, bool] = {}
@@ -154,7 +157,7 @@ class StatusWriter(Generic[R]):
         self._count(key, body, status, parts)
         if status == before:
             return None
-        if before.operator != self.releases.own:  # only the release that has claimed a resource writes its status
+        if not is_own:  # only the release that has claimed a resource writes its status
             if not memory.is_announced:
                 memory.is_announced = True
                 self._announce(metadata, before, status)

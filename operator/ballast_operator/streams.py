@@ -9,6 +9,10 @@ At its start, Kopf holds the events of all objects back until it has seen each o
 sees, it wakes all tasks that wait for this, so a start with many objects took minutes of CPU time. This module replaces
 the class that does it.
 
+Kopf keeps the objects of the events that it holds back, so they are trimmed here. It repeats a list that is refused for
+a minute, and one that is not answered for much longer. So those of optional kinds have one repetition and a short
+timeout.
+
 Kopf asks the API server for its kinds once after each event of a CRD. The API server may list a new kind only later,
 and no event follows. So the watch of the CRDs repeats the last event of a CRD until its kind is watched.
 """
@@ -17,21 +21,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
+import kopf
 from kopf._cogs.aiokits import aiotoggles
 from kopf._cogs.clients import watching
 from kopf._cogs.clients.errors import APIError, APINotFoundError
 
 from ballast_log import Log
+from ballast_operator.cache import trimmed
 from ballast_operator.kinds import CRD, Body, Kind
 
 log = Log(__name__)
 
 RETRY_SECONDS = 3.0
-"""Delay before a watch without a kind is tried again, and before an event of a CRD is repeated."""
+"""Delay before a watch that failed or whose kind is gone is tried again, and before an event of a CRD is repeated."""
+LIST_SECONDS = 30.0
+"""Timeout of one page of a list of an optional kind."""
 
+_Stream = tuple[str, str, str | None]
+"""The group, plural and namespace of a watch."""
 _END = object()
 """Follows the last event of a watch."""
 
@@ -74,18 +85,16 @@ class Streams:
         self._kinds = kinds
         self._relisted = relisted
         self._retry_seconds = retry_seconds
-        self._watched: set[tuple[str, str]] = set()
-        """Group and plural of each kind whose objects were listed and are watched."""
+        self._unwatched: dict[_Stream, str | None] = {}
+        """For each watch: None if its objects were listed and are watched, else why not, as far as it is known."""
         self._crds: dict[tuple[str, str], Body] = {}
         """The CRDs of `kinds` that exist."""
-        self._refusals: dict[tuple[str, str], str] = {}
-        """Why the API server refused the last watch of a kind."""
 
     def install(self) -> None:
         """Make every watch of this process use this object, and their start take time in proportion to the objects."""
 
         def watch(*, resource: Any, **more: Any) -> AsyncIterator[Any]:
-            stream = self._patient(resource, more)
+            stream = self._patient(resource=resource, **more)
             return self._repeating(stream) if resource.plural == CRD.plural else stream
 
         watching.continuous_watch = watch
@@ -94,37 +103,49 @@ class Streams:
     @property
     def missing(self) -> tuple[str, ...]:
         """Return the names of the kinds that must be watched and are not."""
-        return tuple(
-            kind.name for kind in self._kinds if not kind.is_optional and (kind.group, kind.plural) not in self._watched
-        )
+        return tuple(kind.name for kind in self._kinds if not kind.is_optional and self._why(kind) is not None)
 
     @property
     def unwatched(self) -> str:
         """Return which kinds that must be watched are not, and why; empty if all are."""
-        keys = {kind.name: (kind.group, kind.plural) for kind in (*self._kinds, CRD)}
-        refused = {name: why for name, key in keys.items() if (why := self._refusals.get(key))}
-        names = [*self.missing, *(name for name in (CRD.name,) if name in refused)]
-        if not names:
+        missing = self.missing
+        if not missing:
             return ""
-        found = ", ".join(f"{name} ({refused[name]})" if name in refused else name for name in names)
+        # Without the right to watch CRDs, the operator works, but finds no kind that is installed later.
+        kinds = [kind for kind in (*self._kinds, CRD) if kind.name in missing or (kind == CRD and self._why(CRD))]
+        found = ", ".join(f"{kind.name} ({why})" if (why := self._why(kind)) else kind.name for kind in kinds)
         return f"not watched: {found}; a kind that does not exist is watched when its CRD is installed"
 
-    async def _patient(self, resource: Any, more: dict[str, Any]) -> AsyncIterator[Any]:
-        key, is_gone, has_failed, is_refused = (resource.group, resource.plural), False, False, False
+    def _why(self, kind: Kind) -> str | None:
+        """Return why a kind is not watched in each namespace, or an empty text if it is not known; None if it is."""
+        found = [why for key, why in self._unwatched.items() if key[:2] == (kind.group, kind.plural)]
+        if found and all(why is None for why in found):
+            return None
+        return next(filter(None, found), "")
+
+    async def _patient(
+        self, *, resource: Any, namespace: Any, settings: kopf.OperatorSettings, **more: Any
+    ) -> AsyncIterator[Any]:
+        key, is_listed, is_gone, has_failed = (resource.group, resource.plural, namespace), False, False, False
+        kind = next((kind for kind in self._kinds if (kind.group, kind.plural) == key[:2]), None)
+        is_optional = kind is not None and kind.is_optional
+        settings = self._quick(settings) if is_optional else settings
+        before, why = self._unwatched.setdefault(key, ""), ""
         try:
-            async for event in continuous_watch(resource=resource, **more):
+            event: Any
+            async for event in continuous_watch(resource=resource, namespace=namespace, settings=settings, **more):
                 if event is watching.Bookmark.LISTED:
-                    self._watched.add(key)
-                    self._refusals.pop(key, None)
+                    is_listed, self._unwatched[key] = True, None
                     self._relisted()
+                elif kind is not None and event["type"] != "BOOKMARK":
+                    event["object"] = trimmed(kind, event["object"])  # Kopf keeps it
                 yield event
         except APINotFoundError:
             is_gone = True
-            self._refusals.pop(key, None)
         except APIError as error:
-            is_refused = has_failed = True
-            self._refusals[key] = f"the API server answered {error.status}: {error.message or error}"
-            log.warning("a watch was refused and is tried again", kind=str(resource), error=self._refusals[key])
+            has_failed, why = True, f"the API server answered {error.status}: {error.message or error}"
+            if why != before:
+                log.warning("a watch was refused and is tried again", kind=str(resource), error=why)
         except (watching.WatchingError, aiohttp.ClientError, RuntimeError) as error:
             # After a 401, Kopf closes the connections of lists and watches. aiohttp may raise an error without a class.
             if type(error) is RuntimeError and str(error) != "Connection closed.":
@@ -135,16 +156,21 @@ class Streams:
             self._relisted()
             raise
         finally:
-            self._watched.discard(key)
+            self._unwatched[key] = why
         if is_gone:
             log.info("the kind does not exist, so its watch waits", kind=str(resource))
             yield watching.Bookmark.LISTED  # Kopf waits for the first list of each kind
             await asyncio.sleep(self._retry_seconds)
             self._relisted()
-        elif has_failed:
-            if is_refused and any(key == (kind.group, kind.plural) for kind in self._kinds if kind.is_optional):
+        elif has_failed or not is_listed:  # Kopf ends a list without an error if it gets no answer
+            if is_optional:
                 yield watching.Bookmark.LISTED  # the other kinds do not wait for it
             await asyncio.sleep(self._retry_seconds)  # Kopf lists the objects when this function returns
+
+    def _quick(self, settings: kopf.OperatorSettings) -> kopf.OperatorSettings:
+        """Return settings with which Kopf gives up soon. This object tries again."""
+        quick = replace(settings.networking, error_backoffs=[self._retry_seconds], request_timeout=LIST_SECONDS)
+        return replace(settings, networking=quick)
 
     async def _repeating(self, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
         """Yield the events of the CRDs, and repeat them while their kinds are not watched."""
@@ -165,7 +191,8 @@ class Streams:
                     async with asyncio.timeout(self._retry_seconds):
                         event = await events.get()
                 except TimeoutError:
-                    for crd in [body for key, body in self._crds.items() if key not in self._watched]:
+                    unwatched = {(kind.group, kind.plural) for kind in self._kinds if self._why(kind) is not None}
+                    for crd in [body for key, body in self._crds.items() if key in unwatched]:
                         yield {"type": "MODIFIED", "object": crd}
                     continue
                 if event is _END:

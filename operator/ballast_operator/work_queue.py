@@ -45,10 +45,6 @@ class WorkQueue:
             return key
         return None
 
-    def has_failed(self, key: Key) -> bool:
-        """Return whether the last reconciliation of `key` failed."""
-        return key in self._failures
-
     def finish(self, key: Key, *, failed: bool = False, not_before: float | None = None) -> float:
         """End a reconciliation. Return the delay before the next try: 0 unless it failed, longer after each failure.
 

@@ -87,8 +87,9 @@ def silent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[SilentClient
 
 
 def test_events_that_are_not_answered_take_few_connections_and_do_not_delay_the_end(
-    monkeypatch: pytest.MonkeyPatch, silent: type[SilentClient]
+    monkeypatch: pytest.MonkeyPatch, silent: type[SilentClient], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     monkeypatch.setattr(module, "LAST_POST_SECONDS", 0.01)
     monkeypatch.setattr(module, "MOST_UNPOSTED", 50)
 
@@ -101,6 +102,31 @@ def test_events_that_are_not_answered_take_few_connections_and_do_not_delay_the_
         return num_waiting, silent.pending
 
     assert asyncio.run(post()) == (50, module.POSTED_AT_ONCE)
+    assert ["not posted until" in record.message for record in caplog.records] == [True]
+
+
+class BusyClient(Client):
+    """Asks for a delay of a day."""
+
+    async def call_api(self, *_arguments: Any, **_options: Any) -> None:
+        error = ApiException(status=503, reason="maintenance")
+        error.headers = {"Retry-After": "86400"}
+        raise error
+
+
+def test_the_api_server_cannot_delay_the_next_try_for_long(monkeypatch: pytest.MonkeyPatch, silent: object) -> None:
+    """Not even a change of the resource would cut the delay short."""
+    del silent
+    monkeypatch.setattr(module, "ApiClient", BusyClient)
+
+    async def get() -> None:
+        async with Cluster() as found:
+            await found.get(Key(SECRET, "team", "one"))
+
+    with pytest.raises(ClusterUnavailable) as failure:
+        asyncio.run(get())
+
+    assert failure.value.retry_after == module.MOST_RETRY_SECONDS
 
 
 def test_a_write_that_is_not_answered_in_time_fails_alone_and_names_itself(

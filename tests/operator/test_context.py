@@ -50,6 +50,10 @@ class Bench(Operator):
     async def audit(self) -> None:
         await self._audit()
 
+    @property
+    def reads_kinds_soon(self) -> bool:
+        return self._kinds_changed.is_set()
+
     def refuse_users(self) -> None:
         self._note_refusal(is_refused=True)
 
@@ -120,6 +124,7 @@ def test_a_group_of_kinds_that_is_unavailable_does_not_hide_the_others_and_stays
 
     both = frozenset({"RayService", "PrometheusRule"})
     assert found == [frozenset({"PrometheusRule"}), both, both]
+    assert bench.reads_kinds_soon
 
 
 @pytest.mark.parametrize(("pod_ip", "host", "callers"), [("10.0.0.7", "0.0.0.0", ["127.0.0.1"]),

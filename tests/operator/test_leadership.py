@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -91,6 +92,36 @@ def test_an_operator_that_cannot_read_its_own_secret_is_neither_ready_nor_active
 
     assert not on_standby
     assert "get /api/v1/namespaces/ballast/secrets/redis: the API server answered 403" in active
+
+
+class EmptyCluster:
+    """Has no CRD."""
+
+    def __init__(self) -> None:
+        self.was_asked = asyncio.Event()
+
+    async def plurals(self, kind: Kind) -> frozenset[str]:
+        if not kind.is_optional:  # to find out whether it may be watched
+            self.was_asked.set()
+        return frozenset()
+
+
+def test_an_operator_that_does_not_watch_a_kind_that_it_needs_is_not_active() -> None:
+    async def work() -> tuple[str, str]:
+        metrics, cluster = Metrics(), EmptyCluster()
+        settings = OperatorSettings(namespace="ballast", worker_image="worker:1", watch_namespaces="team")
+        operator = Operator(settings, (RESOURCE_TYPE,), cast(Any, cluster), metrics, asyncio.Event())
+        working = asyncio.create_task(operator.work(cast(Any, KeptLeadership())))
+        await cluster.was_asked.wait()
+        operator.refresh()
+        found = operator.unready(), metrics.text().decode()
+        working.cancel()
+        return found
+
+    why, text = asyncio.run(work())
+
+    assert "not watched: InferenceDeployment" in why
+    assert "ballast_operator_active 0.0" in text
 
 
 class SlowClock:
@@ -227,3 +258,34 @@ def test_the_lease_has_connections_of_its_own(monkeypatch: pytest.MonkeyPatch, t
 
     assert asyncio.run(run(make_settings())) == LEADERSHIP_LOST
     assert ClientOfOneThing.used == [{True}, {False}]
+
+
+class ClientAtTheEnd(ClientOfOneThing):
+    """A client of an operator that gets a signal during its first call about anything but the Lease."""
+
+    steps: ClassVar[list[str]] = []
+
+    async def call_api(
+        self, path: str, method: str, *, body: Body | None = None, **_options: Any
+    ) -> tuple[Body, int, Body]:
+        if "/leases" not in path:
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.Event().wait()
+        found = body or {"metadata": {"resourceVersion": "1"}, "spec": {}}
+        if method == "PUT" and not found["spec"]["holderIdentity"]:
+            self.steps.append("released")
+        return found, 200, {}
+
+    async def close(self) -> None:
+        self.steps.append("closed")
+
+
+def test_the_lease_is_released_before_the_last_events_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config").write_text(yaml.safe_dump(KUBECONFIG))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.setattr(cluster, "ApiClient", ClientAtTheEnd)
+
+    assert asyncio.run(run(make_settings())) == 0
+    assert ClientAtTheEnd.steps == ["released", "closed", "closed"]

@@ -12,12 +12,14 @@ from typing import Any, cast
 import pytest
 from reconciled import CONTEXT, MODEL, Bench
 
+from ballast_api.names import selector
 from ballast_operator.errors import ClusterUnavailable
 from ballast_operator.inference_deployment import RESOURCE_TYPE
-from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, SECRET, Key
+from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, SECRET, SERVICE, Key
 from ballast_operator.metrics import Metrics
 from ballast_operator.permitted import PodRules
 from ballast_operator.process import Operator
+from ballast_operator.reconcile import LEFT_OVER_AGAIN_SECONDS
 from ballast_operator.settings import OperatorSettings
 
 
@@ -134,8 +136,14 @@ def test_the_secret_of_a_deleted_resource_of_the_same_name_is_waited_for() -> No
     bench.cluster.others[Key(SECRET, "guest", "g-ballast-redis")] = {"metadata": {"ownerReferences": [owner]}}
     bench.put("guest", "g")
 
-    assert bench.reconcile() is not None
+    assert bench.reconcile() == LEFT_OVER_AGAIN_SECONDS
     assert bench.cluster.degraded == "Healthy"
+    deleting = {"namespace": "guest", "name": "g", "uid": "d", "resourceVersion": "1", "labels": selector("g")}
+    deleting |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": [{"uid": "guest-g"}]}
+    bench.cache.put(SERVICE, {"metadata": deleting, "spec": {}})
+    assert bench.reconcile() == LEFT_OVER_AGAIN_SECONDS
+    assert bench.cluster.degraded == "NotApplied"
+    bench.cache.drop(SERVICE, {"metadata": deleting})
     assert bench.cluster.applied == set(), "no pod may mount the Secret"
     bench.cluster.others.clear()
     assert bench.reconcile() is None

@@ -37,19 +37,19 @@ class FakeCluster:
         return {"spec": {"renewTime": renewed.strftime("%Y-%m-%dT%H:%M:%S.%fZ")}}
 
 
-def may_claim(
-    holder: str, *, setting: str = "", leases: dict[str, float] | None = None, is_renewed: bool = False
-) -> list[bool]:
+def may_claim(holder: str, *, leases: dict[str, float] | None = None, is_renewed: bool = False) -> list[bool]:
     """Return the answers now, now again, and after `UNCHANGED_SECONDS`."""
     now = 0.0
     cluster = FakeCluster(leases or {}, is_renewed)
-    releases = Releases(cast(Any, cluster), OWN, former=setting, seconds=lambda: now)
+    releases = Releases(cast(Any, cluster), OWN, seconds=lambda: now)
 
     async def ask() -> list[bool]:
         nonlocal now
         answers = [await releases.may_claim(holder) for _ in range(2)]
         now = UNCHANGED_SECONDS
-        return [*answers, await releases.may_claim(holder)]
+        answers.append(await releases.may_claim(holder))
+        assert releases.is_former(holder) == answers[-1]
+        return answers
 
     return asyncio.run(ask())
 
@@ -66,9 +66,7 @@ CASES: dict[str, tuple[list[bool], dict[str, Any]]] = {
     ),
     "a release without a Lease": (AT_ONCE, {"holder": "ballast/other"}),
     "a release whose Lease may not be read": (NEVER, {"holder": "elsewhere/other"}),
-    "the setting of this release, as older versions wrote it": (AT_ONCE, {"holder": "east", "setting": "east"}),
-    "the same with a slash": (AT_ONCE, {"holder": "elsewhere/all", "setting": "elsewhere/all"}),
-    "the setting of another release": (NEVER, {"holder": "west", "setting": "east"}),
+    "no name of a Lease": (NEVER, {"holder": "west"}),
 }
 
 

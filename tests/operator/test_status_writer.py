@@ -589,6 +589,34 @@ def test_a_pod_that_refuses_its_annotation_holds_up_no_child() -> None:
     assert said(bench.cluster.statuses[-1])["Degraded"] == ("True", "NotApplied")
 
 
+@pytest.mark.parametrize(("seconds", "num_tried"), [(0, 3), (60, 1)], ids=["at once", "late"])
+def test_after_a_write_that_failed_late_no_other_object_of_its_kind_is_written(
+    seconds: float, num_tried: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A webhook may delay each of them for a minute."""
+    bench, now, tried = Bench(), time.monotonic(), []
+    bench.serve()
+
+    async def fails(key: Key, *_: object) -> None:
+        nonlocal now
+        tried.append(key.name)
+        now += seconds
+        raise ClusterUnavailable("the API server answered 504", is_about_one=True)
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    bench.cluster.annotate = fails  # type: ignore[method-assign]
+    for name in ("p", "q", "r"):
+        bench.cache.put(POD, make_object(POD, name, spec={}, status={}))
+    bench.put(replicas=1)
+    for _ in range(2):
+        tried.clear()
+        with pytest.raises(ClusterUnavailable):
+            asyncio.run(bench.reconciler.reconcile(LLM))
+
+    assert len(tried) == num_tried
+    assert bench.cache.children(LLM)[Key(DEPLOYMENT, "ns", "llm")]["spec"]["replicas"] == 1
+
+
 def test_a_child_that_fails_again_and_again_is_reported_with_the_measured_conditions() -> None:
     """The reconciliation reports it and fails then, which is no reason to report that nothing is evaluated."""
     bench = Bench()
@@ -637,6 +665,22 @@ def test_a_resource_that_cannot_be_claimed_is_shown_by_an_event_and_the_metrics(
         ("NotApplied", True)
     ]
     assert bench.reconciler.figures[LLM].phase == "Degraded"
+
+
+def test_a_resource_of_another_release_is_not_shown_while_it_is_unknown_whether_that_release_is_gone() -> None:
+    bench = Bench()
+    bench.put()
+    status = {"operator": "ballast/other"}
+    bench.cache.put(
+        INFERENCE_DEPLOYMENT, make_object(INFERENCE_DEPLOYMENT, "llm", spec=bench.spec) | {"status": status}
+    )
+    bench.cluster.may_report = False
+    for _ in range(4):
+        with pytest.raises(Forbidden):
+            asyncio.run(bench.reconciler.reconcile(LLM))
+
+    assert bench.cluster.events == []
+    assert LLM not in bench.reconciler.figures
 
 
 def test_a_resource_that_hangs_in_deletion_has_no_figures() -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
 import kopf
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import RawTestServer
 from kopf._cogs.aiokits import aiotoggles
-from kopf._cogs.clients import api, errors, fetching, watching
+from kopf._cogs.clients import api, auth, errors, fetching, watching
+from kopf._cogs.structs import credentials
 from kopf._core.reactor import orchestration, processing, queueing
 
 from ballast_operator import streams
-from ballast_operator.kinds import CRD, DEPLOYMENT, RULE, Kind
+from ballast_operator.kinds import CRD, DEPLOYMENT, POD, RULE, Kind
 
 
 def test_kopf_still_watches_through_the_replaced_function() -> None:
@@ -93,32 +97,105 @@ def test_an_error_of_a_watch_makes_it_list_again(error: dict[str, Any], monkeypa
     assert relisted == [True, True]
 
 
-@pytest.mark.parametrize("status", [403, 500])
-@pytest.mark.parametrize(("kind", "seen"), [(RULE, [watching.Bookmark.LISTED]), (DEPLOYMENT, [])])
-def test_a_list_that_is_refused_is_tried_again_and_only_a_required_kind_holds_up_the_others(
-    kind: Kind, seen: list[Any], status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class_of = {403: errors.APIForbiddenError, 500: errors.APIServerError}
+@asynccontextmanager
+async def serving(answer: Callable[[], Awaitable[web.StreamResponse]]) -> AsyncIterator[None]:
+    """Let Kopf call an API server with one answer."""
 
-    async def is_refused(**_options: Any) -> AsyncIterator[Any]:
-        if status in class_of:
-            raise class_of[status]("cannot list", status=status, headers={})
-        yield [], "1"
+    async def respond(_: web.BaseRequest) -> web.StreamResponse:
+        return await answer()
+
+    async with RawTestServer(respond) as server:
+        vault = credentials.Vault({"me": kopf.ConnectionInfo(server=str(server.make_url("")))})
+        token = auth.vault_var.set(vault)
+        try:
+            yield
+        finally:
+            auth.vault_var.reset(token)
+            await vault.close()
+
+
+@pytest.mark.parametrize("status", [403, 500, 0])
+@pytest.mark.parametrize(
+    ("kind", "seen", "num_tries"), [(RULE, [watching.Bookmark.LISTED], 2), (DEPLOYMENT, [], 4)], ids=["optional", "not"]
+)
+def test_a_list_that_fails_is_tried_again_and_only_a_required_kind_holds_up_the_others(
+    kind: Kind, seen: list[Any], num_tries: int, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kopf itself repeats each list, up to nine times for five minutes."""
+    asked: list[bool] = []
+
+    async def answer() -> web.Response:
+        asked.append(True)
+        if not status:
+            await asyncio.sleep(10)
+        return web.json_response({"kind": "Status", "message": "cannot list", "code": status}, status=status)
 
     async def watch() -> tuple[list[Any], str]:
         found = streams.Streams((kind,), lambda: None, retry_seconds=0.0)
         found.install()
-        resource = cast(Any, SimpleNamespace(group=kind.group, plural=kind.plural))
+        resource = cast(Any, SimpleNamespace(group=kind.group, plural=kind.plural, get_url=lambda **_: "/list"))
         settings = kopf.OperatorSettings()
-        events = watching.infinite_watch(settings=settings, resource=resource, namespace=None, _iterations=1)
-        return [event async for event in events], found.unwatched
+        settings.networking.error_backoffs = [0.0] * 3
+        settings.networking.request_timeout = 0.05
+        async with serving(answer):
+            events = watching.infinite_watch(settings=settings, resource=resource, namespace=None, _iterations=1)
+            return [event async for event in events], found.unwatched
 
-    monkeypatch.setattr(fetching, "fetch_objs", is_refused)
+    monkeypatch.setattr(streams, "LIST_SECONDS", 0.05)
     monkeypatch.setattr(watching, "continuous_watch", watching.continuous_watch)  # restored after the test
     found, unwatched = asyncio.run(watch())
 
-    assert found == seen
-    assert (f"Deployment (the API server answered {status}: cannot list)" in unwatched) != bool(seen)
+    assert (found, len(asked)) == (seen, num_tries)
+    assert ("Deployment" in unwatched) != bool(seen)
+    assert (f"(the API server answered {status}: cannot list)" in unwatched) == (not seen and status > 0)
+
+
+def test_a_kind_is_watched_when_each_of_its_watches_is_and_without_a_watch_of_the_crds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kopf holds the objects of a start, so it gets them without what the cache would remove."""
+    refused = {("pods", "b"), (CRD.plural, None)}
+    pod = {"metadata": {"name": "p", "namespace": "a"}, "spec": {"containers": []}}
+
+    async def fetch(*, resource: Any, namespace: str | None, **_options: Any) -> AsyncIterator[Any]:
+        if (resource.plural, namespace) in refused:
+            raise errors.APIForbiddenError("cannot list", status=403, headers={})
+        yield [pod], "1"
+
+    async def silent(**_options: Any) -> AsyncIterator[Any]:
+        await asyncio.Event().wait()
+        yield
+
+    async def watch() -> tuple[list[Any], list[str]]:
+        found = streams.Streams((POD,), lambda: None, retry_seconds=0.0)
+        found.install()
+
+        def events(kind: Kind, namespace: str | None, times: int | None = None) -> AsyncIterator[Any]:
+            resource = cast(Any, SimpleNamespace(group=kind.group, plural=kind.plural))
+            settings = kopf.OperatorSettings()
+            return watching.infinite_watch(settings=settings, resource=resource, namespace=namespace, _iterations=times)
+
+        for kind, namespace in ((CRD, None), (POD, "b")):
+            assert [event async for event in events(kind, namespace, 1)] == []
+        first, second = events(POD, "a"), events(POD, "b")
+        seen = [await anext(first), await anext(first)]
+        unwatched = [found.unwatched]
+        refused.remove(("pods", "b"))
+        seen += [await anext(second), await anext(second)]
+        unwatched.append(found.unwatched)
+        for stream in (first, second):
+            await cast(Any, stream).aclose()
+        return seen, unwatched
+
+    monkeypatch.setattr(fetching, "fetch_objs", fetch)
+    monkeypatch.setattr(watching, "watch_objs", silent)
+    monkeypatch.setattr(watching, "continuous_watch", watching.continuous_watch)  # restored after the test
+    seen, (before, after) = asyncio.run(watch())
+
+    event = {"type": None, "object": pod | {"spec": {}}}
+    assert seen == [event, watching.Bookmark.LISTED] * 2
+    assert "Pod (the API server answered 403: cannot list)" in before
+    assert after == ""
 
 
 @pytest.mark.parametrize("is_closed", [False, True])

@@ -93,5 +93,6 @@ def test_a_key_that_cannot_be_replaced_stays_and_one_that_cannot_be_created_is_a
     old = {"key": "a" * 64, "previous": "b" * 64, "rotated": "0"}
 
     assert read(FullCluster(**old)) == UserKeys("a" * 64, "")
+    assert read(FullCluster(**(old | {"previous": ""}))).is_first
     with pytest.raises(Forbidden):
         read(FullCluster())

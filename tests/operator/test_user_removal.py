@@ -36,7 +36,7 @@ class FakeCluster:
 
 
 def make_sync(url: str, release: str, cluster: FakeCluster, **given: Any) -> RedisUserSync:
-    usual: dict[str, Any] = {"wanted": dict, "has_all": lambda _: True, "has_pods": lambda _: False}
+    usual: dict[str, Any] = {"wanted": dict, "on_hold": set, "has_all": lambda _: True, "has_pods": lambda _: False}
     return RedisUserSync(
         cast(Cluster, cluster),
         release=release,
@@ -106,9 +106,10 @@ def test_a_resource_on_hold_keeps_users_that_are_not_known_now(
     names = [f"ballast:{release}:team/llm{more}" for more in ("", ":nightly-ballast-submitter")]
     workers, submitter = (RedisUser(name, ("secret",), worker_rules("team/llm")) for name in names)
     RedisUsers(connection).put([workers, submitter])
-    known = {key: [replace(workers, keeps_passwords=is_on_hold)]}
+    known = {key: [replace(workers, keeps_passwords=True)]}
+    held = {key} if is_on_hold else set()
 
-    asyncio.run(make_sync(valkey.url, release, FakeCluster(key), wanted=lambda: known).keep())
+    asyncio.run(make_sync(valkey.url, release, FakeCluster(key), wanted=lambda: known, on_hold=lambda: held).keep())
 
     assert RedisUsers(connection).names(f"ballast:{release}:") == names[: 1 + is_on_hold]
 

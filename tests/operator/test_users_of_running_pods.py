@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from reconciled import CONTEXT, GUEST, MODEL, VERSIONS, Bench
 from ballast_api.names import redis_secret, selector
 from ballast_operator.context import UserKeys
 from ballast_operator.kinds import POD, SECRET, Key
+from ballast_operator.reconcile import KUBELET_SECONDS
 
 FIRST, SECOND, HOST = "~ballast:{guest/one}:*", "~ballast:{guest/two}:*", "~ballast:{host/h}:*"
 UIDS = itertools.count()
@@ -148,11 +150,14 @@ def test_pods_of_a_resource_on_hold_keep_their_user_after_operator_and_redis_res
     assert bench.patterns() == [FIRST]
     assert all(user.keeps_passwords for user in bench.reconciler.users.users[GUEST])
 
+    assert bench.reconciler.users.on_hold == {GUEST}
+
     change(bench, "guest/one")
     assert not any(user.keeps_passwords for user in bench.reconciler.users.users[GUEST])
+    assert not bench.reconciler.users.on_hold
 
 
-def test_workers_keep_their_former_password_until_their_secret_is_written() -> None:
+def test_workers_keep_their_former_password_until_their_secret_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """The key of the passwords was replaced, and an hour later only the new one is valid."""
     bench = make_bench()
     secret = Key(SECRET, "guest", redis_secret("g"))
@@ -174,7 +179,34 @@ def test_workers_keep_their_former_password_until_their_secret_is_written() -> N
     bench.reconciler.context = replace(CONTEXT, user_keys=keys)
     bench.reconcile()
     bench.roll(1)
+    assert keeps(), "the kubelet updates the file a moment later"
+    before = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: before() + KUBELET_SECONDS)
     assert not keeps()
+
+
+def test_only_a_user_whose_own_secret_is_not_written_keeps_a_former_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The removal of a submitter does not wait for it, either."""
+    before, later = time.monotonic, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: before() + later)
+    taken = Key(SECRET, "guest", "b-ballast-submitter")
+    bench = make_bench()
+    bench.cluster.others[taken] = {"metadata": {"name": taken.name, "namespace": "guest", "uid": "x"}}
+
+    def keeping(*submitters: str) -> dict[str, bool]:
+        nonlocal later
+        names = [{"secretName": f"{name}-ballast-submitter"} for name in submitters]
+        change(bench, "guest/one", queueAccess={"submitters": names})
+        later += KUBELET_SECONDS
+        bench.reconcile()
+        found = bench.reconciler.users
+        assert not found.on_hold
+        return {user.name.rpartition(":")[2]: user.keeps_passwords for user in found.users[GUEST]}
+
+    assert keeping("a", "b") == {"guest/g": False, "a-ballast-submitter": False, taken.name: True}
+    assert keeping("b") == {"guest/g": False, taken.name: True}
+    bench.reconciler.context = replace(CONTEXT, user_keys=UserKeys("b" * 64, is_first=True))
+    assert not any(keeping("b").values()), "somebody ended all former passwords"
 
 
 def test_submitters_of_a_resource_on_hold_keep_their_users() -> None:

@@ -99,6 +99,9 @@ class FakeReleases:
     async def may_claim(self, _: str) -> bool:
         return True
 
+    def is_former(self, holder: str) -> bool:
+        return not holder
+
 
 def make_cache() -> Cache:
     return Cache(INFERENCE_DEPLOYMENT, RESOURCE_TYPE.label, queue_of=RESOURCE_TYPE.queue_of)

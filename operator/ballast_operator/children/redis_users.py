@@ -15,11 +15,11 @@ from dataclasses import replace
 
 from ballast_api.errors import InvalidConfig
 from ballast_api.inference_deployment import InferenceDeployment, Metadata, Submitter
-from ballast_api.names import COPY_OF, redis_secret
+from ballast_api.names import COPY_OF, SPEC_HASH, redis_secret
 from ballast_operator.children.config import CA
 from ballast_operator.children.manifest import hash_of, manifest
 from ballast_operator.context import OperatorContext, UserKeys
-from ballast_operator.kinds import SECRET, Body
+from ballast_operator.kinds import SECRET, Body, Key, key_of
 from ballast_queue.address import with_user
 from ballast_queue.errors import InvalidAddress
 from ballast_queue.keys import key_pattern
@@ -52,14 +52,21 @@ def redis_users(
 def kept_users(body: Body, served: Sequence[str], context: OperatorContext) -> tuple[RedisUser, ...]:
     """Return the users of a resource that is not reconciled and may be invalid, for the queues that it served.
 
-    Its Secrets stay as they are, and may have older passwords. So the passwords that Redis knows stay valid too. An
-    invalid resource has no users for submitters.
+    Its Secrets stay as they are, and may have older passwords. So the passwords that Redis knows stay valid too, unless
+    all former passwords were ended. An invalid resource has no users for submitters.
     """
     submitters: tuple[Submitter, ...] = ()
     with suppress(InvalidConfig):
         submitters = InferenceDeployment.read(body, "").spec.queue_access.submitters
     users = _users(Metadata.model_validate(body["metadata"]), served, submitters, context)
-    return tuple(replace(user, keeps_passwords=True) for _, user in users)
+    return tuple(replace(user, keeps_passwords=not context.user_keys.is_first) for _, user in users)
+
+
+def secrets_of_users(resource: InferenceDeployment, context: OperatorContext) -> Iterator[tuple[str, Key, str]]:
+    """Yield the name of each user of `redis_secrets`, its Secret, and the hash of the manifest."""
+    users = {name: user.name for name, user in _by_secret(resource, context)}
+    for body in redis_secrets(resource, context):
+        yield users[body["metadata"]["name"]], key_of(SECRET, body), body["metadata"]["annotations"][SPEC_HASH]
 
 
 def redis_secrets(resource: InferenceDeployment, context: OperatorContext) -> tuple[Body, ...]:
