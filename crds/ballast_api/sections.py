@@ -315,7 +315,9 @@ class Limits(ApiModel):
     """Maximum time that a new online request is expected to wait for a slot while all slots are taken. Above it, HTTP
     answers 429 with a Retry-After header. With a value below `slo.ttftMilliseconds`, accepted requests keep their TTFT
     in an overload. With API keys, the requests of other tenants count as far as they get a slot before the new one, by
-    weight. By default only `limits.maxQueuedRequests` limits the queue."""
+    weight. A model that returns vectors or scores holds a slot for a moment only. For it, this limits the time that a
+    call is expected to wait for the calls before it, at most twice the time that the last calls waited. By default
+    only `limits.maxQueuedRequests` limits the queue."""
     max_body_kibibytes: Hot[int] = Field(default=4096, ge=1)
     """Maximum size of an HTTP body and of a line of a job."""
 

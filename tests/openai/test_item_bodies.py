@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ballast_openai.body import parse_body
 from ballast_openai.errors import InvalidBody, Unsupported
 from ballast_openai.item_body import (
     CHAT_URL,
@@ -95,6 +96,24 @@ def test_items_with_one_opening_have_one_prefix_key():
     )
 
     assert first.prefix_key == second.prefix_key != other.prefix_key
+
+
+@pytest.mark.parametrize(
+    ("url", "fields"),
+    [
+        (CHAT_URL, {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "you"}]}),
+        (CHAT_URL, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 2}]}),
+        (CHAT_URL, {"messages": [{"role": "assistant", "content": None}]}),
+        (COMPLETIONS_URL, {"prompt": "hello" * 100}),
+        (COMPLETIONS_URL, {"prompt": ["hello"]}),
+        (COMPLETIONS_URL, {"prompt": [[1, 2, 3] * 50]}),
+    ],
+)
+def test_an_item_for_any_engine_has_the_prefix_key_of_the_same_item_for_the_engine_of_ballast(url, fields):
+    """A job may come before the first worker, whose engine is not known then."""
+    body = {"model": "m", **fields}
+
+    assert parse_item(url, body, ITEM_URLS).prefix_key == parse_body(url, body).prefix_key
 
 
 def test_a_url_that_the_model_does_not_serve_is_refused_with_those_that_it_serves():

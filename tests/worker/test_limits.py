@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from heapq import heappop, heappush
 from math import inf
+from random import Random
 
 import pytest
 from engine_stats import make_stats
@@ -211,26 +212,71 @@ def test_a_burst_after_an_idle_time_is_told_when_the_queue_has_gone(request_clas
     assert f"The waiting queue is full: 20 {request_class} requests wait, the limit is 20" in str(caught.value)
 
 
-@pytest.mark.parametrize("load", ["overload", "a burst after little load"])
-def test_the_calls_to_an_encoder_wait_as_long_as_answers_take(load) -> None:
-    """600 calls are answered each second of an overload. No poll finds one in a slot."""
-    limit, is_overload = QueueLimit(SmoothedRates(), is_encoder=True), load == "overload"
-    for second in range(30):
-        limit.sample(make_stats(), (600 if is_overload else 3) * second, 250 if is_overload else 1, float(second))
-        limit.add_call(250 / 600 if is_overload else 0.01)
-        limit.add_step(0.005)
+class EncoderTraffic:
+    """Calls to an encoder in virtual time. With `per_second`, it answers that many, and each call waits its turn."""
 
-    def is_accepted(waiting: int, longest: float) -> bool:
-        limits = Limits(max_queue_milliseconds=longest)
-        with contextlib.suppress(Refused):
-            limit.check(limits, make_stats, RequestClass.ONLINE, waiting, lambda: (inf, inf))
-            return True
-        return False
+    def __init__(self, longest: float, *, per_second: float | None = None, seconds: float = 0.15) -> None:
+        self.limit = QueueLimit(SmoothedRates(), is_encoder=True)
+        self.limits = Limits(max_queue_milliseconds=longest, max_queued_requests=100_000)
+        self.times: list[float] = []
+        """Seconds of the calls that were answered."""
+        self._seconds, self._per_second = seconds, per_second
+        self._held: list[tuple[float, float, bool]] = []
+        """End and arrival of each call in the server, and whether it came alone."""
+        self._random, self._now, self._free_at, self._sampled_at = Random(1), 0.0, 0.0, 0.0
 
-    accepted = [waiting for waiting in (1, 15, 16, 100) if is_accepted(waiting, 20.1)]
+    def send(self, number: int, rate: float) -> int:
+        """Send some calls, and return how many are refused."""
+        refused = 0
+        for _ in range(number):
+            self._now += self._random.expovariate(rate)
+            self._answer()
+            try:
+                self.limit.check(self.limits, make_stats, RequestClass.ONLINE, len(self._held), lambda: (inf, inf))
+            except Refused:
+                refused += 1
+                continue
+            self._free_at = max(self._now, self._free_at) + (1 / self._per_second if self._per_second else 0.0)
+            start = self._free_at if self._per_second else self._now
+            heappush(self._held, (start + self._seconds * self._random.uniform(0.5, 1.5), self._now, not self._held))
+        return refused
 
-    assert accepted == ([1, 15] if is_overload else [1, 15, 16, 100])
-    assert is_accepted(250, 450)
+    def _answer(self) -> None:
+        while min(self._sampled_at + 1, self._held[0][0] if self._held else inf) <= self._now:
+            if self._held and self._held[0][0] <= self._sampled_at + 1:
+                end, arrival, was_alone = heappop(self._held)
+                self.times.append(end - arrival)
+                self.limit.add_call(end - arrival, 128, was_alone=was_alone)
+                self.limit.add_step(0.02)
+            else:
+                self._sampled_at += 1
+                self.limit.sample(make_stats(), len(self.times), len(self._held), self._sampled_at)
+
+
+@pytest.mark.parametrize("rate", [1, 3, 8, 20])
+def test_no_call_to_an_encoder_with_little_load_is_refused(rate) -> None:
+    traffic = EncoderTraffic(200)
+
+    assert traffic.send(2000, rate) == 0
+
+
+def test_calls_to_an_encoder_are_refused_in_an_overload_only() -> None:
+    traffic = EncoderTraffic(200, per_second=150, seconds=0.02)
+    before, during = traffic.send(500, 15), traffic.send(100_000, 225)
+    waits = sorted(traffic.times[-5000:])
+    after = traffic.send(20, 15), traffic.send(2000, 15)
+
+    assert before == 0
+    assert during == pytest.approx(100_000 / 3, rel=0.1)
+    assert 0.15 < waits[2500] < waits[4950] < 0.5, "the median and the 99th percentile of the times"
+    assert after[1] == 0
+
+
+def test_a_burst_to_an_encoder_after_little_load_is_accepted() -> None:
+    traffic = EncoderTraffic(20, per_second=600, seconds=0.01)
+    traffic.send(100, 3)
+
+    assert traffic.send(50, 1e6) == 0
 
 
 def test_a_burst_at_one_moment_fills_the_queue_and_not_more(serve, make_config) -> None:

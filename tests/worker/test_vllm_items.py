@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +23,7 @@ from ballast_queue.leases import json_of
 from ballast_vllm.calls import CALL, Call
 from ballast_vllm.engine_client import EngineTap
 from ballast_vllm.items import HttpItemLoop, HttpReader
+from ballast_vllm.online_first import MOST_SECONDS, OnlineFirst
 from ballast_worker.errors import Refused
 from ballast_worker.in_flight import InFlightItem, InFlightItems
 from ballast_worker.openai import Caller
@@ -51,6 +54,11 @@ ANSWERS = {
         (3, 5),
     ),
     "a response": (b'{"usage":{"input_tokens":3,"output_tokens":5},"tools":[{"usage":{"type":"object"}}]}', (3, 5)),
+    "a schema with a usage": (
+        b'{"usage":{"input_tokens":3,"output_tokens":5},"a":{"default":{"usage":{"input_tokens":99}}},"user":null}',
+        (3, 5),
+    ),
+    "many usages": (b'{"usage":{"input_tokens":3},"a":' + b'{"usage":' * 100 + b"1" + b"}" * 101, (0, 0)),
     "no usage": (b'{"data":[]}', (0, 0)),
 }
 
@@ -65,7 +73,7 @@ async def test_the_answer_of_an_item_is_stored_as_vllm_wrote_it(name):
     url = "/v1/embeddings"
     claimed = Claimed(job_id="j", index=0, custom_id="a", url=url, body={"model": "m"}, tenant="t", token=1, seed=1)
     in_flight = InFlightItems("w1", "revision")
-    item = HttpReader("revision", [url], lambda: ["m"], loop.start).prepare("r", claimed, 0.0)
+    item = HttpReader("revision", [url], lambda: ["m"], loop.start, is_encoder=True).prepare("r", claimed, 0.0)
     in_flight.held["r"] = InFlightItem(claimed, item.call.timing, item)
     item.submit()
     while not (ended := loop.take_ended()):  # noqa: ASYNC110 - it sets no event of this loop
@@ -73,6 +81,7 @@ async def test_the_answer_of_an_item_is_stored_as_vllm_wrote_it(name):
     in_flight.settle(ended[0].output, num_cached=0)
     [(_, result)] = in_flight.results
 
+    assert ended[0].is_whole
     assert text in json_of(result)
     assert Result.model_validate_json(json_of(result)).body == json.loads(text)
     assert (result.tokens_in, result.tokens_out) == tokens
@@ -86,17 +95,59 @@ async def test_threads_of_vllm_work_for_online_calls_before_items():
         EngineTap(engine, lambda: 0.0)
         threads.submit(is_free.wait)
 
-        def submit(request_class: RequestClass, number: int) -> None:
-            CALL.set(Call(Caller("lab", request_class, 0), RequestTiming(request_class, 0.0)))
-            threads.submit(order.append, (request_class, number))
-
         for request_class in (OFFLINE, ONLINE):
             for number in range(11):
-                copy_context().run(submit, request_class, number)
+                in_call(request_class, threads.submit, order.append, (request_class, number))
         is_free.set()
 
     online, offline = ([(c, number) for number in range(11)] for c in (ONLINE, OFFLINE))
     assert order == [*online[:9], offline[0], *online[9:], *offline[1:]]
+
+
+def in_call(request_class: RequestClass, submit: Callable[..., Future[Any]], *work: Any) -> Future[Any]:
+    """Submit work in the context of a call of the class."""
+    context = copy_context()
+    context.run(CALL.set, Call(Caller("lab", request_class, 0), RequestTiming(request_class, 0.0)))
+    return context.run(submit, *work)
+
+
+def test_work_is_done_after_vllm_replaced_threads_that_a_chat_template_does_not_leave():
+    """vLLM gives up the threads, and the turns that wait in them, but no work that was not cancelled."""
+    is_over = threading.Event()
+    with ThreadPoolExecutor(1) as stuck, ThreadPoolExecutor(1) as other:
+        swappable = SimpleNamespace(threads=stuck)
+
+        def submit_turn(turn: Callable[[], None]) -> None:
+            swappable.threads.submit(turn)
+
+        submit = OnlineFirst(submit_turn, lambda: 0.0)
+        first = submit(is_over.wait)
+        while not first.running():
+            time.sleep(0)
+        late, offline = submit(str, "late"), in_call(OFFLINE, submit, str, "offline")
+        waits = submit(str, "waits")
+        late.cancel()
+        swappable.threads = other
+        try:
+            found = [submit(str, "after").result(5), waits.result(5), offline.result(5), submit(str, "last").result(5)]
+        finally:
+            is_over.set()
+
+    assert found == ["after", "waits", "offline", "last"]
+    assert first.result()
+
+
+def test_offline_work_that_has_waited_for_some_seconds_is_next():
+    order, turns, now = [], [], [0.0]
+    submit = OnlineFirst(turns.append, lambda: now[0])
+    in_call(OFFLINE, submit, order.append, "offline")
+    for _ in range(2):
+        in_call(ONLINE, submit, order.append, "online")
+    now[0] = MOST_SECONDS
+    for turn in turns:
+        turn()
+
+    assert order == ["offline", "online", "online"]
 
 
 @pytest.mark.anyio

@@ -28,6 +28,7 @@ from ballast_cli.explain import scene
 from ballast_policy.request import RequestClass
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
+from ballast_vllm.calls import Call, EngineRequest
 from ballast_vllm.drain import Drain
 from ballast_vllm.engine_client import DECIDING
 from ballast_vllm.middleware import BallastMiddleware
@@ -35,6 +36,8 @@ from ballast_vllm.server import VllmServer
 from ballast_worker.drain import drain
 from ballast_worker.http_connection import Connections, HttpLimits
 from ballast_worker.http_server import HttpServer
+from ballast_worker.openai import Caller
+from ballast_worker.requests import RequestTiming
 from ballast_worker.settings import model_revision
 from ballast_worker.waiting_reasons import why
 
@@ -340,6 +343,22 @@ async def test_the_latency_of_an_encoder_ends_with_the_answer_that_vllm_builds_o
     assert ttft == latency == status.latency_p99_seconds
     assert {name: number for name, number in recorder.slo.items() if number} == {("online", slo, True): 1}
     assert ("the TTFT of 60000 ms is promised for the whole answer" in capsys.readouterr().err) == (slo == "ttft")
+
+
+async def test_a_call_to_an_encoder_that_a_client_gives_up_too_late_misses_the_slo_although_a_vector_is_there(
+    variables,
+):
+    variables("BALLAST_SLO_LATENCY_MILLISECONDS", "60")
+    async with running(model_config={"runner_type": "pooling"}) as found:
+        arrival = time.monotonic() - 1
+        call = Call(Caller("lab", RequestClass.ONLINE, 0), RequestTiming(RequestClass.ONLINE, arrival))
+        call.requests.append(EngineRequest("r1", call, 3, can_continue=False))
+        call.timing.first_at = call.last_at = arrival + 0.01
+        found.server.admission.begin(call, is_queued=True)
+        found.server.admission.end(call, None, is_complete=False)
+        recorder = found.server.recorder
+
+    assert {name: number for name, number in recorder.slo.items() if number} == {("online", "latency", False): 1}
 
 
 async def test_the_requests_of_the_last_step_of_an_encoder_are_shown_in_slots_and_fill_no_queue(variables):

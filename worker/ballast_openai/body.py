@@ -7,7 +7,7 @@ wrong type.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 from zlib import crc32
 
@@ -179,6 +179,21 @@ def _check_template_arguments(value: object) -> object:
     return value
 
 
+def opening_of_prompt(prompt: str | Sequence[object]) -> str:
+    """Return the start of a prompt, which is a text or a list of tokens."""
+    return prompt[:256] if isinstance(prompt, str) else ",".join(map(str, prompt[:64]))
+
+
+def opening_of_chat(role: object, text: str | None) -> str:
+    """Return the start of a conversation: the role and the text of its first message."""
+    return f"{role}:{(text or '')[:1024]}"
+
+
+def prefix_key(model: str, opening: str) -> int:
+    """Return the key of a model and the start of a prompt. It is never 0."""
+    return crc32(f"{model}\n{opening}".encode(errors="replace")) or 1
+
+
 class StreamOptions(_Strict):
     """Options of a stream."""
 
@@ -307,7 +322,7 @@ class Body(_Strict):
     @property
     def prefix_key(self) -> int:
         """Return the integer by which requests with the same model and opening are grouped. It is never 0."""
-        return crc32(f"{self.model}\n{self.opening}".encode()) or 1
+        return prefix_key(self.model, self.opening)
 
     @model_validator(mode="after")
     def _check_stream(self) -> Self:
@@ -328,7 +343,7 @@ class CompletionBody(Body):
 
     @property
     def opening(self) -> str:
-        return self.prompt[:256] if isinstance(self.prompt, str) else ",".join(map(str, self.prompt[:64]))
+        return opening_of_prompt(self.prompt)
 
 
 class ChatBody(Body):
@@ -350,8 +365,9 @@ class ChatBody(Body):
     @property
     def opening(self) -> str:
         first = self.messages[0]
-        text = "\n".join(first.content) if isinstance(first.content, tuple) else first.content or ""
-        return f"{first.role}:{text[:1024]}"
+        return opening_of_chat(
+            first.role, "\n".join(first.content) if isinstance(first.content, tuple) else first.content
+        )
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:

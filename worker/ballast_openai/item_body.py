@@ -9,9 +9,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from zlib import crc32
 
-from ballast_openai.body import CHAT_URL, COMPLETIONS_URL, COUNT_LIMIT, URL_NAMES, is_unicode
+from ballast_openai.body import (
+    CHAT_URL,
+    COMPLETIONS_URL,
+    COUNT_LIMIT,
+    URL_NAMES,
+    is_unicode,
+    opening_of_chat,
+    opening_of_prompt,
+    prefix_key,
+)
 from ballast_openai.errors import InvalidBody, Unsupported, describe
 
 RESPONSES_URL = "/v1/responses"
@@ -33,7 +41,6 @@ _CONVERSATIONS = ("messages", "input")
 """Fields in which a list of objects is one conversation."""
 _OPENINGS = ("messages", "instructions", "prompt", "input", "query", "text_1")
 """Fields with the start of the prompt, the first found counts."""
-_OPENING_CHARS = 1024
 MOST_REQUESTS = 2048
 """Requests of one item, and of one call to an encoder. OpenAI's API takes as many inputs in a call."""
 _COMPLETION_TOKENS = 16
@@ -83,7 +90,9 @@ def parse_item(url: str, body: object, urls: Sequence[str]) -> ItemBody:
         message = f"body: found {num_requests} requests (prompts times choices), expected at most {MOST_REQUESTS}"
         raise InvalidBody(None, f"{message}: divide it into several items", "too_many_requests")
     num_output = _num_output(url, body, num_requests)
-    return ItemBody(model, bool(body.get("stream")), priority, num_output, _prefix_key(model, body), num_requests)
+    return ItemBody(
+        model, bool(body.get("stream")), priority, num_output, prefix_key(model, _opening(body)), num_requests
+    )
 
 
 def num_inputs(body: Mapping[str, Any]) -> int:
@@ -131,8 +140,20 @@ def _num_prompts(url: str, body: Mapping[str, Any]) -> int:
     return num_inputs(body if fields is None else {field: body.get(field) for field in fields})
 
 
-def _prefix_key(model: str, body: Mapping[str, Any]) -> int:
-    opening = next((body[field] for field in _OPENINGS if body.get(field)), "")
-    first = opening[0] if isinstance(opening, list) and opening and not isinstance(opening[0], int) else opening
-    text = first[:_OPENING_CHARS] if isinstance(first, str) else json.dumps(first)[:_OPENING_CHARS]
-    return crc32(f"{model}\n{text}".encode(errors="replace")) or 1
+def _opening(body: Mapping[str, Any]) -> str:
+    """Return the start of the first prompt. Ballast's own engine has the same for a body that it accepts."""
+    found = next((body[field] for field in _OPENINGS if body.get(field)), "")
+    is_list = isinstance(found, list) and not isinstance(found[0], int)
+    first = found[0] if is_list else found
+    if isinstance(first, dict) and "role" in first:
+        content = first.get("content")
+        return opening_of_chat(
+            first["role"], "\n".join(map(_text, content if isinstance(content, list) else [content]))
+        )
+    return opening_of_prompt(first if isinstance(first, str | list) else json.dumps(first))
+
+
+def _text(part: object) -> str:
+    """Return the text of a part of a message, or the JSON of another part."""
+    text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part or ""
+    return text if isinstance(text, str) else json.dumps(text)

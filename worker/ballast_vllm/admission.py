@@ -92,6 +92,7 @@ class Admission:
     def begin(self, call: Call, *, is_queued: bool) -> None:
         """Note that an HTTP request goes to vLLM. With `is_queued`, EngineCore gets requests of it."""
         call.counts_once = self._tap.is_encoder or call.num_searched > 0
+        call.was_alone = not self._tap.num_entering[call.request_class]
         if is_queued:
             self._tap.enter(call)
         timing, caller = call.timing, call.caller
@@ -114,13 +115,14 @@ class Admission:
         if not call.requests:
             return  # such as /tokenize
         reason = call.ending(is_complete=is_complete, is_dead=self._tap.is_dead)
-        ended = call.ended_at or time.monotonic()
+        is_answered = reason in {FinishReason.STOP, FinishReason.LENGTH}
+        ended = (call.ended_at if is_answered else None) or time.monotonic()
         self._server.recorder.ended(call.timing, reason, call.num_prompt, call.num_output, ended, slowest=call.slowest)
-        if reason not in {FinishReason.STOP, FinishReason.LENGTH}:
+        if not is_answered:
             return
         if self._tap.is_encoder:
             if call.request_class is RequestClass.ONLINE:
-                self._queue_limit.add_call(ended - call.timing.arrival)
+                self._queue_limit.add_call(ended - call.timing.arrival, call.num_prompt, was_alone=call.was_alone)
         else:
             times = [call.slowest[0]] if call.num_searched else [request.decode_seconds for request in call.requests]
             for seconds in times:

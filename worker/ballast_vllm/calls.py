@@ -77,6 +77,8 @@ class Call:
     is_item: bool = False
     is_entering: bool = False
     """Whether it counts as waiting, although EngineCore has no request of it yet."""
+    was_alone: bool = False
+    """Whether no other call of its class waited when it came."""
     counts_once: bool = False
     """Whether it counts as one request in the waiting queue, however many requests it makes."""
     num_searched: int = 0

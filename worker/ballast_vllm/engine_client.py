@@ -81,7 +81,7 @@ class EngineTap:
         renderer = engine.renderer
         self._name_media, renderer._process_mm_uuids = renderer._process_mm_uuids, self._name_own_media  # noqa: SLF001
         for threads in (renderer._executor, renderer._mm_executor):  # noqa: SLF001
-            threads.submit = OnlineFirst(threads.submit)
+            threads.submit = OnlineFirst(threads.submit, now)
 
     # The configuration of vLLM
 

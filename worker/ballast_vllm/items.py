@@ -43,9 +43,8 @@ RETRYABLE = frozenset({408, 409, 425, 429})
 NOT_JSON = "The answer is not JSON, as the result of an item must be. Leave out `encoding_format`, or set it to base64."
 UNSUPPORTED = json.dumps({"error": {"code": "unsupported_encoding", "message": NOT_JSON}}).encode()
 USAGE = b'"usage":'
-MOST_USAGE_BYTES = 4096
-"""More than the usage in any response of vLLM has."""
-_DECODER = json.JSONDecoder()
+MOST_USAGES = 8
+"""Places of a response that may hold its usage. A client can repeat the name in the schema of a tool without end."""
 
 
 @dataclass(slots=True, eq=False)
@@ -308,10 +307,11 @@ class HttpItemLoop(EndedItems):
     def _end(self, item: HttpItem, output: Output, *, num_cached: int = 0) -> None:
         if self.engine.items.pop(item.request_id, None) is None:
             return  # settled already
-        if item.call.timing.first_at is None and output.finish_reason is not FinishReason.FAILED:
+        timing = item.call.timing
+        if timing.first_at is None and output.finish_reason is not FinishReason.FAILED:
             self.num_started += 1
         at = item.call.ended_at or time.monotonic()
-        self._ended.append(Ended(output, at, item.call.timing.first_at, num_cached, item.call.slowest))
+        self._ended.append(Ended(output, at, timing.first_at, num_cached, item.call.slowest, timing.is_whole))
         self.wake_feeder()
 
 
@@ -323,6 +323,7 @@ class HttpReader:
     urls: Sequence[str]
     models: Callable[[], Sequence[str]]
     start: Callable[[HttpItem], None]
+    is_encoder: bool = False
 
     def prepare(self, request_id: str, claimed: Claimed, slack: float) -> HttpItem:
         """Return the item, with `slack` as the slack of its job.
@@ -346,7 +347,7 @@ class HttpReader:
         earlier = claimed.prefix or Prefix()
         call = Call(
             Caller(claimed.tenant, RequestClass.OFFLINE, claimed.priority),
-            RequestTiming(RequestClass.OFFLINE, time.monotonic()),
+            RequestTiming(RequestClass.OFFLINE, time.monotonic(), is_whole=self.is_encoder),
             is_item=True,
             states_priority=True,
             slack=slack,
@@ -368,17 +369,18 @@ def _decode(body: bytes) -> object:
 def _usage(answer: bytes) -> tuple[int, int]:
     """Return the tokens of prompt and answer that a response states, in the words of any of the APIs.
 
-    It decodes only the usage, which stands near the end of most responses. No text of a response holds its name in
-    quotes that are not escaped. A schema that the response repeats may, and states no tokens.
+    It decodes a response from its last usage on: no vectors follow it. No text of a response holds its name in quotes
+    that are not escaped. A schema that the response repeats may, but the rest of the response from there is no object.
     """
-    end = len(answer)
-    while (end := answer.rfind(USAGE, 0, end)) > 0:
+    begin = len(answer)
+    for _ in range(MOST_USAGES):
+        begin = answer.rfind(USAGE, 0, begin)
+        if begin < 0:
+            break
         with contextlib.suppress(ValueError, RecursionError):
-            begin = end + len(USAGE)
-            found, _ = _DECODER.raw_decode(answer[begin : begin + MOST_USAGE_BYTES].decode(errors="replace").lstrip())
+            found = json.loads(b"{" + answer[begin:])["usage"]
             stated = found if isinstance(found, dict) else {}
             prompt = stated.get("prompt_tokens", stated.get("input_tokens", stated.get("total_tokens")))
             output = stated.get("completion_tokens", stated.get("output_tokens"))
-            if isinstance(prompt, int):
-                return prompt, output if isinstance(output, int) else 0
+            return prompt if isinstance(prompt, int) else 0, output if isinstance(output, int) else 0
     return 0, 0

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -16,6 +17,18 @@ from ballast_vllm.daemon_threads import do
 
 MOST_IN_A_ROW = 9
 """Pieces of online work in a row while offline work waits. A tenth is the default reservation of offline work."""
+MOST_SECONDS = 10.0
+"""Offline work that has waited for this time is done next.
+
+vLLM counts a chat that is not rendered within 30 s, with its wait for a thread, as one whose template does not end.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    future: Future[Any]
+    work: Callable[[], Any]
+    at: float
 
 
 class OnlineFirst:
@@ -25,11 +38,11 @@ class OnlineFirst:
     work. Each piece sees the context of its caller.
     """
 
-    def __init__(self, submit: Callable[..., Any]) -> None:
-        """Pass work on to `submit`."""
-        self._submit = submit
-        self._online: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._offline: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+    def __init__(self, submit: Callable[..., Any], now: Callable[[], float]) -> None:
+        """Pass work on to `submit`. `now` is a clock in seconds."""
+        self._submit, self._now = submit, now
+        self._online: deque[_Piece] = deque()
+        self._offline: deque[_Piece] = deque()
         self._num_in_a_row = 0
         self._lock = Lock()
 
@@ -39,15 +52,29 @@ class OnlineFirst:
         call = CALL.get()
         is_offline = call is not None and call.request_class is RequestClass.OFFLINE
         waiting = self._offline if is_offline else self._online
-        waiting.append((future, partial(copy_context().run, work, *args, **kwargs)))
-        self._submit(self._do_next)
+        waiting.append(_Piece(future, partial(copy_context().run, work, *args, **kwargs), self._now()))
+        self._submit(self._take_turn)
         return future
 
-    def _do_next(self) -> None:
-        """Do one piece of work: the executor calls this as often as there are pieces."""
+    def _take_turn(self) -> None:
+        """Do as many pieces of work as wait now: the executor calls this once for each piece, or less often.
+
+        If a chat template does not end, vLLM replaces the threads, and the turns that wait behind it are lost.
+        """
+        for _ in range(len(self._online) + len(self._offline)):
+            piece = self._next()
+            if piece is None:
+                return
+            do(piece.future, piece.work)
+
+    def _next(self) -> _Piece | None:
         with self._lock:
-            is_turn = not self._online or self._num_in_a_row >= MOST_IN_A_ROW
-            is_offline = bool(self._offline) and is_turn
-            self._num_in_a_row = 0 if is_offline or not self._offline else self._num_in_a_row + 1
-            found = (self._offline if is_offline else self._online).popleft()
-        do(*found)
+            if not self._offline:
+                self._num_in_a_row = 0
+                return self._online.popleft() if self._online else None
+            is_due = self._now() - self._offline[0].at >= MOST_SECONDS
+            if is_due or not self._online or self._num_in_a_row >= MOST_IN_A_ROW:
+                self._num_in_a_row = 0
+                return self._offline.popleft()
+            self._num_in_a_row += 1
+            return self._online.popleft()

@@ -225,7 +225,9 @@ class VllmServer(ModelServer):
             connect=lambda: settings.open_queue(config),
             worker=self.id,
             loop=self.loop,
-            reader=HttpReader(self.revision, self._urls, lambda: self.models, self.loop.start),
+            reader=HttpReader(
+                self.revision, self._urls, lambda: self.models, self.loop.start, is_encoder=self.tap.is_encoder
+            ),
             status=self.status,
             settings=self._queue_settings(self.config),
         )

@@ -243,7 +243,7 @@ class Feeder:
         item = self._in_flight.settle(ended.output, num_cached=ended.num_cached)
         if item is None:
             return
-        item.timing.first_at = ended.first_at
+        item.timing.first_at, item.timing.is_whole = ended.first_at, ended.is_whole
         reason = ended.output.finish_reason or FinishReason.FAILED
         answer = item.answer
         self.recorder.ended(item.timing, reason, answer.num_prompt, answer.num_output, ended.at, slowest=ended.slowest)

@@ -105,6 +105,8 @@ class Ended:
     num_cached: int = 0
     slowest: tuple[float, int] | None = None
     """As in `Recorder.ended`."""
+    is_whole: bool = False
+    """As in `RequestTiming`."""
 
 
 class EndedItems:

@@ -1,7 +1,8 @@
 """The limit of the waiting queue: requests that would wait too long get 429 and a time for the next try.
 
-An encoder computes many calls in a step, and each holds a slot within the step only. So the time that a call waits
-follows from the rate of answers, whether or not slots are free.
+An encoder computes many calls in a step, so a call may come after others and not wait for them. It is expected to wait
+as the number of calls before it and the rate of answers imply, but at most twice as long as the last calls waited: the
+time of a call beyond that of calls of its size that came while none waited.
 
 With API keys, tenants share the queue by weight: see `Tenancy.num_before`. A tenant that comes to a full queue still
 gets its share of the limit, so the queue of a class may have more requests than the limit, up to twice as many.
@@ -15,15 +16,17 @@ from ballast_api.sections import MOST_SHARED, Limits
 from ballast_engine.stats import EngineStats
 from ballast_policy.request import RequestClass
 from ballast_worker.errors import Refused
-from ballast_worker.slot_wait import NEWEST_SHARE, SlotWait
+from ballast_worker.slot_wait import SlotWait
 from ballast_worker.status import SmoothedRates
 
 MAX_RETRY_SECONDS = 30
-LONGEST_CALLS = 2.0
-"""Most that a new call to an encoder is expected to wait, as a multiple of what the last calls took.
+MOST_WAITS = 2.0
+"""Most that a new call to an encoder is expected to wait, as a multiple of what the last calls waited.
 
-A server with few calls answers few, and could answer more: the rate alone would refuse a burst.
+A server with few calls answers few, and could answer more: the rate alone would refuse calls at any load.
 """
+NEWEST_SHARE = 0.1
+"""Share of the newest call to an encoder, or of its newest step, in a mean."""
 
 
 class QueueLimit:
@@ -33,16 +36,24 @@ class QueueLimit:
         self._rates, self._is_encoder = rates, is_encoder
         self._slot_wait = SlotWait()
         """For an encoder, all calls in the server wait for one slot, which each holds for a moment."""
-        self._call_seconds = 0.0
-        self._step_seconds = 0.0
+        self._alone: dict[int, float] = {}
+        """Mean time of calls to an encoder that came while none waited, by the bits of their number of tokens."""
+        self._call_wait = 0.0
+        """Mean time of the last calls to an encoder beyond that."""
+        self._step_seconds: float | None = None
 
     def add_answer(self, decode_seconds: float) -> None:
         """Add the time between first and last token of an answer."""
         self._slot_wait.add_answer(decode_seconds)
 
-    def add_call(self, seconds: float) -> None:
-        """Add the time from arrival to answer of a call to an encoder."""
-        self._call_seconds = _mean(self._call_seconds, seconds)
+    def add_call(self, seconds: float, num_tokens: int, *, was_alone: bool) -> None:
+        """Add the time from arrival to answer of a call to an encoder. `was_alone`: it came while no other waited."""
+        size = num_tokens.bit_length()
+        alone = self._alone.get(size)
+        if alone is not None:
+            self._call_wait = _mean(self._call_wait, seconds - alone)
+        if was_alone:
+            self._alone[size] = _mean(alone, seconds)
 
     def add_step(self, seconds: float) -> None:
         """Add the time of a step of an encoder. The step of a call itself is no wait."""
@@ -88,7 +99,7 @@ class QueueLimit:
             because = f"{_waiting(behind, request_class)}, the limit is {limit} (limits.maxQueuedRequests)"
         elif longest is not None and request_class is RequestClass.ONLINE and 1000 * wait > longest:
             because = (
-                f"{_waiting(ahead, request_class)}, so a slot takes about {1000 * wait:.0f} ms, the limit is "
+                f"{_waiting(ahead, request_class)}, so another would wait about {1000 * wait:.0f} ms, the limit is "
                 f"{longest:g} ms (limits.maxQueueMilliseconds)"
             )
         else:
@@ -107,7 +118,7 @@ class QueueLimit:
         if request_class is RequestClass.ONLINE:
             expected = self._slot_wait.expected(num_before, slots)
             if self._is_encoder:
-                return max(0.0, min(expected, LONGEST_CALLS * self._call_seconds) - self._step_seconds)
+                return max(0.0, min(expected - (self._step_seconds or 0.0), MOST_WAITS * self._call_wait))
             return expected
         rate = self._rates.offline_items
         return max(0.0, num_before) / rate if rate else 0.0
@@ -116,9 +127,9 @@ class QueueLimit:
         return 1 if self._is_encoder else stats.slots
 
 
-def _mean(before: float, newest: float) -> float:
-    """Return a mean in which old values fade; 0 means that there is none."""
-    return before + (NEWEST_SHARE if before else 1.0) * (newest - before)
+def _mean(before: float | None, newest: float) -> float:
+    """Return a mean in which old values fade."""
+    return newest if before is None else before + NEWEST_SHARE * (newest - before)
 
 
 def _waiting(number: int, request_class: RequestClass) -> str:
