@@ -83,14 +83,13 @@ class ChildrenWriter(Generic[R]):
                 break  # no pod may start with an object of another owner, or with an old one
         for size in wanted.resize:
             try:
-                await self.cluster.resize(size.key, size.replicas, size.leaving, owner=size.owner)
+                if await self.cluster.resize(size.key, size.replicas, size.leaving, owner=size.owner):
+                    done.append(size.because)
             except Invalid as error:
                 message = f"the API server refused the size of {size.key}, or another object owns it: {error.message}"
                 refused = refused or Problem(ConditionReason.NOT_APPLIED, message)
             except (ClusterUnavailable, ClusterRefused) as error:
                 refused, failed = refused or _problem(error, memory, f"resize {size.key}"), failed or error
-            else:
-                done.append(size.because)
         for gone in wanted.delete:
             try:
                 await self.cluster.delete(gone.key, gone.uid)
