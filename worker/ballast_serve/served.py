@@ -146,4 +146,8 @@ async def _vllm(config: WorkerConfig, path: Path) -> AsyncIterator[ReadyApp]:
 
             # The app changes their number with the limit of waiting requests.
             connections = app.state.connections = Connections(HttpLimits.beside(most_requests(config)))
-            yield ReadyApp(app, connections, failure, lambda hang_up: drain(app.state.ballast, hang_up=hang_up))
+            try:
+                yield ReadyApp(app, connections, failure, lambda hang_up: drain(app.state.ballast, hang_up=hang_up))
+            finally:
+                if ranks is not None:
+                    ranks.stop_watching()  # the other nodes end with EngineCore
