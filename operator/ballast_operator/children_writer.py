@@ -89,14 +89,13 @@ class ChildrenWriter(Generic[R]):
         for size in wanted.resize:
             try:
                 with _failing_fast(size.key.kind, slow):
-                    await self.cluster.resize(size.key, size.replicas, size.leaving, owner=size.owner)
+                    if await self.cluster.resize(size.key, size.replicas, size.leaving, owner=size.owner):
+                        done.append(size.because)
             except Invalid as error:
                 message = f"the API server refused the size of {size.key}, or another object owns it: {error.message}"
                 refused = refused or Problem(ConditionReason.NOT_APPLIED, message)
             except (ClusterUnavailable, ClusterRefused) as error:
                 refused, failed = refused or _problem(error, memory, f"resize {size.key}"), failed or error
-            else:
-                done.append(size.because)
         for gone in wanted.delete:
             try:
                 with _failing_fast(gone.key.kind, slow):

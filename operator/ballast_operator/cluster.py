@@ -143,20 +143,32 @@ class Cluster:
         with contextlib.suppress(ObjectNotFound):
             await self._patch("annotate", key, {"metadata": {"annotations": dict(annotations)}}, MERGE)
 
-    async def resize(self, key: Key, replicas: int, leaving: Sequence[str], *, owner: str) -> None:
-        """Set the worker pods of a Ray cluster, and which of them go. Does nothing if it was deleted.
+    async def resize(self, key: Key, replicas: int, leaving: Sequence[str], *, owner: str) -> bool:
+        """Add worker pods to a Ray cluster up to `replicas`. Or remove those that are `leaving`, so that these remain.
+
+        Return whether this changed something. It does not if the Ray cluster was deleted, has enough pods, or would
+        have another number than `replicas` without those that are leaving: then the caller's number is old.
 
         Raises:
             Invalid: the first owner of the Ray cluster has another uid than `owner`.
         """
+        found = await self.get(key)
+        if found is None:
+            return False
+        before = int(found["spec"]["workerGroupSpecs"][0].get("replicas") or 0)
+        if before != replicas + len(leaving) if leaving else before >= replicas:
+            return False
         group = "/spec/workerGroupSpecs/0"
         steps: list[Body] = [
             {"op": "test", "path": "/metadata/ownerReferences/0/uid", "value": owner},
             {"op": "add", "path": f"{group}/replicas", "value": replicas},
             {"op": "add", "path": f"{group}/scaleStrategy", "value": {"workersToDelete": list(leaving)}},
         ]
-        with contextlib.suppress(ObjectNotFound):
+        try:
             await self._patch("resize", key, steps, JSON_PATCH)
+        except ObjectNotFound:
+            return False
+        return True
 
     async def delete(self, key: Key, uid: str) -> None:
         """Delete the object with this uid. Kubernetes deletes its dependents in the background."""

@@ -31,7 +31,7 @@ NAMESPACES = (
     Permission("ballast.dev", ("inferencedeployments/status", "inferencedeployments/scale"), ("patch",)),
     Permission("apps", ("deployments", "statefulsets"), (*KEEP, "delete")),
     Permission("ray.io", ("rayservices",), (*KEEP, "delete")),
-    Permission("ray.io", ("rayclusters",), ("patch",)),
+    Permission("ray.io", ("rayclusters",), ("get", "patch")),
     Permission("", ("services", "configmaps"), KEEP),
     Permission("policy", ("poddisruptionbudgets",), KEEP),
     Permission("networking.k8s.io", ("networkpolicies",), (*KEEP, "delete")),

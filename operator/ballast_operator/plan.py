@@ -87,7 +87,7 @@ class Annotate:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """Set the number of worker pods of a Ray cluster."""
+    """Set the number of worker pods of a Ray cluster, unless it has changed since KubeRay reported it."""
 
     key: Key
     owner: str

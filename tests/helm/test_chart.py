@@ -472,6 +472,7 @@ def test_alerts_of_the_chart_name_the_service_of_their_release_and_its_runbooks(
         pytest.param({"fullnameOverride": "My_Ballast"}, "fullnameOverride", id="no name of an object"),
         pytest.param({"fullnameOverride": "7b"}, "fullnameOverride", id="no name of a Service"),
         pytest.param({"nameOverride": "my app"}, "nameOverride", id="no value of a label"),
+        pytest.param({"nameOverride": "my_"}, "nameOverride", id="no end of a value of a label"),
         pytest.param({"nameOverride": "my.app"}, '"ballast-my.app"', id="no name of a Service by its parts"),
         pytest.param({"valkey": {"tls": {"renewDays": 3651}}}, "renewDays", id="longer than a certificate is valid"),
         *(pytest.param(nested(path, None), path.rpartition(".")[2], id=f"no {path}") for path in SECTIONS),

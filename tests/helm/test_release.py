@@ -94,16 +94,17 @@ def test_an_upgrade_keeps_the_password_and_restarts_nothing(release: Release) ->
     assert len(password) == 32
 
 
-def test_another_name_in_the_selectors_is_refused_before_anything_changes(release: Release) -> None:
-    """The Service of Valkey would select no pod, and Kubernetes refuses the Deployment."""
+@pytest.mark.parametrize("name", ["nameOverride=last", "nameOverride=foo", "fullnameOverride=mine"])
+def test_another_name_is_refused_before_anything_changes(release: Release, name: str) -> None:
+    """Services would select no pod, Kubernetes refuses the Deployment, or a second, empty Valkey would start."""
     before = release.get("service", "ballast-valkey")
 
-    said = release.run("upgrade", "--set", "nameOverride=last", check=False)
+    said = release.run("upgrade", "--set", name, check=False)
 
-    assert "nameOverride is for a new release only" in said
-    assert 'Set nameOverride to "ballast"' in said
+    assert "nameOverride and fullnameOverride are for a new release only" in said
+    assert 'Set nameOverride to "ballast" and fullnameOverride to "ballast"' in said
     assert release.get("service", "ballast-valkey") == before
-    release.run("upgrade", "--set", "nameOverride=ballast")
+    release.run("upgrade", "--set", "nameOverride=ballast,fullnameOverride=ballast")
 
 
 def test_a_new_password_restarts_the_queue_with_it(release: Release) -> None:

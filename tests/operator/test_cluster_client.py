@@ -11,11 +11,12 @@ import yaml
 from control_plane import ControlPlane
 from kubernetes.aio.client import ApiException
 from operated import Cluster as Operated
+from operated import installed, optional_kinds
 
 from ballast_operator import cluster as module
 from ballast_operator.cluster import Cluster
 from ballast_operator.errors import ClusterUnavailable, Conflict
-from ballast_operator.kinds import INFERENCE_DEPLOYMENT, SECRET, Key
+from ballast_operator.kinds import INFERENCE_DEPLOYMENT, RAY_CLUSTER, SECRET, Key
 
 KUBECONFIG = {
     "current-context": "here",
@@ -146,6 +147,50 @@ def test_a_write_that_is_not_answered_in_time_fails_alone_and_names_itself(
         asyncio.run(write())
 
     assert failure.value.is_about_one
+
+
+@pytest.mark.envtest
+@pytest.mark.parametrize(
+    ("before", "change", "after"),
+    [
+        pytest.param(2, (4, []), 4, id="too few pods"),
+        pytest.param(6, (4, []), 6, id="more pods than KubeRay reported"),
+        pytest.param(3, (2, ["a"]), 2, id="a pod too many"),
+        pytest.param(2, (2, ["a"]), 2, id="the pod leaves already"),
+        pytest.param(5, (2, ["a"]), 5, id="a pod too many by an old number"),
+    ],
+)
+def test_a_ray_cluster_is_written_only_if_the_number_of_its_pods_is_the_expected_one(
+    controllers: ControlPlane,
+    cluster: Operated,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    before: int,
+    change: tuple[int, list[str]],
+    after: int,
+) -> None:
+    """KubeRay's report of the number follows late."""
+    wanted, leaving = change
+    monkeypatch.setenv("KUBECONFIG", str(controllers.kubeconfig))
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "llm"}
+    owner |= {"uid": cluster.create("configmaps", {"metadata": {"name": "llm"}})["metadata"]["uid"]}
+
+    async def resize() -> bool:
+        async with Cluster() as client:
+            key = Key(RAY_CLUSTER, cluster.namespace, "llm-1")
+            return await client.resize(key, wanted, leaving, owner=owner["uid"])
+
+    with installed(controllers, [kind for kind in optional_kinds() if kind["spec"]["group"] == "ray.io"]):
+        without = asyncio.run(resize())
+        cluster.make_ray_cluster(owner, replicas=before)
+        changed = asyncio.run(resize())
+        (group,) = cluster.get("rayclusters", "llm-1")["spec"]["workerGroupSpecs"]
+
+    assert (without, changed) == (False, after != before)
+    assert (group["replicas"], group.get("scaleStrategy", {}).get("workersToDelete", [])) == (
+        after,
+        leaving if changed else [],
+    )
 
 
 @pytest.mark.envtest

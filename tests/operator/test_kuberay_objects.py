@@ -64,20 +64,22 @@ def test_only_the_ray_cluster_of_the_resource_is_resized(cluster: Cluster, is_ow
     owner = {"apiVersion": "ray.io/v1", "kind": "RayService", "name": "llm", "uid": made["metadata"]["uid"]}
     if not is_own:
         (owner,) = made["metadata"]["ownerReferences"]
-    groups = [{"groupName": "workers", "replicas": 1}]
-    cluster.create(
-        "rayclusters",
-        {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": "llm-1", "ownerReferences": [owner]}}
-        | {"spec": {"workerGroupSpecs": groups}},
-    )
+    cluster.make_ray_cluster(owner, replicas=1)
     active = {"rayClusterName": "llm-1", "rayClusterStatus": {"desiredWorkerReplicas": 1}}
     cluster.patch("rayservices", "llm", {"status": {"activeServiceStatus": active}})
 
     def replicas() -> int:
         return int(cluster.get("rayclusters", "llm-1")["spec"]["workerGroupSpecs"][0]["replicas"])
 
+    def events() -> list[str]:
+        return [event["message"] for event in cluster.list("events") if event["reason"] == "Applied"]
+
     if is_own:
         until(lambda: replicas() == 2, said="the RayCluster has another size")
+        before = until(lambda: [event for event in events() if "llm-1" in event] and events())
+        cluster.patch("inferencedeployments", "llm", {"spec": {"slots": 3}})  # KubeRay still reports one pod
+        until(lambda: len(events()) > len(before), said="the next write")
+        assert [event for event in events() if "llm-1" in event] == ["Changed the Ray cluster llm-1 to 2 worker pods"]
     else:
         assert "llm-1" in cluster.says("Degraded", "True", "NotApplied")["message"]
         assert replicas() == 1

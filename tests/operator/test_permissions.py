@@ -167,9 +167,12 @@ def live(cluster: Cluster, valkey: Any) -> None:
     on_ray = {"runtime": {"ray": {}}, "template": {"image": "ray:1"}, "scaling": None}
     cluster.patch("inferencedeployments", "llm", {"spec": on_ray})
     until(lambda: cluster.get("rayservices", "llm"))
+    uid = cluster.get("rayservices", "llm")["metadata"]["uid"]
+    owner = {"apiVersion": "ray.io/v1", "kind": "RayService", "name": "llm", "uid": uid}
+    cluster.make_ray_cluster(owner, replicas=0)
     active = {"rayClusterName": "llm-1", "rayClusterStatus": {"desiredWorkerReplicas": 0}}
     cluster.patch("rayservices", "llm", {"status": {"activeServiceStatus": active}})
-    until(lambda: "llm-1 from 0 to" in json.dumps(cluster.list("events")), said="the Ray cluster resized")
+    until(lambda: "Ray cluster llm-1 to" in json.dumps(cluster.list("events")), said="the Ray cluster resized")
     cluster.patch("inferencedeployments", "llm", {"spec": {"replicas": 0}})
     until(lambda: not cluster.get("rayservices", "llm") and not cluster.get("deployments", "llm"))
     cluster.patch("inferencedeployments", "llm", {"spec": {"runtime": None}})

@@ -29,6 +29,18 @@ def processes_of(rank: int) -> list[int]:
     ]
 
 
+def workers_of_the_replica() -> list[psutil.Process]:
+    """The workers that EngineCore of the replica has started, which wait for the other node."""
+    replicas = [each for each in psutil.process_iter(["cmdline"]) if "ServeReplica" in str(each.info["cmdline"])]
+    engines = [engine for replica in replicas for engine in replica.children()]
+    started = [each for engine in engines for each in engine.children()]
+    return [each for each in started if "VLLM::Worker" in str(each.cmdline())]
+
+
+def is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
 def make_config(model, **sections) -> WorkerConfig:
     return WorkerConfig.model_validate(
         {
@@ -42,7 +54,10 @@ def make_config(model, **sections) -> WorkerConfig:
 
 
 def test_a_node_that_ends_while_the_model_starts_ends_the_start(ray_nodes, tiny_llama, eventually):
-    """vLLM blocks the event loop of the replica for ten minutes while it waits for the node."""
+    """vLLM blocks the event loop of the replica for ten minutes while it waits for the node.
+
+    So does the worker of EngineCore. Ray ends it with the replica, or it would hold the GPU of the next start.
+    """
     from ray import serve
 
     def message() -> str:
@@ -52,8 +67,11 @@ def test_a_node_that_ends_while_the_model_starts_ends_the_start(ray_nodes, tiny_
     with ThreadPoolExecutor(1) as threads:
         deployed = threads.submit(ray_nodes.deploy, make_config(tiny_llama), replicas=1)
         [rank] = eventually(lambda: processes_of(1), "the node to start")
+        os.kill(rank, signal.SIGSTOP)
+        workers = eventually(workers_of_the_replica, "EngineCore to wait for the node")
         os.kill(rank, signal.SIGKILL)
         eventually(lambda: "Node 1 of the model ended: exit code -9" in message(), "the reason")
+        eventually(lambda: not any(map(is_alive, workers)), "no process of the failed start to be left")
         deployed.result()
 
     assert processes_of(1) not in ([], [rank])

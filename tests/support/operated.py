@@ -169,6 +169,15 @@ class Cluster:
         """Create an InferenceDeployment of which only `spec` matters."""
         return self.create("inferencedeployments", make_resource(name, self.namespace, **spec))
 
+    def make_ray_cluster(self, owner: Any, **group: Any) -> None:
+        """Create the Ray cluster `llm-1` of an owner, with one group of pods."""
+        kind = {
+            "apiVersion": "ray.io/v1",
+            "kind": "RayCluster",
+            "metadata": {"name": "llm-1", "ownerReferences": [owner]},
+        }
+        self.create("rayclusters", kind | {"spec": {"workerGroupSpecs": [{"groupName": "workers"} | group]}})
+
     def resource(self, name: str = "llm") -> Any:
         return self.get("inferencedeployments", name)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,14 @@ from ballast_worker.http_connection import Connections, HttpLimits
 pytestmark = pytest.mark.anyio
 PATIENCE = 120.0
 ASK = {"model": "tiny", "prompt": "The method returns", "max_tokens": 8, "temperature": 0}
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Replicas exempt what is loaded from the collection of garbage, for as long as their process lives."""
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
 
 
 async def eventually(is_true: Callable[[], Any], what: str) -> Any:
@@ -83,6 +92,7 @@ async def test_a_replica_serves_its_port_and_a_proxy_with_one_worker_and_applies
     async with lived(replica, path) as proxy:
         early = await proxy.get("/ready")
         await replica.reconfigure({"config": make_text()})
+        assert gc.get_freeze_count() > 0  # no full collection visits the engine
         address = replica.served.address
         async with httpx.AsyncClient(base_url=address) as port:
             answers = [await client.post("/v1/completions", json=ASK) for client in (port, proxy)]

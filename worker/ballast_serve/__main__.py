@@ -90,7 +90,7 @@ def _run(config: WorkerConfig, path: Path, seen: Stamp | None) -> None:
 
 def _find_ray() -> None:
     # Ray reads these when it is imported, and to look for a part of it imports it. Its signal handler writes a stack
-    # trace for each SIGTERM, it would run the replica with the niceness 15, and end it if 95 % of the memory are used.
+    # trace for each SIGTERM, it would run the replica with the niceness 15, and end it if 95 % of the memory is used.
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}
     os.environ |= {"RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0"}
     os.environ.setdefault("RAY_DASHBOARD_STARTUP_TIMEOUT_S", DASHBOARD_SECONDS)

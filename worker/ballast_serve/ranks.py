@@ -91,6 +91,8 @@ class Ranks:
         """Why the model cannot be computed any longer."""
         self.has_started = False
         """Whether vLLM has started in this process."""
+        self.has_killed = False
+        """Whether `watch` has ended the start."""
         self._is_over = threading.Event()
         address = get_node_ip_address()
         self.first = NodeRank(0, address, _free_port())
@@ -123,11 +125,16 @@ class Ranks:
                     self.failure = f"Node {rank} of the model ended: {ended.why}"
         while not (self.has_started or self._is_over.wait(POLL_SECONDS)):
             for engine in multiprocessing.active_children():
-                engine.kill()
+                self.has_killed = True
+                engine.kill()  # Ray ends its workers, which are in the process group of the replica
+
+    def stop_watching(self) -> None:
+        """Take the end of a node for intended from now on."""
+        self._is_over.set()
 
     def end(self) -> None:
         """End all other nodes."""
-        self._is_over.set()
+        self.stop_watching()
         for actor in self._actors.values():
             ray.kill(actor)
 
@@ -150,7 +157,8 @@ def other_nodes(config: WorkerConfig, path: Path) -> Iterator[Ranks | None]:
     except Exception as error:
         if ranks.failure is None or ranks.has_started:
             raise
-        raise NotServed(ranks.failure) from error
+        # Without a kill, this node failed by itself, and the other one may have ended because of it.
+        raise NotServed(ranks.failure if ranks.has_killed else f"{ranks.failure}. This node: {error}") from error
     finally:
         ranks.end()
 

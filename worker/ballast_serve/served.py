@@ -100,7 +100,7 @@ async def _run(server: HttpServer, listener: socket) -> None:
 async def _native(config: WorkerConfig, path: Path, listener: socket) -> AsyncIterator[ReadyApp]:
     # These imports take seconds.
     from ballast_engine.errors import EngineError  # noqa: PLC0415
-    from ballast_worker.app import create_app, load  # noqa: PLC0415
+    from ballast_worker.app import create_app, freeze_loaded, load  # noqa: PLC0415
     from ballast_worker.worker import Worker  # noqa: PLC0415
 
     metrics_listener = listen_for_metrics(config)
@@ -111,6 +111,7 @@ async def _native(config: WorkerConfig, path: Path, listener: socket) -> AsyncIt
     tls = worker.certificate.context if worker.certificate is not None else None
     worker.address = address_of(listener, tls)
     app = create_app(worker)
+    freeze_loaded()
     opened = ReadyApp(
         app, worker.connections, lambda: worker.failure, lambda hang_up: drain(worker, hang_up=hang_up), tls
     )
@@ -145,4 +146,8 @@ async def _vllm(config: WorkerConfig, path: Path) -> AsyncIterator[ReadyApp]:
 
             # The app changes their number with the limit of waiting requests.
             connections = app.state.connections = Connections(HttpLimits.beside(most_requests(config)))
-            yield ReadyApp(app, connections, failure, lambda hang_up: drain(app.state.ballast, hang_up=hang_up))
+            try:
+                yield ReadyApp(app, connections, failure, lambda hang_up: drain(app.state.ballast, hang_up=hang_up))
+            finally:
+                if ranks is not None:
+                    ranks.stop_watching()  # the other nodes end with EngineCore

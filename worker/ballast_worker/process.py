@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 import socket
 from pathlib import Path
@@ -13,7 +12,7 @@ from starlette.applications import Starlette
 from ballast_api.worker_config import WorkerConfig
 from ballast_engine.errors import EngineError
 from ballast_log import Log
-from ballast_worker.app import create_app, load
+from ballast_worker.app import create_app, freeze_loaded, load
 from ballast_worker.drain import drain
 from ballast_worker.errors import NotServed
 from ballast_worker.http_server import HttpServer
@@ -37,9 +36,7 @@ def run(config: WorkerConfig, path: Path | None, listener: socket.socket) -> Non
     except EngineError as error:
         raise NotServed(str(error)) from error
     process = Process(worker, create_app(worker), listener, metrics_listener)
-    # What is loaded by now stays. Otherwise each full collection would stop the engine for 0.2 s to visit it.
-    gc.collect()
-    gc.freeze()
+    freeze_loaded()
     with asyncio.Runner(loop_factory=EventLoop) as runner:
         runner.run(process.serve())
 

@@ -1,5 +1,5 @@
 {{- define "ballast.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- regexReplaceAll "[-_.]+$" (default .Chart.Name .Values.nameOverride | trunc 63) "" }}
 {{- end }}
 
 {{- define "ballast.fullname" -}}

@@ -37,7 +37,7 @@ VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_task_events_report_interval_ms": "0",  # a record of each call between Serve and a replica, without a reader
     "RAY_worker_niceness": "0",  # Ray would run replicas with the niceness 15, below its own agents
-    # Ray would kill the replica if 95 % of the pod's memory are used, or of the node's if the pod has no limit.
+    # Ray would kill the replica if 95 % of the pod's memory is used, or of the node's if the pod has no limit.
     "RAY_memory_monitor_refresh_ms": "0",
 }
 DELETION_SECONDS = 5
@@ -107,12 +107,14 @@ def ray_service(resource: InferenceDeployment, text: str, context: OperatorConte
 
 
 def resize(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> Iterator[Resize]:
-    """Yield the change of a Ray cluster that has another number of pods than it should.
+    """Yield the change of a Ray cluster that has, by the status of KubeRay, another number of pods than it should.
 
     It is the Ray cluster that starts, if there is one: Serve in it waits for all replicas, and KubeRay moves to it only
     then. It only grows. The Ray cluster that serves also shrinks: a pod goes after Serve has ended its replica, because
     a pod without a replica is not ready. KubeRay 1.6 counts a pod until it is gone, and the pod of a lost node stays
     until its node is back. So it is added.
+
+    The status follows late, and may not have the number until Serve runs. So the write reads the Ray cluster first.
     """
     ray, found = resource.spec.runtime.ray, snapshot.child(RAY_SERVICE, resource.metadata)
     if ray is None or found is None:
@@ -128,20 +130,14 @@ def resize(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> Iterator
     pods = [pod for pod in snapshot.pods if cluster_of(pod) == name]
     wanted = resource.spec.replicas * ray.nodes + sum(map(_is_lost, pods))
     leaving: list[str] = []
-    if is_starting:
-        # KubeRay may not write the number until Serve runs. Without a pod, the Ray cluster may not exist.
-        asked = max(asked, len(pods))
-        if not asked:
-            return
-        wanted = max(asked, wanted)
-    elif asked > wanted:
+    if asked > wanted and not is_starting:
         # The status follows late: `asked` may still contain a pod that has left.
         live = [pod for pod in pods if is_live(pod)]
         most = max(0, min(asked - wanted, len(live) - resource.spec.replicas * ray.nodes))
         leaving = _last(live, ray)[:most]
         wanted = asked - len(leaving)
-    if wanted != asked:
-        because = f"Changed the Ray cluster {name} from {asked} to {wanted} worker pods"
+    if asked < wanted or leaving:
+        because = f"Changed the Ray cluster {name} to {wanted} worker pods"
         key, owner = Key(RAY_CLUSTER, resource.metadata.namespace, name), found["metadata"]["uid"]
         yield Resize(key, owner, wanted, tuple(leaving), because)
 
