@@ -75,7 +75,19 @@ def test_a_deadline_that_has_passed_only_by_the_clock_of_the_queue_names_both_cl
 
 @pytest.mark.parametrize(
     "text",
-    ["", "soon", "24", "h", "-3h", "3 h", "2030-13-01", "99999999999999d", "0001-01-01", "0001-01-01T00:00+14:00"],
+    [
+        "",
+        "soon",
+        "24",
+        "h",
+        "-3h",
+        "3 h",
+        "2030-13-01",
+        "99999999999999d",
+        "9999-12-31T23:59Z",
+        "0001-01-01",
+        "0001-01-01T00:00+14:00",
+    ],
 )
 def test_what_is_no_deadline_is_refused_with_what_was_wanted(text: str):
     with pytest.raises(Usage, match="Use a time span such as 24h"):

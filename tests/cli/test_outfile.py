@@ -110,23 +110,33 @@ def test_a_torn_last_line_is_written_again(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    "text",
     [
-        (json.dumps(make_line("a", job="other")), "another job"),
-        (json.dumps(make_line("a", job="j1_eu")), "another job"),
-        (json.dumps({"custom_id": "a"}), "does not write"),
-        ("[1]", "does not write"),
-        ("notes", "does not write"),
-        (json.dumps(make_line("a")) + "\nnotes", "does not write"),
+        json.dumps(make_line("a", job="other")) + "\n",
+        json.dumps(make_line("a", job="j1_eu")) + "\n",
+        json.dumps({"custom_id": "a"}) + "\n",
+        "notes\n",
+        "notes without an end of line",
+        "{}",
     ],
 )
-def test_the_unfinished_output_of_another_job_or_program_is_not_overwritten(tmp_path: Path, text: str, said: str):
+def test_the_unfinished_output_of_another_job_or_program_is_not_overwritten(tmp_path: Path, text: str):
     part = tmp_path / "out.jsonl.part"
-    part.write_text(f"{text}\n")
-    with pytest.raises(Usage, match=said):
+    part.write_text(text)
+    with pytest.raises(Usage, match="unfinished output of"):
         OutFile(tmp_path / "out.jsonl").write(map(make_line, "a"), job_id="j1")
 
-    assert part.read_text() == f"{text}\n"
+    assert part.read_text() == text
+
+
+def test_a_part_with_a_broken_line_in_its_middle_is_written_again_from_there(tmp_path: Path):
+    path = tmp_path / "out.jsonl"
+    lines = [json.dumps(make_line(name)) for name in "abc"]
+    (tmp_path / "out.jsonl.part").write_text(f"{lines[0]}\n{lines[1][9:]}\n{lines[2]}\n")
+
+    OutFile(path).write(map(make_line, "abc"), job_id="j1")
+
+    assert ids(path) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])

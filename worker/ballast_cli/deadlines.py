@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ballast_cli.errors import Usage
+from ballast_queue.job import LAST_DEADLINE
 from ballast_worker.forecast import duration
 
 _UNITS = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -75,6 +76,8 @@ def parse_deadline(text: str, now: float) -> Deadline:
         in_utc(at)
     except (OSError, OverflowError, ValueError):
         raise Usage(f"--deadline: {text!r} is outside the years 1 to 9999. {_EXPECTED}.") from None
+    if at >= LAST_DEADLINE:
+        raise Usage(f"--deadline: {text!r} is not before {in_utc(LAST_DEADLINE)}. {_EXPECTED}.")
     return Deadline(text, span, moment)
 
 

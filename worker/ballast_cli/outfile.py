@@ -63,7 +63,9 @@ class OutFile:
                     f"--output: cannot write {self.path} ({error.strerror}). Free space, and run the command again: it "
                     "continues."
                 ) from None
-            raise Usage(f"--output: cannot write {self.path} ({error.strerror}). Choose another file.") from None
+            raise Usage(
+                f"--output: cannot write {self.path} ({error.strerror or error}). Choose another file."
+            ) from None
         return len(last)
 
     @contextmanager
@@ -105,7 +107,8 @@ class OutFile:
     def _recover(self, job_id: str) -> tuple[dict[str, int], set[int], int]:
         """Return what the part holds: the offset of each id's last line, those of lines before it, and the length.
 
-        The length is that up to the last complete line.
+        The length is that up to the first line that is not complete. A call that ended early can leave such a line also
+        between others, and all after it are written again.
 
         Raises:
             Usage: the part belongs to another job, or is no output of this command.
@@ -113,18 +116,20 @@ class OutFile:
         last: dict[str, int] = {}
         replaced: set[int] = set()
         whole = 0
+        begin = json_text({"id": f"batch_req_{job_id}_"}).encode()[:-2]
         with self.part.open("rb") as file:
+            if not begin.startswith(file.read(len(begin))):
+                raise Usage(
+                    f"--output: {self.part} is not the unfinished output of {job_id}. Remove it, or choose another "
+                    "file."
+                )
+            file.seek(0)
             for line in file:
-                if not line.endswith(b"\n"):
-                    break
                 try:
-                    found = json.loads(line)
+                    found = json.loads(line) if line.endswith(b"\n") else {}
                     one, custom_id = found["id"], found["custom_id"]
                 except (ValueError, LookupError, TypeError, RecursionError):
-                    raise Usage(
-                        f"--output: {self.part} has a line that `ballast results` does not write. Remove the file, or "
-                        "choose another one."
-                    ) from None
+                    break
                 if one != f"batch_req_{job_id}_{custom_id}":
                     raise Usage(
                         f"--output: {self.part} is the unfinished output of another job ({one!r}). Remove it, or "

@@ -14,6 +14,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 MOST = 10**12
 MOST_ACTIVE = 2000
 """Jobs that `Jobs.active` returns by default."""
+LAST_DEADLINE = 1e11
+"""Unix seconds that every deadline is before."""
 Count = Annotated[int, AfterValidator(lambda found: min(max(found, 0), MOST))]
 """A number of items or of resources. A value in Redis may be anything, so one out of bounds becomes the bound."""
 

@@ -11,9 +11,9 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 from ballast_queue.batch_lines import as_bytes, content_of, take
-from ballast_queue.errors import DeadlinePassed, EmptyJob, InvalidJob, OtherLines, QueueError
+from ballast_queue.errors import DeadlinePassed, EmptyJob, InvalidJob, JobStateConflict, OtherLines, QueueError
 from ballast_queue.functions import Source
-from ballast_queue.job import Submission
+from ballast_queue.job import LAST_DEADLINE, Submission
 from ballast_queue.keys import require_utf8
 from ballast_queue.records import readable
 from ballast_queue.sending import Sending, Stored
@@ -47,7 +47,7 @@ class Opened:
 
 def check_deadline(deadline: float | None) -> float | None:
     """Return the deadline, or raise `InvalidJob` if it is no time in Unix seconds."""
-    if deadline is not None and not (math.isfinite(deadline) and 0 < deadline < 1e11):
+    if deadline is not None and not (math.isfinite(deadline) and 0 < deadline < LAST_DEADLINE):
         raise InvalidJob(
             f"deadline: found {deadline}, expected Unix seconds between 0 and 1e11, such as `date -d +1hour +%s` prints"
         )
@@ -146,7 +146,7 @@ class Submissions:
         sending = Sending(self._store, job.job_id, found, key=key or "", settings=settings, on_progress=on_progress)
         try:
             stored = sending.compare(job.stored) if job.is_closed else sending.run(job.stored)
-        except OtherLines:
+        except (OtherLines, JobStateConflict):
             raise
         except QueueError as error:
             error.add_note(
