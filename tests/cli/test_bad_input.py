@@ -101,6 +101,9 @@ def test_an_unknown_job_is_named(queued, verb: str):
         (("alerts", "-f", "chat.yaml", "-n", ""), "--namespace is empty"),
         (("up", "--redis-url", ""), "--redis-url is empty"),
         (("up", "--queue", ""), "--queue is empty"),
+        (("up", "--data", "", "--model", "nowhere"), "--data is empty"),
+        (("up", "--data", "data", "--config", "data/../data/worker.yaml"), "writes data/worker.yaml itself"),
+        (("up", "--data", ".", "--config", "link.yaml"), "writes worker.yaml itself"),
         (("serve", "--model", ""), "--model is empty"),
         (("plan", "--model", ""), "--model is empty"),
         (("plan", "--gpu", ""), "--gpu is empty"),
@@ -114,6 +117,7 @@ def test_an_unknown_job_is_named(queued, verb: str):
         (("up", "--model", "nowhere"), "is no directory"),
         (("up", "--model", "."), "is a directory without config.json"),
         (("up", "--config", "nowhere.yaml"), "nowhere.yaml"),
+        (("up", "--config", "loop.yaml"), "loop.yaml"),
         (("up", "--config", "bad.yaml"), "slots"),
         (("serve", "--config", "items.jsonl"), "items.jsonl"),
     ],
@@ -123,6 +127,8 @@ def test_a_users_mistake_is_a_sentence_and_not_a_traceback(
 ):
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "blank.jsonl").write_text("\n \n")
+    (tmp_path / "loop.yaml").symlink_to("loop.yaml")
+    (tmp_path / "link.yaml").symlink_to("worker.yaml")
     (tmp_path / "bad.yaml").write_text("model: {uri: /m}\nslots: many\n")
     os.mkfifo(tmp_path / "pipe")
     ran = queued(*arguments)

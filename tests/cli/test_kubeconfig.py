@@ -38,7 +38,7 @@ def server() -> Iterator[tuple[str, list[str]]]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append(self.path)
-            asked.extend(filter(None, [self.headers["Proxy-Authorization"]]))
+            asked.extend(filter(None, [self.headers["Proxy-Authorization"], self.headers["Authorization"]]))
             body = json.dumps({"items": []}).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
@@ -100,6 +100,16 @@ def test_a_malformed_kubeconfig_is_named(ballast, tmp_path: Path, monkeypatch: p
         ({"users": []}, "with name u"),
         ({"user": {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "no-such-plugin"}}}, "user u"),
         ({"user": {"auth-provider": {"name": "azure", "config": {}}}}, "user u"),
+        ({"users": [{"name": "u", "token": "hunter2"}]}, "Expected key user in"),
+        (
+            {"users": [{"name": "u", "user": {"auth-provider": {"name": "oidc", "config": {"x": "{hunter2}/"}}}}]},
+            "id-token",
+        ),
+        ({"contexts": [{"name": "c", "context": {"cluster": "k", "user": {"token": "hunter2"}}}]}, "Expected object"),
+        ({"user": {"token": "hunter2\nhunter2"}}, "the token has a line break"),
+        ({"user": {"token": "hunter2€"}}, "the token has a line break or another character"),
+        ({"cluster": {"server": "https://me:hunter2@host:port"}}, "URL is malformed: https://host:port."),
+        ({"cluster": {"server": "https://me:hunter2/@host"}}, "URL is malformed: https://host."),
     ],
 )
 def test_a_kubeconfig_that_yields_no_connection_or_no_credentials_is_refused(
@@ -114,6 +124,51 @@ def test_a_kubeconfig_that_yields_no_connection_or_no_credentials_is_refused(
     assert "hunter2" not in ran.err
 
 
+@pytest.mark.parametrize("inline", [False, True])
+def test_blanks_around_a_token_are_no_part_of_it(
+    ballast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: tuple[str, list[str]], *, inline: bool
+):
+    (tmp_path / "token").write_text(" s3cr3t-token\n")
+    user = {"token": "s3cr3t-token\r\n"} if inline else {"tokenFile": "token"}
+    monkeypatch.setenv("KUBECONFIG", str(make_config(tmp_path, cluster={"server": server[0]}, user=user)))
+    ran = ballast("get", "-A")
+
+    assert ran.code == 0, ran.err
+    assert server[1][1:] == ["Bearer s3cr3t-token"]
+
+
+def test_a_user_without_credentials_is_anonymous(
+    ballast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: tuple[str, list[str]]
+):
+    users = [{"name": "u", "user": None}]
+    monkeypatch.setenv("KUBECONFIG", str(make_config(tmp_path, cluster={"server": server[0]}, users=users)))
+    ran = ballast("get", "-A")
+
+    assert ran.code == 0, ran.err
+    assert len(server[1]) == 1  # no credentials
+
+
+def test_the_password_in_the_url_of_the_server_is_not_printed(ballast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    cluster = {"server": NOWHERE.replace("//", "//me:hunter2@")}
+    monkeypatch.setenv("KUBECONFIG", str(make_config(tmp_path, cluster=cluster)))
+    ran = ballast("get")
+
+    assert f"The API server at {NOWHERE} does not answer" in ran.err
+    assert "hunter2" not in ran.err
+
+
+def test_what_a_plugin_said_is_in_the_sentence_and_not_in_a_log(
+    ballast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    plugin = {"apiVersion": "v1", "command": "sh", "args": ["-c", "echo Log in first. >&2; exit 1"]}
+    monkeypatch.setenv("KUBECONFIG", str(make_config(tmp_path, user={"exec": plugin})))
+    ran = ballast("get")
+
+    assert "user u yields no credentials: exec: process returned 1. Log in first. Set KUBECONFIG" in ran.err
+    assert ran.err.count("\n") == 1
+    assert not caplog.records
+
+
 def test_the_proxy_of_the_cluster_is_used(
     ballast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: tuple[str, list[str]]
 ):
@@ -125,7 +180,8 @@ def test_the_proxy_of_the_cluster_is_used(
 
     assert ran.code == 0, ran.err
     credentials = base64.b64encode("me:a@€".encode()).decode()
-    assert [target.partition("/apis/")[0] for target in asked] == ["http://cluster.invalid", f"Basic {credentials}"]
+    found = [target.partition("/apis/")[0] for target in asked]
+    assert found == ["http://cluster.invalid", f"Basic {credentials}", "Bearer x"]
 
 
 def test_another_context_is_read_by_name(
@@ -142,7 +198,7 @@ def test_another_context_is_read_by_name(
 
     assert (other.code, missing.code, of_a_file.code) == (0, 4, 2)
     assert "--context names a cluster" in of_a_file.err
-    assert [target.partition("/namespaces/")[2] for target in server[1]] == ["team/inferencedeployments"]
+    assert [target.partition("/namespaces/")[2] for target in server[1][::2]] == ["team/inferencedeployments"]
     assert "Expected object with name e" in missing.err
 
 
@@ -158,6 +214,8 @@ def test_a_pod_reads_its_own_cluster_only_without_a_kubeconfig(
         patched.delenv("HOME")
         patched.setattr("pwd.getpwuid", fail)
         homeless = ballast("get")
+    (tmp_path / "account" / "token").write_text("hunter2\nhunter2\n")
+    two_lines = ballast("get")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing.yaml"))
     named = ballast("get")
     monkeypatch.delenv("KUBECONFIG")
@@ -169,6 +227,7 @@ def test_a_pod_reads_its_own_cluster_only_without_a_kubeconfig(
     assert (named.code, nowhere.code) == (4, 4)
     assert f"Cannot use the kubeconfig {tmp_path / 'missing.yaml'}" in named.err
     assert "Cannot use the service account of this pod" in nowhere.err
+    assert "Cannot use the service account of this pod: the token has a line break" in two_lines.err
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "a?b", "A", "job-1@team/a"])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
 import re
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,6 +43,10 @@ KUBECONFIG = "~/.kube/config"
 TIMEOUT_SECONDS = 30
 POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+_ENTRY = re.compile(r"/?\{.*\}", re.DOTALL)
+"""An entry of a list, which the package writes in full, with its credentials, as the place of an error."""
+_LOGIN = re.compile(r"^(https?://)?.*@", re.DOTALL)
+"""The beginning of a URL with a user and a password, which may have any character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +60,9 @@ class Access:
     def read(self, path: str, **query: str) -> Json:
         """Return the answer to a GET request."""
         from kubernetes.client import ApiClient, ApiException  # noqa: PLC0415  takes a second, and is an extra
-        from urllib3.exceptions import HTTPError  # noqa: PLC0415
+        from urllib3.exceptions import HTTPError, LocationValueError  # noqa: PLC0415
 
+        server = _LOGIN.sub(r"\1", self.configuration.host)
         try:
             with closing(ApiClient(self.configuration)) as client:
                 answer, *_ = client.call_api(
@@ -69,8 +76,10 @@ class Access:
                 )
         except ApiException as error:
             raise _failure(path, int(error.status or 0), str(error.body or error.reason)) from None
+        except LocationValueError:  # its text can have a part of the password
+            raise Unreachable(f"The API server's URL is malformed: {server}.") from None
         except HTTPError as error:
-            raise Unreachable(f"The API server at {self.configuration.host} does not answer: {error}.") from None
+            raise Unreachable(f"The API server at {server} does not answer: {error}.") from None
         found: Json = answer
         return found
 
@@ -138,6 +147,7 @@ def _access(context: str | None) -> Access:
     if not file and not context and not has_default and POD_NAMESPACE.exists():
         try:
             config.load_incluster_config(client_configuration=found)
+            _settle_token(found)
         except config.ConfigException as error:
             raise Unreachable(f"Cannot use the service account of this pod: {str(error).rstrip('.')}.") from None
         return Access(found, POD_NAMESPACE.read_text(encoding="utf-8").strip())
@@ -161,18 +171,61 @@ def _load(file: str, context: str | None, configuration: Configuration) -> str:
     """
     from kubernetes import config  # noqa: PLC0415  takes a second, and is an extra
 
-    config.load_kube_config(file, context, configuration, persist_config=False)
     merged = config.kube_config.KubeConfigMerger(file).config
+    if merged is None:
+        raise config.ConfigException("no such file")
+    for entry in merged["users"].value:
+        if "user" in entry and entry.safe_get("user") is None:  # to kubectl, this is an anonymous user
+            entry.value["user"] = {}
+    with _root_log_kept() as said:
+        config.kube_config.KubeConfigLoader(merged, context, config_base_path=None).load_and_set(configuration)
+    _settle_token(configuration)
     used = merged["contexts"].get_with_name(context or merged["current-context"])["context"]
     cluster = merged["clusters"].get_with_name(used["cluster"])["cluster"]
     if name := used.safe_get("user"):
         user = merged["users"].get_with_name(name).safe_get("user") or {}
         has_credentials = configuration.api_key or configuration.cert_file
         if not has_credentials and (method := next((each for each in ("exec", "auth-provider") if each in user), None)):
-            raise config.ConfigException(f"the {method} of user {name} yields no credentials")
+            raise config.ConfigException(": ".join([f"the {method} of user {name} yields no credentials", *said]))
     if proxy := cluster.safe_get("proxy-url"):
         _set_proxy(configuration, proxy)
     return str(used.safe_get("namespace") or "default")
+
+
+@contextmanager
+def _root_log_kept() -> Iterator[list[str]]:
+    """Yield the messages of the root logger, and print none. The package logs there why a plugin failed."""
+    said: list[str] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        said.append(record.getMessage())
+        return False
+
+    logger = logging.getLogger()
+    logger.addFilter(keep)
+    try:
+        yield said
+    finally:
+        logger.removeFilter(keep)
+
+
+def _settle_token(configuration: Configuration) -> None:
+    """Remove the blanks around a token, such as the end of the line in its file. No message may quote it.
+
+    An access is for one command, so nothing refreshes its token: the refresh of the package sets the original again.
+
+    Raises:
+        ConfigException: no HTTP header can have the token.
+    """
+    from kubernetes.config import ConfigException  # noqa: PLC0415  takes a second, and is an extra
+
+    configuration.refresh_api_key_hook = None
+    for kind, value in configuration.api_key.items():
+        scheme, _, token = value.partition(" ")
+        token = token.strip()
+        if not token.isascii() or not token.isprintable():
+            raise ConfigException("the token has a line break or another character that no HTTP header can have")
+        configuration.api_key[kind] = f"{scheme} {token}"
 
 
 def _set_proxy(configuration: Configuration, url: str) -> None:
@@ -199,9 +252,9 @@ def _set_proxy(configuration: Configuration, url: str) -> None:
 
 
 def _why(error: Exception, file: str) -> str:
-    """Return why a kubeconfig cannot be used. Name the file that cannot be read if it is another one."""
+    """Return why a kubeconfig cannot be used, without its entries. Name another file that cannot be read."""
     if not isinstance(error, OSError) or not error.strerror:
-        return str(error)
+        return _ENTRY.sub("", str(error))
     is_kubeconfig = error.filename in {None, file, os.path.expanduser(file)}  # noqa: PTH111
     return error.strerror if is_kubeconfig else f"{error.filename}: {error.strerror}"
 

@@ -99,7 +99,12 @@ OwnPasswordFile = Annotated[
 OnRay = Annotated[
     bool, typer.Option("--ray", help="Run the worker as a replica of Ray Serve, on a Ray of this command.")
 ]
-DataDir = Annotated[Path, typer.Option("--data", help="Directory of Valkey's data, the logs, and up.json.")]
+DataDir = Annotated[
+    str,  # Path("") is the current directory
+    typer.Option(
+        "--data", metavar="<path>", help="Directory of Valkey's data, the logs, and up.json.", callback=not_empty
+    ),
+]
 
 
 @dataclass(slots=True)
@@ -137,12 +142,16 @@ def up(
     queue: OwnQueue = None,
     password_file: OwnPasswordFile = None,
     ray: OnRay = False,
-    data_dir: DataDir = DATA_DIR,
+    data: DataDir = str(DATA_DIR),
 ) -> None:
     """Start Valkey and a worker on this machine.
 
     Ctrl-C drains the worker, then stops Valkey. Jobs and results are kept.
     """
+    data_dir = Path(data)
+    target = data_dir / "worker.yaml"
+    if config and os.path.realpath(config) == os.path.realpath(target):  # Path.resolve fails at a loop of links
+        raise Usage(f"--config: `ballast up` writes {target} itself. Name a copy of it, or another --data.")
     require_worker_parts(ray=ray)
     if is_held(data_dir):
         raise NotNow(in_use(data_dir))
@@ -156,7 +165,7 @@ def up(
         try:
             settled = Flags(model, host, free_port, slots, valkey.url if valkey else redis_url, password_file, queue)
             seen = stamp(config) if config else None
-            watched = _Watched(config, settled, data_dir / "worker.yaml", seen, compose(config, settled))
+            watched = _Watched(config, settled, target, seen, compose(config, settled))
             write(watched.config, watched.target)
             _serve(watched, data_dir=data_dir, valkey=valkey, signals=signals, ray=ray)
         finally:
