@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(1500)
 LENGTH = {"max_tokens": 900, "ignore_eos": True, "temperature": 0}
 LONG = {"prompt": "Once upon", **LENGTH}
 CHAT = {"messages": [{"role": "user", "content": "Go"}], **LENGTH}
-NUM_OF_KIND = 3
+NUM_OF_KIND = 9
 """The items take seconds on a fast machine too. Items with one start go together, and leave slots for the others."""
 
 
@@ -77,10 +77,10 @@ def test_a_drain_gives_items_back_and_the_next_server_finishes_them(started, que
 
 
 def _kill_the_engine(serving, queue, as_line, eventually):
-    """Kill EngineCore in the middle of an item: the server states it and ends, and the item is not lost."""
-    job_id = queue.submissions.submit([as_line("x", "/v1/completions", **LONG)]).job_id
-    eventually(lambda: queue.jobs.get(job_id).counts.leased, "the item to be claimed")
-    eventually(lambda: serving.series()['ballast_slots{class="offline",state="running"}'] > 0, "the item to run")
+    """Kill EngineCore in the middle of items: the server states it and ends, and no item is lost."""
+    lines = [as_line(f"x {n}", "/v1/completions", **LONG) for n in range(80)]  # some still run when the wait has ended
+    job_id = queue.submissions.submit(lines).job_id
+    eventually(lambda: serving.series()['ballast_slots{class="offline",state="running"}'] > 0, "items to run")
     os.kill(serving.engine_core(), signal.SIGKILL)
 
     def is_bad() -> bool:
@@ -92,7 +92,8 @@ def _kill_the_engine(serving, queue, as_line, eventually):
     eventually(is_bad, "the health to turn bad")
     eventually(lambda: serving.process.poll() is not None, "the server to end")
     counts = queue.jobs.get(job_id).counts
-    assert (counts.leased, counts.waiting) == (0, 1)
+    assert (counts.leased, counts.waiting + counts.succeeded) == (0, len(lines))
+    assert counts.waiting > 0
     assert "EngineCore of vLLM ended" in serving.log.read_text()
 
 
