@@ -6,6 +6,7 @@ A worker and the API server of vLLM are such servers.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 
 from ballast_api.worker_config import WorkerConfig
@@ -29,7 +30,7 @@ from ballast_worker.utilization import Utilization
 log = Log(__name__)
 
 
-class ModelServer:
+class ModelServer(ABC):
     """The parts that every server of a model has."""
 
     address: str
@@ -73,14 +74,14 @@ class ModelServer:
         return self.engine.policy
 
     @property
+    @abstractmethod
     def identity(self) -> Identity:
         """The model that is served, and the device."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def is_healthy(self) -> bool:
         """Whether the engine works."""
-        raise NotImplementedError
 
     @property
     def is_ready(self) -> bool:
@@ -88,13 +89,13 @@ class ModelServer:
         return self.is_healthy and not self.is_draining
 
     @property
+    @abstractmethod
     def num_answering(self) -> int:
         """HTTP requests that the engine got, whose answer is not sent yet."""
-        raise NotImplementedError
 
+    @abstractmethod
     def abort_answers(self) -> None:
         """Abort these requests."""
-        raise NotImplementedError
 
     def shown(self) -> EngineStats:
         """Return the figures of the engine for status and metrics."""
@@ -125,8 +126,9 @@ class ModelServer:
 
     # Configuration, on the watcher's thread
 
+    @abstractmethod
     def _queue_settings(self, config: WorkerConfig) -> QueueSettings:
-        raise NotImplementedError
+        """Return what the queue shall know of this configuration."""
 
     def _put_in_force(self, loaded: Loaded, connections: Connections | None) -> None:
         """Use a changed configuration, after the engine took it."""

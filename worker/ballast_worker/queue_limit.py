@@ -21,9 +21,10 @@ from ballast_worker.status import SmoothedRates
 
 MAX_RETRY_SECONDS = 30
 MOST_WAITS = 2.0
-"""Most that a new call to an encoder is expected to wait, as a multiple of what the last calls waited.
+"""The longest wait that a new call to an encoder is expected to have, in waits of the last calls.
 
-A server with few calls answers few, and could answer more: the rate alone would refuse calls at any load.
+A server that gets few calls answers few, although it could answer more. So the rate of answers alone would refuse calls
+at any load.
 """
 NEWEST_SHARE = 0.1
 """Share of the newest call to an encoder, or of its newest step, in a mean."""
