@@ -254,16 +254,20 @@ def test_the_lease_has_connections_of_its_own(monkeypatch: pytest.MonkeyPatch, t
     (tmp_path / "config").write_text(yaml.safe_dump(KUBECONFIG))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     monkeypatch.setattr(cluster, "ApiClient", ClientOfOneThing)
+    monkeypatch.setattr(ClientOfOneThing, "used", [])
     monkeypatch.setattr(lease, "RENEW_EVERY_SECONDS", 0.01)
 
     assert asyncio.run(run(make_settings())) == LEADERSHIP_LOST
     assert ClientOfOneThing.used == [{True}, {False}]
 
 
-class ClientAtTheEnd(ClientOfOneThing):
+class ClientAtTheEnd:
     """A client of an operator that gets a signal during its first call about anything but the Lease."""
 
     steps: ClassVar[list[str]] = []
+
+    def __init__(self, _configuration: object) -> None:
+        self.user_agent = ""
 
     async def call_api(
         self, path: str, method: str, *, body: Body | None = None, **_options: Any
@@ -286,6 +290,7 @@ def test_the_lease_is_released_before_the_last_events_are_waited_for(
     (tmp_path / "config").write_text(yaml.safe_dump(KUBECONFIG))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     monkeypatch.setattr(cluster, "ApiClient", ClientAtTheEnd)
+    monkeypatch.setattr(ClientAtTheEnd, "steps", [])
 
     assert asyncio.run(run(make_settings())) == 0
     assert ClientAtTheEnd.steps == ["released", "closed", "closed"]
