@@ -32,27 +32,13 @@ from ballast_worker.settings import policy_config
 
 KEY = "ballast"
 
-HOT = frozenset(
-    {
-        "slots",
-        "chunk_tokens",
-        "offline_share",
-        "offline_max_share",
-        "ttft",
-        "tpot",
-        "tenants",
-        "most_risk",
-        "tpot_share",
-        "batch_window",
-        "max_interference",
-        "objective",
-        "tail_tokens",
-    }
-)
-"""Fields that a message may name. The others follow from vLLM."""
+FIXED = frozenset({"num_blocks", "block_tokens", "can_suspend", "most_residents", "is_encoder", "expert_share"})
+"""Fields that follow from vLLM, so that no message may name them."""
+HOT = frozenset(field.name for field in fields(PolicyConfig)) - FIXED
+"""Fields that a message may name."""
 UNLIMITED = ("ttft", "tpot")
 WHOLE = frozenset({"slots", "chunk_tokens", "tail_tokens"})
-SHARES = frozenset({"offline_share", "offline_max_share", "objective"})
+SHARES = frozenset({"offline_share", "offline_max_share", "objective", "watermark"})
 LEAST_CHUNK = 16
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import inf
 
 import pytest
 
 from ballast_policy.snapshot import PolicyConfig, TenantShare
 from ballast_policy.step.budget import ONLINE_CHUNKS
-from ballast_vllm.settings import InvalidSettings, StepLimits, changed, initial, message_of
+from ballast_vllm.settings import FIXED, InvalidSettings, StepLimits, changed, initial, message_of
 
 LIMITS = StepLimits(max_num_seqs=64, max_step_tokens=2048)
 CONFIG = PolicyConfig(slots=8, num_blocks=100, can_suspend=False)
@@ -21,12 +21,31 @@ offline: {reservedPercent: 30}
 """
 
 
-def test_a_message_sets_every_hot_field():
-    config = replace(
-        CONFIG, ttft=1.0, tpot=0.1, max_interference=0.2, tenants={"a": TenantShare(2.0, max_slots=3, reserved=0.5)}
+def test_a_message_sets_every_field_that_does_not_follow_from_vllm():
+    config = PolicyConfig(
+        slots=8,
+        num_blocks=100,
+        can_suspend=False,
+        chunk_tokens=64,
+        offline_share=0.2,
+        offline_max_share=0.9,
+        ttft=1.0,
+        tpot=0.1,
+        tenants={"a": TenantShare(2.0, max_slots=3, reserved=0.5)},
+        most_risk=0.3,
+        tpot_share=0.5,
+        batch_window=0.01,
+        max_interference=0.2,
+        objective=0.99,
+        watermark=0.2,
+        tail_tokens=32,
     )
+    other = PolicyConfig(slots=1, num_blocks=100, can_suspend=False)
 
-    assert changed(PolicyConfig(slots=1, num_blocks=100, can_suspend=False), message_of(config)) == config
+    assert {
+        field.name for field in fields(config) if getattr(config, field.name) == getattr(other, field.name)
+    } == FIXED
+    assert changed(other, message_of(config)) == config
 
 
 def test_null_means_no_limit():
@@ -42,6 +61,7 @@ def test_null_means_no_limit():
         ({"slots": None}, "slots is None"),
         ({"tpot": "fast"}, "tpot is 'fast': expected a number"),
         ({"offline_share": -0.1}, "offline_share is -0.1"),
+        ({"watermark": 2}, "watermark is 2: expected a fraction of at most 1"),
         ({"offline_share": 10}, "offline_share is 10: expected a fraction of at most 1"),
         ({"slots": 2.5}, "slots is 2.5: expected a whole number"),
         ({"ttft": float("nan")}, "ttft is nan"),
