@@ -77,16 +77,6 @@ class ServedModel(Model):
             "s3://bucket/prefix, pvc://claim/path or file:///directory/in/the/image",
         ),
         Rule(
-            f"self.uri.matches('{FETCHED}') || "
-            "!(has(self.cachePath) || has(self.cache) || has(self.sizeLimitGibibytes))",
-            lambda model: (
-                re.match(FETCHED, model.uri) is not None
-                or (model.cache_path is None and model.cache is None and model.size_limit_gibibytes is None)
-            ),
-            "model.cachePath, model.cache and model.sizeLimitGibibytes apply to files that are fetched from hf:// or "
-            "s3://. This model.uri is read in place. Remove them",
-        ),
-        Rule(
             "!(has(self.cachePath) && has(self.cache))",
             lambda model: model.cache_path is None or model.cache is None,
             "model.cachePath and model.cache both name a place for fetched files. Remove one of them",
@@ -94,14 +84,8 @@ class ServedModel(Model):
         Rule(
             "!has(self.sizeLimitGibibytes) || !(has(self.cachePath) || has(self.cache))",
             lambda model: model.size_limit_gibibytes is None or (model.cache_path is None and model.cache is None),
-            "model.sizeLimitGibibytes limits the emptyDir that holds a fetched model. model.cachePath and model.cache "
+            "model.sizeLimitGibibytes limits the emptyDir that holds fetched files. model.cachePath and model.cache "
             "replace this emptyDir. Remove sizeLimitGibibytes",
-        ),
-        Rule(
-            f"!has(self.credentialsSecret) || self.uri.matches('{FETCHED}')",
-            lambda model: model.credentials_secret is None or re.match(FETCHED, model.uri) is not None,
-            "model.credentialsSecret applies to hf:// and s3://. This model.uri is read in place. Remove "
-            "credentialsSecret",
         ),
     )
 
@@ -112,8 +96,8 @@ class ServedModel(Model):
     """Version of the weights: on `hf://` a branch, tag or commit, elsewhere any name. A partly generated answer is
     continued only under the same revision."""
     credentials_secret: SecretName | None = None
-    """Secret whose keys become environment variables of the container that fetches the model, e.g. `HF_TOKEN`,
-    `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_ENDPOINT_URL`."""
+    """Secret whose keys become environment variables of the containers that fetch the model, its adapters and its draft
+    model, e.g. `HF_TOKEN`, `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_ENDPOINT_URL`."""
     cache_path: str | None = Field(default=None, max_length=1024, pattern=r"^/[^:]*$")
     """Directory of the node that keeps fetched models for all pods of a namespace on the node. In it, each namespace
     has a directory of its own, which the kubelet creates with the same mode. The user of the image (65532 in Ballast's
@@ -124,7 +108,7 @@ class ServedModel(Model):
     `BALLAST_KEEP_FREE_PERCENT` in `template.env` changes the share."""
     cache: ModelCache | None = None
     size_limit_gibibytes: int | None = Field(default=None, ge=1, le=1_048_576)
-    """Size limit of the emptyDir that holds a fetched model. Kubernetes evicts a pod that exceeds it. By default only
+    """Size limit of the emptyDir that holds fetched files. Kubernetes evicts a pod that exceeds it. By default only
     the disk of the node limits the size."""
 
 
@@ -331,6 +315,13 @@ def _is_declared(tenant: str | None, offline: Offline) -> bool:
     return tenant in names if names else tenant is None
 
 
+FETCHES = (
+    f"self.model.uri.matches('{FETCHED}') || "
+    f"has(self.model.adapters) && self.model.adapters.exists(each, each.uri.matches('{FETCHED}')) || "
+    "has(self.engine.speculative) && has(self.engine.speculative.draftUri) && "
+    f"self.engine.speculative.draftUri.matches('{FETCHED}')"
+)
+"""CEL condition of a `Spec`, with the same value as `has_fetched_files`."""
 USES_VLLM = "has(self.engine.backend) ? self.engine.backend == 'vllm' : self.gpu.count > 0"
 """CEL condition of a `Spec`, with the same value as `backend == "vllm"`."""
 
@@ -339,6 +330,25 @@ class Spec(ApiModel):
     """The desired state."""
 
     rules = (
+        Rule(
+            "!(has(self.model.credentialsSecret) || has(self.model.cachePath) || has(self.model.cache) || "
+            f"has(self.model.sizeLimitGibibytes)) || {FETCHES}",
+            lambda spec: (
+                spec.has_fetched_files
+                or all(
+                    value is None
+                    for value in (
+                        spec.model.credentials_secret,
+                        spec.model.cache_path,
+                        spec.model.cache,
+                        spec.model.size_limit_gibibytes,
+                    )
+                )
+            ),
+            "model.credentialsSecret, model.cachePath, model.cache and model.sizeLimitGibibytes apply to files that "
+            "are fetched from hf:// or s3://. The model, its adapters and its draft model are read in place. Remove "
+            "them",
+        ),
         Rule(
             "!has(self.engine.backend) || self.engine.backend != 'native' || self.gpu.count == 0",
             lambda spec: spec.engine.backend != "native" or spec.gpu.count == 0,
@@ -417,6 +427,14 @@ class Spec(ApiModel):
     def backend(self) -> Backend:
         """The engine that runs the model."""
         return self.engine.backend or ("vllm" if self.gpu.count > 0 else "native")
+
+    @property
+    def has_fetched_files(self) -> bool:
+        """Whether a pod fetches the model, an adapter or the draft model."""
+        speculative = self.engine.speculative
+        draft = None if speculative is None else speculative.draft_uri
+        uris = (self.model.uri, draft or "", *(adapter.uri for adapter in self.model.adapters))
+        return any(re.match(FETCHED, uri) for uri in uris)
 
     @property
     def served_name(self) -> str:

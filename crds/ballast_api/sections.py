@@ -43,12 +43,21 @@ LocationUri = Annotated[str, Field(min_length=1, max_length=2048, pattern=LOCATI
 class Adapter(ApiModel):
     """A LoRA adapter of the model. Clients name it in the field `model` of a request."""
 
+    rules = (
+        Rule(
+            "!has(self.tenants) || size(self.tenants) > 0",
+            lambda adapter: adapter.tenants is None or len(adapter.tenants) > 0,
+            "tenants of an adapter is an empty list, so no tenant could use it. Name a tenant, remove the field to "
+            "open the adapter to all tenants, or remove the adapter",
+        ),
+    )
+
     name: Name
     """The model name that clients use."""
     uri: LocationUri
     """Location of the adapter (`adapter_config.json`, `*.safetensors`), with the forms of the model's `uri`."""
-    tenants: tuple[Name, ...] = Field(default=(), max_length=1000)
-    """Tenants that may use the adapter; by default all."""
+    tenants: tuple[Name, ...] | None = Field(default=None, max_length=1000)
+    """Tenants that may use the adapter; by default all. An empty list is refused."""
 
 
 class Model(ApiModel):

@@ -53,6 +53,13 @@ MODELS = st.fixed_dictionaries(
 TENANTS = st.lists(some(reservedPercent=PERCENT, weight=st.just(2)), max_size=3).map(
     lambda tenants: [{"name": f"t{number}"} | tenant for number, tenant in enumerate(tenants)]
 )
+ADAPTERS = st.lists(
+    st.fixed_dictionaries(
+        {"name": st.just("a"), "uri": st.sampled_from(["hf://a/a", "pvc://a/b"])},
+        optional={"tenants": st.lists(st.just("t"), max_size=1)},
+    ),
+    max_size=1,
+)
 BACKENDS = st.sampled_from(["native", "vllm"])
 ARGUMENTS = st.sampled_from(
     ["--enforce-eager", "--port", "--port=1", "--no-enable_lora", "-tp", "--data-parallel-size=2", "--watermark.a=b",
@@ -61,6 +68,30 @@ ARGUMENTS = st.sampled_from(
 PEERS = st.lists(st.just({"podSelector": {}}), max_size=1)
 PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "model": st.fixed_dictionaries({"model": MODELS}),
+    "files": st.fixed_dictionaries(
+        {
+            "model": st.fixed_dictionaries(
+                {"uri": st.sampled_from(["hf://a/b", "pvc://c/d"])},
+                optional={
+                    "adapters": ADAPTERS,
+                    "cachePath": st.just("/cache"),
+                    "cache": st.just({"persistentVolumeClaim": {"claimName": "c"}}),
+                    "sizeLimitGibibytes": st.just(1),
+                    "credentialsSecret": st.just("secret"),
+                },
+            )
+        },
+        optional={
+            "engine": st.fixed_dictionaries(
+                {},
+                optional={
+                    "speculative": st.fixed_dictionaries(
+                        {"method": st.just("draftModel"), "draftUri": st.sampled_from(["s3://b/c", "file:///e"])}
+                    )
+                },
+            )
+        },
+    ),
     "gpu": some(gpu=some(count=FEW, resourceName=st.just("nvidia.com/gpu"), resourceClaimTemplate=st.just("one"))),
     "engine": some(
         engine=some(
@@ -84,7 +115,7 @@ PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
         network=some(metricsFrom=PEERS),
         model=st.fixed_dictionaries(
             {"uri": st.just("hf://a/b")},
-            optional={"adapters": st.lists(st.just({"name": "a", "uri": "pvc://a/b"}), max_size=1)},
+            optional={"adapters": ADAPTERS},
         ),
     ),
     "shares": some(offline=some(reservedPercent=PERCENT, maxPercent=PERCENT)),

@@ -71,6 +71,11 @@ def test_a_dumped_configuration_reads_back_equal(
             "model.adapters contains a more than once",
             id="adapter twice",
         ),
+        pytest.param(
+            MINIMAL + "  adapters: [{name: a, uri: file:///a, tenants: []}]",
+            "tenants of an adapter is an empty list",
+            id="adapter of no tenant",
+        ),
         pytest.param(MINIMAL + "offline: {resultsDays: .inf}", "should be a finite number (found inf)", id="infinite"),
         pytest.param(MINIMAL + "runtime: {port: 99999}", "runtime.port", id="port"),
     ],

@@ -186,6 +186,32 @@ def test_adapters_and_draft_model_come_as_the_model_does(case: str) -> None:
     assert set(mounts.values()) <= {each["name"] for each in made["volumes"]}
 
 
+OF_A_CLAIM: dict[str, Any] = {"uri": "pvc://weights/b", "credentialsSecret": "token"}
+PRIVATE: dict[str, Any] = {"adapters": [{"name": "sql", "uri": "hf://a/private"}]}
+TEMPLATE: dict[str, Any] = {"spec": {"accessModes": ["ReadWriteOnce"]}}
+FETCHED_BESIDE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "an adapter": ({"model": OF_A_CLAIM | PRIVATE}, {"emptyDir": {}}),
+    "a draft model": ({"model": OF_A_CLAIM, "engine": VLLM | {"speculative": DRAFT}}, {"emptyDir": {}}),
+    "up to a size": ({"model": OF_A_CLAIM | PRIVATE | {"sizeLimitGibibytes": 2}}, {"emptyDir": {"sizeLimit": "2Gi"}}),
+    "to a claim": (
+        {"model": OF_A_CLAIM | PRIVATE | {"cache": {"volumeClaimTemplate": TEMPLATE}}},
+        {"ephemeral": {"volumeClaimTemplate": TEMPLATE}},
+    ),
+    "to a cache": ({"model": OF_A_CLAIM | PRIVATE | {"cachePath": "/cache"}}, {"emptyDir": {}}),
+}
+
+
+@pytest.mark.parametrize("case", FETCHED_BESIDE)
+def test_private_files_are_fetched_beside_a_model_in_a_claim(case: str) -> None:
+    spec, volume = FETCHED_BESIDE[case]
+    made = pod(**spec)
+    (fetch,) = made["initContainers"]
+
+    assert fetch["envFrom"] == [{"secretRef": {"name": "token"}}]
+    assert {"name": "fetched"} | volume in made["volumes"]
+    assert ("--cache" in fetch["command"]) == (case == "to a cache")
+
+
 def test_the_draft_model_is_named_by_its_path_in_the_pod() -> None:
     speculative = config(engine=VLLM | {"speculative": DRAFT}).engine.speculative
 

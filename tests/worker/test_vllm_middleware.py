@@ -1047,11 +1047,11 @@ async def test_a_beam_search_is_refused_before_it_begins_or_not_at_all(variables
     assert response.status_code == status
 
 
-@pytest.mark.parametrize("tenants", [[], ["legal"]])
-async def test_series_that_name_private_adapters_need_a_key(variables, tmp_path, tenants):
+@pytest.mark.parametrize("access", [{}, {"tenants": ["legal"]}])
+async def test_series_that_name_private_adapters_need_a_key(variables, tmp_path, access):
     keys, config = tmp_path / "keys.yaml", tmp_path / "worker.yaml"
     keys.write_text("secret: legal\n")
-    adapters = [{"name": "contracts", "uri": "file:///contracts", "tenants": tenants}]
+    adapters = [{"name": "contracts", "uri": "file:///contracts"} | access]
     config.write_text(json.dumps({"model": {"uri": "hf://a/m", "adapters": adapters}, "engine": {"backend": "vllm"}}))
     variables("BALLAST_CONFIG", str(config))
     variables("BALLAST_RUNTIME_API_KEYS_FILE", str(keys))
@@ -1064,7 +1064,7 @@ async def test_series_that_name_private_adapters_need_a_key(variables, tmp_path,
     finally:
         REGISTRY.unregister(series)
 
-    assert ("contracts" in public) == (not tenants)
+    assert ("contracts" in public) == (not access)
     assert "contracts" in owned
 
 

@@ -18,7 +18,9 @@ class TenantAdapters(dict[str, Any]):
 
     def __init__(self, adapters: dict[str, Any], configured: Iterable[Adapter]) -> None:
         super().__init__(adapters)
-        self._tenants = {adapter.name: frozenset(adapter.tenants) for adapter in configured if adapter.tenants}
+        self._tenants = {
+            adapter.name: frozenset(tenants) for adapter in configured if (tenants := adapter.tenants) is not None
+        }
 
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) and self._may_use(name)

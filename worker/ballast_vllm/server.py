@@ -80,7 +80,7 @@ class VllmServer(ModelServer):
         config, arguments = loaded.config, app.state.args
         self.tap = EngineTap(app.state.engine_client, time.monotonic)
         self.address = address(arguments)
-        hidden = PRIVATE if any(adapter.tenants for adapter in config.model.adapters) else frozenset[str]()
+        hidden = PRIVATE if any(adapter.tenants is not None for adapter in config.model.adapters) else frozenset[str]()
         self.metrics = ServerMetrics(self._figures, shows_tenants=False, hidden=hidden)
         self.tenant_metrics = ServerMetrics(self._figures, shows_tenants=True)
         self._app, self._inner, self._path = app, inner, path

@@ -109,7 +109,7 @@ def file_volumes(resource: InferenceDeployment) -> Iterator[Body]:
     elif model.is_fetched:
         yield {"name": "models"} | _fetched_files(resource)
     if not model.is_fetched and any(source.is_fetched for source in others):
-        yield {"name": "fetched", "emptyDir": {}}
+        yield {"name": "fetched"} | _fetched_files(resource)
     for number, claim in enumerate(_other_claims(model, others)):
         yield {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
 
@@ -148,7 +148,7 @@ def cache_mount(resource: InferenceDeployment) -> Body:
 
 
 def _fetched_files(resource: InferenceDeployment) -> Body:
-    """Return the source of the volume that holds the fetched model, or the link to it in a cache."""
+    """Return the source of the volume that holds the fetched files, or the links to them in a cache."""
     model = resource.spec.model
     if model.cache is not None and model.cache.volume_claim_template is not None:
         return {"ephemeral": {"volumeClaimTemplate": model.cache.volume_claim_template}}
