@@ -56,6 +56,8 @@ class FakeEngine:
         """Requests whose client left before their end."""
         self.configured: list[Any] = []
         self.counters = Counters()
+        self.held_up: dict[str, Any] = {}
+        """Requests that are held up, by id."""
         self.host = Host(PolicyConfig(slots=slots, num_blocks=100, block_tokens=16))
         self.model_config = SimpleNamespace(
             runner_type="generate",
@@ -112,6 +114,7 @@ class FakeEngine:
             kv_free=100,
             kv_cached=0,
             num_blocked=dict.fromkeys(self.host.held, 0),
+            held_up=self.held_up,
             since=argument,
         )
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 import pytest
 from bare_core import BareCore
+
+from ballast_vllm.driver import HELD_UP_SECONDS
 
 
 def make_core(model: Path, *, places: int = 1, **arguments: Any) -> BareCore:
@@ -140,6 +144,39 @@ def test_offline_requests_share_the_place_of_an_online_request_meanwhile(tiny_mo
     shared = core.add("offline", prompt=16, output=5, adapter=1)
 
     assert run(core)[shared] < 20
+
+
+def held_up(core: BareCore) -> tuple[list[str], bool]:
+    """Return the requests that have waited for some time and are held up, and whether the reservation is met."""
+    with mock.patch.object(core.scheduler, "clock", return_value=time.monotonic() + 2 * HELD_UP_SECONDS):
+        found = core.scheduler.ballast_stats()
+    return found["held_up"], found["stats"].is_reservation_met
+
+
+def test_offline_requests_are_held_up_while_online_requests_hold_all_places(tiny_model: Path) -> None:
+    tenants = {"capped": {"max_slots": 1}}
+    core = make_core(tiny_model, slots=8, policy={"offline_share": 0.25, "tenants": tenants})
+    rotating = core.add("offline", prompt=16, output=10, adapter=1)
+    other = core.add("offline", prompt=16, output=100, adapter=2, tenant="capped")
+    core.step()
+    found = [held_up(core)]
+    core.abort(rotating)
+    core.abort(other)
+    for _ in range(2):
+        core.step()
+    core.add(prompt=16, output=100, adapter=1)
+    core.step()
+    other = core.add("offline", prompt=16, output=4, adapter=2, tenant="capped")
+    core.step()
+    found.append(held_up(core))
+    core.add("offline", prompt=16, output=10, tenant="capped")
+    for _ in range(2):
+        core.step()
+    found.append(held_up(core))
+
+    assert found == [([], True), ([other], False), ([other], True)]
+    assert core.scheduler.ballast_stats()["held_up"] == [], "it waits for a moment only so far"
+    run(core)
 
 
 @pytest.mark.parametrize("seed", range(6))

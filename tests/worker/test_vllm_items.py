@@ -20,13 +20,14 @@ from ballast_engine.request import FinishReason
 from ballast_policy.request import OFFLINE, ONLINE, RequestClass
 from ballast_queue.job import Claimed, Result
 from ballast_queue.leases import json_of
-from ballast_vllm.calls import CALL, Call
+from ballast_vllm.calls import CALL, Call, EngineRequest
+from ballast_vllm.counters import Counters
 from ballast_vllm.engine_client import EngineTap
-from ballast_vllm.items import HttpItemLoop, HttpReader
+from ballast_vllm.items import HttpItem, HttpItemLoop, HttpReader, VllmEngine
 from ballast_vllm.online_first import MOST_SECONDS, OnlineFirst
 from ballast_worker.errors import Refused
 from ballast_worker.in_flight import InFlightItem, InFlightItems
-from ballast_worker.openai import Caller
+from ballast_worker.openai import MODEL_NOT_FOUND, Caller
 from ballast_worker.requests import Recorder, RequestTiming
 
 
@@ -44,6 +45,35 @@ def test_a_body_that_is_nested_too_deeply_is_refused(field):
         reader.prepare("r", claimed, 0.0)
 
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+def test_items_of_an_adapter_that_are_held_up_keep_further_ones_in_the_queue():
+    fake, url = FakeEngine(), "/v1/completions"
+    tap = EngineTap(fake, lambda: 0.0)
+    stats = Counters().tokens.stats(fake.host, kv_used=0, kv_cached=0, kv_free=100, kv_waste_ratio=0.0)
+    engine = VllmEngine(tap, stats, fake.host.config)
+    reader = HttpReader("revision", [url], lambda: ["m", "a"], lambda _: None, crowded=lambda: engine.crowded)
+
+    def prepare(number: int, model: str) -> HttpItem:
+        body = {"model": model, "prompt": "Once"}
+        claimed = Claimed(job_id="j", index=number, custom_id="a", url=url, body=body, tenant="t", token=1, seed=1)
+        item = engine.items[f"r{number}"] = reader.prepare(f"r{number}", claimed, 0.0)
+        record = tap.live[f"r{number}"] = EngineRequest(f"r{number}", item.call, 3, can_continue=False)
+        item.call.requests.append(record)
+        return item
+
+    items = [prepare(number, "a") for number in range(3)]
+    changed = [engine.note_held_up(ids) for ids in ([], ["r0", "r1"], ["r1", "r0"])]
+    counts = [item.num_held_up for item in items]
+
+    assert changed == [False, True, False]
+    assert counts == [1, 1, 0]
+    with pytest.raises(Refused, match="hold all places") as caught:
+        prepare(3, "a")
+    assert caught.value.code == MODEL_NOT_FOUND, "the item waits for a worker that can run it"
+    assert prepare(4, "m").num_held_up == 0
+    assert engine.note_held_up(["r0"])
+    assert prepare(5, "a").num_held_up == 0
 
 
 ANSWERS = {

@@ -7,6 +7,7 @@ request, and wait outside until a place is free.
 While requests wait outside and no place is free, one adapter is *closing*. A request of it enters only if it precedes
 all requests outside, so the place becomes free when its requests end. For an online request, an adapter that has only
 offline requests gives up its place at once. For an offline request, an adapter that has online requests does not close.
+While all places have online requests, the offline requests outside are *held up*: no end of offline work frees a place.
 """
 
 from __future__ import annotations
@@ -92,6 +93,12 @@ class AdapterPlaces:
             self._closing = 0
             self.is_changed = True  # another adapter may have to close
         return entering
+
+    def held_up(self) -> Sequence[Request]:
+        """Return the offline requests outside, if online requests hold all places."""
+        if not self.outside or not all(map(self._has_online, self._known)):
+            return ()
+        return [record for record in self.outside.values() if record.request_class is not ONLINE]
 
     @property
     def _first(self) -> Request:

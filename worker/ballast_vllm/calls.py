@@ -45,6 +45,8 @@ class EngineRequest:
     """When its first output came."""
     last_at: float = 0.0
     """When its newest output came."""
+    is_held_up: bool = False
+    """Whether it waits for a place of its adapter, while online requests hold all places."""
     is_over: bool = False
     is_aborted: bool = False
     is_failed: bool = False

@@ -34,6 +34,8 @@ from ballast_vllm.plan_limits import PlanLimits
 from ballast_vllm.requests import place_of
 from ballast_vllm.snapshot_kv import EAGER, SnapshotKv, VllmBlocks
 
+HELD_UP_SECONDS = 2.0
+"""How long a request waits for a place of its adapter before it counts as held up. Short bursts end before that."""
 TIGHT = 4
 """Private blocks are counted when less than this part of the KV is free: only then a plan preempts for KV."""
 
@@ -131,6 +133,11 @@ class Driver:
         for record in (*self.blocked.values(), *self.places.outside.values()):
             numbers[record.request_class] += 1
         return numbers
+
+    def held_up(self, now: float) -> dict[str, Request]:
+        """Return the offline requests by id that have waited for some time, while online requests hold all places."""
+        found = self.places.held_up()
+        return {self.ids[record.seq]: record for record in found if now - record.arrival > HELD_UP_SECONDS}
 
     # Requests
 

@@ -10,7 +10,7 @@ of structured output, and the tokens of scores. No class of vLLM is changed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import Any
@@ -62,6 +62,8 @@ class EngineTap:
         """Calls that count once, and other requests, that had an output so far, with those that ended."""
         self.num_online = 0
         """Online calls of which EngineCore got a request so far."""
+        self.held_up: frozenset[str] = frozenset()
+        """The ids of the requests that are held up: see `EngineRequest.is_held_up`."""
         self.isolates_tenants = False
         """Whether tenants share no blocks of the prefix cache."""
         self.check_queue: Callable[[Call, int], None] = lambda _call, _number: None
@@ -122,6 +124,14 @@ class EngineTap:
         """
         found: Mapping[str, Any] = await self._call("ballast_stats", since)
         return found
+
+    def note_held_up(self, request_ids: Collection[str]) -> bool:
+        """Note which requests are held up now. Return whether they are others than before."""
+        before, self.held_up = self.held_up, frozenset(request_ids)
+        for request_id in before ^ self.held_up:
+            if (record := self.live.get(request_id)) is not None:
+                record.is_held_up = request_id in self.held_up
+        return before != self.held_up
 
     async def configure(self, message: Mapping[str, Any]) -> None:
         """Change the policy configuration."""

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from ballast_engine.stats import EngineStats
 from ballast_log import Log
 from ballast_openai.errors import InvalidBody
 from ballast_openai.item_body import parse_item
+from ballast_policy.jobs.choice import LEAST_AHEAD
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_queue.job import Claimed, Prefix
@@ -41,6 +43,7 @@ ABORT_SECONDS = 2.0
 RETRYABLE = frozenset({408, 409, 425, 429})
 """Statuses below 500 after which another attempt may succeed."""
 NOT_JSON = "The answer is not JSON, as the result of an item must be. Leave out `encoding_format`, or set it to base64."
+NO_PLACE = "Online requests of other adapters hold all places, and items of the adapter {!r} wait for one already."
 UNSUPPORTED = json.dumps({"error": {"code": "unsupported_encoding", "message": NOT_JSON}}).encode()
 USAGE = b'"usage":'
 MOST_USAGES = 8
@@ -54,6 +57,7 @@ class HttpItem:
     request_id: str
     url: str
     body: bytes
+    model: str
     call: Call
     seed: int
     start: Callable[[HttpItem], None]
@@ -73,6 +77,10 @@ class HttpItem:
     @property
     def has_begun(self) -> bool:
         return self.call.timing.first_at is not None
+
+    @property
+    def num_held_up(self) -> int:
+        return 0 if self.has_begun else sum(request.is_held_up for request in list(self.call.requests))
 
     def submit(self) -> None:
         self.start(self)
@@ -103,6 +111,8 @@ class VllmEngine:
         self.items: dict[str, HttpItem] = {}
         self.in_step: Mapping[str, int] = {}
         """Requests of an encoder's last step by class; empty for other models."""
+        self.crowded: frozenset[str] = frozenset()
+        """Adapters of which enough items wait here for a place, while online requests hold all places."""
         self._tap = tap
         self.take(stats)
         self.hang_up: Callable[[Sequence[str]], None] = lambda _: None
@@ -113,6 +123,16 @@ class VllmEngine:
         # If more requests have an output than hold a slot, the others are preempted.
         self._num_preempted = {c: max(0, begun[c] - stats.of(c).running - stats.of(c).parked) for c in RequestClass}
         self.latest = stats
+
+    def note_held_up(self, request_ids: Collection[str]) -> bool:
+        """Note which requests are held up now. Return whether they are others than before."""
+        if not self._tap.note_held_up(request_ids):
+            return False
+        numbers = Counter[str]()
+        for item in list(self.items.values()):
+            numbers[item.model] += item.num_held_up
+        self.crowded = frozenset(model for model, number in numbers.items() if number >= LEAST_AHEAD)
+        return True
 
     def stats(self) -> EngineStats:
         """Return the figures of the last poll, with the requests of each class as they are now.
@@ -324,6 +344,9 @@ class HttpReader:
     models: Callable[[], Sequence[str]]
     start: Callable[[HttpItem], None]
     is_encoder: bool = False
+    crowded: Callable[[], Collection[str]] = tuple
+    """Returns the adapters of which no further item shall wait here. The items wait in the queue, as those of a model
+    that another worker serves."""
 
     def prepare(self, request_id: str, claimed: Claimed, slack: float) -> HttpItem:
         """Return the item, with `slack` as the slack of its job.
@@ -344,6 +367,8 @@ class HttpReader:
         if body.model not in self.models():
             message = f"The model {body.model[:200]!r} does not exist. This server has {', '.join(self.models())}."
             raise Refused(404, message, code=MODEL_NOT_FOUND, param="model")
+        if body.model in self.crowded():
+            raise Refused(404, NO_PLACE.format(body.model[:200]), code=MODEL_NOT_FOUND, param="model")
         earlier = claimed.prefix or Prefix()
         call = Call(
             Caller(claimed.tenant, RequestClass.OFFLINE, claimed.priority),
@@ -356,7 +381,7 @@ class HttpReader:
             num_expected=body.num_requests,
             num_computed=earlier.num_computed,
         )
-        return HttpItem(request_id, claimed.url, text, call, claimed.seed, self.start)
+        return HttpItem(request_id, claimed.url, text, body.model, call, claimed.seed, self.start)
 
 
 def _decode(body: bytes) -> object:

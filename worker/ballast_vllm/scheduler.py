@@ -175,6 +175,7 @@ class _Ballast(PlannedBatch):
             kv_free=kv_free,
             kv_cached=min(kv_free, self._cached[1]),
             num_blocked=self.driver.num_blocked,
+            held_up=self.driver.held_up(now),
             since=since,
         )
 

@@ -226,7 +226,12 @@ class VllmServer(ModelServer):
             worker=self.id,
             loop=self.loop,
             reader=HttpReader(
-                self.revision, self._urls, lambda: self.models, self.loop.start, is_encoder=self.tap.is_encoder
+                self.revision,
+                self._urls,
+                lambda: self.models,
+                self.loop.start,
+                is_encoder=self.tap.is_encoder,
+                crowded=lambda: self.engine.crowded,
             ),
             status=self.status,
             settings=self._queue_settings(self.config),
@@ -306,6 +311,8 @@ class VllmServer(ModelServer):
         self._num_steps = stats.steps
         self.engine.take(stats)
         self.engine.in_step = found["in_step"]
+        if self.engine.note_held_up(found["held_up"]):
+            self.loop.wake_feeder()
         for record in steps(found):
             self._steps.add(record)
             self.admission.add_step(record.seconds)

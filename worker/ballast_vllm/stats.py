@@ -5,14 +5,16 @@ vLLM encodes its dataclasses. `engine_stats` and `steps` decode them, so that bo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from ballast_engine.stats import EngineStats, StepRecord
 from ballast_policy.host import Host
-from ballast_policy.request import RequestClass
+from ballast_policy.request import OFFLINE, RUNNING, Request, RequestClass
+from ballast_policy.reservation import Reservation
 from ballast_vllm.counters import Counters
 
 Message = dict[str, Any]
@@ -21,10 +23,11 @@ _STEPS = TypeAdapter(list[StepRecord])
 
 
 def message(counters: Counters, host: Host, *, kv_free: int, kv_cached: int, num_blocked: Mapping[RequestClass, int],
-            since: int) -> Message:  # fmt: skip
+            held_up: Mapping[str, Request], since: int) -> Message:  # fmt: skip
     """Return all figures, and the steps after the step number `since`.
 
     `kv_free` includes the `kv_cached` blocks. `num_blocked`: waiting requests that the host does not know yet.
+    `held_up`: those of them that wait for a place of their adapter, which online requests hold.
     """
     residents = host.residents.values()
     held = sum([request.num_blocks for request in residents]) * host.config.block_tokens
@@ -38,7 +41,8 @@ def message(counters: Counters, host: Host, *, kv_free: int, kv_cached: int, num
         num_blocked=num_blocked,
     )
     return {
-        "stats": stats,
+        "stats": replace(stats, reservation=_reservation(host, held_up.values())),
+        "held_up": list(held_up),
         "in_step": dict(counters.in_step),
         "exact_steps": counters.exact_steps,
         "short_grants": counters.short_grants,
@@ -46,6 +50,16 @@ def message(counters: Counters, host: Host, *, kv_free: int, kv_cached: int, num
         "unplanned_preemptions": counters.unplanned_preemptions,
         "recent": counters.since(since),
     }
+
+
+def _reservation(host: Host, held_up: Collection[Request]) -> Reservation:
+    """Return the reservation of the last step. It covers requests that are held up, which the host does not know."""
+    found = host.reservation
+    if found.in_use >= found.slots or found.is_met_by_tokens:
+        return found
+    running = (request for request in host.residents.values() if request.phase is RUNNING)
+    left = host.config.tenant_slots_left(request for request in running if request.request_class is OFFLINE)
+    return replace(found, is_met=found.is_met and not any(left.get(request.tenant, 1) > 0 for request in held_up))
 
 
 def engine_stats(found: Mapping[str, Any]) -> EngineStats:
