@@ -57,11 +57,11 @@ def feeding(serve, make_config, valkey, queue_name):
     """`with feeding(change) as feeder:` feeds a worker. `change` may change the attempts of items, or of `item-1`."""
 
     @contextmanager
-    def start(change, url=valkey.url, lease_seconds=120, *, of_all=False):
+    def start(change, url=valkey.url, lease_seconds=120, *, of_all=False, **config):
         def change_one(item, claimed):
             return change(item, claimed) if of_all or claimed.custom_id == "item-1" else item
 
-        with serve(make_config()) as serving:
+        with serve(make_config(**config)) as serving:
             worker = serving.worker
             feeder = Feeder(
                 connect=lambda: Queue.connect(url, queue_name),
@@ -160,6 +160,21 @@ def test_a_tenant_at_its_cap_holds_up_no_tenant_whose_items_take_long(feeding, q
     queue.jobs.cancel(capped)
 
     assert {} not in chosen[:5]
+
+
+@pytest.mark.parametrize("tenants", [[], [{"name": "a", "maxSlots": 1}]])
+def test_items_that_are_held_up_keep_no_slot_from_the_items_behind_them(feeding, queue, eventually, tenants) -> None:
+    first, second = (queue.submissions.submit(map(make_line, range(20)), tenant="a").job_id for _ in range(2))
+
+    def change(item, claimed):
+        return ChangedItem(item, submit=lambda: None, num_held_up=1) if claimed.job_id == first else item
+
+    with feeding(change, of_all=True, offline={"tenants": tenants}):
+        eventually(lambda: queue.jobs.get(second).counts.succeeded == 20, "the items behind them to succeed")
+        leased = queue.jobs.get(first).counts.leased
+        queue.jobs.cancel(first)
+
+    assert leased == 20
 
 
 def test_a_defect_in_each_attempt_ends_in_a_dead_letter(feeding, queue, eventually) -> None:

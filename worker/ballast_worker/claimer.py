@@ -204,8 +204,9 @@ class Claimer:
             offline=offline.running + offline.parked,
         )
         limits = self._limits()
-        # Requests that wait for the cap of their tenant fill no free slot.
+        # Requests that wait for the cap of their tenant, or are held up, fill no free slot.
         num_stuck = sum(max(0, LEAST_AHEAD - limit) for limit in limits.values())
+        num_stuck += self._in_flight.held_up_by_tenant().total()
         held = self._in_flight.held.values()
         num_held = sum([item.prepared.num_requests for item in held])
         # All requests of an item that has begun count as running, so that they do not keep other items in the queue.
@@ -220,6 +221,7 @@ class Claimer:
         if not caps:
             return {}
         held = self._in_flight.requests_by_tenant()
+        held.subtract(self._in_flight.held_up_by_tenant())
         return {name: most + LEAST_AHEAD - held[name] for name, most in caps.items()}
 
     def _candidates(self, heads: Sequence[JobHead]) -> list[Candidate]:

@@ -76,6 +76,13 @@ class InFlightItems:
             found[item.claimed.tenant] += item.prepared.num_requests
         return found
 
+    def held_up_by_tenant(self) -> Counter[str]:
+        """Return how many of these requests can take no slot, while other requests can, by tenant."""
+        found = Counter[str]()
+        for item in self.held.values():
+            found[item.claimed.tenant] += item.prepared.num_held_up
+        return found
+
     def leases(self) -> list[Lease]:
         """Return every lease that this worker wants to keep."""
         kept = [item.claimed.lease for item in self.held.values() if not item.is_lost]

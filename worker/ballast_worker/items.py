@@ -75,6 +75,10 @@ class PreparedItem(Protocol):
     def has_begun(self) -> bool:
         """Whether the engine knows that a request of it has an output; False if an item is always one request."""
 
+    @property
+    def num_held_up(self) -> int:
+        """The requests of it that can take no slot, while other requests can: they hold up no item behind them."""
+
     def submit(self) -> None:
         """Start the item. Its end comes from `ItemLoop.take_ended`.
 
@@ -113,6 +117,7 @@ class Generation:
     submit_request: Callable[[GenerationRequest], None]
     num_requests: ClassVar[int] = 1
     has_begun: ClassVar[bool] = False
+    num_held_up: ClassVar[int] = 0
 
     @property
     def seed(self) -> int:
