@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 from small_models import config_of, make_adapter
 
+from ballast_queue.redis_store import Queue
 from ballast_vllm.engine_client import PROMPT_LOGPROBS
 
 pytestmark = pytest.mark.timeout(900)
@@ -111,3 +115,39 @@ def test_items_of_more_adapters_than_a_step_computes_are_all_answered(start, con
         results = run(models, "legal", queue_name)
 
     assert [result.body["choices"][0]["text"] for result in results] == [texts[model] for model in models]
+
+
+def test_items_run_behind_those_whose_adapter_gets_no_place(start, config, as_line, eventually, valkey):
+    model = config["model"]["uri"][7:]
+    adapters = [{"name": found["name"], "path": found["uri"][7:]} for found in config["model"]["adapters"]]
+    modules = ("--lora-modules", *map(json.dumps, adapters))
+    queue_name, is_over = f"{QUEUE}-held-up", threading.Event()
+    variables = {"BALLAST_RUNTIME_REDIS_URL": valkey.url, "BALLAST_OFFLINE_QUEUE": queue_name}
+
+    def ask_on(serving):
+        while not is_over.is_set():
+            ask(serving, "a", "legal", max_tokens=400, ignore_eos=True)
+
+    def lines(*models):
+        body = {"prompt": "Once upon a time", "max_tokens": 8}
+        return [as_line(str(n), "/v1/completions", **body, model=name) for n, name in enumerate(models)]
+
+    with (
+        start(model, "--enable-lora", "--max-loras=1", "--max-lora-rank=8", *modules, **variables) as serving,
+        closing(Queue.connect(valkey.url, queue_name)) as queue,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        try:
+            for _ in range(2):  # so that one of them runs at any time
+                threads.submit(ask_on, serving)
+            place = 'ballast_slots{class="online",state="running"}'
+            eventually(lambda: serving.series()[place] == 2, "the adapter to have its place")
+            jobs = [queue.submissions.submit(each).job_id for each in (lines(*"b" * 40), lines("m"), lines("a"))]
+            first, *others = jobs
+            eventually(lambda: all(queue.jobs.get(job_id).state.is_over for job_id in others), "the others to be over")
+            waiting = queue.jobs.get(first).counts.waiting
+        finally:
+            is_over.set()
+        eventually(lambda: queue.jobs.get(first).counts.succeeded == 40, "the items to run after the online requests")
+
+    assert waiting > 20
