@@ -149,46 +149,17 @@ class BallastMiddleware:
     async def _call(
         self, server: VllmServer, exchange: HttpExchange, share: BodyShare, asgi: tuple[Scope, Receive, Send]
     ) -> None:
-        """Pass on a request with its class and its tenant, if its key is known and its limits allow it."""
-        scope, receive, send = asgi
-        path, headers = _path(scope), exchange.headers
+        """Pass on a request that `_admitted` admits, and count how it ends."""
+        scope = asgi[0]
         timing = RequestTiming(RequestClass.ONLINE, time.monotonic())
-        is_queued = UNQUEUED.fullmatch(path) is None
+        is_queued = UNQUEUED.fullmatch(_path(scope)) is None
         try:
-            if path not in OPEN_PATHS:
-                server.tenancy.check_key(headers)
-            timing.request_class = server.tenancy.caller(headers).request_class
-            server.admission.check_open()
-            body = bytes(await exchange.body(server.config.limits.max_body_kibibytes * 1024, share))
-            timing.arrival = time.monotonic()  # the client decides how long its upload takes
-            share.grow(min(decoded_bytes(body), server.bodies.limit))  # at most all, so that each body passes alone
-            if server.tap.is_encoder:
-                check_inputs(body)
-            if path == "/v1/responses":
-                _refuse_background(body)
-            caller = server.tenancy.caller(headers, is_flex=_is_flex(body))
-            timing.request_class = caller.request_class
-            call = Call(
-                caller,
-                timing,
-                states_priority=PRIORITY_HEADER in headers,
-                most_priority=server.tenancy.capped(caller.tenant, MAX_PRIORITY),
-            )
-            if is_queued:
-                server.admission.check_queue(caller)
-            if path == CONVERSATIONS_URL and isinstance(conversations := decoded(body).get("messages"), list):
-                server.admission.check_requests(call, len(conversations))
-            call.num_searched, num_beams = beam_search(body)
-            if call.num_searched:  # later, a refusal would lose the tokens that the search has found
-                server.admission.check_requests(call, call.num_searched * num_beams)
-            server.admission.check_open()  # again, because a long body takes time
+            passed = await self._admitted(server, exchange, share, asgi, timing, is_queued=is_queued)
         except Refused as refused:
             if is_queued and server.has_route(scope):
                 server.recorder.refused(timing.request_class, _outcome(refused))
             raise
-        passed = _Passed(body, receive, send, call, is_last=server.is_draining)
-        del body  # the response may take minutes
-        call.hang_up = passed.gone.set
+        call = passed.call
         CALL.set(call)
         server.admission.begin(call, is_queued=is_queued)
         try:
@@ -210,6 +181,54 @@ class BallastMiddleware:
         if passed.status is None and passed.gone.is_set():
             raise stopping()
 
+    async def _admitted(
+        self,
+        server: VllmServer,
+        exchange: HttpExchange,
+        share: BodyShare,
+        asgi: tuple[Scope, Receive, Send],
+        timing: RequestTiming,
+        *,
+        is_queued: bool,
+    ) -> _Passed:
+        """Return the request with its class and its tenant, and note the class and the arrival in `timing`.
+
+        Raises:
+            Refused: its key is not known, Ballast does not support it, or a limit does not allow it.
+        """
+        scope, receive, send = asgi
+        path, headers = _path(scope), exchange.headers
+        if path not in OPEN_PATHS:
+            server.tenancy.check_key(headers)
+        timing.request_class = server.tenancy.caller(headers).request_class
+        server.admission.check_open()
+        body = bytes(await exchange.body(server.config.limits.max_body_kibibytes * 1024, share))
+        timing.arrival = time.monotonic()  # the client decides how long its upload takes
+        share.grow(min(decoded_bytes(body), server.bodies.limit))  # at most all, so that each body passes alone
+        if server.tap.is_encoder:
+            check_inputs(body)
+        if path == "/v1/responses":
+            _refuse_background(body)
+        caller = server.tenancy.caller(headers, is_flex=_is_flex(body))
+        timing.request_class = caller.request_class
+        call = Call(
+            caller,
+            timing,
+            states_priority=PRIORITY_HEADER in headers,
+            most_priority=server.tenancy.capped(caller.tenant, MAX_PRIORITY),
+        )
+        if is_queued:
+            server.admission.check_queue(caller)
+        if path == CONVERSATIONS_URL and isinstance(conversations := decoded(body).get("messages"), list):
+            server.admission.check_requests(call, len(conversations))
+        call.num_searched, num_beams = beam_search(body)
+        if call.num_searched:  # later, a refusal would lose the tokens that the search has found
+            server.admission.check_requests(call, call.num_searched * num_beams)
+        server.admission.check_open()  # again, because a long body takes time
+        passed = _Passed(body, receive, send, call, is_last=server.is_draining)
+        call.hang_up = passed.gone.set
+        return passed
+
 
 class _Passed:
     """What vLLM receives and sends for one request."""
@@ -221,7 +240,7 @@ class _Passed:
         """Set when vLLM should believe that the client is gone."""
         self._body: bytes | None = body
         self._receive, self._send = receive, send
-        self._call = call
+        self.call = call
         self._is_last = is_last
 
     async def receive(self) -> Message:
@@ -239,11 +258,11 @@ class _Passed:
 
     async def send(self, message: Message) -> None:
         """Pass on a part of the response. If Ballast refuses or aborts the call, vLLM's answer is left out."""
-        if self.status is None and (self._call.refused is not None or self.gone.is_set()):
+        if self.status is None and (self.call.refused is not None or self.gone.is_set()):
             return
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            self._call.responded_at = time.monotonic()
+            self.call.responded_at = time.monotonic()
             if self._is_last:
                 message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
         elif not message.get("more_body", False):
