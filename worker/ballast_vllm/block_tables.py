@@ -69,12 +69,13 @@ class KvTables:
         whole = floor((pool_size - bounded) / (growing + (self._num_tables - growing) / 4))
         return max(whole, pool_size // self._num_tables)
 
-    def free(
+    def allot(
         self, num_free: int, residents: Collection[Request], newcomers: Sequence[Newcomer], draft_blocks: int = 0
     ) -> int:
-        """Return the free blocks as the policy counts them; `num_free` are the free blocks of the pool.
+        """Add the blocks that parked and prefilling residents will need to theirs, and return the free blocks.
 
-        Update the blocks of residents that are parked or prefill.
+        All are as the policy counts them. If an online newcomer lacks blocks, residents get fewer private blocks.
+        `num_free`: the free blocks of the pool.
         `newcomers`: the first waiting request of each class, the online one last.
         """
         size = self._block_tokens

@@ -227,7 +227,7 @@ class Driver:
         self._count_private()
         snapshot = host.snapshot(kv, now)
         if self.blocks.mixed is not None:
-            snapshot = replace(snapshot, free_blocks=kv.count_mixed(self.blocks.mixed))
+            snapshot = replace(snapshot, free_blocks=kv.allot_mixed(self.blocks.mixed))
         if self.draft_gain.per_decode:
             snapshot = replace(snapshot, cost=self.draft_gain.expected(snapshot.cost))
         if self._is_async:

@@ -57,15 +57,15 @@ class SnapshotKv:
 
     @property
     def num_free(self) -> int:
-        """Free blocks, without those for drafts. `count_mixed` replaces them if block tables are mixed."""
+        """Free blocks, without those for drafts. `allot_mixed` replaces them if block tables are mixed."""
         return max(0, self._blocks.num_free - self.draft_blocks)
 
-    def count_mixed(self, tables: KvTables) -> int:
-        """Return the blocks that a plan may give out. Update those of residents that are parked or prefill."""
+    def allot_mixed(self, tables: KvTables) -> int:
+        """Change the blocks of residents as `KvTables.allot` does, and return the blocks that a plan may give out."""
         first = [self._first[c] for c in (OFFLINE, ONLINE) if c in self._first]
         newcomers = [(request, self._costs[request.seq]) for request in first]
         num_free = self._blocks.num_free_in_pool
-        return tables.free(num_free, self._residents.values(), newcomers, self.draft_blocks)
+        return tables.allot(num_free, self._residents.values(), newcomers, self.draft_blocks)
 
     def hint(self, request: Request) -> None:
         """Look up the prefix of a waiting request, unless the last answer is recent."""
