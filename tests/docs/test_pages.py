@@ -32,9 +32,7 @@ PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "e2e" / "README.md", *
 CHART = (ROOT / "docs" / "reference" / "chart.md").read_text()
 METRICS = "\n".join((ROOT / "docs" / "reference" / name).read_text() for name in ("metrics.md", "operator.md"))
 SUFFIXES = ("_bucket", "_sum", "_count")
-NO_METRIC = {"ballast_api", "ballast_cli", "ballast_engine", "ballast_log", "ballast_openai", "ballast_operator"} | {
-    *("ballast_policy", "ballast_queue", "ballast_serve", "ballast_sim", "ballast_vllm", "ballast_worker")
-}
+NO_METRIC = {path.parent.name for path in ROOT.glob("*/ballast_*/__init__.py")}
 SECTIONS = ("model", "engine", "gpu", "slo", "offline", "limits", "cost", "scaling", "rollout", "disruption", "redis")
 FIELD = re.compile(rf"`(?:spec\.)?((?:{'|'.join((*SECTIONS, 'monitoring', 'template', 'runtime'))})\.[\w.\[\]]+)`")
 
@@ -199,6 +197,14 @@ def test_the_explanation_of_the_policy_is_one_page_with_one_picture():
 
     assert len(text.split()) < 700
     assert text.count("![") == 1
+
+
+def test_the_design_document_has_each_package_in_its_table_and_its_picture():
+    page = ROOT / "docs" / "design" / "architecture.md"
+    picture = page.parent.parent / "images" / "architecture.svg"
+
+    assert {name for name in NO_METRIC if f"| `{name}` |" not in page.read_text()} == set()
+    assert {name for name in NO_METRIC if f">{name}" not in picture.read_text()} == set()
 
 
 def test_every_page_can_be_reached_from_the_readme():
