@@ -32,7 +32,7 @@ PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "e2e" / "README.md", *
 CHART = (ROOT / "docs" / "reference" / "chart.md").read_text()
 METRICS = "\n".join((ROOT / "docs" / "reference" / name).read_text() for name in ("metrics.md", "operator.md"))
 SUFFIXES = ("_bucket", "_sum", "_count")
-NO_METRIC = {path.parent.name for path in ROOT.glob("*/ballast_*/__init__.py")}
+PACKAGES = {path.parent.name for path in ROOT.glob("*/ballast_*/__init__.py")}
 SECTIONS = ("model", "engine", "gpu", "slo", "offline", "limits", "cost", "scaling", "rollout", "disruption", "redis")
 FIELD = re.compile(rf"`(?:spec\.)?((?:{'|'.join((*SECTIONS, 'monitoring', 'template', 'runtime'))})\.[\w.\[\]]+)`")
 
@@ -56,7 +56,7 @@ def broken_links(page: Path, text: str) -> list[str]:
 
 
 def unknown_metrics(text: str) -> set[str]:
-    named = set(re.findall(r"\b(ballast_[a-z_]+|vllm:[a-z_]+)\b", text)) - NO_METRIC
+    named = set(re.findall(r"\b(ballast_[a-z_]+|vllm:[a-z_]+)\b", text)) - PACKAGES
     named -= {name for name in named if re.search(rf"{name}[./]", text)}  # a module or a folder
     return {name for name in named if f"`{base(name)}`" not in METRICS}
 
@@ -203,8 +203,8 @@ def test_the_design_document_has_each_package_in_its_table_and_its_picture():
     page = ROOT / "docs" / "design" / "architecture.md"
     picture = page.parent.parent / "images" / "architecture.svg"
 
-    assert {name for name in NO_METRIC if f"| `{name}` |" not in page.read_text()} == set()
-    assert {name for name in NO_METRIC if f">{name}" not in picture.read_text()} == set()
+    assert {name for name in PACKAGES if f"| `{name}` |" not in page.read_text()} == set()
+    assert {name for name in PACKAGES if f">{name}" not in picture.read_text()} == set()
 
 
 def test_every_page_can_be_reached_from_the_readme():
