@@ -24,8 +24,8 @@ class JobState(StrEnum):
     """State of a job: OpenAI's batch states, and `paused`. Each member names what moves the job on."""
 
     VALIDATING = "validating"
-    """Lines still arrive, and the stored ones may run already. The end of the lines, a pause, a cancel, the deadline, or
-    no change for `abandonedDays` moves it on."""
+    """Lines still arrive, and the stored ones may run already. The end of the lines, a pause, a cancel, the deadline,
+    or no change for `abandonedDays` moves it on."""
     IN_PROGRESS = "in_progress"
     """Items wait or are leased. The last result, a pause, a cancel, the deadline, or no worker of its model for
     `abandonedDays` moves it on."""
