@@ -28,7 +28,10 @@ ROOT = Path(__file__).parents[2]
 HOW_TO = ROOT / "docs" / "how-to"
 SAMPLES = sorted((ROOT / "docs" / "samples").glob("*.yaml"))
 VERBS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "e2e" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "e2e/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 CHART = (ROOT / "docs" / "reference" / "chart.md").read_text()
 METRICS = "\n".join((ROOT / "docs" / "reference" / name).read_text() for name in ("metrics.md", "operator.md"))
 SUFFIXES = ("_bucket", "_sum", "_count")
