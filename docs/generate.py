@@ -305,7 +305,7 @@ def main() -> int:
     for path in stale if options.check else []:
         source = os.path.relpath(PAGES[path].__code__.co_filename, ROOT)
         print(
-            f"{path} differs from what {source} makes. Edit the source, not this file: `make generate` overwrites it",
+            f"{path} differs from what {source} makes. Run `make generate`. It overwrites this file, so an edit belongs into the source",
             file=sys.stderr,
         )
     unknown = [path for path in REFERENCE.glob("*.md") if path not in PAGES and path.name != "vocabulary.md"]
