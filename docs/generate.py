@@ -304,10 +304,9 @@ def main() -> int:
             print(f"wrote {path}")
     for path in stale if options.check else []:
         source = os.path.relpath(PAGES[path].__code__.co_filename, ROOT)
-        print(
-            f"{path} differs from what {source} makes. Run `make generate`. It overwrites this file, so an edit belongs into the source",
-            file=sys.stderr,
-        )
+        print(f"{path} differs from what {source} makes. Run `make generate`", file=sys.stderr)
+    if options.check and stale:
+        print("`make generate` overwrites these files. If you edited one, edit the source instead.", file=sys.stderr)
     unknown = [path for path in REFERENCE.glob("*.md") if path not in PAGES and path.name != "vocabulary.md"]
     for path in unknown:
         print(f"{path} is not a generated file. Remove it, or add it to docs/generate.py", file=sys.stderr)

@@ -24,6 +24,7 @@ def test_an_edited_file_is_kept_and_reported_with_its_source(tmp_path: Path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert done.returncode == 1, done.stderr
-    assert f"{edited[0]} differs from what docs/generate.py makes. Run `make generate`. It overwrites" in done.stderr
-    assert f"{edited[1]} differs from what docs/dashboard.py makes. Run `make generate`. It overwrites" in done.stderr
+    assert f"{edited[0]} differs from what docs/generate.py makes. Run `make generate`" in done.stderr
+    assert f"{edited[1]} differs from what docs/dashboard.py makes. Run `make generate`" in done.stderr
+    assert done.stderr.endswith("If you edited one, edit the source instead.\n")
     assert all(path.read_text().endswith("an edit\n") for path in edited)
