@@ -69,7 +69,8 @@ def step_budget(snapshot: EngineSnapshot, part: OnlineStep, alone: float = 0.0) 
     decodes = online + _SPENT * max(0.0, slack)
     prompts = online + _SPENT * max(0.0, _prefill_slack(snapshot, part))
     cap, length = _cap_bound(snapshot, alone), _longest(snapshot, part)
-    smallest, full = min(newcomer, tpot, decodes, prompts, cap, length), online + _FULL * part.experts
+    smallest = min(newcomer, tpot, decodes, prompts, cap, length)
+    full = online + _FULL * part.experts
     if part.experts and smallest < full <= min(tpot, cap, inf if config.can_suspend else newcomer):
         return online  # decodes save time for a full step
     ratio = 0.0 if allowance.is_alone else allowance.lending_ratio if online > part.fixed else 1.0

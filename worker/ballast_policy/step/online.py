@@ -229,7 +229,4 @@ class _Service:
             self.peak = step.kv_peak(online.residents + online.started)
         free = blocks.free - whole - blocks.num_promised - self.reserved.held_blocks
         missing = self.peak.missing(request, whole, free)
-        if missing <= free:
-            return True
-        reclaimable = step.coverage.reclaimable + online.below(request)
-        return missing - free <= step.freed_by(reclaimable)
+        return missing <= free or missing - free <= step.freed_by(step.coverage.reclaimable + online.below(request))

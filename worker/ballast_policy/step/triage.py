@@ -81,8 +81,6 @@ def find_late(order: Iterable[Request], cost: CostModel, pace: Pace) -> set[Requ
 def in_time_first(order: Sequence[Request], late: Collection[Request]) -> list[Request]:
     """Return the order in which late requests swap places with the others of their tenant and priority."""
     groups: dict[tuple[int, str], deque[Request]] = {}
-    for is_late in (False, True):
-        for request in order:
-            if (request in late) is is_late:
-                groups.setdefault((request.priority, request.tenant), deque()).append(request)
+    for request in sorted(order, key=lambda request: request in late):
+        groups.setdefault((request.priority, request.tenant), deque()).append(request)
     return [groups[request.priority, request.tenant].popleft() for request in order]
