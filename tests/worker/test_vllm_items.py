@@ -111,6 +111,15 @@ async def test_an_item_is_tried_again_unless_each_attempt_would_be_refused(statu
 
 
 @pytest.mark.anyio
+async def test_an_item_whose_answer_is_no_json_is_refused_with_what_to_change():
+    in_flight, _ = await run_item(Response(b"\x00\x01", media_type="application/octet-stream"))
+    [failure] = in_flight.failures
+
+    assert (failure.status_code, failure.code, failure.is_retryable) == (400, "unsupported_encoding", False)
+    assert "set it to base64" in failure.message
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize("has_answer", [True, False])
 async def test_an_item_that_enginecore_gives_up_is_returned_and_spends_no_attempt(*, has_answer: bool):
     engine = FakeEngine()
