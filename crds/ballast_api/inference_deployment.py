@@ -110,7 +110,8 @@ class ServedModel(Model):
     or a volume of the template contains the directory."""
     revision: str = Field(default="", max_length=253)
     """Version of the weights: on `hf://` a branch, tag or commit, elsewhere any name. A partly generated answer is
-    continued only under the same revision."""
+    continued only under the same revision, and, unless it is a commit of 40 hexadecimal digits, only with the same
+    files."""
     credentials_secret: SecretName | None = None
     """Secret whose keys become environment variables of the container that fetches the model, e.g. `HF_TOKEN`,
     `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_ENDPOINT_URL`."""

@@ -60,7 +60,8 @@ class Model(ApiModel):
     served_name: Name | None = None
     """The model name that clients use; by default the name of the directory."""
     revision: str = ""
-    """Name of this version of the weights. A partly generated answer is continued only under the same revision."""
+    """Name of this version of the weights. A partly generated answer is continued only under the same revision, and,
+    unless it is a commit of 40 hexadecimal digits, only with the same files."""
     max_model_len: int | None = Field(default=None, ge=16)
     """Maximum tokens of prompt plus output; by default the limit of the checkpoint."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
