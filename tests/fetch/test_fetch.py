@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -153,6 +154,80 @@ def test_a_private_repository_needs_the_token(
     assert "HF_TOKEN" in capsys.readouterr().err
     monkeypatch.setenv("HF_TOKEN", "secret")
     assert fetch(FROM_HUB, tmp_path / "model") == 0
+
+
+SECRET = "s3cr3t"
+TWO_LINES = {
+    "HF_TOKEN": f"{SECRET}\nx",
+    "AWS_SESSION_TOKEN": f"{SECRET}\nx",
+    "AWS_SECRET_ACCESS_KEY": f"{SECRET}\u200b",
+}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "variables", "code", "words"),
+    [
+        pytest.param("hf", {"HF_TOKEN": f"{SECRET}\n", "HF_ENDPOINT": "{hub}\n"}, 0, "", id="a line break at the end"),
+        pytest.param("hf", {"HF_TOKEN": f"\u00a0{SECRET} "}, 0, "", id="spaces around"),
+        pytest.param(
+            "s3", {"AWS_SESSION_TOKEN": f"{SECRET}\n", "AWS_DEFAULT_REGION": "us-east-1\n"}, 0, "", id="of S3"
+        ),
+        *(
+            pytest.param("hf" if "HF" in name else "s3", {name: value}, 2, f"{name} contains", id=f"two lines: {name}")
+            for name, value in TWO_LINES.items()
+        ),
+        pytest.param("s3", {"AWS_SHARED_CREDENTIALS_FILE": "{file}"}, 4, "(HTTPClientError)", id="two lines in a file"),
+        *(
+            pytest.param(scheme, {name: f"http://user:{SECRET}@127.0.0.1:9"}, 4, "http://127.0.0.1:9 does", id=name)
+            for scheme, name in (("hf", "HF_ENDPOINT"), ("s3", "AWS_ENDPOINT_URL"))
+        ),
+        pytest.param(
+            "hf", {"HF_ENDPOINT": f"http://user:{SECRET}/@127.0.0.1"}, 4, "(InvalidURL)", id="no URL of a hub"
+        ),
+        pytest.param("s3", {"AWS_ENDPOINT_URL": f"user:{SECRET}@host"}, 2, "Check AWS_ENDPOINT_URL", id="no URL of S3"),
+    ],
+)
+def test_a_credential_is_used_or_refused_and_never_shown(
+    *, hub: Any, bucket: Any, scheme: str, variables: dict[str, str], code: int, words: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    file = tmp_path / "credentials"
+    file.write_text(f"[default]\naws_access_key_id=a\naws_secret_access_key=b\naws_session_token={SECRET}\n  x\n")
+    if "AWS_SHARED_CREDENTIALS_FILE" in variables:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(hub=hub.url, file=file))
+    hub.token = SECRET
+    place = FROM_HUB if scheme == "hf" else f"s3://{bucket.name}/models/llama"
+
+    assert fetch(place, tmp_path / "model") == code
+    said = capsys.readouterr().err
+    assert words in said
+    assert SECRET not in said
+
+
+def test_an_empty_token_is_none_and_a_new_password_of_the_endpoint_downloads_nothing(
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "")
+    for password in ("old", "new"):
+        monkeypatch.setenv("HF_ENDPOINT", hub.url.replace("://", f"://user:{password}@"))
+        assert fetch(FROM_HUB, tmp_path / password, "--cache", tmp_path / "cache") == 0
+    assert len([path for path, _ in hub.requests if path.endswith("/model.safetensors")]) == 1
+    assert json.loads((tmp_path / "new" / MANIFEST).read_text())["origin"] == hub.url
+
+
+def test_a_hub_that_accepts_and_does_not_answer_is_away(
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fetch(FROM_HUB, tmp_path / "model")
+    monkeypatch.setattr("ballast_cli.fetch.hub._SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert fetch(FROM_HUB, tmp_path / "model") == 4
+    assert "does not answer" in capsys.readouterr().err
 
 
 def test_the_error_of_a_location_without_weights_lists_its_files(

@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from ballast_cli.console import examples, say
 from ballast_cli.errors import CliError, NotFound, Usage
+from ballast_cli.fetch.credentials import clean_environment
 from ballast_cli.fetch.location import FORMS, Location, Scheme, parse
 from ballast_cli.fetch.source import Source, Unavailable
 from ballast_cli.fetch.store import download, is_complete, is_copy, link
@@ -178,6 +179,7 @@ def fetch_model(
 
 
 def _source(location: Location, *, is_anonymous: bool) -> Source:
+    clean_environment()  # before the libraries read it
     try:
         if location.scheme is Scheme.HUB:
             from ballast_cli.fetch.hub import Hub  # noqa: PLC0415  its library is an extra
