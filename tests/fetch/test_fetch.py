@@ -454,14 +454,17 @@ def _until(condition: Any) -> None:
         time.sleep(0.01)
 
 
-def test_the_next_fetch_resumes_the_parts_of_a_killed_one(hub: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 130), (signal.SIGINT, 130)])
+def test_the_next_fetch_resumes_the_parts_of_a_killed_one(
+    hub: Any, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     hub.stall_after = 1_500_000
     model = tmp_path / "model"
     part = model / "model.safetensors.part"
     process = _process(model)
     _until(lambda: part.exists() and part.stat().st_size >= 1_000_000)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.send_signal(number)
+    assert process.wait(timeout=25) == code, "while the hub sends nothing"
     assert process.stderr is not None
     process.stderr.close()
     hub.stall_after = None

@@ -11,7 +11,6 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,12 +22,12 @@ from ballast_cli.fetch.directory import Directory, is_safe
 from ballast_cli.fetch.manifest import MANIFEST, Kept, Manifest, read_manifest, write_manifest
 from ballast_cli.fetch.model_files import File, ModelFiles, verified
 from ballast_cli.fetch.source import Source, Unavailable
+from ballast_cli.fetch.threads import map_in_threads
 
 _LOCK = ".ballast-fetch.lock"
 _PARTIAL = ".ballast-fetch.partial"
 """Holds the key of the model while its download is not complete."""
 _PART = ".part"
-_NUM_THREADS = 4
 _MOST_FAILURES = 5
 """Times in a row that a broken stream is resumed without a byte that is kept."""
 NODE_PERCENT = 15.0
@@ -135,7 +134,10 @@ def download(
             directory.remove(name)
         directory.remove(MANIFEST)
         directory.write(_PARTIAL, model.key.encode())
-        kept |= _load_all(source, model, missing, directory, counter)
+        loaded = map_in_threads(
+            lambda file: _load(source, model, file, directory, counter), missing, on_failure=counter.stopped.set
+        )
+        kept |= {file.name: each for file, each in zip(missing, loaded, strict=True)}
         write_manifest(directory, Manifest(model.source, model.origin, model.version, kept))
         directory.remove(_PARTIAL)
         return bool(missing)
@@ -162,8 +164,7 @@ def _intact(directory: Directory, model: ModelFiles, known: Mapping[str, Kept], 
     """Return the files whose checksum is right, and files without one that the interrupted download left."""
     files = [_with_own(file, known) for file in model.files]
     checked = [file for file in files if file.digest or is_resumed]
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        checks = list(threads.map(lambda file: _verified(directory, file), checked))
+    checks = map_in_threads(lambda file: _verified(directory, file), checked)
     return {
         file.name: Kept.of(directory, file.name, sha256) for file, sha256 in zip(checked, checks, strict=True) if sha256
     }
@@ -290,20 +291,6 @@ def _is_of_node(path: Path) -> bool:
     with suppress(OSError):
         return "KUBERNETES_SERVICE_HOST" in os.environ and path.stat().st_dev == NODE_FILE.stat().st_dev
     return False
-
-
-def _load_all(
-    source: Source, model: ModelFiles, missing: list[File], directory: Directory, counter: _Counter
-) -> dict[str, Kept]:
-    """Download files on a few threads. The first failure stops all of them."""
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        waiting = {threads.submit(_load, source, model, file, directory, counter): file.name for file in missing}
-        try:
-            return {waiting[done]: done.result() for done in as_completed(waiting)}
-        except BaseException:
-            counter.stopped.set()
-            threads.shutdown(cancel_futures=True)
-            raise
 
 
 def _load(source: Source, model: ModelFiles, file: File, directory: Directory, counter: _Counter) -> Kept:

@@ -16,6 +16,7 @@ from ballast_cli.fetch.credentials import clean_environment
 from ballast_cli.fetch.location import FORMS, Location, Scheme, parse
 from ballast_cli.fetch.source import Source, Unavailable
 from ballast_cli.fetch.store import download, is_complete, is_copy, link
+from ballast_cli.interrupts import interruptible
 from ballast_cli.watch import progress
 
 EXAMPLES = examples(
@@ -133,6 +134,7 @@ class FetchOptions:
     keep_free_percent: float | None = None
 
 
+@interruptible()  # as process 1 of a container, it would ignore SIGTERM
 def fetch_model(
     location: Location, directory: Path, cache: Path | None, options: FetchOptions = FetchOptions()
 ) -> Path:
