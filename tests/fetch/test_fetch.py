@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import signal
 import socket
@@ -273,6 +275,50 @@ def test_a_cache_holds_each_version_once_and_the_name_is_a_link(hub: Any, tmp_pa
     assert re.fullmatch("org--name-0123456789ab-[0-9a-f]{24}", version.name), "the same commit"
     assert name.is_symlink()
     assert holds(name, hub.files, NEEDED)
+
+
+def test_during_an_outage_a_name_is_the_version_that_it_named_last(hub: Any, tmp_path: Path) -> None:
+    cache, old, new = tmp_path / "cache", hub.commit, "f" * 40
+
+    def version(revision: str) -> str:
+        code = fetch(f"{FROM_HUB}@{revision}", tmp_path / "model", "--cache", cache)
+        return (tmp_path / "model").resolve().name.split("-")[3] if code == 0 else str(code)
+
+    assert version("main") == old[:12]
+    hub.commit = new
+    assert [version("main"), version("v2")] == [new[:12]] * 2
+    hub.commit = old
+    assert version("main") == old[:12], "moved back"
+    hub.is_away = True
+    assert {name: version(name) for name in ("main", "v2", old, new, "v3")} == {
+        "main": old[:12], "v2": new[:12], old: old[:12], new: new[:12], "v3": "4",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("refusal", [None, errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV])
+def test_a_new_version_downloads_only_the_files_that_differ(
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int | None
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(refusal, "refused")
+
+    if refusal is not None:
+        monkeypatch.setattr(os, "link", refuse)
+    hub.files |= {"modules.json": b'[{"path": "head"}]', "head/model.safetensors": b"vectors"}
+    fetch(FROM_HUB, tmp_path / "old", "--cache", tmp_path / "cache")
+    former = dict(hub.files)
+    hub.commit = "f" * 40
+    hub.files["config.json"] = former["config.json"].swapcase()
+    hub.requests.clear()
+
+    assert fetch(FROM_HUB, tmp_path / "new", "--cache", tmp_path / "cache") == 0
+    for place, files in (("old", former), ("new", hub.files)):
+        for name in (*NEEDED, "head/model.safetensors"):
+            assert (tmp_path / place / name).read_bytes() == files[name]
+    loaded = {path.removeprefix(f"/org/name/resolve/{hub.commit}/") for path, _ in hub.requests if "/resolve/" in path}
+    named = {"config.json", "modules.json"}  # modules.json is read to select the files
+    assert loaded == (named if refusal is None else named | NEEDED | {"head/model.safetensors"})
+    assert fetch(FROM_HUB, tmp_path / "old", "--cache", tmp_path / "cache", "--verify") == 0
 
 
 def test_a_directory_with_content_is_not_replaced(hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
