@@ -295,6 +295,15 @@ def test_during_an_outage_a_name_is_the_version_that_it_named_last(hub: Any, tmp
     }  # fmt: skip
 
 
+def test_a_file_of_another_model_is_not_shared(bucket: Any, tmp_path: Path) -> None:
+    """A weak checksum can be forged by whoever may write to another place of the same store."""
+    for prefix in ("models/llama-2", "models/llama"):
+        bucket.put_object(Bucket=bucket.name, Key=f"{prefix}/config.json", Body=b"{}")
+        bucket.put_object(Bucket=bucket.name, Key=f"{prefix}/model.safetensors", Body=b"equal")
+        assert fetch(f"s3://{bucket.name}/{prefix}", tmp_path / prefix, "--cache", tmp_path / "cache") == 0
+    assert {path.stat().st_nlink for path in (tmp_path / "cache").glob("*/*.safetensors")} == {1}
+
+
 @pytest.mark.parametrize("refusal", [None, errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV])
 def test_a_new_version_downloads_only_the_files_that_differ(
     hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int | None

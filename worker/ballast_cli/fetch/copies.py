@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from ballast_cli.fetch.directory import Directory
 from ballast_cli.fetch.location import Location
-from ballast_cli.fetch.manifest import MANIFEST, Kept, read_manifest
+from ballast_cli.fetch.manifest import EMPTY, MANIFEST, Kept, read_manifest
 from ballast_cli.fetch.model_files import File, ModelFiles
 
 _NAMED = ".ballast-fetch.named-"
@@ -35,9 +34,7 @@ def named_at(path: Path, location: Location, origin: str, *, is_shared: bool) ->
         if directory is None:
             return None
         manifest = read_manifest(directory)
-        model = str(replace(location, revision=""))
-        is_of_model = manifest.source == model or (location.revision and manifest.source.startswith(f"{model}@"))
-        if not is_of_model or manifest.origin != origin:
+        if (_model(manifest.source), manifest.origin) != (_model(str(location)), origin):
             return None
         note = _note(location)
         if manifest.version == _text(directory, note):
@@ -52,14 +49,17 @@ def named_at(path: Path, location: Location, origin: str, *, is_shared: bool) ->
 def adopt(directory: Directory, model: ModelFiles, others: Iterable[Path]) -> None:
     """Link files that other versions in a cache seem to have as well, so that only the others are downloaded.
 
-    The checksum of the source decides later whether a link holds the right file. A volume without hard links, or one
-    that forbids them for files of another user, keeps two copies.
+    The checksum of the source decides later whether a link holds the right file. Only copies of the same model from the
+    same endpoint count: another source could forge a weak checksum. A volume without hard links, or one that forbids
+    them for files of another user, keeps two copies.
     """
     for path in others:
         with Directory.find(path, is_shared=True) as other:
-            kept = read_manifest(other).files if other is not None else {}
+            manifest = EMPTY if other is None else read_manifest(other)
+            if other is None or (_model(manifest.source), manifest.origin) != (_model(model.source), model.origin):
+                continue
             for file in model.files:
-                if other is not None and file.name in kept and _seems_equal(file, kept[file.name]):
+                if file.name in manifest.files and _seems_equal(file, manifest.files[file.name]):
                     with suppress(OSError):
                         directory.link(file.name, other)
 
@@ -67,6 +67,11 @@ def adopt(directory: Directory, model: ModelFiles, others: Iterable[Path]) -> No
 def _seems_equal(file: File, kept: Kept) -> bool:
     kind, _, digest = file.digest.partition(":")
     return bool(digest) and file.size == kept.size and (kind != "sha256" or digest == kept.sha256)
+
+
+def _model(source: str) -> str:
+    """Return a source without its revision."""
+    return source.partition("@")[0] if source.startswith("hf://") else source
 
 
 def _note(location: Location) -> str:
