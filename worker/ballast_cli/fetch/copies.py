@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from ballast_cli.fetch.credentials import without_userinfo
 from ballast_cli.fetch.directory import Directory
 from ballast_cli.fetch.location import Location
-from ballast_cli.fetch.manifest import EMPTY, MANIFEST, Kept, read_manifest
+from ballast_cli.fetch.manifest import EMPTY, MANIFEST, Kept, Manifest, read_manifest
 from ballast_cli.fetch.model_files import File, ModelFiles
 
 _NAMED = ".ballast-fetch.named-"
@@ -34,7 +35,7 @@ def named_at(path: Path, location: Location, origin: str, *, is_shared: bool) ->
         if directory is None:
             return None
         manifest = read_manifest(directory)
-        if (_model(manifest.source), manifest.origin) != (_model(str(location)), origin):
+        if not _is_of(manifest, str(location), origin):
             return None
         note = _note(location)
         if manifest.version == _text(directory, note):
@@ -56,7 +57,7 @@ def adopt(directory: Directory, model: ModelFiles, others: Iterable[Path]) -> No
     for path in others:
         with Directory.find(path, is_shared=True) as other:
             manifest = EMPTY if other is None else read_manifest(other)
-            if other is None or (_model(manifest.source), manifest.origin) != (_model(model.source), model.origin):
+            if other is None or not _is_of(manifest, model.source, model.origin):
                 continue
             for file in model.files:
                 if file.name in manifest.files and _seems_equal(file, manifest.files[file.name]):
@@ -67,6 +68,11 @@ def adopt(directory: Directory, model: ModelFiles, others: Iterable[Path]) -> No
 def _seems_equal(file: File, kept: Kept) -> bool:
     kind, _, digest = file.digest.partition(":")
     return bool(digest) and file.size == kept.size and (kind != "sha256" or digest == kept.sha256)
+
+
+def _is_of(manifest: Manifest, source: str, origin: str) -> bool:
+    """Return whether a copy is of the model of a source, at any revision. An older Ballast kept the password, too."""
+    return (_model(manifest.source), without_userinfo(manifest.origin)) == (_model(source), origin)
 
 
 def _model(source: str) -> str:
