@@ -131,11 +131,23 @@ def test_a_model_above_the_limit_is_refused_before_anything_is_downloaded(
 def test_a_full_disk_is_reported_and_keeps_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CliError, match=r"is full\. Free some"):
         download(Endless(10, errors=[OSError(errno.ENOSPC, "No space left on device")]), tmp_path)
+    with pytest.raises(CliError, match=rf"The quota of {tmp_path} is used up\. Free some"):
+        download(Endless(10, errors=[OSError(errno.EDQUOT, "Disk quota exceeded")]), tmp_path)
     monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=3))
     with pytest.raises(CliError, match="but the model needs"):
         download(Endless(10), tmp_path)
     with pytest.raises(CliError, match=rf"{tmp_path} keeps each version that was fetched: delete those that no pod"):
         download(Endless(10), tmp_path / "v2", is_shared=True)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_volume_without_locks_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, "no locks")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(CliError, match=rf"Cannot lock {tmp_path} \(no locks\).*Use a volume with locks"):
+        download(Endless(10), tmp_path)
 
 
 KEPT_FREE = {

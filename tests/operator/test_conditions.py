@@ -244,7 +244,7 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
         Type.DEGRADED, "True", Reason.MODEL_NOT_FOUND, "there is no directory",
     ),
     "fetch": (
-        {"pods": (make_pod(initContainerStatuses=[crashed(1, "hf://a/b: not found", name="fetch")]),)},
+        {"pods": (make_pod(initContainerStatuses=[crashed(1, "ballast: hf://a/b: not found\nleaked", name="fetch")]),)},
         Type.DEGRADED, "True", Reason.MODEL_NOT_FOUND, "hf://a/b: not found",
     ),
     "crash": (
