@@ -627,6 +627,19 @@ def test_items_that_name_another_model_wait_for_a_worker_of_it(fed, queue, event
     assert finished.counts.succeeded == 6
 
 
+def test_each_worker_runs_the_items_of_its_model_behind_any_number_of_others(fed, queue, eventually) -> None:
+    names = ["missing"] * 60 + ["tiny", "renamed"] * 20
+    job_id = queue.submissions.submit([make_line(index, model=name) for index, name in enumerate(names)]).job_id
+    with fed(), fed(model={"servedName": "renamed"}, runtime={"workerId": "w2"}):
+        eventually(lambda: queue.jobs.get(job_id).counts.succeeded == 40, "all items of a served model to succeed")
+        eventually(lambda: not queue.stats().claimable_depth, "no other item to count as work")
+        job = queue.jobs.get(job_id)
+        said = why(job, scene(queue))
+
+    assert job.counts.waiting == 60
+    assert said[0].startswith("It adds no replica, because no worker serves the model that its items name: serve that")
+
+
 def test_jobs_of_another_model_hide_no_job_behind_them(fed, queue, eventually) -> None:
     for _ in range(2 * HEADS_OF_GROUP + 1):
         queue.submissions.submit([make_line(0, model="other")])
