@@ -1,9 +1,13 @@
 #!lua name=ballast1
 -- The transitions of the queue. Each function is atomic. It moves items and checks tokens, and decides no policy.
 --
--- Schema 1. The number is part of the name of every function. A change that breaks older workers gets the next number. A
--- compatible change, such as new wording, increments REVISION. An administrator that connects replaces a lower revision and
--- leaves a higher one. Workers only call the functions.
+-- Schema 1. The number is part of the name of every function, and not of the keys. Functions of two schemas would change the
+-- same keys, so they cannot run beside each other. Each change must therefore serve the workers of older versions: the
+-- positions of KEYS, ARGV and values in replies stay, and further ones come last and may be missing. A change that cannot do
+-- this needs other names of the keys too, which begins with an empty queue.
+--
+-- Each change of this file increments REVISION. An administrator that connects replaces a lower revision and leaves a higher
+-- one. Workers only call the functions.
 --
 -- The keys of a queue, all in one hash slot. `keys.py` builds them, and callers pass them in KEYS:
 --   ballast:{<queue>}:inbox     stream   entries of submitters: item, job, tenant, priority, deadline, end, lines
@@ -63,6 +67,7 @@ local FIELDS = {
 }
 local NUM_TEXTS = 10 -- the first fields are text, the rest numbers
 local NUM_READ = 33 -- the first fields are in the replies of `read`: older workers expect no others
+local NUM_HEAD_READ = 13 -- and the first fields of HEAD are in the replies of `heads`
 local HEAD = {
   'tenant', 'priority', 'created', 'deadline', 'waiting', 'delayed', 'leased', 'prefix_key',
   'stored', 'asked_out', 'unbounded', 'succeeded', 'tokens_out',
@@ -88,6 +93,8 @@ local function call(...)
   return redis.call(...)
 end
 
+-- Workers of older versions send the first 21 keys in this order. It never changes. A further key comes last, and is nil for
+-- such workers.
 local function bind(keys)
   return {
     totals = keys[1], jobs = keys[2], ready = keys[3], backlog = keys[4], timers = keys[5], settings = keys[6],
@@ -433,8 +440,10 @@ local function why_closed(job)
   return 'this line came after the end mark of its job'
 end
 
--- ARGV: job id, source, lines stored before (below 0: any number; the job should have -1 minus this number of lines when it
--- is closed), 1 to close the job, prefix key; then for each line: kind
+-- The third value of ARGV is two values in one. From 0 on, a submission states how many lines it has stored before. Below 0,
+-- an inbox states how many lines the job should have when it is closed: -1 minus this number.
+--
+-- ARGV: job id, source, lines stored before (see above), 1 to close the job, prefix key; then for each line: kind
 -- (a: accepted, r: rejected, b: blank), inbox entry or '', custom_id, custom_id as JSON, line or error as JSON, limit of
 -- output tokens ('' for no limit).
 -- The call deletes the inbox entries of its lines, and skips lines whose entry another worker has deleted.
@@ -600,12 +609,12 @@ local function read(keys, _)
   return records
 end
 
--- KEYS: jobs' records. Reply: their fields in HEAD, joined in the same way.
+-- KEYS: jobs' records. Reply: their first NUM_HEAD_READ of HEAD, joined in the same way.
 local function heads(keys, _)
   local found = {}
   for i, key in ipairs(keys) do
-    local values = call('HMGET', key, unpack(HEAD))
-    for j = 1, #HEAD do values[j] = values[j] or (j == 1 and '' or '0') end
+    local values = call('HMGET', key, unpack(HEAD, 1, NUM_HEAD_READ))
+    for j = 1, NUM_HEAD_READ do values[j] = values[j] or (j == 1 and '' or '0') end
     found[i] = table.concat(values, '\31')
   end
   return found
@@ -868,8 +877,10 @@ local function grace(lease_seconds)
   return math.max(5, lease_seconds / 3 + 2)
 end
 
--- KEYS: timers; when a run of timers begins, also totals and settings. ARGV: due timers that could not run. They move
--- behind all that are due. After a gap, no lease expires for some time: a server that was away, or a clock that jumped,
+-- Two functions under one name; with three keys, it is the second.
+--
+-- KEYS: timers. ARGV: due timers that could not run. They move behind all that are due.
+-- KEYS: timers, totals, settings, when a run of timers begins. It notes the time. After a gap, no lease expires for some time: a server that was away, or a clock that jumped,
 -- says nothing about the workers. A shorter gap leaves a lease a third of its time. If timers run rarely, several times
 -- each, leases also expire: no gap counts if timers ran only within the grace of the one before.
 local function postpone(keys, argv)

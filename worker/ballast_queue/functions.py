@@ -111,7 +111,7 @@ class Functions:
     def demand(self) -> Call:
         return "demand", (self._keys.groups, self._keys.held), ()
 
-    def first_ranks(self, each: int, starts: Sequence[str]) -> Call:
+    def look(self, each: int, starts: Sequence[str]) -> Call:
         """`starts` has the prefix of a group, or the rank in it behind which to read."""
         return "look", (self._keys.ready,), (each, *starts)
 
@@ -152,7 +152,7 @@ class Functions:
         return "due", (self._keys.timers,), (limit,)
 
     def begin_timers(self) -> Call:
-        """`postpone` without a timer: an older library does nothing then."""
+        """The second function under the name `postpone`, which notes the time. An older library does nothing then."""
         return "postpone", (self._keys.timers, self._keys.totals, self._keys.settings), ()
 
     def postpone(self, timers: Sequence[bytes]) -> Call:
