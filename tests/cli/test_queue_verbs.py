@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -567,7 +568,9 @@ def test_dead_letters_are_listed_and_redriven(queued, items: Path, queue: Any):
     listed = queued("redrive", job_id, "--dry-run")
     skipped = queued("redrive", job_id)
 
-    assert "the engine broke" in listed.out
+    at = datetime.fromtimestamp(next(iter(queue.results.dead_letters(job_id))).at, UTC)
+    (row,) = (re.split(r"  +", line) for line in listed.out.splitlines()[1:])
+    assert row == ["a", "1", "w1", f"{at:%Y-%m-%d %H:%M:%S} UTC", "engine_error", "the engine broke"]
     assert queued("redrive", job_id, "--dry-run", "--json").json["dead_letters"][0]["code"] == "engine_error"
     assert "Returned 0 items" in skipped.err
     assert "Skipped 1 dead letter that" in skipped.err

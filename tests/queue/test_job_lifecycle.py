@@ -199,23 +199,23 @@ def test_items_of_a_model_that_no_worker_serves_hold_up_no_other_items(queue, de
     lines = [line(f"r{i}", model="missing" if i < 3 else "small") for i in range(5)]
     job_id, seen = queue.submissions.submit(lines).job_id, []
 
-    def look() -> None:
+    def record() -> None:
         abandoned = desk.raw.zscore(queue.store.keys.timers, f"abandon:{job_id}")
         seen.append((queue.jobs.get(job_id).reason, abandoned is not None, queue.stats().claimable_depth))
 
     claimed = queue.leases.claim(job_id, 3, "w1")
     missing = claimed[0].model_number
     queue.leases.give_back_many([(item, None) for item in claimed], {item.lease for item in claimed})
-    look()
+    record()
     served = queue.leases.claim_served(job_id, 3, "w1", [missing])
     queue.leases.heartbeat([item.lease for item in served])
-    look()
+    record()
     queue.leases.finish_many("w1", [(item, result(item)) for item in served])
-    look()
+    record()
     queue.jobs.resume(job_id)
-    look()
+    record()
     nothing = queue.leases.claim_served(job_id, 3, "w1", [missing])
-    look()
+    record()
     other = queue.leases.claim_served(job_id, 3, "w2", [served[0].model_number])
 
     some, wholly = (PARTLY_UNSERVED, False), (UNSERVED, True)

@@ -114,7 +114,7 @@ class Claimable:
         by_limit: dict[int, list[str]] = defaultdict(list)
         for group, limit in limits.items():
             by_limit[limit].append(starts.get(group, group.prefix))
-        calls = [self._store.functions.look(limit, places) for limit, places in by_limit.items()]
+        calls = [self._store.functions.first_ranks(limit, places) for limit, places in by_limit.items()]
         pages: dict[str, list[str]] = {group.prefix: [] for group in limits}
         for rank in map(text_of, chain.from_iterable(self._store.connection.call_many(calls))):
             prefix = "|".join(rank.split("|", 2)[:2]) + "|"

@@ -111,8 +111,8 @@ class Functions:
     def demand(self) -> Call:
         return "demand", (self._keys.groups, self._keys.held), ()
 
-    def look(self, each: int, starts: Sequence[str]) -> Call:
-        """`starts` has the prefix of a group, or the rank in it behind which to read."""
+    def first_ranks(self, each: int, starts: Sequence[str]) -> Call:
+        """The function `look`. `starts` has the prefix of a group, or the rank in it behind which to read."""
         return "look", (self._keys.ready,), (each, *starts)
 
     def read(self, job_ids: Sequence[str]) -> Call:
