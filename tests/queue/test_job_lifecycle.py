@@ -214,14 +214,16 @@ def test_items_of_a_model_that_no_worker_serves_hold_up_no_other_items(queue, de
     record()
     queue.jobs.resume(job_id)
     record()
-    nothing = queue.leases.claim_served(job_id, 3, "w1", [missing])
+    nothing = [queue.leases.claim_served(job_id, 3, "w1", skipped) for skipped in ([missing], [0])]
     record()
     other = queue.leases.claim_served(job_id, 3, "w2", [served[0].model_number])
 
     some, wholly = (PARTLY_UNSERVED, False), (UNSERVED, True)
     assert seen == [(*some, 2), (*some, 0), (*wholly, 0), ("", False, 3), (*wholly, 0)]
-    assert ([item.index for item in served], nothing) == ([3, 4], None)
+    assert ([item.index for item in served], nothing) == ([3, 4], [None, None])
     assert [(item.index, item.attempt) for item in other] == [(0, 1), (1, 1), (2, 1)]
+    queue.leases.give_back_many([(item, None) for item in other], {item.lease for item in other})
+    assert queue.jobs.cancel(job_id).counts.cancelled == 3
 
 
 def test_items_come_back_in_their_own_order(queue, line):
