@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -109,6 +110,35 @@ def test_what_runs_and_what_was_not_closed_is_told(queued: Any, queue: Any, make
     assert "No item of it waits: 1 item with workers" in said
     assert "with the same --key again, or, in the inbox, add an entry with `end 1`. `ballast cancel open` gives" in said
     queue.leases.finish("w1", claimed, done(claimed))
+
+
+def test_each_command_that_is_named_has_the_options_of_the_queue(
+    queued: Any, queue: Any, make_line: Any, valkey: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw, options = queue.store.connection.client, f" --redis-url {valkey.url} --queue {queue.name}"
+    raw.xadd(queue.store.keys.inbox, {"item": make_line("a"), "job": "open", "tenant": "t"})
+    queue.inbox.take_in()
+    queue.leases.claim("open", 1, "w1")
+    held = submit(queue, make_line)
+    queue.leases.retry(queue.leases.claim(held, 1, "w1")[0], "invalid_request", "x", is_retryable=False)
+    queue.jobs.pause(held)
+    partly, wholly = submit(queue, make_line), submit(queue, make_line, count=1)
+    for job_id in (partly, wholly):
+        (claimed,) = queue.leases.claim(job_id, 1, "w1")
+        queue.leases.give_back_many([(claimed, None)], {claimed.lease})
+    monkeypatch.delenv("BALLAST_REDIS_URL")
+    monkeypatch.setenv("BALLAST_QUEUE", "another/queue")
+    said = "".join(queued("explain", job_id, *options.split()).out for job_id in ("open", held, partly, wholly))
+    commands = re.findall(r"`(ballast [^`]*)`", said)
+
+    assert {tuple(command.split()[:3]) for command in commands} == {
+        ("ballast", "cancel", "open"),
+        *(("ballast", verb, held) for verb in ("redrive", "results", "resume")),
+        ("ballast", "cancel", partly),
+        *(("ballast", verb, wholly) for verb in ("cancel", "resume")),
+    }
+    assert [command for command in commands if not command.endswith(options)] == []
+    assert "Some of its items wait and add no replica" in said
 
 
 def done(claimed: Claimed) -> Result:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -567,7 +568,9 @@ def test_dead_letters_are_listed_and_redriven(queued, items: Path, queue: Any):
     listed = queued("redrive", job_id, "--dry-run")
     skipped = queued("redrive", job_id)
 
-    assert "the engine broke" in listed.out
+    at = datetime.fromtimestamp(next(iter(queue.results.dead_letters(job_id))).at, UTC)
+    (row,) = (re.split(r"  +", line) for line in listed.out.splitlines()[1:])
+    assert row == ["a", "1", "w1", f"{at:%Y-%m-%d %H:%M:%S} UTC", "engine_error", "the engine broke"]
     assert queued("redrive", job_id, "--dry-run", "--json").json["dead_letters"][0]["code"] == "engine_error"
     assert "Returned 0 items" in skipped.err
     assert "Skipped 1 dead letter that" in skipped.err
@@ -685,12 +688,13 @@ def test_the_json_of_top_is_that_of_the_models(queued, items: Path, queue: Any):
 def test_the_live_view_draws_what_the_plain_one_says(queued, items: Path, queue: Any):
     from rich.console import Console
 
+    from ballast_cli.connection import Place
     from ballast_cli.top import View, plain, rendered
 
     for _ in range(12):
         submit(queued, items)
     queue.workers.publish(make_busy(), 60)
-    view = View.read(queue, "q")
+    view = View.read(queue, Place("redis://h", "q", options=" --redis-url redis://h --queue q"))
     odd = view.jobs[0].model_copy(update={"tenant": "[red]x[/]"})
     console = Console(file=io.StringIO(), width=160, force_terminal=True)
     console.print(rendered(replace(view, jobs=(odd, *view.jobs[1:]))))
@@ -699,8 +703,9 @@ def test_the_live_view_draws_what_the_plain_one_says(queued, items: Path, queue:
 
     assert "2 online, 4 offline, 2 free of 8" in drawn
     assert "[red]x[/]" in drawn
-    assert "2 more jobs are not over: `ballast jobs --active` lists all." in drawn
-    assert plain(view)[-1] == unread == "2 more jobs are not over: `ballast jobs --active` lists all."
+    more = "2 more jobs are not over: `ballast jobs --active --redis-url redis://h --queue q` lists all."
+    assert more in drawn
+    assert plain(view)[-1] == unread == more
 
 
 def test_an_authority_of_its_own_is_trusted_by_option_or_environment(

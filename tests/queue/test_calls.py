@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
+from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,9 +29,13 @@ from ballast_queue.errors import (
     ServerUnfit,
 )
 from ballast_queue.fitness import inspect
+from ballast_queue.functions import FIELDS, HEAD, Line
 from ballast_queue.keys import Keys
 from ballast_queue.leases import MAX_ITEMS, by_job
 from ballast_queue.redis_store import Queue
+
+LIBRARY = (20, "aad367ef3a8d76a5739b109996e62d210d5fc9de9962278882a0d0ac3265bf65")
+"""The revision of the function library, and the SHA-256 of its text."""
 
 
 class Recorder:
@@ -329,6 +334,78 @@ def test_every_key_is_in_the_schema_and_every_key_of_the_schema_is_built():
     assert set(of_job[1:]) == {
         f"ballast:{{q}}:job:j{part}".encode() for part in re.findall(r"^--   (:\w+)", header, re.MULTILINE)
     }
+
+
+KEYS = (
+    *("totals", "jobs", "ready", "backlog", "timers", "settings", "keys", "inbox", "groups", "active", "held"),
+    *("job", "items", "live", "returned", "delayed", "leases", "prefixes", "dead", "results", "ids"),
+)
+RECORD = (
+    *("id", "tenant", "state", "rank", "source", "key", "ending", "reason", "outlook", "because"),
+    *("priority", "created", "deadline", "finished", "closed", "lines", "stored", "next", "delayed", "prefix_key"),
+    *("asked_out", "unbounded", "appraised", "tokens_in", "tokens_out"),
+    *("total", "waiting", "leased", "succeeded", "failed", "cancelled", "expired", "dead"),
+)
+HEADED = (
+    *("tenant", "priority", "created", "deadline", "waiting", "delayed", "leased", "prefix_key"),
+    *("stored", "asked_out", "unbounded", "succeeded", "tokens_out"),
+)
+
+
+def lua_list(name: str) -> tuple[str, ...]:
+    """The texts in a list of the function library."""
+    found = re.search(rf"^local {name} = {{(.*?)^}}", SOURCE, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return tuple(re.findall(r"'(\w+)'", found[1]))
+
+
+def test_workers_of_older_versions_find_each_key_and_field_in_its_place():
+    """They share a queue with this version during an upgrade. Add further ones at the end, never before these."""
+    body = SOURCE.partition("local function bind(keys)")[2].partition("\nend\n")[0]
+    bound = sorted(re.findall(r"(\w+) = keys\[(\d+)\]", body), key=lambda pair: int(pair[1]))
+    names = [key.decode().removeprefix("ballast:{q}:") for key in Keys("q").of_job("j")[:21]]
+
+    assert bound[:21] == [(name, str(place)) for place, name in enumerate(KEYS, 1)]
+    assert names == [*KEYS[:11], "job:j", *(f"job:j:{part}" for part in KEYS[12:])]
+    assert (FIELDS[:33], lua_list("FIELDS")[:33]) == (RECORD, RECORD)
+    assert (HEAD[:13], lua_list("HEAD")[:13]) == (HEADED, HEADED)
+
+
+def test_workers_of_older_versions_get_replies_of_the_length_that_they_expect(queue: Queue, line):
+    functions, call = queue.store.functions, queue.store.call
+    job = {"tenant": "t", "priority": 0, "deadline": None, "key": "", "source": "submit"}
+    lines = [Line("a", "a", line("a")), Line("a", "b", line("b"))]
+    replies = {
+        "open": call(functions.open("j", **job)),
+        "append": call(functions.append("j", 0, lines, digest="0" * 64, prefix_key=0, closes=True)),
+        "store": call(functions.store("j", [], prefix_key=0, closes=False)),
+        "demand": call(functions.demand()),
+        "claim": call(functions.claim("j", 2, "w1")),
+        "renew_settings": call(functions.renew_settings("a")),
+        "hold": call(functions.hold("j", "resumed")),
+        "redrive": call(functions.redrive("j", 1, b"0", takes_all=True)),
+        "stats": call(functions.stats(())),
+    }
+    texts = {"read": call(functions.read(["j"])), "heads": call(functions.heads(["j"]))}
+
+    assert {name: len(reply) for name, reply in replies.items()} == {
+        "open": 8,
+        "append": 5,
+        "store": 1,
+        "demand": 2,
+        "claim": 3 + 2 * 5,
+        "renew_settings": 3,
+        "hold": 2,
+        "redrive": 4,
+        "stats": 5,
+    }
+    assert {name: text.count(b"\x1f") + 1 for name, (text,) in texts.items()} == {"read": 33, "heads": 13}
+
+
+def test_each_change_of_the_functions_has_its_revision():
+    found = (REVISION, sha256(SOURCE.encode()).hexdigest())
+
+    assert found == LIBRARY, "ballast.lua changed: increment REVISION, and write the new pair here"
 
 
 def test_items_go_in_one_call_for_each_job():

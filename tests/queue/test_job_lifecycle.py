@@ -6,7 +6,7 @@ import pytest
 from queue_objects import ids, make_status, submit
 
 from ballast_queue.errors import JobNotFound, JobStateConflict
-from ballast_queue.job import JobState, Outlook, Prefix, Result, output_left
+from ballast_queue.job import PARTLY_UNSERVED, UNSERVED, JobState, Outlook, Prefix, Result, output_left
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import UNCONFIGURED, InForce, QueueSettings
@@ -180,7 +180,7 @@ def test_a_job_whose_model_no_worker_serves_is_no_work_until_an_item_runs(queue,
     queue.jobs.record_outlooks([(job_id, Outlook.NO, "too late")])
     for _ in range(2):
         claimed = queue.leases.claim(job_id, 2, "w1")
-        queue.leases.give_back_many([(item, None) for item in claimed], {claimed[0].lease})
+        queue.leases.give_back_many([(item, None) for item in claimed], {item.lease for item in claimed})
         stats = queue.stats()
         abandoned = desk.raw.zscore(queue.store.keys.timers, f"abandon:{job_id}")
         seen.append((abandoned, queue.jobs.get(job_id).reason, stats.claimable_depth, stats.claimable_at_risk))
@@ -188,11 +188,42 @@ def test_a_job_whose_model_no_worker_serves_is_no_work_until_an_item_runs(queue,
     RUNS[how](queue, claimed, result)
     stats = queue.stats()
 
-    assert seen == [(seen[0][0], "no worker serves the model that its items name", 0, 0)] * 2
+    assert seen == [(seen[0][0], UNSERVED, 0, 0)] * 2
     assert seen[0][0] > queue.now()
     assert (stats.claimable_depth, stats.claimable_at_risk) == (stats.depth, 1)
     assert queue.jobs.get(job_id).reason == ""
     assert desk.raw.zscore(queue.store.keys.timers, f"abandon:{job_id}") is None
+
+
+def test_items_of_a_model_that_no_worker_serves_hold_up_no_other_items(queue, desk, line, result):
+    lines = [line(f"r{i}", model="missing" if i < 3 else "small") for i in range(5)]
+    job_id, seen = queue.submissions.submit(lines).job_id, []
+
+    def record() -> None:
+        abandoned = desk.raw.zscore(queue.store.keys.timers, f"abandon:{job_id}")
+        seen.append((queue.jobs.get(job_id).reason, abandoned is not None, queue.stats().claimable_depth))
+
+    claimed = queue.leases.claim(job_id, 3, "w1")
+    missing = claimed[0].model_number
+    queue.leases.give_back_many([(item, None) for item in claimed], {item.lease for item in claimed})
+    record()
+    served = queue.leases.claim_served(job_id, 3, "w1", [missing])
+    queue.leases.heartbeat([item.lease for item in served])
+    record()
+    queue.leases.finish_many("w1", [(item, result(item)) for item in served])
+    record()
+    queue.jobs.resume(job_id)
+    record()
+    nothing = [queue.leases.claim_served(job_id, 3, "w1", skipped) for skipped in ([missing], [0])]
+    record()
+    other = queue.leases.claim_served(job_id, 3, "w2", [served[0].model_number])
+
+    some, wholly = (PARTLY_UNSERVED, False), (UNSERVED, True)
+    assert seen == [(*some, 2), (*some, 0), (*wholly, 0), ("", False, 3), (*wholly, 0)]
+    assert ([item.index for item in served], nothing) == ([3, 4], [None, None])
+    assert [(item.index, item.attempt) for item in other] == [(0, 1), (1, 1), (2, 1)]
+    queue.leases.give_back_many([(item, None) for item in other], {item.lease for item in other})
+    assert queue.jobs.cancel(job_id).counts.cancelled == 3
 
 
 def test_items_come_back_in_their_own_order(queue, line):

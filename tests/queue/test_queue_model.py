@@ -16,7 +16,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from queue_audit import differences
 
 from ballast_queue.errors import JobStateConflict
-from ballast_queue.job import Claimed, JobState, Outlook, Prefix, Redriven, Result
+from ballast_queue.job import PARTLY_UNSERVED, UNSERVED, Claimed, JobState, Outlook, Prefix, Redriven, Result
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
@@ -34,6 +34,9 @@ class Item:
     state: str = "waiting"
     spent: int = 0
     is_delayed: bool = False
+    is_fresh: bool = True
+    is_set_aside: bool = False
+    """It came back because of its model, and waits, or is leased since."""
     token: int = 0
     """Of the lease; once it is over of the finish that ended it, 0 where nobody did."""
     prefix: Prefix | None = None
@@ -54,31 +57,47 @@ class ModelJob:
     priority: int = 0
     deadline: float | None = None
     outlook: Outlook | None = None
-    is_unserved: bool = False
-    """An item came back because of its model, and none has run since."""
+    reason: str = ""
 
     @property
     def is_at_risk(self) -> bool:
         return not self.state.is_over and not self.ending and self.outlook in {Outlook.AT_RISK, Outlook.NO}
 
-    def claimable(self) -> list[int]:
+    def claimable(self, *, skips: bool = False) -> list[int]:
+        """Those that came back, those that are set aside, then the others. With `skips`, none that is set aside."""
         if self.state not in RUNS:
             return []
-        return [i for i, item in enumerate(self.items) if item.state == "waiting" and not item.is_delayed]
+        found = [i for i, item in enumerate(self.items) if item.state == "waiting" and not item.is_delayed]
+        found = [i for i in found if not (skips and self.items[i].is_set_aside)]
+        return sorted(found, key=lambda i: (self.items[i].is_fresh, self.items[i].is_set_aside, i))
+
+    @property
+    def num_set_aside(self) -> int:
+        return sum(item.is_set_aside and item.state == "waiting" for item in self.items)
+
+    def note_served(self, item: Item) -> None:
+        if item.is_set_aside or not self.num_set_aside:
+            self.reason = ""
+        elif self.reason:
+            self.reason = PARTLY_UNSERVED
 
     def settle(self) -> None:
+        states = Counter(item.state for item in self.items)
+        if self.reason and not states["leased"] and 0 < states["waiting"] == self.num_set_aside:
+            self.reason = UNSERVED
         if self.state.is_over or not self.is_closed:
             return
         if any(item.state in {"waiting", "leased"} for item in self.items):
             return
         self.state = JobState(self.ending) if self.ending else (JobState.COMPLETED if self.items else JobState.FAILED)
-        self.is_unserved = False
+        self.reason = ""
 
     def let_go(self, item: Item) -> None:
         item.state, item.token, item.is_delayed = self.ending, 0, False
 
     def release(self, item: Item, *, spent: int, is_delayed: bool = False) -> None:
         item.state, item.spent, item.token, item.is_delayed = "waiting", spent, 0, is_delayed
+        item.is_set_aside = False
 
     def bury(self, item: Item, *, is_hopeless: bool = False) -> None:
         item.state, item.is_dead, item.is_hopeless, item.prefix = "failed", True, is_hopeless, None
@@ -86,7 +105,7 @@ class ModelJob:
     def end(self, ending: str) -> None:
         if self.state.is_over or self.ending:
             return
-        self.ending, self.is_closed = ending, True
+        self.ending, self.is_closed, self.reason = ending, True, ""
         self.state = JobState.CANCELLING if ending == "cancelled" else JobState.FINALIZING
         for item in self.items:
             if item.state == "waiting":
@@ -99,6 +118,11 @@ class ModelJob:
         if item.state in {"cancelled", "expired"}:
             return Outcome.CANCELLED
         return Outcome.LEASE_LOST
+
+
+MODEL_NUMBER = Claimed(
+    job_id="j", index=0, custom_id="a", url="/", body={"model": "m"}, tenant="t", token=1, seed=0
+).model_number
 
 
 def make_machine(url: str) -> type[RuleBasedStateMachine]:
@@ -225,7 +249,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
             if verb == "pause":
                 job.state = JobState.PAUSED
                 return
-            job.is_unserved = False
+            job.reason = ""
             if job.state is JobState.PAUSED:
                 job.state = JobState.IN_PROGRESS if job.is_closed else JobState.VALIDATING
 
@@ -255,16 +279,27 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
 
         # Workers
 
-        @rule(target=claims, job_id=jobs, n=st.integers(1, 4), worker=st.sampled_from(WORKERS))
-        def claim(self, job_id: str, n: int, worker: str) -> tuple[str, list[Claimed]]:
+        @rule(
+            target=claims,
+            job_id=jobs,
+            n=st.integers(1, 4),
+            worker=st.sampled_from(WORKERS),
+            skipped=st.sampled_from([(), (MODEL_NUMBER,), (0,)]),
+        )
+        def claim(self, job_id: str, n: int, worker: str, skipped: tuple[int, ...]) -> tuple[str, list[Claimed]]:
             job = self.model[job_id]
-            wanted = job.claimable()[:n]
-            claimed = self.of_worker[worker].leases.claim(job_id, n, worker)
+            wanted = job.claimable(skips=bool(skipped))[:n]
+            claimed = self.of_worker[worker].leases.claim_served(job_id, n, worker, skipped)
+            assert (claimed is None) == (not wanted and bool(job.claimable()))
+            if claimed is None:
+                job.reason = job.reason or PARTLY_UNSERVED
+                job.settle()
+                return worker, []
             assert [c.index for c in claimed] == wanted
             for c in claimed:
                 item = job.items[c.index]
                 assert (c.custom_id, c.attempt, c.prefix) == (item.custom_id, item.spent + 1, item.prefix)
-                item.state, item.token = "leased", c.token
+                item.state, item.token, item.is_fresh = "leased", c.token, False
             return worker, claimed
 
         def _held(self, c: Claimed) -> tuple[ModelJob, Item, bool]:
@@ -283,7 +318,8 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
                     wanted.append(job.loss(item, c.token))
                     continue
                 wanted.append(Outcome.DONE)
-                item.state, job.is_unserved = "succeeded", False
+                job.note_served(item)
+                item.state = "succeeded"
             results = [(c, Result(custom_id=c.custom_id, status_code=200, body={})) for c in claimed]
             assert self.of_worker[worker].leases.finish_many(worker, results) == wanted
             for c in claimed:
@@ -303,8 +339,9 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
                 else:
                     wanted = Outcome.DONE
                     item.prefix = prefix or item.prefix
-                    job.is_unserved |= is_unserved
                     job.release(item, spent=item.spent)
+                    if is_unserved:
+                        job.reason, item.is_set_aside = job.reason or PARTLY_UNSERVED, True
                 unserved = {c.lease} if is_unserved else ()
                 assert self.of_worker[worker].leases.give_back_many([(c, prefix)], unserved) == [wanted]
                 job.settle()
@@ -314,7 +351,8 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
             worker, claimed = claim
             for c in claimed:
                 job, item, is_held = self._held(c)
-                job.is_unserved &= not is_held
+                if is_held:
+                    job.note_served(item)
                 if not is_held:
                     wanted = job.loss(item, c.token)
                 elif job.ending:
@@ -336,8 +374,8 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
             lost = []
             for c in claimed:
                 job, item, is_held = self._held(c)
-                job.is_unserved &= not is_held
                 if is_held and not job.ending:
+                    job.note_served(item)
                     continue
                 lost.append(c.lease)
                 if is_held:
@@ -417,6 +455,7 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
                 wanted["total"] = len(job.items) + job.num_rejected
 
                 assert (found.state, counts) == (job.state, wanted)
+                assert job.state.is_over or job.ending or found.reason == job.reason
                 assert (found.outlook, found.deadline is None) == (job.outlook, job.deadline is None)
 
         @precondition(lambda self: self.model)
@@ -425,8 +464,9 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
             active = [job for job in self.model.values() if not job.state.is_over]
 
             assert {job.id for job in self.queue.jobs.active()} == {job.id for job in active}
-            runs = [job for job in active if job.state in RUNS and not job.is_unserved]
-            waiting = sum(item.state == "waiting" for job in runs for item in job.items)
+            runs = [job for job in active if job.state in RUNS and job.reason != UNSERVED]
+            waiting = sum(item.state == "waiting" for job in active if job.state in RUNS for item in job.items)
+            waiting -= sum(job.num_set_aside for job in active if job.state in RUNS and job.reason)
             stats = self.queue.stats()
             assert stats.jobs_at_risk == sum(job.is_at_risk for job in active)
             assert stats.claimable_at_risk == sum(job.is_at_risk for job in runs)

@@ -13,10 +13,11 @@ from itertools import chain
 from typing import Any
 
 from ballast_queue.connection import Connection
-from ballast_queue.job import JobState
+from ballast_queue.job import UNSERVED, JobState
 from ballast_queue.keys import Keys
 from ballast_queue.records import SUMMED
 
+_SET_ASIDE = 2**32
 _RUNS = {JobState.VALIDATING, JobState.IN_PROGRESS}
 
 
@@ -44,7 +45,7 @@ def differences(client: Any, queue: str) -> list[str]:
     sums = {name: sum(job.count[name] for job in jobs) for name in (*SUMMED, "dead")}
     sums |= {f"jobs:{state}": sum(job.state is state for job in jobs) for state in JobState}
     sums["at_risk"] = sum(job.is_at_risk for job in jobs)
-    sums["unclaimable"] = sum(job.count["waiting"] for job in jobs if not job.is_claimable)
+    sums["unclaimable"] = sum(job.unclaimable for job in jobs)
     sums["unclaimable_at_risk"] = sum(job.is_at_risk for job in jobs if not job.is_claimable)
     counted = _numbers(totals)
     problems += [
@@ -69,7 +70,8 @@ def _read(client: Any, keys: Keys, job_ids: list[bytes]) -> list[Any]:
         pipeline.hgetall(keys.job(job_id))
         pipeline.hgetall(keys.part(job_id, "items"))
         pipeline.hgetall(keys.part(job_id, "live"))
-        for part in ("returned", "delayed", "leases"):
+        pipeline.zrange(keys.part(job_id, "returned"), 0, -1, withscores=True)
+        for part in ("delayed", "leases"):
             pipeline.zrange(keys.part(job_id, part), 0, -1)
         pipeline.hkeys(keys.part(job_id, "prefixes"))
         pipeline.hkeys(keys.part(job_id, "dead"))
@@ -94,17 +96,20 @@ class _Job:
         self.text = {name.decode(): value.decode() for name, value in record.items()}
         self.state = JobState(self.text["state"])
         self.count = {
-            name: int(self.text.get(name, 0)) for name in (*SUMMED, "dead", "delayed", "next", "stored", "closed")
+            name: int(self.text.get(name, 0))
+            for name in (*SUMMED, "dead", "delayed", "next", "stored", "closed", "set_aside")
         }
         self._parts = {
             name: {int(index) for index in indexes}
             for name, indexes in (
-                *(("returned", returned), ("delayed", delayed), ("leases", leases)),
+                *(("returned", dict(returned)), ("delayed", delayed), ("leases", leases)),
                 ("live", [index for index, text in live.items() if not text.startswith(b"0:")]),
                 *(("prefixes", prefixes), ("dead", dead)),
                 ("kept", [index for index, text in items.items() if text != b"!" and not text.startswith(b"=")]),
             )
         }
+        self._set_aside = sum(score >= _SET_ASIDE for _, score in returned)
+        self._misplaced = [int(index) for index, score in returned if score % _SET_ASIDE != int(index)]
         self._succeeded = sum(text.startswith(b"=") for text in items.values())
         self._let_go = sum(text == b"!" for text in items.values())
         self._results = Counter(json.loads(fields[b"r"])["custom_id"] for _, fields in results)
@@ -115,7 +120,13 @@ class _Job:
 
     @property
     def is_claimable(self) -> bool:
-        return self.state in _RUNS and not self.text.get("reason")
+        return self.state in _RUNS and self.text.get("reason") != UNSERVED
+
+    @property
+    def unclaimable(self) -> int:
+        if self.state not in _RUNS:
+            return self.count["waiting"]
+        return self.count["set_aside"] if self.text.get("reason", "") else 0
 
     @property
     def has_backlog(self) -> bool:
@@ -136,6 +147,8 @@ class _Job:
             ("leased", count["leased"], len(parts["leases"])),
             ("dead", count["dead"], len(parts["dead"])),
             ("delayed", count["delayed"], len(parts["delayed"])),
+            ("set aside", count["set_aside"], 0 if self.text.get("ending") else self._set_aside),
+            ("items with the place of another", self._misplaced, []),
             ("prefixes of items that are over", parts["prefixes"] - waiting - parts["leases"], set()),
             ("items with a token", parts["live"], parts["leases"]),
             ("items with a line", parts["kept"], waiting | parts["leases"] | parts["dead"]),

@@ -20,7 +20,7 @@ from ballast_queue.errors import QueueFull, RefusedCall
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
-from ballast_worker.claimer import FIRST_COST
+from ballast_worker.claimer import FIRST_COST, MOST_REFUSED
 from ballast_worker.feeder import FULL, Feeder
 from ballast_worker.items import GenerationReader
 from ballast_worker.requests import RequestOutcome
@@ -625,6 +625,30 @@ def test_items_that_name_another_model_wait_for_a_worker_of_it(fed, queue, event
     assert (waiting.waiting, waiting.failed, depth) == (6, 0, 0)
     assert said[0].startswith("It adds no replica, because no worker serves the model that its items name: serve that")
     assert finished.counts.succeeded == 6
+
+
+def test_each_worker_runs_the_items_of_its_model_behind_any_number_of_others(fed, queue, eventually) -> None:
+    names = ["missing"] * 60 + ["tiny", "renamed"] * 20
+    job_id = queue.submissions.submit([make_line(index, model=name) for index, name in enumerate(names)]).job_id
+    with fed(), fed(model={"servedName": "renamed"}, runtime={"workerId": "w2"}):
+        eventually(lambda: queue.jobs.get(job_id).counts.succeeded == 40, "all items of a served model to succeed")
+        eventually(lambda: not queue.stats().claimable_depth, "no other item to count as work")
+        job = queue.jobs.get(job_id)
+        said = why(job, scene(queue))
+
+    assert job.counts.waiting == 60
+    assert said[0].startswith("It adds no replica, because no worker serves the model that its items name: serve that")
+
+
+def test_a_worker_does_not_claim_items_of_many_other_models_again_and_again(fed, queue, eventually) -> None:
+    lines = [make_line(index, model=f"missing-{index % (MOST_REFUSED + 9)}") for index in range(2 * MOST_REFUSED)]
+    job_id = queue.submissions.submit([*lines, make_line("last")]).job_id
+    with fed():
+        eventually(lambda: queue.jobs.get(job_id).counts.succeeded, "the last item to succeed")
+        eventually(lambda: not queue.workers.statuses()[0].can_claim, "nothing that the worker could run")
+        stats = queue.stats()
+
+    assert (stats.items.waiting, stats.claimable_depth) == (len(lines), 0)
 
 
 def test_jobs_of_another_model_hide_no_job_behind_them(fed, queue, eventually) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -78,7 +77,8 @@ def explain(
         if unreachable is not None and not (queue is None and isinstance(unreachable.__cause__, CommandForbidden)):
             raise unreachable
         if redis_url and place is not None:
-            jobs = _jobs(place, queue_of(found))  # whatever queue the environment names
+            # Whatever queue the environment names.
+            jobs = _jobs(Place.of(redis_url, queue_of(found), password_file, ca_file=ca_file))
     except Unreachable as error:
         say(f"ballast: cannot explain the jobs of the resource: {error}")
     if as_json:
@@ -115,7 +115,7 @@ def _explain_job(place: Place, job_id: str, *, as_json: bool) -> bool:
             job = connected.jobs.get(job_id)
         except JobNotFound:
             return False
-        because = why(job, scene(connected))
+        because = why(job, scene(connected), place.options)
     if as_json:
         print_json({"version": 1, "queue": place.queue, "job": job.model_dump(mode="json"), "because": because})
         return True
@@ -125,12 +125,12 @@ def _explain_job(place: Place, job_id: str, *, as_json: bool) -> bool:
     return True
 
 
-def _jobs(place: Place, queue: str) -> list[tuple[Job, list[str]]]:
+def _jobs(place: Place) -> list[tuple[Job, list[str]]]:
     """Return the jobs with waiting items, the oldest first, and why they wait."""
-    with open_queue(replace(place, queue=queue)) as connected:
+    with open_queue(place) as connected:
         seen = scene(connected)
     waiting = sorted((job for job in seen.active if job.counts.waiting), key=lambda job: (job.created, job.id))
-    return [(job, why(job, seen)) for job in waiting[:MOST_JOBS]]
+    return [(job, why(job, seen, place.options)) for job in waiting[:MOST_JOBS]]
 
 
 def scene(queue: Queue) -> Scene:

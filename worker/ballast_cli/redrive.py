@@ -8,13 +8,14 @@ import typer
 
 from ballast_cli.connection import AsJson, CaFile, JobId, PasswordFile, Place, QueueName, RedisUrl, open_queue
 from ballast_cli.console import examples, print_json, print_table, say
+from ballast_cli.deadlines import in_utc
 from ballast_openai.errors import counted
 from ballast_queue.job import DeadLetter
 
 EXAMPLES = examples(
     "ballast redrive job-1f3a --dry-run   # lists the dead letters and their reasons", "ballast redrive job-1f3a"
 )
-COLUMNS = ("ITEM", "ATTEMPTS", "CODE", "REASON")
+COLUMNS = ("ITEM", "ATTEMPTS", "WORKER", "AT", "CODE", "REASON")
 
 
 def redrive(
@@ -58,12 +59,19 @@ def redrive(
             )
 
 
+def _row(letter: DeadLetter) -> tuple[str, ...]:
+    try:
+        at = in_utc(letter.at)
+    except (ValueError, OverflowError, OSError):  # Redis may hold any number
+        at = "unknown"
+    return letter.custom_id, str(letter.attempts), letter.worker, at, letter.code, letter.message
+
+
 def _show(job_id: str, letters: list[DeadLetter], place: Place, *, as_json: bool) -> None:
     if as_json:
         shown = [letter.model_dump(mode="json") for letter in letters]
         print_json({"version": 1, "queue": place.queue, "dead_letters": shown})
     elif letters:
-        rows = [(letter.custom_id, str(letter.attempts), letter.code, letter.message) for letter in letters]
-        print_table(COLUMNS, rows, right=("ATTEMPTS",))
+        print_table(COLUMNS, [_row(letter) for letter in letters], right=("ATTEMPTS",))
     else:
         say(f"{job_id} has no dead letters.")

@@ -42,13 +42,15 @@ class View:
     that of submission."""
     note: str = ""
     """A sentence after a space, for a queue that nothing named."""
+    options: str = ""
+    """The options that a command needs to find the queue, each after a space."""
 
     @classmethod
-    def read(cls, queue: Queue, name: str, note: str = "") -> View:
+    def read(cls, queue: Queue, place: Place) -> View:
         """Read the view from Redis."""
         active = sorted(queue.jobs.active(), key=lambda job: (not job.is_at_risk, job.created, job.id))
         workers = tuple(sorted(queue.workers.statuses(), key=lambda worker: worker.worker_id))
-        return cls(name, queue.stats(), workers, tuple(active), note)
+        return cls(place.queue, queue.stats(), workers, tuple(active), place.note, place.options)
 
     def as_json(self) -> dict[str, Any]:
         """Return the view as JSON. This form is stable."""
@@ -79,7 +81,7 @@ def top(
     place = Place.of(redis_url, queue, password_file, ca_file=ca_file)
     console = stdout()
     with open_queue(place) as connected:
-        view = View.read(connected, place.queue, place.note)
+        view = View.read(connected, place)
         if as_json:
             print_json(view.as_json())
         elif once or not console.is_terminal:
@@ -89,7 +91,7 @@ def top(
             with Live(rendered(view), console=console, screen=True, auto_refresh=False) as live:
                 while True:
                     time.sleep(interval)
-                    live.update(rendered(View.read(connected, place.queue, place.note)), refresh=True)
+                    live.update(rendered(View.read(connected, place)), refresh=True)
 
 
 def plain(view: View) -> list[str]:
@@ -143,7 +145,8 @@ def _more(view: View) -> list[str]:
     num_more = num_active - min(len(view.jobs), _MOST_JOBS)
     if num_more <= 0:
         return []
-    return [f"{counted(num_more, 'more job is', 'more jobs are')} not over: `ballast jobs --active` lists all."]
+    more = counted(num_more, "more job is", "more jobs are")
+    return [f"{more} not over: `ballast jobs --active{view.options}` lists all."]
 
 
 def bar(worker: WorkerStatus, width: int) -> str:

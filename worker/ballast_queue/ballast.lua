@@ -1,9 +1,13 @@
 #!lua name=ballast1
 -- The transitions of the queue. Each function is atomic. It moves items and checks tokens, and decides no policy.
 --
--- Schema 1. The number is part of the name of every function. A change that breaks older workers gets the next number. A
--- compatible change, such as new wording, increments REVISION. An administrator that connects replaces a lower revision and
--- leaves a higher one. Workers only call the functions.
+-- Schema 1. The number is part of the name of every function, and not of the keys. Functions of two schemas would change the
+-- same keys, so they cannot run beside each other. Each change must therefore serve the workers of older versions: the
+-- positions of KEYS, ARGV and values in replies stay, and further ones come last and may be missing. A change that cannot do
+-- this needs other names of the keys too, which begins with an empty queue.
+--
+-- Each change of this file increments REVISION. An administrator that connects replaces a lower revision and leaves a higher
+-- one. Workers only call the functions.
 --
 -- The keys of a queue, all in one hash slot. `keys.py` builds them, and callers pass them in KEYS:
 --   ballast:{<queue>}:inbox     stream   entries of submitters: item, job, tenant, priority, deadline, end, lines
@@ -16,7 +20,8 @@
 --   ballast:{<queue>}:totals    hash     sums over the jobs below (waiting, leased, ..., dead), jobs:<state>, `at_risk`,
 --                                        `sequence` (of jobs) and `token` (the last fencing token, see `next_token`).
 --                                        `unclaimable` counts
---                                        the waiting items, and `unclaimable_at_risk` the jobs at risk, of jobs that are
+--                                        the waiting items of jobs that are paused or ending, and the items that are set
+--                                        aside in other jobs. `unclaimable_at_risk` counts the jobs at risk that are
 --                                        paused, unserved or ending. `timers_at` is when timers ran last, and
 --                                        `spared_at` when they last ran after a gap, in milliseconds: see `postpone`
 --   ballast:{<queue>}:jobs      zset     job id -> sequence
@@ -39,8 +44,11 @@
 -- The keys of a job, ballast:{<queue>}:job:<id> with a suffix:
 --   (nothing)                   hash     the record: FIELDS below; and `digest`, `<lines> <SHA-256>` of the submitted lines
 --   :items                      hash     index -> custom_id as JSON \n line; `=<token>` if succeeded, `!` if dropped
---   :live                       hash     index -> <token>:<attempts>:<worker> of a leased item; token 0: it waits again
---   :returned                   zset     index -> index, claimed before the items from `next` on
+--   :live                       hash     index -> <token>:<attempts>:<worker> of a leased item; token 0: it waits again.
+--                                        `*` follows the attempts if the claim took an item that was set aside
+--   :returned                   zset     index -> index, claimed before the items from `next` on. An item that came back
+--                                        because no model of its worker has its name is set aside: its score is the index
+--                                        plus SET_ASIDE times the number of the name (`Claimed.model_number`)
 --   :delayed                    zset     index -> when its backoff ends
 --   :leases                     zset     index -> when its lease expires
 --   :prefixes                   hash     index -> JSON of the tokens that an attempt generated before it ended
@@ -49,16 +57,17 @@
 --   :ids                        set      custom ids, until the job is closed
 -- The items from `next` to `stored` - 1 wait and have an entry only in :items.
 
-local REVISION = 19
+local REVISION = 20
 
 local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
   'priority', 'created', 'deadline', 'finished', 'closed', 'lines', 'stored', 'next', 'delayed', 'prefix_key',
   'asked_out', 'unbounded', 'appraised', 'tokens_in', 'tokens_out', 'total', 'waiting', 'leased', 'succeeded', 'failed', 'cancelled', 'expired', 'dead',
-  'unclaimable', 'unclaimable_at_risk',
+  'unclaimable', 'unclaimable_at_risk', 'set_aside',
 }
 local NUM_TEXTS = 10 -- the first fields are text, the rest numbers
 local NUM_READ = 33 -- the first fields are in the replies of `read`: older workers expect no others
+local NUM_HEAD_READ = 13 -- and the first fields of HEAD are in the replies of `heads`
 local HEAD = {
   'tenant', 'priority', 'created', 'deadline', 'waiting', 'delayed', 'leased', 'prefix_key',
   'stored', 'asked_out', 'unbounded', 'succeeded', 'tokens_out',
@@ -74,7 +83,9 @@ local MAX_PAGE_BYTES = 8 * 1024 * 1024
 local MAX_STATUS_BYTES, MAX_STATUSES, MAX_STATUSES_BYTES = 128 * 1024, 5000, 2 * 1024 * 1024
 local MAX_DECLARED = 2000
 local MOST_MEMORY = 1.2 -- times maxmemory: above it, a server leaves the items where they are
-local UNSERVED = 'no worker serves the model that its items name' -- the reason of a job whose items came back for this
+local UNSERVED = 'no worker serves the model that its items name' -- the reason of a job whose items are all set aside
+local PARTLY_UNSERVED = 'no worker serves the model that some of its items name' -- some are set aside
+local SET_ASIDE = 4294967296 -- 2^32: more than the index of any item. The sums below 2^53 are exact
 local RENEWAL_SECONDS = 300 -- after this time without renewal, settings give way
 
 -- redis.call does not exist while the library loads.
@@ -82,6 +93,8 @@ local function call(...)
   return redis.call(...)
 end
 
+-- Workers of older versions send the first 21 keys in this order. It never changes. A further key comes last, and is nil for
+-- such workers.
 local function bind(keys)
   return {
     totals = keys[1], jobs = keys[2], ready = keys[3], backlog = keys[4], timers = keys[5], settings = keys[6],
@@ -136,16 +149,30 @@ local function is_active(job)
   return job.state ~= '' and not OVER[job.state]
 end
 
--- An item of such a job came back because its worker serves another model, and none has run since.
+-- All items of such a job came back because of their model, and none has run since.
 local function is_unserved(job)
   return job.reason == UNSERVED
 end
 
-local function note_served(job)
-  if is_unserved(job) then job.reason = '' end
+-- Some items of such a job came back because of their model, and no item that was set aside has run since.
+local function has_unserved(job)
+  return is_unserved(job) or job.reason == PARTLY_UNSERVED
 end
 
--- More workers would not serve the waiting items of such a job.
+local function forget_unserved(job)
+  if has_unserved(job) then job.reason = '' end
+end
+
+-- An item of the job runs. If it was set aside, a worker serves the model that it names.
+local function note_served(job, was_set_aside)
+  if was_set_aside or job.set_aside == 0 then
+    forget_unserved(job)
+  elseif has_unserved(job) then
+    job.reason = PARTLY_UNSERVED
+  end
+end
+
+-- More workers would not serve any waiting item of such a job.
 local function is_unclaimable(job)
   return not RUNS[job.state] or is_unserved(job)
 end
@@ -179,7 +206,7 @@ end
 local function save_job(k, job)
   local was, changed = job.was, {}
   -- Fields, so that the totals change by what they count of this job: of a job that an older version paused, nothing yet.
-  job.unclaimable = is_unclaimable(job) and job.waiting or 0
+  job.unclaimable = not RUNS[job.state] and job.waiting or has_unserved(job) and job.set_aside or 0
   job.unclaimable_at_risk = is_unclaimable(job) and num_at_risk(job) or 0
   for _, field in ipairs(FIELDS) do
     if job[field] ~= was[field] then
@@ -218,8 +245,9 @@ local function save_job(k, job)
   if not backlog and is_backlog(was) then call('ZREM', k.backlog, job.id) end
 end
 
--- Ends a job whose last item is over.
+-- Ends a job whose last item is over, and notes if only items are left whose model no worker serves.
 local function settle(k, job, now)
+  if has_unserved(job) and job.leased == 0 and job.waiting > 0 and job.waiting == job.set_aside then job.reason = UNSERVED end
   if job.closed == 0 or job.waiting > 0 or job.leased > 0 or OVER[job.state] then return end
   if job.ending ~= '' then
     job.state = job.ending
@@ -229,7 +257,7 @@ local function settle(k, job, now)
       or 'none of its ' .. job.total .. ' lines was accepted: each error result states the reason'
   else
     job.state = 'completed'
-    note_served(job)
+    forget_unserved(job)
   end
   job.finished = now
   call('UNLINK', k.live, k.returned, k.delayed, k.leases, k.prefixes, k.ids)
@@ -262,11 +290,12 @@ local function custom_id_of(k, index)
   return is_name and name or '"line:lost-' .. index .. '"', #item
 end
 
--- Returns token, attempts and worker of an entry in :live. The token is '0' if the item waits.
+-- Returns token, attempts and worker of an entry in :live, and whether the item was set aside. The token is '0' if the item
+-- waits.
 local function parse_live(value)
-  if not value then return '0', 0, '' end
-  local token, attempts, worker = string.match(value, '^(%d+):(%d+):(.*)$')
-  return token, tonumber(attempts), worker
+  if not value then return '0', 0, '', false end
+  local token, attempts, mark, worker = string.match(value, '^(%d+):(%d+)(%*?):(.*)$')
+  return token, tonumber(attempts), worker, mark == '*'
 end
 
 local function live_of(k, index)
@@ -317,8 +346,9 @@ local function bury(k, job, index, letter, now)
   return bytes
 end
 
--- Makes an item wait again, with `spent` attempts, until `ready_at` (0: it is claimable at once).
-local function release(k, job, index, spent, ready_at)
+-- Makes an item wait again, with `spent` attempts, until `ready_at` (0: it is claimable at once). With the number of a model,
+-- the item is set aside.
+local function release(k, job, index, spent, ready_at, model)
   if spent > 0 then
     call('HSET', k.live, index, '0:' .. spent .. ':')
   else
@@ -328,6 +358,9 @@ local function release(k, job, index, spent, ready_at)
     call('ZADD', k.delayed, ready_at, index)
     call('ZADD', k.timers, 'LT', ready_at, 'wake:' .. job.id)
     job.delayed = job.delayed + 1
+  elseif model and model > 0 then
+    call('ZADD', k.returned, string.format('%.0f', model * SET_ASIDE + index), index)
+    job.set_aside = job.set_aside + 1
   else
     call('ZADD', k.returned, index, index)
   end
@@ -407,8 +440,10 @@ local function why_closed(job)
   return 'this line came after the end mark of its job'
 end
 
--- ARGV: job id, source, lines stored before (below 0: any number; the job should have -1 minus this number of lines when it
--- is closed), 1 to close the job, prefix key; then for each line: kind
+-- The third value of ARGV is two values in one. From 0 on, a submission states how many lines it has stored before. Below 0,
+-- an inbox states how many lines the job should have when it is closed: -1 minus this number.
+--
+-- ARGV: job id, source, lines stored before (see above), 1 to close the job, prefix key; then for each line: kind
 -- (a: accepted, r: rejected, b: blank), inbox entry or '', custom_id, custom_id as JSON, line or error as JSON, limit of
 -- output tokens ('' for no limit).
 -- The call deletes the inbox entries of its lines, and skips lines whose entry another worker has deleted.
@@ -574,12 +609,12 @@ local function read(keys, _)
   return records
 end
 
--- KEYS: jobs' records. Reply: their fields in HEAD, joined in the same way.
+-- KEYS: jobs' records. Reply: their first NUM_HEAD_READ of HEAD, joined in the same way.
 local function heads(keys, _)
   local found = {}
   for i, key in ipairs(keys) do
-    local values = call('HMGET', key, unpack(HEAD))
-    for j = 1, #HEAD do values[j] = values[j] or (j == 1 and '' or '0') end
+    local values = call('HMGET', key, unpack(HEAD, 1, NUM_HEAD_READ))
+    for j = 1, NUM_HEAD_READ do values[j] = values[j] or (j == 1 and '' or '0') end
     found[i] = table.concat(values, '\31')
   end
   return found
@@ -603,8 +638,29 @@ local function next_token(k, n, now)
   return last
 end
 
--- ARGV: job id, limit of items, worker. Reply: expiry, tenant, priority; then for each item its index, token, attempt,
--- line and prefix ('' for none). Only the last item may exceed MAX_PAGE_BYTES. The items behind it stay where they are.
+-- Returns up to `n` items in :returned, and how many of them are not set aside. Leaves out the items that are set aside for a
+-- model in `skipped`. A range is read for each such model, whatever the number of its items.
+local function returned_items(k, job, n, skipped)
+  local found = call('ZRANGE', k.returned, '-inf', '(' .. SET_ASIDE, 'BYSCORE', 'LIMIT', 0, n)
+  local num_others, from = #found, SET_ASIDE
+  while #found < n and job.set_aside > 0 and not skipped[0] do
+    local score = tonumber(call('ZRANGE', k.returned, from, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')[2])
+    if not score then break end
+    local model = math.floor(score / SET_ASIDE)
+    from = string.format('%.0f', (model + 1) * SET_ASIDE)
+    if not skipped[model] then
+      local first = string.format('%.0f', score)
+      local page = call('ZRANGE', k.returned, first, '(' .. from, 'BYSCORE', 'LIMIT', 0, n - #found)
+      for _, index in ipairs(page) do found[#found + 1] = index end
+    end
+  end
+  return found, num_others
+end
+
+-- ARGV: job id, limit of items, worker, then numbers of models that this worker does not serve: items that are set aside for
+-- them stay where they are (0: all that are set aside). Reply: expiry, tenant, priority; then for each item its index, token,
+-- attempt, line and prefix ('' for none). Only the last item may exceed MAX_PAGE_BYTES. The items behind it stay where they
+-- are. If only such items wait, the reply has no item; in all other cases without an item, it is empty.
 local function claim(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
@@ -612,26 +668,37 @@ local function claim(keys, argv)
   local n = math.min(tonumber(argv[2]), job.waiting - job.delayed, 1000)
   if n < 1 then return {} end
   if is_exhausted() then return {err = 'OOM above ' .. MOST_MEMORY .. ' times maxmemory, no item is claimed'} end
-  local returned = call('ZRANGE', k.returned, 0, n - 1)
+  local skipped = {}
+  for i = 4, #argv do skipped[tonumber(argv[i])] = true end
+  local returned, num_others = returned_items(k, job, n, skipped)
   n = #returned + math.min(n - #returned, job.stored - job.next)
   local expires = now + setting(k, 'lease_seconds', 30)
-  local token = next_token(k, n, now)
   local reply = {string.format('%.6f', expires), job.tenant, job.priority}
+  if n == 0 then
+    if not has_unserved(job) then job.reason = PARTLY_UNSERVED end
+    settle(k, job, now)
+    save_job(k, job)
+    return reply
+  end
+  local token = next_token(k, n, now)
   local live, leases, bytes, num = {}, {}, 0, 0
   -- The size of a line is not known before it is read, so each call reads one.
   while num < n and bytes < MAX_PAGE_BYTES do
     num = num + 1
-    local index, attempt, prefix = returned[num], 1, ''
+    local index, attempt, prefix, mark = returned[num], 1, '', ''
     if index then
       local _, spent = live_of(k, index)
       attempt, prefix = spent + 1, call('HGET', k.prefixes, index) or ''
+      if num > num_others then
+        mark, job.set_aside = '*', job.set_aside - 1
+      end
     else
       index, job.next = job.next, job.next + 1
     end
     local line, at = call('HGET', k.items, index), 5 * num - 1
     bytes = bytes + #(line or '') + #prefix
     reply[at], reply[at + 1], reply[at + 2], reply[at + 3], reply[at + 4] = index, token + num, attempt, line, prefix
-    live[2 * num - 1], live[2 * num] = index, string.format('%d:%d:%s', token + num, attempt, argv[3])
+    live[2 * num - 1], live[2 * num] = index, string.format('%d:%d%s:%s', token + num, attempt, mark, argv[3])
     leases[2 * num - 1], leases[2 * num] = expires, index
   end
   if #returned > 0 then call('ZREM', k.returned, unpack(returned, 1, math.min(num, #returned))) end
@@ -654,7 +721,8 @@ local function heartbeat(keys, argv)
   local live = job and call('HMGET', k.live, unpack(indexes)) or {}
   local expires = now + setting(k, 'lease_seconds', 30)
   for i, index in ipairs(indexes) do
-    if parse_live(live[i]) ~= argv[2 * i + 1] then
+    local token, _, _, was_set_aside = parse_live(live[i])
+    if token ~= argv[2 * i + 1] then
       lost[#lost + 1] = i
     elseif job.ending ~= '' then
       lost[#lost + 1] = i
@@ -665,7 +733,7 @@ local function heartbeat(keys, argv)
     else
       kept[#kept + 1] = expires
       kept[#kept + 1] = index
-      note_served(job)
+      note_served(job, was_set_aside)
     end
   end
   if #kept > 0 then call('ZADD', k.leases, 'XX', unpack(kept)) end
@@ -703,14 +771,16 @@ local function finish(keys, argv)
   for i, index in ipairs(indexes) do
     local at = 3 + 7 * (i - 1)
     local token = argv[at + 1]
+    local held, _, _, was_set_aside = parse_live(live[i])
     if not job then
       outcomes[i] = 'not_found'
     elseif ended[index] == token then
       outcomes[i] = 'already_done'
-    elseif parse_live(live[i]) ~= token then
+    elseif held ~= token then
       outcomes[i] = outcome_of_loss(k, index, token)
     else
       ended[index], outcomes[i] = token, 'done'
+      note_served(job, was_set_aside)
       job.tokens_in = job.tokens_in + tonumber(argv[at + 3])
       job.tokens_out = job.tokens_out + tonumber(argv[at + 4])
       publish(k, index, argv[at + 2])
@@ -725,7 +795,6 @@ local function finish(keys, argv)
     call('HDEL', k.prefixes, unpack(done))
     call('ZREM', k.leases, unpack(done))
     job.leased, job.succeeded = job.leased - #done, job.succeeded + #done
-    note_served(job)
   end
   if job then
     settle(k, job, now)
@@ -734,8 +803,8 @@ local function finish(keys, argv)
   return outcomes
 end
 
--- ARGV: job id, index, token, prefix ('' keeps an earlier prefix), 1 if the worker serves another model than the item names.
--- Spends no attempt.
+-- ARGV: job id, index, token, prefix ('' keeps an earlier prefix), 1 if the worker serves another model than the item names,
+-- the number of this name (an older worker sends none). Spends no attempt.
 local function give_back(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
@@ -750,8 +819,9 @@ local function give_back(keys, argv)
     outcome = 'cancelled'
   else
     if prefix ~= '' then call('HSET', k.prefixes, index, prefix) end
-    if argv[5] == '1' then job.reason = UNSERVED end
-    release(k, job, index, attempts - 1, 0)
+    local is_unservable = argv[5] == '1'
+    if is_unservable and not has_unserved(job) then job.reason = PARTLY_UNSERVED end
+    release(k, job, index, attempts - 1, 0, is_unservable and tonumber(argv[6]))
   end
   settle(k, job, now)
   save_job(k, job)
@@ -764,10 +834,10 @@ local function retry(keys, argv)
   local job = load_job(k)
   local index, token = argv[2], argv[3]
   if not job then return 'not_found' end
-  local held, attempts, worker = live_of(k, index)
+  local held, attempts, worker, was_set_aside = live_of(k, index)
   if held ~= token then return outcome_of_loss(k, index, token) end
   end_lease(k, job, index)
-  note_served(job)
+  note_served(job, was_set_aside)
   local outcome
   if job.ending ~= '' then
     let_go(k, job, index)
@@ -807,8 +877,10 @@ local function grace(lease_seconds)
   return math.max(5, lease_seconds / 3 + 2)
 end
 
--- KEYS: timers; when a run of timers begins, also totals and settings. ARGV: due timers that could not run. They move
--- behind all that are due. After a gap, no lease expires for some time: a server that was away, or a clock that jumped,
+-- Two functions under one name; with three keys, it is the second.
+--
+-- KEYS: timers. ARGV: due timers that could not run. They move behind all that are due.
+-- KEYS: timers, totals, settings, when a run of timers begins. It notes the time. After a gap, no lease expires for some time: a server that was away, or a clock that jumped,
 -- says nothing about the workers. A shorter gap leaves a lease a third of its time. If timers run rarely, several times
 -- each, leases also expire: no gap counts if timers ran only within the grace of the one before.
 local function postpone(keys, argv)
@@ -915,8 +987,8 @@ local function begin_end(keys, argv)
       return 0
     end
   end
-  note_served(job)
-  job.ending = argv[2]
+  forget_unserved(job)
+  job.ending, job.set_aside = argv[2], 0 -- `sweep` ends these items with the others
   job.state = argv[2] == 'expired' and 'finalizing' or 'cancelling'
   job.closed = 1
   call('UNLINK', k.ids)
@@ -986,7 +1058,7 @@ local function hold(keys, argv)
   if argv[2] == 'paused' then
     job.state = 'paused'
   else
-    note_served(job)
+    forget_unserved(job)
     if job.state == 'paused' then job.state = job.closed == 1 and 'in_progress' or 'validating' end
   end
   save_job(k, job)

@@ -46,9 +46,7 @@ REVISION = int(re.findall(r"^local REVISION = (\d+)$", SOURCE, re.MULTILINE)[0])
 PREFIX = "ballast1_"
 LOAD_AGAIN_SECONDS = 60.0
 """Time between two tries to load the functions into a full Redis."""
-_READS = frozenset(
-    {"demand", "look", "read", "heads", "results", "due", "stats", "lengths", "statuses", "now", "revision"}
-)
+_READS = frozenset(re.findall(r"^register\('(\w+)', \w+, {'no-writes'}\)$", SOURCE, re.MULTILINE))
 """Functions registered with no-writes."""
 Admits = Callable[[str], bool]
 """Return whether a connection to this host is allowed."""

@@ -112,7 +112,7 @@ class Functions:
         return "demand", (self._keys.groups, self._keys.held), ()
 
     def first_ranks(self, each: int, starts: Sequence[str]) -> Call:
-        """`starts` has the prefix of a group, or the rank in it behind which to read."""
+        """The function `look`. `starts` has the prefix of a group, or the rank in it behind which to read."""
         return "look", (self._keys.ready,), (each, *starts)
 
     def read(self, job_ids: Sequence[str]) -> Call:
@@ -124,8 +124,9 @@ class Functions:
     def results(self, job_id: str, after: bytes, limit: int) -> Call:
         return "results", (self._keys.part(job_id, "results"),), (after, limit)
 
-    def claim(self, job_id: str, n: int, worker: str) -> Call:
-        return self._of_job("claim", job_id, n, worker)
+    def claim(self, job_id: str, n: int, worker: str, skipped: Iterable[int] = ()) -> Call:
+        """`skipped`: numbers of models, without the items that are set aside for them. 0: without all such items."""
+        return self._of_job("claim", job_id, n, worker, *skipped)
 
     def heartbeat(self, job_id: str, leases: Sequence[tuple[int, int]]) -> Call:
         """`leases` has the index and the token of each lease."""
@@ -138,9 +139,9 @@ class Functions:
     def finish(self, job_id: str, worker: str, finished: Sequence[Finished]) -> Call:
         return self._of_job("finish", job_id, worker, *(value for item in finished for value in (*item, "", "")))
 
-    def give_back(self, job_id: str, index: int, token: int, prefix: str, *, is_unserved: bool = False) -> Call:
-        """`is_unserved`: the worker serves another model than the item names."""
-        return self._of_job("give_back", job_id, index, token, prefix, int(is_unserved))
+    def give_back(self, job_id: str, index: int, token: int, prefix: str, *, unserved_model: int = 0) -> Call:
+        """`unserved_model`: the number of the model that the item names, if the worker serves another one."""
+        return self._of_job("give_back", job_id, index, token, prefix, int(unserved_model > 0), unserved_model)
 
     def retry(
         self, job_id: str, index: int, token: int, *, code: str, message: str, again: bool, status: int, jitter: float
@@ -151,7 +152,7 @@ class Functions:
         return "due", (self._keys.timers,), (limit,)
 
     def begin_timers(self) -> Call:
-        """`postpone` without a timer: an older library does nothing then."""
+        """The second function under the name `postpone`, which notes the time. An older library does nothing then."""
         return "postpone", (self._keys.timers, self._keys.totals, self._keys.settings), ()
 
     def postpone(self, timers: Sequence[bytes]) -> Call:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import blake2b
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -72,6 +73,12 @@ class ItemState(StrEnum):
     EXPIRED = "expired"
 
 
+UNSERVED = "no worker serves the model that its items name"
+"""The reason of a job whose waiting items are all set aside, as ballast.lua states it."""
+PARTLY_UNSERVED = "no worker serves the model that some of its items name"
+"""The reason of a job of which some waiting items are set aside."""
+
+
 class Outlook(StrEnum):
     """Whether a job will meet its deadline, by the latest forecast of a worker."""
 
@@ -131,7 +138,7 @@ class Job(_Wire):
     appraised: float | None = None
     """When the outlook was recorded."""
     reason: str = ""
-    """Why the job failed or expired, or that no worker serves its model: a sentence."""
+    """Why the job failed or expired, or that no worker serves the model of all or some of its items: a sentence."""
     key: str = ""
     """Idempotency key of its submission. Empty: a job from an inbox, or submitted without one."""
 
@@ -192,6 +199,12 @@ class Claimed(_Wire):
     def lease(self) -> Lease:
         """The lease of the item."""
         return (self.job_id, self.index, self.token)
+
+    @property
+    def model_number(self) -> int:
+        """A number from 1 to 2^20 that stands for the name of its model. Two names rarely have the same one."""
+        name = str(self.body.get("model", "")).encode(errors="surrogatepass")
+        return 1 + int.from_bytes(blake2b(name, digest_size=8).digest()) % 2**20
 
 
 class Result(_Wire):

@@ -64,6 +64,7 @@ class Keys:
     def _of_job(self, job_id: str) -> tuple[bytes, ...]:
         """Return the KEYS of a transition of a job, in the order of `bind` in ballast.lua."""
         require_utf8("job", job_id)
+        # The functions of another version find each key by its position: a further key, also of the queue, comes last.
         return (*self.of_queue, *(self._key(f"job:{job_id}{part}") for part in _JOB))
 
     def inbox_of(self, tenant: str) -> bytes:

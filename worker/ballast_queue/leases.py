@@ -28,6 +28,8 @@ PAGE_BYTES = 8 * 1024 * 1024
 """Results in one round trip. Only the first may exceed it. Redis disconnects a client whose call takes much more."""
 MOST_RESULT_BYTES = 64 * 1024 * 1024
 """The longest result that is stored."""
+NUM_HEAD = 3
+"""Values before the items in the reply of `claim`."""
 MOST_MESSAGE, MOST_CODE = 2000, 200
 """Characters of an error that are stored. Its message may quote the whole request."""
 
@@ -41,15 +43,25 @@ class Leases:
 
     _store: Store
 
-    @readable("a claimed item")
     def claim(self, job_id: str, n: int, worker: str) -> list[Claimed]:
         """Lease up to `n` items of a job. Other workers may leave fewer items, or none."""
-        reply = self._store.call(self._store.functions.claim(job_id, n, worker))
+        return self.claim_served(job_id, n, worker, ()) or []
+
+    @readable("a claimed item")
+    def claim_served(self, job_id: str, n: int, worker: str, skipped: Collection[int]) -> list[Claimed] | None:
+        """Lease items as `claim` does, without items that came back unserved and name a model in `skipped`.
+
+        `skipped` has numbers of models (`Claimed.model_number`). 0 skips all items that came back unserved. Return None
+        if no other items wait.
+        """
+        reply = self._store.call(self._store.functions.claim(job_id, n, worker, skipped))
         if not reply:
             return []
+        if len(reply) == NUM_HEAD:
+            return None
         tenant, priority = text_of(reply[1]), int(reply[2])
         claimed: list[Claimed] = []
-        for at in range(3, len(reply), 5):
+        for at in range(NUM_HEAD, len(reply), 5):
             item = reply[at : at + 5]
             read = partial(_claimed, job_id, item, tenant=tenant, priority=priority)
             found = self._store.unreadable.try_read(f"item {int(item[0])} of job {job_id}", read)
@@ -152,14 +164,14 @@ class Leases:
     ) -> list[Outcome]:
         """Return several items in one round trip, as a draining worker does.
 
-        `unserved` has the leases of items that name another model than the worker serves. Until an item of their job
-        runs, the job adds no replica, and it ends as an abandoned one does.
+        `unserved` has the leases of items that name another model than the worker serves. They are set aside, and add
+        no replica until one of them runs. If no others are left, their job ends as an abandoned one does.
         """
         calls = [
             self._store.functions.give_back(
                 *claimed.lease,
                 "" if prefix is None else prefix.model_dump_json(),
-                is_unserved=claimed.lease in unserved,
+                unserved_model=claimed.model_number if claimed.lease in unserved else 0,
             )
             for claimed, prefix in items
         ]

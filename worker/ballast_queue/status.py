@@ -165,9 +165,10 @@ class QueueStats(_Published):
     jobs_at_risk: Count = 0
     """Jobs that will miss their deadline at the current rates."""
     unclaimable: Count = 0
-    """Waiting items of jobs that are paused, unserved or ending. More workers would run none of them."""
+    """Waiting items of jobs that are paused or ending, and items of a model that no worker serves. More workers would
+    run none of them."""
     unclaimable_at_risk: Count = 0
-    """Jobs among `jobs_at_risk` that are paused or unserved."""
+    """Jobs among `jobs_at_risk` that are paused, or whose items all name a model that no worker serves."""
     is_exhausted: bool = False
     """Redis has so little memory that it gives out no item: more than 1.2 times `maxmemory` is used."""
     jobs: dict[JobState, Count]

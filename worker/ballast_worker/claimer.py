@@ -34,7 +34,11 @@ EMPTY_SECONDS = 0.1
 SHORT_SECONDS = 0.02
 """How soon the queue is read again after a claim of fewer items than wanted, or with refused ones."""
 AVOID_SECONDS = 30.0
-"""How long a worker claims no items of a job that names another model, or whose record cannot be read."""
+"""How long a worker claims no items of a model that it does not serve, or of a job that it cannot run or read."""
+AVOID_SHORT_SECONDS = 1.0
+"""How long a worker claims no items of a job that has none for it now, and had some lately."""
+MOST_REFUSED = 100
+"""Other models of one job that a worker remembers. With more, it claims none of the items that came back."""
 AVOID_GROUP_SECONDS = 1.0
 """How long a worker does not read the jobs of a tenant if it avoids all of them."""
 WARNING_SECONDS = 1.0
@@ -76,6 +80,10 @@ class Claimer:
         self._seen_at = time.monotonic()
         self._avoided_jobs: dict[str, tuple[Group, float]] = {}
         """Jobs whose items this worker cannot run, and when it tries them again."""
+        self._refused: dict[str, dict[int, float]] = {}
+        """Numbers of the models in jobs that this worker does not serve, and when it tries them again."""
+        self._ran: dict[str, float] = {}
+        """Jobs of which this worker lately submitted an item, and when."""
         self._avoided_groups: dict[Group, float] = {}
         """Groups whose jobs it avoids, and when it reads them again."""
         self._starts: dict[Group, str] = {}
@@ -155,15 +163,29 @@ class Claimer:
             num_items = ceil(num / self._sizes.get(job_id, 1))
             if seconds := self._seconds.get(tenant):  # further items would only go to this worker and back
                 num_items = min(num_items, 1 + int(max(0.0, until - begin) / seconds))
+            group = Group(self._jobs[job_id].priority, tenant)
+            refused = self._refused.get(job_id, {})
+            skipped = refused if len(refused) < MOST_REFUSED else (0,)
             try:
-                claimed = queue.leases.claim(job_id, num_items, self._worker)
+                claimed = queue.leases.claim_served(job_id, num_items, self._worker, skipped)
             except RefusedCall:  # the record of this job cannot be read
                 queue.store.unreadable.skip(f"job {job_id}")
-                self._avoid(job_id, Group(self._jobs[job_id].priority, tenant))
+                self._avoid(job_id, group, AVOID_SECONDS)
                 continue
-            num_entered += self._enter_all(job_id, claimed, num, until)
+            entered = self._enter_all(job_id, claimed or (), num, until)
+            num_entered += entered
+            if entered:
+                self._ran[job_id] = begin
+            elif claimed is None or (self._refused.get(job_id) and self._is_all(queue, job_id, len(claimed))):
+                # Other items of a job that ran lately may come soon.
+                self._avoid(job_id, group, AVOID_SHORT_SECONDS if job_id in self._ran else AVOID_SECONDS)
             spent[tenant] = spent.get(tenant, 0.0) + time.monotonic() - begin
         return num_entered, spent
+
+    def _is_all(self, queue: Queue, job_id: str, num_claimed: int) -> bool:
+        """Return whether the next claim of a job would return the same items, or none."""
+        # Older functions, which a full Redis still has, return first the items that came back.
+        return num_claimed >= self._jobs[job_id].waiting or queue.store.connection.is_outdated
 
     def _choose(self, queue: Queue, count: int, slow: frozenset[str]) -> dict[str, int]:
         """Return how many items to claim of each job. The tenants in `slow` wait for the others of their priority."""
@@ -315,12 +337,12 @@ class Claimer:
         It spends no attempt, and waits for a worker that serves the name.
         """
         now = time.monotonic()
-        if claimed.job_id not in self._avoided_jobs and now >= self._warn_at:
+        refused = self._refused.setdefault(claimed.job_id, {})
+        if claimed.model_number not in refused and now >= self._warn_at:
             self._warn_at = now + WARNING_SECONDS
-            log.warning(
-                "job names another model, its items wait for a worker of it", job=claimed.job_id, because=because
-            )
-        self._avoid(claimed.job_id, Group(claimed.priority, claimed.tenant))
+            log.warning("item names another model, and waits for a worker of it", job=claimed.job_id, because=because)
+        if len(refused) < MOST_REFUSED:
+            refused.setdefault(claimed.model_number, now + AVOID_SECONDS)
         self._in_flight.returns.append((claimed, claimed.prefix))
         self._in_flight.unserved.add(claimed.lease)
 
@@ -332,6 +354,12 @@ class Claimer:
         """Return the heads of jobs that are not avoided. A group with avoided jobs only is not read for some time."""
         now = time.monotonic()
         self._avoided_jobs = {job_id: known for job_id, known in self._avoided_jobs.items() if known[1] > now}
+        self._refused = {
+            job_id: kept
+            for job_id, numbers in self._refused.items()
+            if (kept := {number: end for number, end in numbers.items() if end > now})
+        }
+        self._ran = {job_id: at for job_id, at in self._ran.items() if at > now - AVOID_SECONDS}
         avoided: dict[Group, set[str]] = {}
         for job_id, (group, _) in self._avoided_jobs.items():
             avoided.setdefault(group, set()).add(job_id)
@@ -347,9 +375,9 @@ class Claimer:
         }
         return heads
 
-    def _avoid(self, job_id: str, group: Group) -> None:
+    def _avoid(self, job_id: str, group: Group, seconds: float) -> None:
         """Claim no item of a job for some time."""
-        self._avoided_jobs[job_id] = group, time.monotonic() + AVOID_SECONDS
+        self._avoided_jobs[job_id] = group, time.monotonic() + seconds
 
     def _refuse(self, claimed: Claimed, code: str, message: str, status: int) -> None:
         log.debug("item refused", job=claimed.job_id, item=claimed.custom_id, because=message)

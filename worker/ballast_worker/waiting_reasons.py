@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ballast_openai.errors import counted
 from ballast_policy.jobs.choice import job_slack
-from ballast_queue.job import MOST_ACTIVE, Job, JobState
+from ballast_queue.job import MOST_ACTIVE, PARTLY_UNSERVED, UNSERVED, Job, JobState
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import QueueStats, WorkerStatus, held_requests
 from ballast_worker.forecast import NEAREST, Forecast, duration, order_rates_of, work_of
@@ -38,18 +38,32 @@ class Scene:
         return [worker for worker in self.workers if worker.is_ready and not worker.is_draining]
 
 
-def why(job: Job, scene: Scene) -> list[str]:
-    """Return why `job` makes no progress, the main reason first. Its failures and its deadline come last."""
-    return [*_scheduling(job, scene), *_failures(job, scene.stats.at), *_deadline(job, scene)]
+def why(job: Job, scene: Scene, options: str = "") -> list[str]:
+    """Return why `job` makes no progress, the main reason first. Its failures and its deadline come last.
+
+    `options` are those that a command needs to find the queue, each after a space.
+    """
+    command = _Command(f"{job.id}{options}")
+    return [*_scheduling(job, scene, command), *_failures(job, scene.stats.at, command), *_deadline(job, scene)]
 
 
-def _scheduling(job: Job, scene: Scene) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """The commands of one job, as a user can run them."""
+
+    arguments: str
+
+    def __call__(self, verb: str) -> str:
+        return f"`ballast {verb} {self.arguments}`"
+
+
+def _scheduling(job: Job, scene: Scene, command: _Command) -> Iterator[str]:
     counts, state = job.counts, job.state
     if state.is_over:
         ended = f" {duration(max(0.0, scene.stats.at - job.finished))} ago" if job.finished is not None else ""
         yield f"It is over: {state.value}{ended}" + (f", {job.reason}" if job.reason else "")
     elif state is JobState.PAUSED:
-        yield f"It is paused with {counted(counts.waiting, 'item')} waiting: `ballast resume {job.id}` resumes it"
+        yield f"It is paused with {counted(counts.waiting, 'item')} waiting: {command('resume')} resumes it"
     elif not state.is_claimable:
         yield f"It is {state.value}: workers claim no more of its items, {counts.leased:,} are still with workers"
     elif not counts.waiting:
@@ -57,22 +71,28 @@ def _scheduling(job: Job, scene: Scene) -> Iterator[str]:
         if state is JobState.VALIDATING:
             yield (
                 "Its last line has not arrived: submit the same lines with the same --key again, or, in the inbox, add "
-                f"an entry with `end 1`. `ballast cancel {job.id}` gives up the rest"
+                f"an entry with `end 1`. {command('cancel')} gives up the rest"
             )
     else:
-        yield from _waiting(job, scene)
+        yield from _waiting(job, scene, command)
 
 
-def _waiting(job: Job, scene: Scene) -> Iterator[str]:
+def _waiting(job: Job, scene: Scene, command: _Command) -> Iterator[str]:
     claimable = job.counts.waiting - job.delayed
     if job.delayed:
         delayed = counted(job.delayed, "item")
         yield f"{delayed} failed and will be retried after a backoff, {claimable:,} can be claimed now"
     if not claimable:
         return
-    reasons = [*_no_memory(scene), *_no_model(job), *_no_worker(scene)]
+    if job.reason == PARTLY_UNSERVED:
+        yield (
+            f"Some of its items wait and add no replica, because {job.reason}: serve that model, or end the job with "
+            f"{command('cancel')}"
+        )
+    reasons = [*_no_memory(scene), *_no_model(job, command), *_no_worker(scene)]
     reasons = reasons or [*_no_slot(scene), *_own_cap(job, scene), *_before(job, scene)]
-    yield from reasons or [f"Nothing blocks it: a worker can claim {counted(claimable, 'item')} at any time"]
+    found = "its other items" if job.reason == PARTLY_UNSERVED else counted(claimable, "item")
+    yield from reasons or [f"Nothing blocks it: a worker can claim {found} at any time"]
 
 
 def _no_memory(scene: Scene) -> Iterator[str]:
@@ -83,11 +103,11 @@ def _no_memory(scene: Scene) -> Iterator[str]:
         )
 
 
-def _no_model(job: Job) -> Iterator[str]:
-    if job.reason:  # a job that is not over has no other one
+def _no_model(job: Job, command: _Command) -> Iterator[str]:
+    if job.reason == UNSERVED:
         yield (
-            f"It adds no replica, because {job.reason}: serve that model, or end the job with "
-            f"`ballast cancel {job.id}`. At zero replicas, `ballast resume {job.id}` lets it add one again"
+            f"It adds no replica, because {job.reason}: serve that model, or end the job with {command('cancel')}. "
+            f"At zero replicas, {command('resume')} lets it add one again"
         )
 
 
@@ -184,16 +204,16 @@ def _before(job: Job, scene: Scene) -> Iterator[str]:
         yield f"Of other jobs, only {NEAREST} were read"
 
 
-def _failures(job: Job, now: float) -> Iterator[str]:
+def _failures(job: Job, now: float, command: _Command) -> Iterator[str]:
     if not job.counts.failed:
         return
     can_redrive = job.state in _REDRIVEN_FROM and (job.deadline is None or now < job.deadline)
     advice = (
-        f"`ballast redrive {job.id}` retries those that may succeed, which excludes invalid lines"
+        f"{command('redrive')} retries those that may succeed, which excludes invalid lines"
         if can_redrive
         else "To retry them, submit their lines as another job"
     )
-    yield f"{counted(job.counts.failed, 'item')} failed for good: `ballast results {job.id}` shows why. {advice}"
+    yield f"{counted(job.counts.failed, 'item')} failed for good: {command('results')} shows why. {advice}"
 
 
 def _deadline(job: Job, scene: Scene) -> Iterator[str]:
