@@ -151,6 +151,10 @@ def test_pods_of_a_resource_on_hold_keep_their_user_after_operator_and_redis_res
     assert all(user.keeps_passwords for user in bench.reconciler.users.users[GUEST])
 
     assert bench.reconciler.users.on_hold == {GUEST}
+    bench.reconciler.context = replace(CONTEXT, user_keys=UserKeys("b" * 64, is_first=True))
+    bench.reconcile()
+    assert not any(user.keeps_passwords for user in bench.reconciler.users.users[GUEST]), "somebody ended all of them"
+    bench.reconciler.context = CONTEXT
 
     change(bench, "guest/one")
     assert not any(user.keeps_passwords for user in bench.reconciler.users.users[GUEST])
@@ -207,6 +211,18 @@ def test_only_a_user_whose_own_secret_is_not_written_keeps_a_former_password(mon
     assert keeping("b") == {"guest/g": False, taken.name: True}
     bench.reconciler.context = replace(CONTEXT, user_keys=UserKeys("b" * 64, is_first=True))
     assert not any(keeping("b").values()), "somebody ended all former passwords"
+
+
+def test_a_resource_that_is_created_again_has_other_passwords() -> None:
+    """Whoever may read the Secrets of the former one has no right on the queue of the new one."""
+    passwords = []
+    for uid in ("1", "2", "1"):
+        bench = Bench()
+        bench.put("guest", "g", {"uid": uid})
+        bench.reconcile()
+        passwords += [user.passwords for user in bench.reconciler.users.users[GUEST]]
+
+    assert passwords[0] == passwords[2] != passwords[1]
 
 
 def test_submitters_of_a_resource_on_hold_keep_their_users() -> None:
