@@ -151,6 +151,7 @@ def test_pods_of_a_resource_on_hold_keep_their_user_after_operator_and_redis_res
     assert all(user.keeps_passwords for user in bench.reconciler.users.users[GUEST])
 
     assert bench.reconciler.users.on_hold == {GUEST}
+    bench.start()
     bench.reconciler.context = replace(CONTEXT, user_keys=UserKeys("b" * 64, is_first=True))
     bench.reconcile()
     assert not any(user.keeps_passwords for user in bench.reconciler.users.users[GUEST]), "somebody ended all of them"
