@@ -4,10 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import typer
+
 import ballast_api.worker_config
 import ballast_log
 import ballast_openai.body
 import ballast_queue.redis_store
+from ballast_cli.app import app
 
 BIN = Path(sys.executable).parent
 
@@ -23,8 +26,7 @@ assert ballast_api.worker_config.WorkerConfig
 assert ballast_log.Log
 assert ballast_openai.body.parse_body
 assert ballast_queue.redis_store.Queue
-WORK = ("submit", "jobs", "job", "results", "cancel", "pause", "resume", "redrive", "top")
-for verb in (*WORK, "alerts", "get", "explain"):
+for verb in typer.main.get_command(app).commands:
     done = run("ballast", verb, "--help")
     assert done.returncode == 0, (verb, done.stderr)
 mains = (("ballast-operator",), ("ballast-worker", "--config", "x.yaml"), ("ballast", "up"), ("ballast", "demo"))

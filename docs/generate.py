@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import html
 import json
+import os
 import re
 import subprocess
 import sys
@@ -302,7 +303,10 @@ def main() -> int:
             path.write_text(wanted, encoding="utf-8")
             print(f"wrote {path}")
     for path in stale if options.check else []:
-        print(f"{path} is out of date. Run `make generate`", file=sys.stderr)
+        source = os.path.relpath(PAGES[path].__code__.co_filename, ROOT)
+        print(f"{path} differs from what {source} makes. Run `make generate`", file=sys.stderr)
+    if options.check and stale:
+        print("`make generate` overwrites these files. If you edited one, edit the source instead.", file=sys.stderr)
     unknown = [path for path in REFERENCE.glob("*.md") if path not in PAGES and path.name != "vocabulary.md"]
     for path in unknown:
         print(f"{path} is not a generated file. Remove it, or add it to docs/generate.py", file=sys.stderr)

@@ -20,6 +20,7 @@ from ballast_api.ray import ServingRuntime
 from ballast_api.rules import Rule
 from ballast_api.sections import (
     LOCATION,
+    LOCATIONS,
     Backend,
     Cost,
     EngineSettings,
@@ -29,6 +30,7 @@ from ballast_api.sections import (
     Offline,
     Slo,
     backend_rules,
+    is_location,
 )
 from ballast_api.status import Status
 from ballast_api.worker_config import Slots
@@ -66,15 +68,38 @@ class ModelCache(ApiModel):
     `{spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 100Gi}}}}`."""
 
 
+def _is_name_of(model: ServedModel, name: str) -> bool:
+    if model.served_name is not None:
+        return name == model.served_name
+    path = model.uri.partition("@")[0] if model.uri.startswith("hf://") else model.uri
+    return "/" not in name and path.endswith((f"/{name}", f"/{name}/"))
+
+
 class ServedModel(Model):
     """The model, and how a pod gets it. A change of this section rolls the pods."""
 
     rules = (
         Rule(
             f"self.uri.matches('{LOCATION}')",
-            lambda model: re.fullmatch(LOCATION, model.uri) is not None,
-            "model.uri must begin with hf://, s3://, pvc:// or file:///, e.g. hf://Qwen/Qwen3-8B, "
-            "s3://bucket/prefix, pvc://claim/path or file:///directory/in/the/image",
+            lambda model: is_location(model.uri),
+            f"model.uri must be {LOCATIONS}",
+        ),
+        Rule(
+            "!has(self.revision) || self.revision == '' || !self.uri.matches('^hf://[^@]*@[^/]') || "
+            "self.uri.endsWith('@' + self.revision) || self.uri.endsWith('@' + self.revision + '/')",
+            lambda model: (
+                not model.revision
+                or re.match("^hf://[^@]*@[^/]", model.uri) is None
+                or model.uri.endswith((f"@{model.revision}", f"@{model.revision}/"))
+            ),
+            "model.revision and the part of model.uri after @ name two revisions. Remove one of them",
+        ),
+        Rule(
+            "!has(self.adapters) || [self.uri.startsWith('hf://') ? self.uri.split('@')[0] : self.uri].all(path, "
+            "self.adapters.all(each, has(self.servedName) ? each.name != self.servedName : each.name.contains('/') || "
+            "!path.endsWith('/' + each.name) && !path.endsWith('/' + each.name + '/')))",
+            lambda model: not any(_is_name_of(model, adapter.name) for adapter in model.adapters),
+            "model.adapters contains an adapter with the name of the model. Use another name, or set model.servedName",
         ),
         Rule(
             f"self.uri.matches('{FETCHED}') || "
@@ -110,7 +135,8 @@ class ServedModel(Model):
     or a volume of the template contains the directory."""
     revision: str = Field(default="", max_length=253)
     """Version of the weights: on `hf://` a branch, tag or commit, elsewhere any name. A partly generated answer is
-    continued only under the same revision."""
+    continued only under the same revision, and, unless it is a commit of 40 hexadecimal digits, only with the same
+    files."""
     credentials_secret: SecretName | None = None
     """Secret whose keys become environment variables of the container that fetches the model, e.g. `HF_TOKEN`,
     `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_ENDPOINT_URL`."""

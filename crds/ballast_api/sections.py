@@ -35,13 +35,34 @@ def refuse_twice(field: str, names: Sequence[str], entry: str) -> None:
         raise ValueError(f"{field} contains {', '.join(twice)} more than once. Keep one entry per {entry}")
 
 
-LOCATION = r"^((hf|s3|pvc)://.+|file://(localhost)?/.*)$"
-"""The location of a model. After two slashes of `file://`, the first part of a path would be a host."""
-LocationUri = Annotated[str, Field(min_length=1, max_length=2048, pattern=LOCATION)]
+LOCATION = (
+    "^(hf://[A-Za-z0-9._-]+/[A-Za-z0-9._-]+(@.*|/*)|s3://[A-Za-z0-9._-]+(/.*)?|"
+    "pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?|file://(localhost)?/.*)$"
+)
+"""The location of a model, for Python and CEL (RE2). After two slashes of `file://`, the first part of a path would
+be a host."""
+LOCATIONS = (
+    "hf://OWNER/NAME, s3://BUCKET/PREFIX, pvc://CLAIM/PATH or file:///DIRECTORY, e.g. hf://Qwen/Qwen3-8B, "
+    "s3://bucket/prefix, pvc://claim/path or file:///directory/in/the/image"
+)
+LocationUri = Annotated[str, Field(min_length=1, max_length=2048)]
+
+
+def is_location(uri: str) -> bool:
+    """Return whether a URI is the location of a model, an adapter or a draft model."""
+    return re.fullmatch(LOCATION, uri) is not None
 
 
 class Adapter(ApiModel):
     """A LoRA adapter of the model. Clients name it in the field `model` of a request."""
+
+    rules = (
+        Rule(
+            f"self.uri.matches('{LOCATION}')",
+            lambda adapter: is_location(adapter.uri),
+            f"uri of an adapter must be {LOCATIONS}",
+        ),
+    )
 
     name: Name
     """The model name that clients use."""
@@ -60,7 +81,8 @@ class Model(ApiModel):
     served_name: Name | None = None
     """The model name that clients use; by default the name of the directory."""
     revision: str = ""
-    """Name of this version of the weights. A partly generated answer is continued only under the same revision."""
+    """Name of this version of the weights. A partly generated answer is continued only under the same revision, and,
+    unless it is a commit of 40 hexadecimal digits, only with the same files."""
     max_model_len: int | None = Field(default=None, ge=16)
     """Maximum tokens of prompt plus output; by default the limit of the checkpoint."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -87,6 +109,11 @@ class Speculative(ApiModel):
             "(self.method == 'draftModel') == has(self.draftUri)",
             lambda speculative: (speculative.method == "draftModel") == (speculative.draft_uri is not None),
             "engine.speculative.draftUri belongs to the method draftModel, which needs it. Set both, or neither",
+        ),
+        Rule(
+            f"!has(self.draftUri) || self.draftUri.matches('{LOCATION}')",
+            lambda speculative: speculative.draft_uri is None or is_location(speculative.draft_uri),
+            f"engine.speculative.draftUri must be {LOCATIONS}",
         ),
     )
 

@@ -48,6 +48,19 @@ MOUNTED = frozenset({SECRET, CONFIG_MAP})
 """Kinds of children that pods mount by name."""
 
 
+@dataclass(slots=True)
+class _Outcome:
+    """The first problem to report, and the first failure, after which to try again."""
+
+    problem: Problem | None = None
+    failure: Failure | None = None
+
+    def note(self, problem: Problem | None, failure: Failure | None = None) -> None:
+        """Take what a write led to. The other writes go on."""
+        self.problem = self.problem or problem
+        self.failure = self.failure or failure
+
+
 @dataclass(frozen=True, slots=True)
 class ChildrenWriter(Generic[R]):
     """Writes the children of the resources of one type. An object of another owner is never changed."""
@@ -63,8 +76,9 @@ class ChildrenWriter(Generic[R]):
     ) -> tuple[Problem | None, Failure | None]:
         """Write the plan. Return the first problem to report, and the first failure, after which to try again."""
         slow: set[Kind] = set()
-        refused, failed = await self._annotate(wanted.costs, memory, slow)
+        outcome = _Outcome()
         done: list[str] = []
+        await self._annotate(wanted.costs, memory, slow, outcome)
         for apply in wanted.apply:
             try:
                 with _failing_fast(apply.key.kind, slow):
@@ -75,10 +89,10 @@ class ChildrenWriter(Generic[R]):
             except LeftOver:
                 pass  # the resource is reconciled again while a Secret is lost
             except (ClusterUnavailable, ClusterRefused) as error:
-                problem = _problem(error, memory, apply.manifest["metadata"]["annotations"][SPEC_HASH])
-                refused, failed = refused or problem, failed or error  # the other children do not depend on this one
+                marker = apply.manifest["metadata"]["annotations"][SPEC_HASH]
+                outcome.note(_problem(error, memory, marker), error)  # the other children do not depend on this one
             else:
-                refused = refused or problem
+                outcome.note(problem)
                 if problem is None:
                     done.append(apply.because)
                     continue
@@ -93,35 +107,29 @@ class ChildrenWriter(Generic[R]):
                         done.append(size.because)
             except Invalid as error:
                 message = f"the API server refused the size of {size.key}, or another object owns it: {error.message}"
-                refused = refused or Problem(ConditionReason.NOT_APPLIED, message)
+                outcome.note(Problem(ConditionReason.NOT_APPLIED, message))
             except (ClusterUnavailable, ClusterRefused) as error:
-                refused, failed = refused or _problem(error, memory, f"resize {size.key}"), failed or error
+                outcome.note(_problem(error, memory, f"resize {size.key}"), error)
         for gone in wanted.delete:
             try:
                 with _failing_fast(gone.key.kind, slow):
                     await self.cluster.delete(gone.key, gone.uid)
             except (ClusterUnavailable, ClusterRefused) as error:
-                refused, failed = refused or _problem(error, memory, f"delete {gone.key}"), failed or error
+                outcome.note(_problem(error, memory, f"delete {gone.key}"), error)
             else:
                 done.append(gone.because)
-        problem, failure = await self._annotate(wanted.annotate, memory, slow)
-        refused, failed = refused or problem, failed or failure
+        await self._annotate(wanted.annotate, memory, slow, outcome)
         if done:
             log.info("applied", resource=str(key), because=done)
             self.post(metadata, "Applied", "; ".join(done))
         if memory.contest is not None and time.monotonic() < memory.contest[0]:
-            refused = refused or memory.contest[1]
-        return refused, failed
+            outcome.note(memory.contest[1])
+        return outcome.problem, outcome.failure
 
     async def _annotate(
-        self, steps: Sequence[Annotate], memory: ResourceMemory[R], slow: set[Kind]
-    ) -> tuple[Problem | None, Failure | None]:
-        """Annotate pods. The other writes do not depend on it, so only the first failure in a row ends them.
-
-        Return the first problem to report, and the first failure.
-        """
-        refused: Problem | None = None
-        failed: Failure | None = None
+        self, steps: Sequence[Annotate], memory: ResourceMemory[R], slow: set[Kind], outcome: _Outcome
+    ) -> None:
+        """Annotate pods. The other writes do not depend on it, so only the first failure in a row ends them."""
         for step in steps:
             try:
                 with _failing_fast(step.key.kind, slow):
@@ -130,8 +138,7 @@ class ChildrenWriter(Generic[R]):
                 problem = _problem(error, memory, ANNOTATIONS)
                 if problem is None:
                     raise
-                refused, failed = refused or problem, failed or error
-        return refused, failed
+                outcome.note(problem, error)
 
     async def _apply(self, step: Apply, memory: ResourceMemory[R]) -> Problem | None:
         marker = step.manifest["metadata"]["annotations"][SPEC_HASH]

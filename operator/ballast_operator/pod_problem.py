@@ -16,8 +16,8 @@ from ballast_operator.poll_result import Problem
 IMAGE_REASONS = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
 NOT_SERVED_EXIT = 78
 """The worker's exit code for a configuration that it cannot serve, such as a missing model."""
-PROGRAMS = ("ballast-worker: ", "ballast-vllm: ")
-"""How the programs of a worker begin the line that states why they end."""
+PROGRAMS = ("ballast-worker: ", "ballast-vllm: ", "ballast: ")
+"""How the programs of a pod begin the line that states why they end."""
 BAD_ARGUMENTS_EXIT = 64
 """The worker's exit code for `engine.vllm.args` that vLLM refuses."""
 TEMPLATE_HASH = "pod-template-hash"

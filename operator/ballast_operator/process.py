@@ -31,12 +31,12 @@ from ballast_operator.metrics import PHASES, REPLICA_STATES, Metrics
 from ballast_operator.poller import Poller
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.redis_hosts import RedisHosts
-from ballast_operator.redis_users import RedisUserSync, UserKeyStore
 from ballast_operator.releases import Releases
 from ballast_operator.resource_type import ResourceType
 from ballast_operator.secret_grants import SecretGrants
 from ballast_operator.settings import OperatorSettings, listed
 from ballast_operator.streams import Streams
+from ballast_operator.user_sync import RedisUserSync, UserKeyStore
 from ballast_operator.web import Web
 from ballast_queue.errors import QueueError
 

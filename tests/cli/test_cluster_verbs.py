@@ -16,7 +16,6 @@ from ballast_api.conditions import ConditionType
 from ballast_api.names import API_VERSION, KIND, PLURAL
 from ballast_cli.app import app
 from ballast_cli.errors import NotFound
-from ballast_cli.explain import HEALTHY
 from ballast_queue.redis_store import Queue
 from ballast_queue.rights import worker_rules
 
@@ -118,10 +117,6 @@ def test_the_alerts_of_a_resource_are_a_rules_file(plane: ControlPlane, namespac
 
     assert {group["name"].rpartition("/")[0] for group in groups} == {f"ballast/{namespace}/chat"}
     assert "BallastTtftBudgetBurn" in {rule.get("alert") for group in groups for rule in group["rules"]}
-
-
-def test_every_condition_has_a_healthy_status() -> None:
-    assert set(HEALTHY) == set(ConditionType)
 
 
 def test_the_jobs_of_a_resource_are_explained_where_its_redis_is_named(

@@ -599,6 +599,19 @@ def test_watch_ends_with_the_job(queued, items: Path, queue: Any):
     assert "3 of 3 items succeeded, 12 tokens" in ran.err
 
 
+def test_watching_a_completed_job_with_a_failed_item_fails(queued, items: Path, queue: Any):
+    job_id = submit(queued, items, "--key", "k")
+    first, *rest = queue.leases.claim(job_id, 3, "w1")
+    queue.leases.retry(first, "oops", "x", is_retryable=False)
+    for claimed in rest:
+        queue.leases.finish("w1", claimed, make_result(claimed))
+    ran = queued("submit", items, "--key", "k", "--watch")
+
+    assert ran.code == 1
+    assert f"{job_id} is completed: 2 of 3 items succeeded, 1 failed. " in ran.err
+    assert f"`ballast redrive {job_id}" in ran.err
+
+
 def test_watching_a_job_that_ends_badly_fails(queued, items: Path):
     job_id = submit(queued, items, "--key", "k")
     queued("cancel", job_id)
@@ -682,11 +695,12 @@ def test_the_live_view_draws_what_the_plain_one_says(queued, items: Path, queue:
     console = Console(file=io.StringIO(), width=160, force_terminal=True)
     console.print(rendered(replace(view, jobs=(odd, *view.jobs[1:]))))
     drawn = console.file.getvalue()
+    unread = plain(replace(view, jobs=view.jobs[1:]))[-1]  # a record that cannot be read is left out
 
     assert "2 online, 4 offline, 2 free of 8" in drawn
     assert "[red]x[/]" in drawn
     assert "2 more jobs are not over: `ballast jobs --active` lists all." in drawn
-    assert plain(view)[-1] == "2 more jobs are not over: `ballast jobs --active` lists all."
+    assert plain(view)[-1] == unread == "2 more jobs are not over: `ballast jobs --active` lists all."
 
 
 def test_an_authority_of_its_own_is_trusted_by_option_or_environment(

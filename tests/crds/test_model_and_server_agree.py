@@ -40,10 +40,20 @@ MODELS = st.fixed_dictionaries(
                 "a/b",
                 "ftp://x",
                 "hf://",
+                "hf://a",
+                "hf://a/b/",
+                "hf://a/b@v1",
+                "hf://a/b@v1/",
+                "hf://a/b@",
+                "s3://a]b/c",
+                "pvc://[c",
+                "pvc://c",
             ]
         )
     },
     optional={
+        "revision": st.sampled_from(["", "v1", "v2"]),
+        "servedName": st.sampled_from(["a", "b"]),
         "cachePath": st.just("/cache"),
         "cache": some(persistentVolumeClaim=st.just({"claimName": "c"}), volumeClaimTemplate=st.just({"spec": {}})),
         "sizeLimitGibibytes": st.just(1),
@@ -70,7 +80,8 @@ PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
             attention=st.sampled_from(["auto", "sdpa"]),
             blockTokens=st.sampled_from([16, 32]),
             speculative=st.fixed_dictionaries(
-                {"method": st.sampled_from(["ngram", "draftModel"])}, optional={"draftUri": st.just("hf://a/b")}
+                {"method": st.sampled_from(["ngram", "draftModel"])},
+                optional={"draftUri": st.sampled_from(["hf://a/b", "hf://a"])},
             ),
         ),
         gpu=some(count=FEW),
@@ -83,8 +94,16 @@ PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
         gpu=some(count=FEW),
         network=some(metricsFrom=PEERS),
         model=st.fixed_dictionaries(
-            {"uri": st.just("hf://a/b")},
-            optional={"adapters": st.lists(st.just({"name": "a", "uri": "pvc://a/b"}), max_size=1)},
+            {"uri": st.sampled_from(["hf://a/b", "hf://a/b@c/d", "s3://a/b//", "pvc://b"])},
+            optional={
+                "adapters": st.lists(
+                    st.fixed_dictionaries(
+                        {"name": st.sampled_from(["a", "b", "a/b"]), "uri": st.sampled_from(["pvc://a/b", "hf://a"])}
+                    ),
+                    max_size=1,
+                ),
+                "servedName": st.sampled_from(["a", "b/a"]),
+            },
         ),
     ),
     "shares": some(offline=some(reservedPercent=PERCENT, maxPercent=PERCENT)),

@@ -28,13 +28,14 @@ ROOT = Path(__file__).parents[2]
 HOW_TO = ROOT / "docs" / "how-to"
 SAMPLES = sorted((ROOT / "docs" / "samples").glob("*.yaml"))
 VERBS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "e2e" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "e2e/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 CHART = (ROOT / "docs" / "reference" / "chart.md").read_text()
 METRICS = "\n".join((ROOT / "docs" / "reference" / name).read_text() for name in ("metrics.md", "operator.md"))
 SUFFIXES = ("_bucket", "_sum", "_count")
-NO_METRIC = {"ballast_api", "ballast_cli", "ballast_engine", "ballast_log", "ballast_openai", "ballast_operator"} | {
-    *("ballast_policy", "ballast_queue", "ballast_serve", "ballast_sim", "ballast_vllm", "ballast_worker")
-}
+PACKAGES = {path.parent.name for path in ROOT.glob("*/ballast_*/__init__.py")}
 SECTIONS = ("model", "engine", "gpu", "slo", "offline", "limits", "cost", "scaling", "rollout", "disruption", "redis")
 FIELD = re.compile(rf"`(?:spec\.)?((?:{'|'.join((*SECTIONS, 'monitoring', 'template', 'runtime'))})\.[\w.\[\]]+)`")
 
@@ -58,7 +59,7 @@ def broken_links(page: Path, text: str) -> list[str]:
 
 
 def unknown_metrics(text: str) -> set[str]:
-    named = set(re.findall(r"\b(ballast_[a-z_]+|vllm:[a-z_]+)\b", text)) - NO_METRIC
+    named = set(re.findall(r"\b(ballast_[a-z_]+|vllm:[a-z_]+)\b", text)) - PACKAGES
     named -= {name for name in named if re.search(rf"{name}[./]", text)}  # a module or a folder
     return {name for name in named if f"`{base(name)}`" not in METRICS}
 
@@ -199,6 +200,14 @@ def test_the_explanation_of_the_policy_is_one_page_with_one_picture():
 
     assert len(text.split()) < 700
     assert text.count("![") == 1
+
+
+def test_the_design_document_has_each_package_in_its_table_and_its_picture():
+    page = ROOT / "docs" / "design" / "architecture.md"
+    picture = page.parent.parent / "images" / "architecture.svg"
+
+    assert {name for name in PACKAGES if f"| `{name}` |" not in page.read_text()} == set()
+    assert {name for name in PACKAGES if f">{name}" not in picture.read_text()} == set()
 
 
 def test_every_page_can_be_reached_from_the_readme():

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "vocabulary.md"
 PACKAGES = ("crds", "operator", "worker")
-PLACES = (*PACKAGES, "benchmarks", "docs", "helm", "README.md", "SECURITY.md", "e2e")
+PLACES = (*PACKAGES, "benchmarks", "docs", "helm", "README.md", "CONTRIBUTING.md", "SECURITY.md", "e2e")
 KINDS = {".json", ".lua", ".md", ".py", ".svg", ".tpl", ".txt", ".yaml"}
 DATA = ("worker/ballast_cli/demo/model", "worker/ballast_cli/demo/traces", "docs/images/cluster.svg")
 

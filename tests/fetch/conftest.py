@@ -89,11 +89,11 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             elif hub.token and self.headers["Authorization"] != f"Bearer {hub.token}":
                 self._refuse(401, "RepoNotFound")
             elif found := re.fullmatch(r"/api/models/org/name/revision/(.+)", path):
-                if found[1] in {"main", "v2", COMMIT}:
+                if found[1] in {"main", "v2", hub.commit}:
                     self._answer(200, json.dumps(hub.listing(found[1])).encode())
                 else:
                     self._refuse(404, "RevisionNotFound")
-            elif (found := re.fullmatch(rf"/org/name/resolve/{COMMIT}/(.+)", path)) and found[1] in hub.files:
+            elif (found := re.fullmatch(rf"/org/name/resolve/{hub.commit}/(.+)", path)) and found[1] in hub.files:
                 self._file(hub.files[found[1]])
             else:
                 self._refuse(404, "RepoNotFound")

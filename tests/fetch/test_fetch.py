@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -155,6 +158,80 @@ def test_a_private_repository_needs_the_token(
     assert fetch(FROM_HUB, tmp_path / "model") == 0
 
 
+SECRET = "s3cr3t"
+TWO_LINES = {
+    "HF_TOKEN": f"{SECRET}\nx",
+    "AWS_SESSION_TOKEN": f"{SECRET}\nx",
+    "AWS_SECRET_ACCESS_KEY": f"{SECRET}\u200b",
+}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "variables", "code", "words"),
+    [
+        pytest.param("hf", {"HF_TOKEN": f"{SECRET}\n", "HF_ENDPOINT": "{hub}\n"}, 0, "", id="a line break at the end"),
+        pytest.param("hf", {"HF_TOKEN": f"\u00a0{SECRET} "}, 0, "", id="spaces around"),
+        pytest.param(
+            "s3", {"AWS_SESSION_TOKEN": f"{SECRET}\n", "AWS_DEFAULT_REGION": "us-east-1\n"}, 0, "", id="of S3"
+        ),
+        *(
+            pytest.param("hf" if "HF" in name else "s3", {name: value}, 2, f"{name} contains", id=f"two lines: {name}")
+            for name, value in TWO_LINES.items()
+        ),
+        pytest.param("s3", {"AWS_SHARED_CREDENTIALS_FILE": "{file}"}, 4, "(HTTPClientError)", id="two lines in a file"),
+        *(
+            pytest.param(scheme, {name: f"http://user:{SECRET}@127.0.0.1:9"}, 4, "http://127.0.0.1:9 does", id=name)
+            for scheme, name in (("hf", "HF_ENDPOINT"), ("s3", "AWS_ENDPOINT_URL"))
+        ),
+        pytest.param(
+            "hf", {"HF_ENDPOINT": f"http://user:{SECRET}/@127.0.0.1"}, 4, "(InvalidURL)", id="no URL of a hub"
+        ),
+        pytest.param("s3", {"AWS_ENDPOINT_URL": f"user:{SECRET}@host"}, 2, "Check AWS_ENDPOINT_URL", id="no URL of S3"),
+    ],
+)
+def test_a_credential_is_used_or_refused_and_never_shown(
+    *, hub: Any, bucket: Any, scheme: str, variables: dict[str, str], code: int, words: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    file = tmp_path / "credentials"
+    file.write_text(f"[default]\naws_access_key_id=a\naws_secret_access_key=b\naws_session_token={SECRET}\n  x\n")
+    if "AWS_SHARED_CREDENTIALS_FILE" in variables:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(hub=hub.url, file=file))
+    hub.token = SECRET
+    place = FROM_HUB if scheme == "hf" else f"s3://{bucket.name}/models/llama"
+
+    assert fetch(place, tmp_path / "model") == code
+    said = capsys.readouterr().err
+    assert words in said
+    assert SECRET not in said
+
+
+def test_an_empty_token_is_none_and_a_new_password_of_the_endpoint_downloads_nothing(
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "")
+    for password in ("old", "new"):
+        monkeypatch.setenv("HF_ENDPOINT", hub.url.replace("://", f"://user:{password}@"))
+        assert fetch(FROM_HUB, tmp_path / password, "--cache", tmp_path / "cache") == 0
+    assert len([path for path, _ in hub.requests if path.endswith("/model.safetensors")]) == 1
+    assert json.loads((tmp_path / "new" / MANIFEST).read_text())["origin"] == hub.url
+
+
+def test_a_hub_that_accepts_and_does_not_answer_is_away(
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fetch(FROM_HUB, tmp_path / "model")
+    monkeypatch.setattr("ballast_cli.fetch.hub._SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert fetch(FROM_HUB, tmp_path / "model") == 4
+    assert "does not answer" in capsys.readouterr().err
+
+
 def test_the_error_of_a_location_without_weights_lists_its_files(
     hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,6 +275,59 @@ def test_a_cache_holds_each_version_once_and_the_name_is_a_link(hub: Any, tmp_pa
     assert re.fullmatch("org--name-0123456789ab-[0-9a-f]{24}", version.name), "the same commit"
     assert name.is_symlink()
     assert holds(name, hub.files, NEEDED)
+
+
+def test_during_an_outage_a_name_is_the_version_that_it_named_last(hub: Any, tmp_path: Path) -> None:
+    cache, old, new = tmp_path / "cache", hub.commit, "f" * 40
+
+    def version(revision: str) -> str:
+        code = fetch(f"{FROM_HUB}@{revision}", tmp_path / "model", "--cache", cache)
+        return (tmp_path / "model").resolve().name.split("-")[3] if code == 0 else str(code)
+
+    assert version("main") == old[:12]
+    hub.commit = new
+    assert [version("main"), version("v2")] == [new[:12]] * 2
+    hub.commit = old
+    assert version("main") == old[:12], "moved back"
+    hub.is_away = True
+    assert {name: version(name) for name in ("main", "v2", old, new, "v3")} == {
+        "main": old[:12], "v2": new[:12], old: old[:12], new: new[:12], "v3": "4",
+    }  # fmt: skip
+
+
+def test_a_file_of_another_model_is_not_shared(bucket: Any, tmp_path: Path) -> None:
+    """A weak checksum can be forged by whoever may write to another place of the same store."""
+    for prefix in ("models/llama-2", "models/llama"):
+        bucket.put_object(Bucket=bucket.name, Key=f"{prefix}/config.json", Body=b"{}")
+        bucket.put_object(Bucket=bucket.name, Key=f"{prefix}/model.safetensors", Body=b"equal")
+        assert fetch(f"s3://{bucket.name}/{prefix}", tmp_path / prefix, "--cache", tmp_path / "cache") == 0
+    assert {path.stat().st_nlink for path in (tmp_path / "cache").glob("*/*.safetensors")} == {1}
+
+
+@pytest.mark.parametrize("refusal", [None, errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV])
+def test_a_new_version_downloads_only_the_files_that_differ(
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int | None
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(refusal, "refused")
+
+    if refusal is not None:
+        monkeypatch.setattr(os, "link", refuse)
+    hub.files |= {"modules.json": b'[{"path": "head"}]', "head/model.safetensors": b"vectors"}
+    fetch(FROM_HUB, tmp_path / "old", "--cache", tmp_path / "cache")
+    former = dict(hub.files)
+    hub.commit = "f" * 40
+    hub.files["config.json"] = former["config.json"].swapcase()
+    hub.requests.clear()
+
+    assert fetch(FROM_HUB, tmp_path / "new", "--cache", tmp_path / "cache") == 0
+    for place, files in (("old", former), ("new", hub.files)):
+        for name in (*NEEDED, "head/model.safetensors"):
+            assert (tmp_path / place / name).read_bytes() == files[name]
+    loaded = {path.removeprefix(f"/org/name/resolve/{hub.commit}/") for path, _ in hub.requests if "/resolve/" in path}
+    named = {"config.json", "modules.json"}  # modules.json is read to select the files
+    assert loaded == (named if refusal is None else named | NEEDED | {"head/model.safetensors"})
+    assert fetch(FROM_HUB, tmp_path / "old", "--cache", tmp_path / "cache", "--verify") == 0
 
 
 def test_a_directory_with_content_is_not_replaced(hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -379,14 +509,17 @@ def _until(condition: Any) -> None:
         time.sleep(0.01)
 
 
-def test_the_next_fetch_resumes_the_parts_of_a_killed_one(hub: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 130), (signal.SIGINT, 130)])
+def test_the_next_fetch_resumes_the_parts_of_a_killed_one(
+    hub: Any, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     hub.stall_after = 1_500_000
     model = tmp_path / "model"
     part = model / "model.safetensors.part"
     process = _process(model)
     _until(lambda: part.exists() and part.stat().st_size >= 1_000_000)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.send_signal(number)
+    assert process.wait(timeout=25) == code, "while the hub sends nothing"
     assert process.stderr is not None
     process.stderr.close()
     hub.stall_after = None

@@ -131,11 +131,23 @@ def test_a_model_above_the_limit_is_refused_before_anything_is_downloaded(
 def test_a_full_disk_is_reported_and_keeps_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CliError, match=r"is full\. Free some"):
         download(Endless(10, errors=[OSError(errno.ENOSPC, "No space left on device")]), tmp_path)
+    with pytest.raises(CliError, match=rf"The quota of {tmp_path} is used up\. Free some"):
+        download(Endless(10, errors=[OSError(errno.EDQUOT, "Disk quota exceeded")]), tmp_path)
     monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=3))
     with pytest.raises(CliError, match="but the model needs"):
         download(Endless(10), tmp_path)
     with pytest.raises(CliError, match=rf"{tmp_path} keeps each version that was fetched: delete those that no pod"):
         download(Endless(10), tmp_path / "v2", is_shared=True)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_volume_without_locks_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, "no locks")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(CliError, match=rf"Cannot lock {tmp_path} \(no locks\).*Use a volume with locks"):
+        download(Endless(10), tmp_path)
 
 
 KEPT_FREE = {
@@ -601,8 +613,34 @@ def test_a_source_that_breaks_off_without_a_size_starts_again(tmp_path: Path) ->
                 raise Unavailable("gone away")
             yield b" and half"
 
-    assert download(Broken(announced=None), tmp_path)
+    assert download(Broken(announced=None), tmp_path, max_bytes=13)
     assert (tmp_path / "config.json").read_bytes() == b"half and half"
+
+
+def test_a_source_that_breaks_off_again_and_again_is_read_on_while_each_part_brings_more(tmp_path: Path) -> None:
+    class Broken(Endless):
+        def _pieces(self, start: int) -> Iterator[bytes]:
+            yield next(super()._pieces(start))
+            raise Unavailable("gone away")
+
+    source = Broken(announced=12 * MIB)
+
+    assert download(source, tmp_path)
+    assert (source.num_sent, stored(tmp_path)) == (12, 12 * MIB)
+
+
+def test_a_file_that_is_damaged_once_on_its_way_is_sent_again_within_the_limit(tmp_path: Path) -> None:
+    class Damaged(Endless):
+        def resolve(self) -> ModelFiles:
+            return ModelFiles("here", "1", (File("config.json", 4, f"sha256:{hashlib.sha256(b'good').hexdigest()}"),))
+
+        def _pieces(self, start: int) -> Iterator[bytes]:
+            assert start == 0, "no byte of the damaged file is used"
+            self.num_sent += 1
+            yield b"bad!" if self.num_sent == 1 else b"good"
+
+    assert download(Damaged(announced=4), tmp_path, max_bytes=4)
+    assert (tmp_path / "config.json").read_bytes() == b"good"
 
 
 def test_a_source_that_always_breaks_off_without_a_size_is_given_up(tmp_path: Path) -> None:

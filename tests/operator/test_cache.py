@@ -81,7 +81,7 @@ def test_each_change_of_the_objects_of_a_resource_is_a_new_revision(kind: Kind) 
         cache.put(kind, make_body("a", version))
         revisions.append(cache.revision(owner))
     cache.drop(kind, make_body("a", 12))
-    created, changed, unchanged, deleted = revisions[1:] + [cache.revision(owner)]
+    created, changed, unchanged, deleted = *revisions[1:], cache.revision(owner)
 
     assert revisions[0] < created < changed == unchanged < deleted
 

@@ -15,10 +15,11 @@ from ballast_api.conditions import ConditionReason as Reason
 from ballast_api.conditions import ConditionType as Type
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.status import Status
+from ballast_cli.explain import HEALTHY
 from ballast_operator import report
 from ballast_operator.cache import trimmed
 from ballast_operator.children.config import VERSION
-from ballast_operator.conditions import Given, conditions
+from ballast_operator.conditions import CHAINS, Given, conditions
 from ballast_operator.inference_deployment import status as build_status
 from ballast_operator.kinds import DEPLOYMENT, POD, Body, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
@@ -243,7 +244,7 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
         Type.DEGRADED, "True", Reason.MODEL_NOT_FOUND, "there is no directory",
     ),
     "fetch": (
-        {"pods": (make_pod(initContainerStatuses=[crashed(1, "hf://a/b: not found", name="fetch")]),)},
+        {"pods": (make_pod(initContainerStatuses=[crashed(1, "ballast: hf://a/b: not found\nleaked", name="fetch")]),)},
         Type.DEGRADED, "True", Reason.MODEL_NOT_FOUND, "hf://a/b: not found",
     ),
     "crash": (
@@ -491,6 +492,10 @@ def test_pods_that_fail_one_after_another_are_reported_and_one_that_fails_alone_
 
     assert found.reason is (Reason.PODS_FAILING if words else Reason.HEALTHY)
     assert words in found.message
+
+
+def test_every_condition_has_checks_and_a_healthy_status() -> None:
+    assert set(CHAINS) == set(HEALTHY) == set(Type)
 
 
 def test_every_condition_and_reason_stands_in_the_documentation() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
 
-from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.inference_deployment import STARTUP_SECONDS, InferenceDeployment
 from ballast_api.names import child_labels
+from ballast_api.sections import Backend
+from ballast_operator.children.backends import BACKENDS
 from ballast_operator.context import OperatorContext
 from ballast_operator.errors import ClusterUnavailable, Forbidden
 from ballast_operator.inference_deployment import RESOURCE_TYPE, plan
@@ -145,6 +147,20 @@ def test_a_group_of_kinds_that_is_unavailable_does_not_hide_the_others_and_stays
     both = frozenset({"RayService", "PrometheusRule"})
     assert found == [frozenset({"PrometheusRule"}), both, both]
     assert bench.reads_kinds_soon
+
+
+@pytest.mark.parametrize("backend", get_args(Backend))
+def test_every_backend_has_a_program_a_time_to_start_and_an_image(backend: str) -> None:
+    context = OperatorContext(image="native", vllm_image="vllm", ray_image="native-ray", ray_vllm_image="vllm-ray")
+    base = {"model": {"uri": "file:///m"}, "gpu": {"count": 0}, "engine": {"backend": backend}}
+    images = [
+        context.image_of(InferenceDeployment.read({"metadata": {"name": "llm"}, "spec": base | more}, "test"))
+        for more in ({}, {"runtime": {"ray": {}}})
+    ]
+
+    assert backend in BACKENDS
+    assert backend in STARTUP_SECONDS
+    assert images == [backend, f"{backend}-ray"]
 
 
 @pytest.mark.parametrize(("pod_ip", "host", "callers"), [("10.0.0.7", "0.0.0.0", ["127.0.0.1"]),

@@ -195,7 +195,7 @@ def test_the_taint_of_gpu_nodes_is_tolerated(case: str) -> None:
     assert found == expected
 
 
-ADAPTERS = [{"name": "a", "uri": "hf://a/a"}, {"name": "b", "uri": "pvc://b/c"}]
+ADAPTERS = [{"name": "a", "uri": "hf://a/a"}, {"name": "c", "uri": "pvc://b/c"}]
 DRAFT = {"method": "draftModel", "draftUri": "hf://a/draft"}
 RESTRICTED: dict[str, tuple[dict[str, Any], bool]] = {
     "an emptyDir": ({"model": {"uri": FETCHED, "sizeLimitGibibytes": 80}}, True),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from queue_objects import make_status
-from reconciled import make_reconciler
+from reconciled import UNPLANNABLE, make_reconciler
 
 from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_api.names import INSTANCE_LABEL, NAME_LABEL, RAY_HEAD_LABEL, RAY_LABEL, WORKER
@@ -259,7 +259,7 @@ HELD: dict[str, tuple[dict[str, Any], bool, str]] = {
     "a Secret that is not allowed": ({}, True, "SecretNotAllowed"),
     "an account that is not permitted": ({"template": {"serviceAccountName": "x"}}, False, "NotPermitted"),
     "an invalid spec": ({"slots": "many"}, False, "InvalidSpec"),
-    "a spec without children": ({"model": {"uri": "hf://[x/y"}}, False, "InvalidSpec"),
+    "a spec without children": ({"model": {"uri": UNPLANNABLE, "servedName": "m"}}, False, "InvalidSpec"),
 }
 
 

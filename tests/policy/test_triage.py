@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.request import Phase, Request, RequestClass
-from ballast_policy.step.triage import all_in_time, find_late, in_time_first
+from ballast_policy.step.triage import Pace, all_in_time, find_late, in_time_first
 
 ONLINE = RequestClass.ONLINE
 COST = CostModel(k0=0.0, k1=1.0, is_trusted=True)
@@ -22,7 +22,7 @@ def make(seq: int, tokens: int, due: float, **fields) -> Request:
 
 
 def late(*order: Request, now: float = 0.0, speed: float = 1.0, start: float = 0.0) -> set[int]:
-    return {request.seq for request in find_late(order, COST, now, speed=speed, start=start)}
+    return {request.seq for request in find_late(order, COST, Pace(now, start, speed))}
 
 
 def ends_in_time(order: list[Request]) -> bool:
@@ -60,21 +60,21 @@ def test_prompts_pay_once_for_experts_and_not_for_those_that_decodes_touch():
     cost = CostModel(k1=0.25, k5=2.0, missed=0.5, is_trusted=True)  # two seconds for eight tokens, and two for experts
     order = {due: [make(1, 8, due), make(2, 8, due)] for due in (4.5, 5.5, 6.5)}
 
-    assert all_in_time(order[6.5], cost, 0.0, speed=1.0, start=0.0)
-    assert not all_in_time(order[5.5], cost, 0.0, speed=1.0, start=0.0)
-    assert all_in_time(order[4.5], cost, 0.0, speed=1.0, start=0.0, beside=10)
-    assert not find_late(order[6.5], cost, 0.0, speed=1.0, start=0.0)
-    assert len(find_late(order[5.5], cost, 0.0, speed=1.0, start=0.0)) == 1
-    assert not find_late(order[4.5], cost, 0.0, speed=1.0, start=0.0, beside=10)
-    assert len(find_late([make(3, 8, 0.1), make(4, 8, 2.5)], cost, 0.0, speed=1.0, start=0.0)) == 2, "none reads them"
-    assert all_in_time([make(1, 8, 6.75), make(2, 2, 6.75), make(3, 8, 6.75)], cost, 0.0, speed=1.0, start=0.0)
-    assert not find_late([make(1, 8, 6.5, num_output=2), make(2, 8, 6.5)], cost, 0.0, speed=1.0, start=0.0)
+    assert all_in_time(order[6.5], cost, Pace(0.0, 0.0, 1.0))
+    assert not all_in_time(order[5.5], cost, Pace(0.0, 0.0, 1.0))
+    assert all_in_time(order[4.5], cost, Pace(0.0, 0.0, 1.0, beside=10))
+    assert not find_late(order[6.5], cost, Pace(0.0, 0.0, 1.0))
+    assert len(find_late(order[5.5], cost, Pace(0.0, 0.0, 1.0))) == 1
+    assert not find_late(order[4.5], cost, Pace(0.0, 0.0, 1.0, beside=10))
+    assert len(find_late([make(3, 8, 0.1), make(4, 8, 2.5)], cost, Pace(0.0, 0.0, 1.0))) == 2, "none reads them"
+    assert all_in_time([make(1, 8, 6.75), make(2, 2, 6.75), make(3, 8, 6.75)], cost, Pace(0.0, 0.0, 1.0))
+    assert not find_late([make(1, 8, 6.5, num_output=2), make(2, 8, 6.5)], cost, Pace(0.0, 0.0, 1.0))
 
 
 def test_only_the_rest_of_a_prompt_takes_time():
     begun = make(1, 8, 2.0, phase=Phase.RUNNING, num_computed=6)
 
-    assert all_in_time([begun], COST, 0.0, speed=1.0, start=0.0)
+    assert all_in_time([begun], COST, Pace(0.0, 0.0, 1.0))
     assert late(begun) == set()
 
 
@@ -88,7 +88,7 @@ def test_the_time_that_decodes_can_wait_is_for_prefill():
 
 def test_prefill_takes_its_time_however_long_decodes_can_wait():
     assert late(make(1, 3, 4.0), make(2, 2, 4.0), start=-9.0) == {1}
-    assert not all_in_time([make(1, 3, 4.0), make(2, 2, 4.0)], COST, 0.0, speed=1.0, start=-9.0)
+    assert not all_in_time([make(1, 3, 4.0), make(2, 2, 4.0)], COST, Pace(0.0, -9.0, 1.0))
 
 
 def test_an_answer_that_has_begun_is_never_deferred_but_takes_its_time():
@@ -124,7 +124,7 @@ jobs = st.lists(st.tuples(st.integers(2, 9), st.integers(1, 30)), min_size=1, ma
 @given(jobs)
 def test_no_choice_puts_fewer_off_where_requests_come_in_the_order_they_are_due(drawn: list[tuple[int, int]]):
     order = [make(i, tokens, due) for i, (tokens, due) in enumerate(sorted(drawn, key=lambda job: job[1]))]
-    off = find_late(order, COST, 0.0, speed=1.0, start=0.0)
+    off = find_late(order, COST, Pace(0.0, 0.0, 1.0))
 
     kept = [request for request in order if request not in off]
     assert ends_in_time(kept)
@@ -135,7 +135,7 @@ def test_no_choice_puts_fewer_off_where_requests_come_in_the_order_they_are_due(
 @given(jobs, st.lists(st.sampled_from(["a", "b"]), min_size=7, max_size=7))
 def test_requests_that_are_kept_are_in_time_in_any_order(drawn: list[tuple[int, int]], tenants: list[str]):
     order = [make(i, *job, tenant=tenants[i]) for i, job in enumerate(drawn)]
-    off = find_late(order, COST, 0.0, speed=1.0, start=0.0)
+    off = find_late(order, COST, Pace(0.0, 0.0, 1.0))
 
     assert ends_in_time([request for request in order if request not in off])
     assert sorted(r.seq for r in in_time_first(order, off)) == [r.seq for r in order]
@@ -147,18 +147,18 @@ def test_requests_that_are_all_in_time_are_deferred_in_no_order(drawn: list[tupl
     order = [make(i, *job) for i, job in enumerate(drawn)]
     start = float(now - saved)
 
-    if all_in_time(order, COST, now, speed=1.0, start=start):
-        assert not find_late(order, COST, now, speed=1.0, start=start)
-        assert not find_late(order[::-1], COST, now, speed=1.0, start=start)
+    if all_in_time(order, COST, Pace(now, start, 1.0)):
+        assert not find_late(order, COST, Pace(now, start, 1.0))
+        assert not find_late(order[::-1], COST, Pace(now, start, 1.0))
 
 
 def test_an_overdue_request_is_late_whatever_time_was_saved_up():
     overdue = [make(1, 2, 5.0)]
 
-    assert not all_in_time(overdue, COST, 6.0, speed=1.0, start=0.0)
+    assert not all_in_time(overdue, COST, Pace(6.0, 0.0, 1.0))
     assert late(*overdue, now=6.0, start=0.0) == {1}
 
 
 def test_all_are_in_time_up_to_the_moment_the_first_is_due():
-    assert all_in_time([make(1, 2, 5.0), make(2, 3, 9.0)], COST, 0.0, speed=1.0, start=0.0)
-    assert not all_in_time([make(1, 2, 5.0), make(2, 4, 9.0)], COST, 0.0, speed=1.0, start=0.0)
+    assert all_in_time([make(1, 2, 5.0), make(2, 3, 9.0)], COST, Pace(0.0, 0.0, 1.0))
+    assert not all_in_time([make(1, 2, 5.0), make(2, 4, 9.0)], COST, Pace(0.0, 0.0, 1.0))

@@ -115,6 +115,17 @@ def test_nothing_is_redriven_behind_its_deadline(impatient, desk, line):
         queue.jobs.redrive(job_id, takes_all=True)
 
 
+def test_a_redriven_job_ends_at_its_deadline(queue, desk, line):
+    job_id = submit(queue, line, 1, deadline=queue.now() + 1000)
+    queue.leases.retry(queue.leases.claim(job_id, 1, "w1")[0], "oops", "x", is_retryable=False)
+    queue.jobs.redrive(job_id, takes_all=True)
+    desk.pass_deadline(job_id)
+    while queue.timers.run_due():
+        pass
+
+    assert queue.jobs.get(job_id).state is JobState.EXPIRED
+
+
 def test_a_job_without_anything_to_redrive_stays_over(queue, line):
     job_id = submit(queue, line, 1)
     (claimed,) = queue.leases.claim(job_id, 1, "w1")

@@ -352,10 +352,10 @@ def test_nobody_adds_to_a_job_that_was_submitted_another_way(queue, add, line):
 
 @pytest.mark.parametrize("name", ["", "a b", "a|b", "x" * 129, "-a", "ü", "{a}", "a\n", "a:items", "a:results"])
 def test_an_unsafe_job_id_is_refused(queue, add, line, name):
-    entry = add(line("a"), job=name).decode()
+    entry = add(line("a"), job=name, end="1", lines="3").decode()
     queue.inbox.take_in()
 
-    assert codes(queue, f"inbox-{entry}") == {"a": "invalid_job"}
+    assert codes(queue, f"inbox-{entry}") == {"a": "invalid_job"}, "the three lines are those of no job"
 
 
 def test_a_worker_that_dies_while_it_takes_entries_in_loses_and_doubles_none(queue, add, line, monkeypatch):
@@ -405,12 +405,15 @@ def test_two_workers_that_read_the_same_entries_store_them_once(queue, desk, add
     def overtaken(*args, **kwargs):
         desk.raw.delete(queue.store.keys.intake)
         other.inbox.take_in()
+        desk.raw.set(queue.store.keys.intake, "a third", px=60_000)
         return real_open(*args, **kwargs)
 
     queue.store.functions.open = overtaken
     queue.inbox.take_in()
+    turn = desk.raw.getdel(queue.store.keys.intake)
 
     assert queue.jobs.get("j").counts.total == 4
+    assert turn == b"a third", "a worker ends no turn of another"
 
 
 def test_only_one_worker_at_a_time_takes_the_inbox_in(queue, desk, add, line):

@@ -10,7 +10,7 @@ import pytest
 from tls import LOOPBACK, tls_proxy
 
 from ballast_queue.batch_lines import CHUNK_BYTES, CHUNK_LINES
-from ballast_queue.errors import CommandForbidden, EmptyJob, InvalidJob, QueueError, QueueForbidden, QueueUnavailable
+from ballast_queue.errors import CommandForbidden, EmptyJob, InvalidJob, QueueForbidden, QueueUnavailable
 from ballast_queue.inbox_writer import InboxWriter
 from ballast_queue.keys import Keys
 from ballast_queue.rights import submitter_rules
@@ -22,7 +22,7 @@ OF_ALL, OF_TENANT = Keys("a/b").inbox, Keys("a/b").inbox_of("acme")
 class Inboxes:
     """Remembers what is added. Some calls fail, by their number."""
 
-    def __init__(self, failures: Mapping[int, Exception] | None = None) -> None:
+    def __init__(self, failures: Mapping[int, BaseException] | None = None) -> None:
         self.failures = failures or {}
         self.calls: list[tuple[bytes, Sequence[Mapping[str, bytes | str]]]] = []
 
@@ -112,20 +112,21 @@ def test_a_job_that_no_worker_would_take_adds_nothing(lines: list[bytes], terms:
     assert inboxes.calls == []
 
 
-@pytest.mark.parametrize("kind", [QueueUnavailable, QueueForbidden, CommandForbidden])
+@pytest.mark.parametrize("kind", [QueueUnavailable, QueueForbidden, CommandForbidden, KeyboardInterrupt])
 @pytest.mark.parametrize("call", [1, 2, 3])
-def test_a_failure_names_the_job_that_it_leaves_open(kind: type[QueueError], call: int) -> None:
+def test_a_failure_names_the_job_that_it_leaves_open(kind: type[BaseException], call: int) -> None:
     inboxes = Inboxes({call: kind()} | ({2: kind()} if kind is CommandForbidden else {}))
     with pytest.raises(kind) as caught:
         submit(inboxes, [b"1", b"2"])
 
     job_id = f"{inboxes.calls[0][1][0]['job']}@acme"
-    is_unknown = call == 3 and kind is QueueUnavailable  # the last entry may have come
+    has_no_reply = kind in {QueueUnavailable, KeyboardInterrupt}
+    is_unknown = call == 3 and has_no_reply  # the last entry may have come
     state = "may be complete: look at it as a worker's user before you submit again"
     if not is_unknown:
         may_exist = "may exist, and " if call == 1 else ""
         state = f"{may_exist}is not complete: cancel it as a worker's user, and submit again"
-    notes = [f"job {job_id} {state}"] if call > 1 or kind is QueueUnavailable else []
+    notes = [f"job {job_id} {state}"] if call > 1 or has_no_reply else []
     assert getattr(caught.value, "__notes__", []) == notes
 
 

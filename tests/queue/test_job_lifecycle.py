@@ -508,6 +508,7 @@ def test_the_settings_of_a_queue_are_those_of_its_own_resource_then_of_the_oldes
         for owner, created in [
             ("other/m", 5),
             ("other/n", 4),
+            ("other/of the same age", 4),
             ("other/newer", 9),
             (f"{namespace}/llm", 8),
             (f"{namespace}/newer", 9),
@@ -517,7 +518,7 @@ def test_the_settings_of_a_queue_are_those_of_its_own_resource_then_of_the_oldes
         ]
     ]
 
-    assert put == [True, True, False, True, False, True, False, False]
+    assert put == [True, True, False, False, True, False, True, False, False]
     assert queue.settings.read().owner == queue.name
     queue.close()
 
@@ -530,6 +531,7 @@ def test_settings_give_way_if_nobody_renews_them(queue, desk):
     queue.settings.renew(queue.name)
     renewed = queue.settings.apply(other)
     desk.raw.hset(queue.store.keys.settings, "renewed", "1")
+    queue.settings.renew("other/m")  # it renews its own settings only
     gone = queue.settings.apply(other)
 
     assert (before, renewed, gone) == (False, False, True)

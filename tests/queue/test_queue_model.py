@@ -206,7 +206,9 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
             if job.state.is_over or job.ending:
                 return
             self.raw.hset(self.queue.store.keys.job(job_id), "deadline", "1")
-            self.raw.zadd(self.queue.store.keys.timers, {f"deadline:{job_id}": 1})
+            # Only the queue may have set the timer of a deadline that it was given.
+            had_deadline = job.deadline is not None
+            self.raw.zadd(self.queue.store.keys.timers, {f"deadline:{job_id}": 1}, xx=had_deadline)
             while self.queue.timers.run_due():
                 pass
             job.deadline = 1

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from ballast_api.conditions import ConditionReason
@@ -118,12 +118,22 @@ def make_cache() -> Cache:
     return Cache(INFERENCE_DEPLOYMENT, RESOURCE_TYPE.label, queue_of=RESOURCE_TYPE.queue_of)
 
 
+UNPLANNABLE = "file:///models/[no-children"
+"""A `model.uri` from which no children can be computed, as if the schema had missed a wrong value."""
+
+
+def _plan(resource: Any, *given: Any) -> Any:
+    if resource.spec.model.uri == UNPLANNABLE:
+        raise ValueError(UNPLANNABLE)
+    return RESOURCE_TYPE.plan(resource, *given)
+
+
 def make_reconciler(
     cache: Cache, cluster: Any, *, poller: Any, grants: Any, context: OperatorContext
 ) -> Reconciler[Any]:
     """Return the reconciler of an operator that starts: it knows only what the cluster knows."""
     return Reconciler(
-        RESOURCE_TYPE,
+        replace(RESOURCE_TYPE, plan=_plan),
         cluster,
         cache,
         poller=poller,

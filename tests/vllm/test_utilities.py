@@ -82,6 +82,13 @@ def test_an_slo_changes_for_requests_that_run_unless_they_have_their_own(tiny_mo
     assert [(records[r].ttft, records[r].tpot) for r in (usual, own, batch)] == [(inf, 0.2), (inf, 0.5), (inf, inf)]
 
 
+def test_the_highest_priority_of_a_tenant_bounds_that_of_its_requests(tiny_model):
+    core = BareCore(tiny_model, policy={"tenants": {"a": {"max_priority": 1}}})
+    requests = [core.add(tenant=tenant, priority=priority) for tenant, priority in [("a", 5), ("a", -5), ("b", 5)]]
+
+    assert [core.scheduler.driver.records[request].priority for request in requests] == [1, -5, 5]
+
+
 def test_a_wrong_configuration_changes_nothing(tiny_model):
     core = BareCore(tiny_model)
     before = core.scheduler.driver.host.config

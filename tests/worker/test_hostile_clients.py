@@ -378,8 +378,9 @@ def test_a_flood_of_pipelined_requests_closes_the_connection(serving, eventually
     before = serving.worker.connections.closed[Closed.PIPELINED]
     with connect(serving) as raw:
         raw.sendall(post(json.dumps(ENDLESS).encode()) + HEALTH * 5000)
-        read_all(raw)
+        answer = read_all(raw)
 
+    assert b"too_many_pipelined" not in answer, "the client would take it for the answer to the first request"
     assert serving.worker.connections.closed[Closed.PIPELINED] == before + 1
     eventually(serving.is_idle, "the endless answer to end")
 

@@ -22,7 +22,7 @@ from ballast_worker.claimer import Claimer
 from ballast_worker.errors import Refused
 from ballast_worker.feeder import Feeder
 from ballast_worker.in_flight import InFlightItems
-from ballast_worker.items import GenerationReader
+from ballast_worker.items import GenerationReader, ItemFailure
 
 MIB = 1024 * 1024
 
@@ -228,6 +228,30 @@ def test_a_report_forgets_what_is_stored_before_it_fails(queue_name) -> None:
     assert outcomes == [Outcome.DONE] * 3
     assert [claimed.index for claimed, _ in kept.results] == [3, 4]
     assert counts.succeeded == 3
+
+
+def test_reports_of_a_job_that_cannot_be_read_hold_up_no_other(queue, valkey) -> None:
+    claimed = []
+    for _ in range(2):
+        job_id = queue.submissions.submit([make_line(index) for index in range(3)]).job_id
+        claimed.append(queue.leases.claim(job_id, 3, "w1"))
+    kept = InFlightItems("w1", "r")
+    for done, failed, returned in claimed:
+        kept.results.append((done, Result(custom_id=done.custom_id, status_code=200, body={})))
+        kept.failures.append(ItemFailure(failed, "oops", "x", is_retryable=False, status_code=500))
+        kept.returns.append((returned, None))
+    leases = sorted(kept.leases())
+    with redis.Redis.from_url(valkey.url) as raw:
+        record = queue.store.keys.job(job_id)
+        raw.rename(record, "aside")
+        raw.set(record, "text")
+        kept.report(queue, lambda _: None)
+        raw.rename("aside", record)
+
+    assert leases == sorted(item.lease for items in claimed for item in items), "each is renewed until its report"
+    counts, unread = (queue.jobs.get(items[0].job_id).counts for items in claimed)
+    assert not kept.has_reports
+    assert (counts.succeeded, counts.failed, counts.waiting, unread.leased) == (1, 1, 1, 3)
 
 
 def test_a_report_that_breaks_the_connection_each_time_lets_no_lease_expire(feeding, queue_name, eventually) -> None:

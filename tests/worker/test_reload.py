@@ -34,7 +34,7 @@ def make_watcher(path: Path, taken: Taken, also: Path | None = None) -> ConfigWa
 def rewrite(path: Path, text: str) -> None:
     """Replace the file by a rename, as an editor or the kubelet does: the inode changes even within one clock tick."""
     new = path.with_suffix(".new")
-    new.write_text(text)
+    new.write_text(text, errors="surrogateescape")
     new.replace(path)
 
 
@@ -97,11 +97,14 @@ def test_a_cold_field_put_back_requires_no_restart_any_more(tmp_path: Path) -> N
     assert watcher.loaded.content_hash == content_hash(START)
 
 
-def test_an_invalid_file_leaves_the_old_configuration_and_is_told_until_mended(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "wrong", [pytest.param("slots: eight", id="a wrong value"), pytest.param("slots: \udcff", id="no unicode")]
+)
+def test_an_invalid_file_leaves_the_old_configuration_and_is_told_until_mended(tmp_path: Path, wrong: str) -> None:
     taken = Taken()
     watcher = make_watcher(tmp_path / "c.yaml", taken)
 
-    rewrite(tmp_path / "c.yaml", START.replace("slots: 8", "slots: eight"))
+    rewrite(tmp_path / "c.yaml", START.replace("slots: 8", wrong))
     assert not watcher.check()
     assert watcher.is_invalid
     assert watcher.loaded.config.slots == 8
@@ -184,14 +187,17 @@ class Failing(Taken):
 
 
 def test_a_configuration_that_could_not_be_applied_is_tried_again(tmp_path: Path) -> None:
-    failing = Failing(2)
-    watcher = make_watcher(tmp_path / "c.yaml", failing)
+    failing, keys = Failing(2), tmp_path / "keys.yaml"
+    keys.write_text("a: team-a")
+    watcher = make_watcher(tmp_path / "c.yaml", failing, also=keys)
 
+    rewrite(keys, "b: team-a")
     rewrite(tmp_path / "c.yaml", START.replace("reservedPercent: 10", "reservedPercent: 25"))
     for _ in range(2):
         with pytest.raises(TimeoutError):
             watcher.check()
         assert watcher.loaded.config.offline.reserved_percent == 10
+        assert failing.keys == 1, "the change of another file takes effect"
     applied = [watcher.check(), watcher.check()]
 
     assert applied == [True, False]

@@ -13,8 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_vllm import FakeEngine
+from fake_vllm import FakeEngine, FakeVllm
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ballast_engine.request import FinishReason
 from ballast_policy.request import OFFLINE, ONLINE, RequestClass
@@ -26,6 +27,7 @@ from ballast_vllm.items import HttpItemLoop, HttpReader
 from ballast_vllm.online_first import MOST_SECONDS, OnlineFirst
 from ballast_worker.errors import Refused
 from ballast_worker.in_flight import InFlightItem, InFlightItems
+from ballast_worker.loop import Ended
 from ballast_worker.openai import Caller
 from ballast_worker.requests import Recorder, RequestTiming
 
@@ -44,6 +46,22 @@ def test_a_body_that_is_nested_too_deeply_is_refused(field):
         reader.prepare("r", claimed, 0.0)
 
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+async def run_item(app: ASGIApp, url: str = "/v1/completions", **options: Any) -> tuple[InFlightItems, Ended]:
+    """Send an item through the app. Return what the worker reports of it, and its end."""
+    engine = SimpleNamespace(items={}, num_computed=lambda _: 0)
+    loop = HttpItemLoop(app, {"type": "http", "method": "POST", "headers": []}, engine)
+    body = {"model": "m", "prompt": "Once"}
+    claimed = Claimed(job_id="j", index=0, custom_id="a", url=url, body=body, tenant="t", token=1, seed=1)
+    in_flight = InFlightItems("w1", "revision")
+    item = HttpReader("revision", [url], lambda: ["m"], loop.start, **options).prepare("r", claimed, 0.0)
+    in_flight.held["r"] = InFlightItem(claimed, item.call.timing, item)
+    item.submit()
+    while not (ended := loop.take_ended()):  # noqa: ASYNC110 - it sets no event of this loop
+        await asyncio.sleep(0)
+    in_flight.settle(ended[0].output, num_cached=0)
+    return in_flight, ended[0]
 
 
 ANSWERS = {
@@ -68,23 +86,63 @@ ANSWERS = {
 async def test_the_answer_of_an_item_is_stored_as_vllm_wrote_it(name):
     """An answer with thousands of vectors would take seconds to decode and to encode again, and stop all threads."""
     text, tokens = ANSWERS[name]
-    engine = SimpleNamespace(items={}, num_computed=lambda _: 0)
-    loop = HttpItemLoop(Response(text, media_type="application/json"), {"type": "http", "headers": []}, engine)
-    url = "/v1/embeddings"
-    claimed = Claimed(job_id="j", index=0, custom_id="a", url=url, body={"model": "m"}, tenant="t", token=1, seed=1)
-    in_flight = InFlightItems("w1", "revision")
-    item = HttpReader("revision", [url], lambda: ["m"], loop.start, is_encoder=True).prepare("r", claimed, 0.0)
-    in_flight.held["r"] = InFlightItem(claimed, item.call.timing, item)
-    item.submit()
-    while not (ended := loop.take_ended()):  # noqa: ASYNC110 - it sets no event of this loop
-        await asyncio.sleep(0)
-    in_flight.settle(ended[0].output, num_cached=0)
+    in_flight, ended = await run_item(Response(text, media_type="application/json"), "/v1/embeddings", is_encoder=True)
     [(_, result)] = in_flight.results
 
-    assert ended[0].is_whole
+    assert ended.is_whole
     assert text in json_of(result)
     assert Result.model_validate_json(json_of(result)).body == json.loads(text)
     assert (result.tokens_in, result.tokens_out) == tokens
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("status", [0, 400, 404, 408, 409, 422, 425, 429, 500, 503])
+async def test_an_item_is_tried_again_unless_each_attempt_would_be_refused(status: int):
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if not status:
+            raise RuntimeError("a defect of a route")
+        await Response(b'{"error":{"message":"no"}}', status)(scope, receive, send)
+
+    in_flight, _ = await run_item(app)
+    [failure] = in_flight.failures
+
+    assert failure.is_retryable == (status not in {400, 404, 422})
+    assert failure.status_code == (status or 500)
+
+
+@pytest.mark.anyio
+async def test_an_item_whose_answer_is_no_json_is_refused_with_what_to_change():
+    in_flight, _ = await run_item(Response(b"\x00\x01", media_type="application/octet-stream"))
+    [failure] = in_flight.failures
+
+    assert (failure.status_code, failure.code, failure.is_retryable) == (400, "unsupported_encoding", False)
+    assert "set it to base64" in failure.message
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("has_answer", [True, False])
+async def test_an_item_that_enginecore_gives_up_is_returned_and_spends_no_attempt(*, has_answer: bool):
+    engine = FakeEngine()
+    EngineTap(engine, lambda: 0.0)
+    app = FakeVllm(engine)
+
+    async def route(scope: Scope, receive: Receive, send: Send) -> None:
+        asyncio.get_running_loop().call_later(0, give_up)
+        await app(scope, receive, send if has_answer else broken)
+
+    def give_up() -> None:
+        if "r1" in engine.sent:
+            engine.give("r1", 5, reason="abort")
+        else:
+            asyncio.get_running_loop().call_later(0, give_up)
+
+    async def broken(_: Message) -> None:
+        raise RuntimeError("a defect of a route")
+
+    in_flight, _ = await run_item(route)
+
+    assert (in_flight.results, in_flight.failures) == ([], [])
+    assert [claimed.custom_id for claimed, _ in in_flight.returns] == ["a"]
 
 
 @pytest.mark.anyio

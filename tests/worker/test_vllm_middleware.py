@@ -782,6 +782,26 @@ def test_a_file_that_decides_prompts_is_part_of_the_revision_of_a_directory(tmp_
     assert model_revision(config, tmp_path) != before
 
 
+@pytest.mark.parametrize(
+    ("revision", "is_one_version"),
+    [("", False), ("main", False), ("v1", False), ("0123456789abcdef" * 2 + "0" * 8, True)],
+)
+def test_only_a_commit_names_a_version_without_its_files(tmp_path, revision, is_one_version):
+    config = WorkerConfig.model_validate({"model": {"uri": "/models/m", "revision": revision}})
+    for copy, weights in (("first", b"old"), ("again", b"old"), ("moved", b"new")):
+        (tmp_path / copy).mkdir()
+        (tmp_path / copy / "model.safetensors").write_bytes(weights)
+        (tmp_path / copy / ".ballast-fetch.json").write_text(copy)  # has inodes and times
+    first, again, moved = (model_revision(config, tmp_path / copy) for copy in ("first", "again", "moved"))
+
+    assert first == again
+    assert (first == moved) == is_one_version
+    assert first.startswith(revision)
+    assert (first == revision) == is_one_version, (
+        "a worker with an older Ballast continues no answer of another version"
+    )
+
+
 async def test_a_model_without_a_url_of_items_serves_online_and_refuses_items_with_a_sentence(fed, as_item):
     because = "the model of this queue serves no URL of items"
     early = await asyncio.to_thread(fed.submissions.submit, [as_item("a")])

@@ -13,7 +13,7 @@ from math import inf
 from ballast_policy.fairness.ledger import EMPTY, INPUT_COST, Ledger
 from ballast_policy.fairness.order import Place, place
 from ballast_policy.fairness.tenant_slots import BelowReservation, TenantSlots
-from ballast_policy.request import ONLINE, Request, RequestClass, is_overdue
+from ballast_policy.request import OFFLINE, ONLINE, Request, RequestClass, is_overdue
 
 Ledgers = Mapping[RequestClass, Ledger]
 
@@ -110,10 +110,10 @@ class Backlog:
     def head(
         self,
         limit_per_class: int,
-        ledgers: Ledgers | None = None,
-        free_slots: Mapping[str, int] | None = None,
+        ledgers: Mapping[RequestClass, Ledger] = {},
+        free_slots: Mapping[str, int] = {},
         num_tokens: float = inf,
-        slots: Mapping[RequestClass, TenantSlots | None] | None = None,
+        slots: Mapping[RequestClass, TenantSlots | None] = {},
     ) -> list[Request]:
         """Return the first waiting requests, online before offline, at most `limit_per_class` of each class.
 
@@ -124,13 +124,8 @@ class Backlog:
         """
         out: list[Request] = []
         for request_class in RequestClass:
-            listing = _Listing(
-                limit_per_class,
-                num_tokens,
-                (ledgers or {}).get(request_class, EMPTY),
-                dict(free_slots) if free_slots and request_class is RequestClass.OFFLINE else {},
-                (slots or {}).get(request_class),
-            )
+            free, ledger = dict(free_slots) if request_class is OFFLINE else {}, ledgers.get(request_class, EMPTY)
+            listing = _Listing(limit_per_class, num_tokens, ledger, free, slots.get(request_class))
             for _, queues in sorted(self._bands[request_class].items(), reverse=True):
                 if listing.is_full:
                     break

@@ -259,7 +259,7 @@ class Host:
         self.reservation = self.reservation.used_by(running, self.num_entitled, num_prefill)
 
     def _count_ahead(self, plan: StepPlan) -> int:
-        """Return the tokens of offline in this step and in advance: in an encoder, it may take a whole step."""
+        """Return the tokens of offline in this step and in advance: it may take a whole step (`_takes_turn`)."""
         online = sum([tokens for request, tokens in plan.grants if request.request_class is ONLINE])
         granted = sum([tokens for _, tokens in plan.grants]) - online
         spent = (because.request for because in plan.because if because.reason is Reason.CHUNK_SPENT)

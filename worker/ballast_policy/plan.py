@@ -10,12 +10,12 @@ from ballast_policy.request import Request
 
 
 class Reason(StrEnum):
-    """Why a request was treated as it was in one step: a metric label, and the answer of `ballast explain`."""
+    """Why a request was treated as it was in one step, which the laws check; a label of `ballast_preemptions_total`."""
 
     ONLINE_FIRST = "online_first"
     OFFLINE_RESERVATION = "offline_reservation"
     LENT = "lent"
-    """It took capacity that another class reserves and does not use."""
+    """Offline work borrows: it started beyond its reservation."""
     NO_SLOT = "no_slot"
     NO_KV = "no_kv"
     STEP_BUDGET = "step_budget"

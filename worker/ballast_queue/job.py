@@ -24,18 +24,22 @@ class JobState(StrEnum):
     """State of a job: OpenAI's batch states, and `paused`. Each member names what moves the job on."""
 
     VALIDATING = "validating"
-    """The job still takes lines, and the stored ones may run already. The job's end mark moves it on."""
+    """Lines still arrive, and the stored ones may run already. The end of the lines, a pause, a cancel, the deadline,
+    or no change for `abandonedDays` moves it on."""
     IN_PROGRESS = "in_progress"
-    """Items wait or are leased. The last result, a pause, a cancel or the deadline moves it on."""
+    """Items wait or are leased. The last result, a pause, a cancel, the deadline, or no worker of its model for
+    `abandonedDays` moves it on."""
     PAUSED = "paused"
-    """Workers claim no item. Leased items finish. `resume` moves it on."""
+    """Workers claim no item. Leased items finish. `resume`, the last result, a cancel, the deadline, or no change for
+    `abandonedDays` moves it on."""
     FINALIZING = "finalizing"
-    """The deadline passed. The items that are left get their error results. `Timers.run_due` moves it on."""
+    """The deadline passed, or the job was paused, open, or without a worker of its model for `abandonedDays`. The items
+    that are left get their error results. `Timers.run_due` moves it on."""
     COMPLETED = "completed"
     FAILED = "failed"
     """None of its lines was accepted."""
     EXPIRED = "expired"
-    """The deadline passed. The finished results are kept."""
+    """The end of `finalizing`. The finished results are kept."""
     CANCELLING = "cancelling"
     """Waiting items get their error results. Leased items finish, or end at their next heartbeat. The last item moves
     it on."""

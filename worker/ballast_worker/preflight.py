@@ -26,8 +26,8 @@ def prepare(config: WorkerConfig) -> socket.socket:
     """
     if config.backend != "native":
         raise NotServed(
-            "engine.backend is vllm: start `ballast-vllm` in an environment with vLLM and `pip install "
-            "'ballast[vllm]'`, or set engine.backend to native"
+            f"engine.backend is {config.backend}, and `ballast-worker` runs native. For vllm, start `ballast-vllm` in "
+            "an environment with vLLM and `pip install 'ballast[vllm]'`. Or set engine.backend to native"
         )
     if config.slo.latency_milliseconds is not None:
         raise NotServed(

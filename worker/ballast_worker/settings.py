@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,8 @@ DAY = 86400.0
 SAMPLE_BYTES = 65536
 MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "additional_chat_templates/*.jinja")
 """Files of a model that decide the tokens of an answer."""
+COMMIT = re.compile(r"[0-9a-f]{40}")
+"""A revision that always names the same files."""
 
 
 def model_directory(config: WorkerConfig) -> Path:
@@ -64,21 +67,26 @@ def served_name(config: WorkerConfig, directory: Path) -> str:
 
 
 def model_revision(config: WorkerConfig, directory: Path) -> str:
-    """Return the name of weights and chat template: the configured revision, else a fingerprint of the files.
+    """Return the name of weights and chat template: a configured commit, else a fingerprint of the files.
 
-    The fingerprint reads only sizes and samples of the weights, so that it is fast for large weights.
+    Another configured revision comes before the fingerprint: a branch or a tag may name other weights tomorrow. The
+    fingerprint reads only sizes and samples of the weights, so that it is fast for large weights. Hidden files do not
+    count: `ballast fetch` keeps its notes there, which differ between copies.
     """
-    if config.model.revision:
-        return config.model.revision
+    revision = config.model.revision
+    if COMMIT.fullmatch(revision):
+        return revision
     digest = hashlib.sha256(f"{config.model.load_format}\0{config.model.dtype}".encode())
-    for path in [path for pattern in MODEL_FILES for path in sorted(directory.glob(pattern))]:
+    found = [path for pattern in MODEL_FILES for path in sorted(directory.glob(pattern))]
+    for path in (path for path in found if not path.name.startswith(".")):
         size = path.stat().st_size
         digest.update(f"\0{path.name}\0{size}\0".encode())
         with path.open("rb") as file:
             for start in sorted({0, size // 3, 2 * size // 3, max(0, size - SAMPLE_BYTES)}):
                 file.seek(start)
                 digest.update(file.read(SAMPLE_BYTES))
-    return digest.hexdigest()[:16]
+    fingerprint = digest.hexdigest()[:16]
+    return f"{revision}-{fingerprint}" if revision else fingerprint
 
 
 def engine_options(config: WorkerConfig, directory: Path) -> EngineOptions:

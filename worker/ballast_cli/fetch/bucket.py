@@ -10,9 +10,18 @@ from typing import Any
 import boto3
 from botocore import UNSIGNED
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    NoRegionError,
+    ParamValidationError,
+    PartialCredentialsError,
+    ProfileNotFound,
+)
 
 from ballast_cli.errors import CliError, NotFound, Usage
+from ballast_cli.fetch.credentials import without_userinfo
 from ballast_cli.fetch.location import Location
 from ballast_cli.fetch.model_files import File, ModelFiles, code_of, select, version_of
 from ballast_cli.fetch.source import Denied, Unavailable
@@ -20,7 +29,7 @@ from ballast_cli.fetch.source import Denied, Unavailable
 _PIECE = 1 << 17
 _CREDENTIALS = (
     "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use a role (in a cluster, the Secret or the service account "
-    "of the model). For a public bucket, use --anonymous"
+    "of the model). For a public bucket, use --anonymous, or in a cluster the keys of any account of the object store"
 )
 _MD5_LENGTH = 32
 
@@ -38,9 +47,9 @@ class Bucket:
 
     @property
     def origin(self) -> str:
-        """Return the endpoint of the object store."""
+        """Return the endpoint of the object store, without a password: a new one changes no file."""
         with self._sentences():
-            return str(self._client.meta.endpoint_url)
+            return without_userinfo(str(self._client.meta.endpoint_url))
 
     def resolve(self) -> ModelFiles:
         """List the prefix, and read the checksum of each file that an engine needs."""
@@ -83,9 +92,11 @@ class Bucket:
         if self._made is None:
             try:
                 self._made = boto3.session.Session().client("s3", config=self._config)
-            except ValueError as error:
-                advice = "Check AWS_ENDPOINT_URL, which starts with http:// or https://, and the region."
-                raise Usage(f"{error}. {advice}") from None
+            except ValueError:  # its text has the endpoint, with a password
+                raise Usage(
+                    "The endpoint or the region is not valid. Check AWS_ENDPOINT_URL, which starts with http:// or "
+                    "https://, and the region."
+                ) from None
         return self._made
 
     @contextmanager
@@ -106,9 +117,20 @@ class Bucket:
                 raise CliError(f"{place} changed during the download. Run the command again.") from None
             if code in {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "403", "401"}:
                 raise Denied(f"{place}: access denied ({code}). {_CREDENTIALS}.") from None
-            raise Unavailable(f"{place}: the object store answered {code or error}. Try again later.") from None
-        except BotoCoreError as error:
-            raise Unavailable(f"{place}: {error} Check the network, the region and AWS_ENDPOINT_URL.") from None
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", "with an error")
+            raise Unavailable(f"{place}: the object store answered {code or status}. Try again later.") from None
+        except (BotoCoreError, UnicodeError) as error:
+            store = without_userinfo(self._made.meta.endpoint_url) if self._made else "the object store"
+            raise Unavailable(
+                f"{store} does not answer for {place} ({_reason(error)}). Check the network, the region and "
+                "AWS_ENDPOINT_URL."
+            ) from None
+
+
+def _reason(error: Exception) -> str:
+    """Return the kind of an error, and its text if that is about a setting. Other texts may quote a header or a URL."""
+    kind, text = type(error).__name__, str(error).rstrip(".")
+    return f"{kind}: {text}" if isinstance(error, (NoRegionError, ParamValidationError, ProfileNotFound)) else kind
 
 
 def best_digest(head: Mapping[str, Any]) -> str:

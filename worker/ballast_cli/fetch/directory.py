@@ -10,11 +10,11 @@ import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Self
 
-from ballast_cli.errors import CliError
+from ballast_cli.errors import CliError, Usage
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -57,6 +57,16 @@ class Directory:
         finally:
             os.close(descriptor)
 
+    @classmethod
+    @contextmanager
+    def find(cls, path: Path, *, is_shared: bool = False) -> Iterator[Self | None]:
+        """Open a directory as `open` does, or yield None if that fails."""
+        with ExitStack() as stack:
+            directory = None
+            with suppress(OSError):
+                directory = stack.enter_context(cls.open(path, is_shared=is_shared))
+            yield directory
+
     def stat(self, name: str) -> os.stat_result | None:
         """Return the state of a regular file, or None if there is no such file."""
         try:
@@ -88,11 +98,8 @@ class Directory:
         """Open a regular file to append to it. Replace anything else of that name, and a file with a second name."""
         before = self.stat(name)
         if before is None or before.st_nlink != 1:
-            if "/" in name:
-                with suppress(FileExistsError):
-                    os.mkdir(name.partition("/")[0], dir_fd=self._descriptor)
             self.remove(name)
-            descriptor = self._open(name, _CREATE)
+            descriptor = self._open(name, _CREATE, makes_folder=True)
         else:
             descriptor = self._open(name, _APPEND)
         with os.fdopen(descriptor, "ab") as opened:
@@ -105,6 +112,18 @@ class Directory:
         """Remove a file or a link, and not the target of the link."""
         with suppress(FileNotFoundError, NotADirectoryError), self._folder(name) as (folder, last):
             os.unlink(last, dir_fd=folder)
+
+    def link(self, name: str, other: Self) -> None:
+        """Make an own file of another directory one of this directory, too, unless there is one of that name.
+
+        Raises:
+            OSError: the volume has no hard links, or forbids this one.
+        """
+        with other._folder(name) as (source, last), self._folder(name, makes_it=True) as (folder, _):
+            os.link(last, last, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
+        found = self.stat(name)
+        if found is None or found.st_uid != os.geteuid():  # its owner could change it after it was verified
+            self.remove(name)
 
     def replace(self, name: str, target: str) -> None:
         """Rename a file within its folder, also over another one."""
@@ -123,21 +142,27 @@ class Directory:
 
     @contextmanager
     def lock(self, name: str, on_wait: Callable[[], None]) -> Iterator[None]:
-        """Hold a lock. The kernel releases it when the process ends."""
+        """Hold a lock. The kernel releases it when the process ends.
+
+        Raises:
+            Usage: the volume has no locks.
+        """
         with os.fdopen(self._open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC), "rb+") as lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                on_wait()
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                _lock(lock, on_wait)
+            except OSError as error:
+                raise Usage(
+                    f"Cannot lock {self.path} ({error.strerror}), and without a lock two pods may write the same file. "
+                    "Use a volume with locks: on NFS, mount with version 4, or start the lock service of the server."
+                ) from None
             yield
 
-    def _open(self, name: str, flags: int) -> int:
-        with self._folder(name) as (folder, last):
+    def _open(self, name: str, flags: int, *, makes_folder: bool = False) -> int:
+        with self._folder(name, makes_it=makes_folder) as (folder, last):
             return os.open(last, flags, _MODE, dir_fd=folder)
 
     @contextmanager
-    def _folder(self, name: str) -> Iterator[tuple[int, str]]:
+    def _folder(self, name: str, *, makes_it: bool = False) -> Iterator[tuple[int, str]]:
         """Yield the descriptor of the folder that holds a name, and the last part of the name.
 
         Raises:
@@ -147,9 +172,20 @@ class Directory:
         if not folder:
             yield self._descriptor, last
             return
+        if makes_it:
+            with suppress(FileExistsError):
+                os.mkdir(folder, dir_fd=self._descriptor)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(folder, flags, dir_fd=self._descriptor)
         try:
             yield descriptor, last
         finally:
             os.close(descriptor)
+
+
+def _lock(file: IO[bytes], on_wait: Callable[[], None]) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        on_wait()
+        fcntl.flock(file, fcntl.LOCK_EX)

@@ -22,11 +22,14 @@ from huggingface_hub.utils._headers import build_hf_headers
 from huggingface_hub.utils._http import get_session
 
 from ballast_cli.errors import CliError, NotFound, Usage
+from ballast_cli.fetch.credentials import without_userinfo
 from ballast_cli.fetch.location import Location
 from ballast_cli.fetch.model_files import File, ModelFiles, code_of, select
 from ballast_cli.fetch.source import Denied, Unavailable
 
 _TOKEN = "Set HF_TOKEN (in a cluster, in the Secret that model.credentialsSecret names)"  # noqa: S105  a sentence
+_SECONDS = 30.0
+"""Time without a byte after which the hub does not answer."""
 
 
 class Hub:
@@ -40,15 +43,15 @@ class Hub:
 
     @property
     def origin(self) -> str:
-        """Return the endpoint of the hub."""
-        return self._endpoint or ""
+        """Return the endpoint of the hub, without a password: a new one changes no file."""
+        return without_userinfo(self._endpoint or "")
 
     def resolve(self) -> ModelFiles:
         """Return the commit of the revision and its files."""
         place = self._location
         api = HfApi(endpoint=self._endpoint, token=self._token)
         with self._sentences():
-            info = api.model_info(place.root, revision=place.revision, files_metadata=True)
+            info = api.model_info(place.root, revision=place.revision, files_metadata=True, timeout=_SECONDS)
         listed = [
             File(
                 sibling.rfilename,
@@ -71,7 +74,7 @@ class Hub:
         if start:
             headers["Range"] = f"bytes={start}-"
         with self._sentences():
-            stream = get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=30)
+            stream = get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=_SECONDS)
             with stream as answer:
                 if answer.status_code in {401, 403}:
                     raise Denied(
@@ -86,7 +89,7 @@ class Hub:
     def _sentences(self) -> Iterator[None]:
         """Turn errors of the hub into errors of this package."""
         place = self._location
-        hub = self._endpoint or "the hub"
+        hub = self.origin or "the hub"
         try:
             yield
         except HFValidationError as error:
@@ -113,11 +116,16 @@ class Hub:
             raise Unavailable(f"{place} cannot be fetched while HF_HUB_OFFLINE is set.") from None
         except json.JSONDecodeError:
             raise Unavailable(f"{hub} did not answer with JSON for {place}. Check HF_ENDPOINT and proxies.") from None
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            reason = f"{type(error).__name__}: {error}"
+        except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
             raise Unavailable(
-                f"{hub} does not answer for {place} ({reason}). Check the network and HF_ENDPOINT."
+                f"{hub} does not answer for {place} ({_reason(error)}). Check the network and HF_ENDPOINT."
             ) from None
+
+
+def _reason(error: Exception) -> str:
+    """Return the kind of an error, and its text if that is from the system. Other texts may quote a header or a URL."""
+    kind, text = type(error).__name__, str(error)
+    return f"{kind}: {text}" if text and isinstance(error, (httpx2.NetworkError, httpx2.TimeoutException)) else kind
 
 
 def _skip(pieces: Iterator[bytes], count: int) -> Iterator[bytes]:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,16 +18,17 @@ from threading import Event, Lock
 from typing import IO
 
 from ballast_cli.errors import CliError, Usage
+from ballast_cli.fetch.copies import adopt
 from ballast_cli.fetch.directory import Directory, is_safe
 from ballast_cli.fetch.manifest import MANIFEST, Kept, Manifest, read_manifest, write_manifest
 from ballast_cli.fetch.model_files import File, ModelFiles, verified
 from ballast_cli.fetch.source import Source, Unavailable
+from ballast_cli.fetch.threads import map_in_threads
 
 _LOCK = ".ballast-fetch.lock"
 _PARTIAL = ".ballast-fetch.partial"
 """Holds the key of the model while its download is not complete."""
 _PART = ".part"
-_NUM_THREADS = 4
 _MOST_FAILURES = 5
 """Times in a row that a broken stream is resumed without a byte that is kept."""
 NODE_PERCENT = 15.0
@@ -57,28 +57,26 @@ class Corrupt(CliError):
 
 def is_complete(path: Path, model: ModelFiles, *, is_shared: bool = False) -> bool:
     """Return whether a directory has these files, unchanged since they were verified. This reads no file."""
-    with _opened(path, is_shared=is_shared) as directory:
+    with Directory.find(path, is_shared=is_shared) as directory:
         if directory is None:
             return False
         manifest = read_manifest(directory)
         return manifest.is_of(model) and manifest.is_unchanged(directory)
 
 
-def is_copy(path: Path, source: str, origin: str, *, is_verified: bool, is_shared: bool) -> bool:
-    """Return whether a directory is a complete and unchanged copy of a source that does not answer.
+def is_intact(path: Path, *, is_verified: bool, is_shared: bool) -> bool:
+    """Return whether a directory is a complete and unchanged copy of what it was.
 
     If a file has another time or inode than recorded, or with `is_verified`, its checksum decides.
     """
-    with _opened(path, is_shared=is_shared) as directory:
+    with Directory.find(path, is_shared=is_shared) as directory:
         if directory is None:
             return False
         manifest = read_manifest(directory)
-        if (manifest.source, manifest.origin) != (source, origin):
-            return False
         if manifest.is_unchanged(directory) and not is_verified:
             return True
         files = [File(name, kept.size, f"sha256:{kept.sha256}") for name, kept in manifest.files.items()]
-        return all(_verified(directory, file) for file in files)
+        return bool(manifest.source) and all(_verified(directory, file) for file in files)
 
 
 def download(
@@ -92,12 +90,14 @@ def download(
     keep_free_percent: float | None = None,
     is_verified: bool = False,
     is_shared: bool = False,
+    others: Sequence[Path] = (),
 ) -> bool:
     """Download the missing and the changed files to a directory. Return False if it was complete already.
 
     `keep_free_percent` of the disk stay free: by default `NODE_PERCENT` on a node of Kubernetes, and nothing elsewhere.
     `is_verified` compares the checksums of files that look unchanged, too. `is_shared` is for a directory in a cache
-    that others can write to: the directory itself must not be a symbolic link.
+    that others can write to: the directory itself must not be a symbolic link. Files of `others`, which are copies of
+    other versions, are not downloaded again.
 
     Raises:
         Corrupt: a file differed from its checksum twice.
@@ -118,13 +118,16 @@ def download(
         if is_same and before.is_unchanged(directory) and not is_verified:
             return False
         is_resumed = _key(directory) == model.key
+        adopt(directory, model, others)
         kept = _intact(directory, model, before.files if is_same else {}, is_resumed=is_resumed)
         missing = [file for file in model.files if file.name not in kept]
         outdated = {file.name for file in missing} | (before.files.keys() - {file.name for file in model.files})
+        outdated |= {f"{name}{_PART}" for name in kept}
         present = sum(each.size for each in kept.values())
         parts = sum(directory.size(f"{file.name}{_PART}") for file in missing)
         needed = sum(file.size or 0 for file in missing) - parts
-        released = sum(map(directory.size, outdated))
+        files = filter(None, map(directory.stat, outdated))
+        released = sum(found.st_size for found in files if found.st_nlink == 1)
         growth = needed - released if all(file.size is not None for file in missing) else None
         disk = _Disk(directory.path, _kept_free(directory.path, keep_free_percent, growth), advice)
         limit = present + parts + disk.check(needed, released=released)
@@ -135,7 +138,10 @@ def download(
             directory.remove(name)
         directory.remove(MANIFEST)
         directory.write(_PARTIAL, model.key.encode())
-        kept |= _load_all(source, model, missing, directory, counter)
+        loaded = map_in_threads(
+            lambda file: _load(source, model, file, directory, counter), missing, on_failure=counter.stopped.set
+        )
+        kept |= {file.name: each for file, each in zip(missing, loaded, strict=True)}
         write_manifest(directory, Manifest(model.source, model.origin, model.version, kept))
         directory.remove(_PARTIAL)
         return bool(missing)
@@ -162,8 +168,7 @@ def _intact(directory: Directory, model: ModelFiles, known: Mapping[str, Kept], 
     """Return the files whose checksum is right, and files without one that the interrupted download left."""
     files = [_with_own(file, known) for file in model.files]
     checked = [file for file in files if file.digest or is_resumed]
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        checks = list(threads.map(lambda file: _verified(directory, file), checked))
+    checks = map_in_threads(lambda file: _verified(directory, file), checked)
     return {
         file.name: Kept.of(directory, file.name, sha256) for file, sha256 in zip(checked, checks, strict=True) if sha256
     }
@@ -185,15 +190,6 @@ def _verified(directory: Directory, file: File) -> str | None:
             return verified(file, found.st_size, opened)
     except FileNotFoundError:
         return None
-
-
-@contextmanager
-def _opened(path: Path, *, is_shared: bool) -> Iterator[Directory | None]:
-    with ExitStack() as stack:
-        directory = None
-        with suppress(OSError):
-            directory = stack.enter_context(Directory.open(path, is_shared=is_shared))
-        yield directory
 
 
 def link(name: Path, target: Path) -> None:
@@ -292,20 +288,6 @@ def _is_of_node(path: Path) -> bool:
     return False
 
 
-def _load_all(
-    source: Source, model: ModelFiles, missing: list[File], directory: Directory, counter: _Counter
-) -> dict[str, Kept]:
-    """Download files on a few threads. The first failure stops all of them."""
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        waiting = {threads.submit(_load, source, model, file, directory, counter): file.name for file in missing}
-        try:
-            return {waiting[done]: done.result() for done in as_completed(waiting)}
-        except BaseException:
-            counter.stopped.set()
-            threads.shutdown(cancel_futures=True)
-            raise
-
-
 def _load(source: Source, model: ModelFiles, file: File, directory: Directory, counter: _Counter) -> Kept:
     part = f"{file.name}{_PART}"
     if file.size is None or directory.size(part) > file.size:
@@ -379,6 +361,8 @@ def _disk_errors(directory: Path, advice: str = "Free some space.") -> Iterator[
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise CliError(f"The disk of {directory} is full. {advice} Then run the command again.") from None
+        if error.errno == errno.EDQUOT:
+            raise CliError(f"The quota of {directory} is used up. {advice} Then run the command again.") from None
         if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
             raise Usage(
                 f"Cannot write to {directory} ({error.strerror}). Name a directory that you can write to."

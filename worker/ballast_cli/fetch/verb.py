@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from glob import escape as escape_glob
 from pathlib import Path
@@ -12,9 +13,12 @@ from rich.markup import escape
 
 from ballast_cli.console import examples, say
 from ballast_cli.errors import CliError, NotFound, Usage
+from ballast_cli.fetch.copies import named_at, remember
+from ballast_cli.fetch.credentials import clean_environment
 from ballast_cli.fetch.location import FORMS, Location, Scheme, parse
 from ballast_cli.fetch.source import Source, Unavailable
-from ballast_cli.fetch.store import download, is_complete, is_copy, link
+from ballast_cli.fetch.store import download, is_complete, is_intact, link
+from ballast_cli.interrupts import interruptible
 from ballast_cli.watch import progress
 
 EXAMPLES = examples(
@@ -132,22 +136,25 @@ class FetchOptions:
     keep_free_percent: float | None = None
 
 
+@interruptible()  # as process 1 of a container, it would ignore SIGTERM
 def fetch_model(
     location: Location, directory: Path, cache: Path | None, options: FetchOptions = FetchOptions()
 ) -> Path:
     """Download to `directory`, or to a directory for the version under `cache`. Return the directory of the files."""
     source = _source(location, is_anonymous=options.is_anonymous)
     is_shared = cache is not None
+    copies = sorted(cache.glob(f"{escape_glob(_slug(location))}-*")) if cache else [directory]
     try:
         model = source.resolve()
     except Unavailable as error:
-        kept = _kept(location, directory, cache, origin=source.origin, is_verified=options.is_verified)
+        kept = _kept(location, copies, options, origin=source.origin, is_shared=is_shared)
         if kept is None:
             raise
         say(f"{error} Using the copy in {kept}.")
         return kept
     target = cache / f"{_slug(location)}-{model.version[:_VERSION]}-{model.key[:_KEY]}" if cache else directory
     if not options.is_verified and is_complete(target, model, is_shared=is_shared):
+        remember(target, location, model.version, is_shared=is_shared)
         return target
     if model.code:
         names = ", ".join(model.code[:3]) + (" ..." if model.code[3:] else "")
@@ -167,7 +174,9 @@ def fetch_model(
             keep_free_percent=options.keep_free_percent,
             is_verified=options.is_verified,
             is_shared=is_shared,
+            others=[path for path in copies if path != target],
         )
+    remember(target, location, model.version, is_shared=is_shared)
     if unknown := [file.name for file in model.files if not file.digest]:
         say(
             f"{location} has no checksum for {', '.join(unknown)}. Damage on the way could not be detected. Ballast "
@@ -178,6 +187,7 @@ def fetch_model(
 
 
 def _source(location: Location, *, is_anonymous: bool) -> Source:
+    clean_environment()  # before the libraries read it
     try:
         if location.scheme is Scheme.HUB:
             from ballast_cli.fetch.hub import Hub  # noqa: PLC0415  its library is an extra
@@ -208,18 +218,15 @@ def _in_place(location: Location, claims: Path) -> Path:
     return path.absolute()
 
 
-def _kept(location: Location, directory: Path, cache: Path | None, *, origin: str, is_verified: bool) -> Path | None:
-    """Return the newest complete copy of the location from the same endpoint."""
-    is_shared = cache is not None
-    asked = sorted(cache.glob(f"{escape_glob(_slug(location))}-*"), key=_modified) if cache else [directory]
-    for path in reversed(asked):
-        if is_copy(path, str(location), origin, is_verified=is_verified, is_shared=is_shared):
+def _kept(
+    location: Location, directories: Iterable[Path], options: FetchOptions, *, origin: str, is_shared: bool
+) -> Path | None:
+    """Return the intact copy that the location named last, at the same endpoint."""
+    times = [(named_at(path, location, origin, is_shared=is_shared), path) for path in directories]
+    for _, path in sorted(((time, path) for time, path in times if time is not None), reverse=True):
+        if is_intact(path, is_verified=options.is_verified, is_shared=is_shared):
             return path.absolute()
     return None
-
-
-def _modified(path: Path) -> float:
-    return path.lstat().st_mtime
 
 
 def _slug(location: Location) -> str:

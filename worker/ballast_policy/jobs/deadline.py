@@ -9,7 +9,7 @@ from math import inf
 
 
 class Verdict(StrEnum):
-    """The prediction, which is also a metric label."""
+    """The prediction. `Outlook` of the queue has the same values."""
 
     YES = "yes"
     """At the measured rates the job is done in time, beside all other jobs."""
@@ -35,7 +35,7 @@ class JobWork:
     deadline: float | None
     items: int
     output_tokens: int = 0
-    """Most tokens that its items may generate; 0 if unknown."""
+    """Tokens that its items are expected to generate; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Feasibility:
     verdict: Verdict
     seconds_left: float
     seconds_needed: float | None = None
-    """Upper bound, as long as rates and queue do not change; None if no rate is known."""
+    """Upper bound, as long as rates, queue and estimates do not change; None if no rate is known."""
     seconds_ahead: float = 0.0
     """The part of `seconds_needed` that other jobs take."""
 
@@ -88,7 +88,7 @@ def feasible(
 def seconds_of(work: JobWork, rates: Rates) -> float | None:
     """Return the time that work takes with all workers to itself; None if no rate is known.
 
-    The most output tokens count at their rate, or the items if no bound of their tokens is known.
+    The expected output tokens count at their rate, or the items if none are known.
     """
     if not work.items:
         return 0.0

@@ -93,10 +93,8 @@ class ExpectationLearner:
     def __init__(self) -> None:
         self.expectation = Expectation(unknown_share=UNKNOWN_SHARE)
         self._lengths: dict[RequestClass, deque[int]] = {c: deque(maxlen=NUM_LENGTHS) for c in RequestClass}
-        self._num_new = 0
         self._bursts: deque[int] = deque(maxlen=NUM_BURSTS)
-        self._burst = 0
-        self._since = 0.0
+        self._num_finished, self._burst, self._since = 0, 0, 0.0
         self.typical_prompt = 0.0
         """Moving average of the tokens that an online prompt has to compute."""
         self._count = self._seconds = self._last = 0.0
@@ -125,9 +123,8 @@ class ExpectationLearner:
 
     def finished(self, request: Request) -> None:
         self._lengths[request.request_class].append(request.num_output)
-        self._num_new += 1
-        if self._num_new >= REFRESH:
-            self._num_new = 0
+        self._num_finished += 1
+        if self._num_finished % REFRESH == 0:
             self._publish()
 
     def _close(self, now: float) -> None:

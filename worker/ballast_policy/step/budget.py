@@ -57,22 +57,24 @@ def most_prefill(config: PolicyConfig, cost: CostModel) -> int:
 
 
 def step_budget(snapshot: EngineSnapshot, part: OnlineStep, alone: float = 0.0) -> float:
-    """Return the seconds that the step may take, which without offline takes `alone`: the smallest of five bounds.
+    """Return the seconds that the step may take, which without offline takes `alone`: the smallest bound, adjusted.
 
     `docs/explanation/how-slots-are-shared-details.md` has the formulas. The lending ratio reduces the risk, and the
     time in steps with prefill.
     """
-    tpot, slack, least = _decode_slack(snapshot, part)
-    slack = min(slack, _prefill_slack(snapshot, part))
-    newcomer = _newcomer_bound(snapshot, part, least)
-    most = min(snapshot.config.tpot_share * tpot + snapshot.cost.k5, _cap_bound(snapshot, alone))
-    bound = min(newcomer, most, part.seconds + _SPENT * max(0.0, slack), _longest(snapshot, part))
-    full = part.seconds + _FULL * part.experts
-    if part.experts and bound < full <= (most if snapshot.config.can_suspend else min(most, newcomer)):
-        bound = part.seconds  # decodes save time for a full step
-    allowance = snapshot.allowance
-    ratio = 0.0 if allowance.is_alone else allowance.lending_ratio if part.seconds > part.fixed else 1.0
-    return part.seconds + (bound - part.seconds) * ratio if ratio < 1 and part.seconds < bound < inf else bound
+    config, allowance, online = snapshot.config, snapshot.allowance, part.seconds
+    least_tpot, slack, saved = _decode_slack(snapshot, part)
+    newcomer = _newcomer_bound(snapshot, part, saved)
+    tpot = config.tpot_share * least_tpot + snapshot.cost.k5
+    decodes = online + _SPENT * max(0.0, slack)
+    prompts = online + _SPENT * max(0.0, _prefill_slack(snapshot, part))
+    cap, length = _cap_bound(snapshot, alone), _longest(snapshot, part)
+    smallest = min(newcomer, tpot, decodes, prompts, cap, length)
+    full = online + _FULL * part.experts
+    if part.experts and smallest < full <= min(tpot, cap, inf if config.can_suspend else newcomer):
+        return online  # decodes save time for a full step
+    ratio = 0.0 if allowance.is_alone else allowance.lending_ratio if online > part.fixed else 1.0
+    return online + ratio * (smallest - online) if ratio < 1 and online < smallest < inf else smallest
 
 
 def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
@@ -101,30 +103,33 @@ def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep, *, is_patient: bo
     `is_patient`, all answers may that very probably go on until they have caught up. The second figure is one TPOT, or
     a step of which prefill has a third. Without decodes both are infinite; encoders: half of a TTFT.
     """
-    now, cost, usual, prompt = snapshot.now, snapshot.cost, snapshot.expectation, snapshot.typical_prompt or 1
-    fixed, short = part.fixed, _beginning(snapshot)
-    least_tpot = until = inf
     if snapshot.config.is_encoder:
         return snapshot.config.ttft / 2, inf
+    now, cost, usual, fixed = snapshot.now, snapshot.cost, snapshot.expectation, part.fixed
+    short, prompt = _beginning(snapshot), snapshot.typical_prompt or 1
     early = min(short, _EARLY * (usual.online_answer or inf))
-    takes = cost.prefill(0, prompt) + usual.online_answer * cost.decode(prompt)
-    free = 1.0 - usual.online_rate * takes  # answers that are alike fall behind together
-    rest = 1.0 - usual.online_rate * cost.prefill(0, prompt)
+    prefill = cost.prefill(0, prompt)
+    after_prompts = 1.0 - usual.online_rate * prefill  # share of the time that new prompts leave
+    after_answers = 1.0 - usual.online_rate * (prefill + usual.online_answer * cost.decode(prompt))
+    tpots, ends = [], []
+
+    def regained(num_tokens: float, tpot: float) -> float:
+        """Return the time by which an answer may fall behind that has `num_tokens` to catch up."""
+        return max(0.0, num_tokens) * max(0.0, tpot - fixed)
+
     for request in part.decodes:
         tpot, num_output = request.tpot, request.num_output
         left = request.first_token + num_output * tpot - now
-        if num_output < short and tpot > fixed:
-            left += max(0.0, (early - num_output) * (tpot - fixed), (short - num_output) * (free * tpot - fixed))
-        if is_patient and rest * tpot > fixed:
-            left += max(0, usual.surely_reached(request) - max(short, num_output)) * (rest * tpot - fixed)
+        if num_output < short:  # answers that are alike fall behind together
+            left += max(regained(early - num_output, tpot), regained(short - num_output, after_answers * tpot))
+        if is_patient:
+            left += regained(usual.surely_reached(request) - max(short, num_output), after_prompts * tpot)
         if left < inf and (left >= fixed or _catches_up(request, fixed - left, fixed)):
-            if tpot < least_tpot:
-                least_tpot = tpot
-            if left < until:
-                until = left
+            tpots.append(tpot)
+            ends.append(left)
     experts = cost.experts(snapshot.config.chunk_tokens, len(part.decodes))
-    pace = max(least_tpot / (1 + cost.error), _PREFILL_PACE * (fixed + experts))
-    return max(until / (1 + cost.error), pace), pace
+    pace = max(min(tpots, default=inf) / (1 + cost.error), _PREFILL_PACE * (fixed + experts))
+    return max(min(ends, default=inf) / (1 + cost.error), pace), pace
 
 
 def _beginning(snapshot: EngineSnapshot) -> float:

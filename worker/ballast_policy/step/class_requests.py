@@ -22,14 +22,14 @@ class ClassRequests:
     ledger: Ledger
     waiting: Sequence[Request]
     """In policy order."""
-    decodes: list[Request]
+    decodes: list[Request] = field(default_factory=list)
     """Running, with one token to compute."""
-    prefills: list[Request]
+    prefills: list[Request] = field(default_factory=list)
     """Running, with more than one token to compute."""
-    parked: list[Request]
-    growing: list[Request]
+    parked: list[Request] = field(default_factory=list)
+    growing: list[Request] = field(default_factory=list)
     """Decodes whose next token begins a KV block."""
-    context: int
+    context: int = 0
     """Sum of the contexts of `decodes`, including their next tokens."""
     leaving: list[Request] = field(default_factory=list)
     """Parked in this step. Their KV can still be reclaimed."""
@@ -74,30 +74,27 @@ def by_class(snapshot: EngineSnapshot) -> dict[RequestClass, ClassRequests]:
 
 
 def _sort(snapshot: EngineSnapshot, request_class: RequestClass, waiting: Sequence[Request]) -> ClassRequests:
-    ledger, block_tokens = snapshot.ledgers.get(request_class, EMPTY), snapshot.config.block_tokens
-    decodes: list[Request] = []
-    prefills: list[Request] = []
-    parked: list[Request] = []
-    growing: list[Request] = []
-    context = 0  # local: this is the longest loop of a step
+    group = ClassRequests(snapshot.ledgers.get(request_class, EMPTY), waiting)
+    decodes, growing = group.decodes, group.growing  # local: this is the longest loop of a step
+    block_tokens, context = snapshot.config.block_tokens, 0
     for request in [request for request in snapshot.residents if request.request_class is request_class]:
         num_computed = request.num_computed
         if request.phase is PARKED:
-            parked.append(request)
+            group.parked.append(request)
         elif request.num_tokens - num_computed > 1:
-            prefills.append(request)
+            group.prefills.append(request)
         else:
             decodes.append(request)
             context += num_computed
             if num_computed >= request.num_blocks * block_tokens:
                 growing.append(request)
-    context += len(decodes)
-    return ClassRequests(ledger, waiting, decodes, prefills, parked, growing, context)
+    group.context = context + len(decodes)
+    return group
 
 
 @dataclass
 class Coverage:
-    """The offline residents that the reservation covers. Each set is computed when a phase first needs it."""
+    """The offline residents that the reservation covers. Most steps need no set: each is computed at its first use."""
 
     snapshot: EngineSnapshot
     online: ClassRequests

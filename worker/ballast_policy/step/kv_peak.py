@@ -44,11 +44,9 @@ class KvPeak:
         self._ends.sort()
         ends = sorted([*self._ends, (self._growth(request), num_blocks)])
         freed = most = 0
-        lasting = len(ends)
-        for blocks, given_back in ends:
-            most = max(most, lasting * blocks - freed)
+        for num_shorter, (blocks, given_back) in enumerate(ends):
+            most = max(most, (len(ends) - num_shorter) * blocks - freed)
             freed += given_back
-            lasting -= 1
         return most
 
     def _growth(self, request: Request) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from math import ceil, inf
 
@@ -16,7 +15,7 @@ from ballast_policy.step.draft import StepDraft
 from ballast_policy.step.gate import AdmissionGate
 from ballast_policy.step.kv_peak import KvPeak
 from ballast_policy.step.reserved import Reserved
-from ballast_policy.step.triage import all_in_time, find_late, in_time_first
+from ballast_policy.step.triage import Pace, all_in_time, find_late, in_time_first
 
 LEAST_SHARE = 1 / 8
 """Share of the prefill chunk that online may compute in any step, even if the decodes beside it cannot wait: with a
@@ -88,7 +87,7 @@ class _Service:
     deferred: Collection[Request] = ()
     """Requests that cannot have their first token in time."""
     until: float = inf
-    """The value of `StepTime.seconds` at which prefill ends."""
+    """Seconds of the step, with those of the reservation, at which prefill ends."""
     reserved_seconds: float = 0.0
     """Seconds of the reservation, which `StepTime.seconds` does not contain yet."""
     peak: KvPeak | None = None
@@ -97,21 +96,19 @@ class _Service:
     def triage(self, part: OnlineStep) -> None:
         """Set the end of prefill by the decodes beside it, and defer requests that are late in any case."""
         snapshot, online, cost = self.step.snapshot, self.step.online, self.step.cost
-        until, pace = prefill_limits(snapshot, part)
         self.reserved_seconds = part.seconds - self.step.time.seconds
-        self.until = until - self.reserved_seconds
-        speed, soon = 1 - part.fixed / pace, snapshot.now + part.fixed
-        start, beside = snapshot.now - (until - pace if pace < inf else 0.0), self.step.time.num_tokens
+        self.until, usual = prefill_limits(snapshot, part)
+        start = snapshot.now - (self.until - usual if usual < inf else 0.0)
+        pace = Pace(snapshot.now + part.fixed, start, 1 - part.fixed / usual, self.step.time.num_tokens)
         everyone = [*online.prefills, *online.parked, *online.waiting]
-        in_time = partial(all_in_time, everyone, cost, soon, speed=speed, beside=beside)
-        if in_time(start=start):
+        if all_in_time(everyone, cost, pace):
             return
         self.order = list(self.gate.in_order(online.prefills))
-        self.deferred = find_late(self.order, cost, soon, speed=speed, start=start, beside=beside)
+        self.deferred = find_late(self.order, cost, pace)
         if self.deferred:
             patient, _ = prefill_limits(snapshot, part, is_patient=True)
-            if patient > until and in_time(start=start + until - patient):
-                self.until, self.deferred = patient - self.reserved_seconds, ()
+            if patient > self.until and all_in_time(everyone, cost, pace._replace(start=start + self.until - patient)):
+                self.until, self.deferred = patient, ()
 
     def run(self) -> None:
         draft, gate = self.step.draft, self.gate
@@ -145,7 +142,7 @@ class _Service:
         if left < 1 or draft.decodes[-1:] == [request]:
             seconds = request.arrival + request.ttft - step.snapshot.now
             if time.seconds + self.reserved_seconds <= seconds:
-                self.until = min(self.until, seconds / (1 + step.cost.error) - self.reserved_seconds)
+                self.until = min(self.until, seconds / (1 + step.cost.error))
 
     def _serve_deferred(self) -> None:
         """Prefill a part of the first deferred request, unless a higher priority is first."""
@@ -164,7 +161,8 @@ class _Service:
         wanted = request.num_tokens - done
         limit = min(wanted, int(share * chunk))
         least = ceil(LEAST_SHARE * step.config.chunk_tokens) - (time.num_tokens - time.num_decodes)
-        granted = step.cost.largest_chunk(share * (self.until - time.seconds), done, limit, time.num_tokens)
+        seconds = share * (self.until - self.reserved_seconds - time.seconds)
+        granted = step.cost.largest_chunk(seconds, done, limit, time.num_tokens)
         if share == 1:
             granted = max(granted, min(least, limit))
         if granted < wanted and step.is_whole(request.num_tokens):
@@ -231,7 +229,4 @@ class _Service:
             self.peak = step.kv_peak(online.residents + online.started)
         free = blocks.free - whole - blocks.num_promised - self.reserved.held_blocks
         missing = self.peak.missing(request, whole, free)
-        if missing <= free:
-            return True
-        reclaimable = step.coverage.reclaimable + online.below(request)
-        return missing - free <= step.freed_by(reclaimable)
+        return missing <= free or missing - free <= step.freed_by(step.coverage.reclaimable + online.below(request))

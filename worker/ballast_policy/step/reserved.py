@@ -45,19 +45,12 @@ class Reserved:
 def fill_reservation(step: StepDraft) -> Reserved:
     """Start offline requests in free reserved slots. Return the prefill tokens and the blocks that stay reserved.
 
-    A request that needs more KV than the reservation has left is up to `lend`. It does not stop smaller requests. If
-    the next online prompt does not fit beside it, offline gets a whole step, and all slots but one (`Host.dispatched`).
+    A request that needs more KV than the reservation has left is up to `lend`. It does not stop smaller requests.
     """
-    offline, coverage = step.offline, step.coverage
-    tokens = step.snapshot.reservation.chunk
-    firsts = [[r.num_tokens for r in c.waiting[:1] if step.is_whole(r.num_tokens)] for c in (step.online, offline)]
-    if tokens and firsts[0]:
-        num_free = max(0, coverage.slots - len(offline.running))
-        takers = (*offline.prefills, *offline.parked, *offline.waiting[:num_free])
-        wanted = sum([request.num_tokens - computed(request) for request in takers])
-        if firsts[0][0] > step.time.chunk - max(min(tokens, wanted), *firsts[1], 0):
-            tokens = step.time.chunk
-            coverage.slots = max(coverage.slots, min(step.most_offline_slots, step.num_slots - 1))
+    offline, coverage, tokens = step.offline, step.coverage, step.snapshot.reservation.chunk
+    if step.config.is_encoder and tokens and _takes_turn(step, tokens):
+        tokens = step.time.chunk
+        coverage.slots = max(coverage.slots, min(step.most_offline_slots, step.num_slots - 1))
     inside = set(coverage.running[: coverage.slots]) if offline.prefills and coverage.slots else set()
     prefills = [request for request in offline.prefills if request in inside]
     coverage.beside = set(offline.prefills) - inside
@@ -65,6 +58,19 @@ def fill_reservation(step: StepDraft) -> Reserved:
     num_free = min(coverage.slots, step.num_slots - len(step.online.running)) - len(offline.running)
     held_blocks = _start(step, num_free, tokens - kept, kept) if num_free > 0 else 0
     return Reserved(kept, prefills, held_blocks)
+
+
+def _takes_turn(step: StepDraft, tokens: int) -> bool:
+    """Return whether offline gets a whole step of an encoder: the next online prompt does not fit beside `tokens`.
+
+    In its turn, it may take all slots but one. `Host._count_ahead` leaves the excess of tokens out of later steps.
+    """
+    online, offline = step.online, step.offline
+    first, whole = [[r.num_tokens for r in c.waiting[:1] if step.is_whole(r.num_tokens)] for c in (online, offline)]
+    num_free = max(0, step.coverage.slots - len(offline.running))
+    takers = (*offline.prefills, *offline.parked, *offline.waiting[:num_free])
+    wanted = sum([request.num_tokens - computed(request) for request in takers])
+    return bool(first) and first[0] > step.time.chunk - max([min(tokens, wanted), *whole])
 
 
 def _start(step: StepDraft, num_free: int, tokens: int, kept: int) -> int:

@@ -10,15 +10,28 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from heapq import heappush, heapreplace
 from math import inf
+from typing import NamedTuple
 
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.request import Request, computed
 
 
-def all_in_time(
-    requests: Iterable[Request], cost: CostModel, soon: float, *, speed: float, start: float, beside: int = 0
-) -> bool:
+class Pace(NamedTuple):
+    """How fast prefill goes on."""
+
+    soon: float
+    """The end of a step without prefill. Prefill takes its time after that, however long the decodes can wait."""
+    start: float
+    """When prefill begins to count: now, or earlier if decodes saved time."""
+    speed: float
+    """Share of the time for prefill, above 0 to 1; decodes take the rest."""
+    beside: int = 0
+    """Other tokens of the step. Prefill does not pay for the experts that they touch, nor twice for others."""
+
+
+def all_in_time(requests: Iterable[Request], cost: CostModel, pace: Pace) -> bool:
     """Return whether all prefill is done before any first token is due, in any order. If so, `find_late` is empty."""
+    soon, start, speed, beside = pace
     seconds, soonest = 0.0, inf
     for request in requests:
         done = computed(request)
@@ -31,16 +44,12 @@ def all_in_time(
     return max(soon + seconds, start + seconds / speed) <= soonest
 
 
-def find_late(
-    order: Iterable[Request], cost: CostModel, soon: float, *, speed: float, start: float, beside: int = 0
-) -> set[Request]:
+def find_late(order: Iterable[Request], cost: CostModel, pace: Pace) -> set[Request]:
     """Return the requests that cannot have their first token in time: the fewest of each tenant and priority.
 
-    `order`: online requests that prefill or wait, in policy order. `soon`: the end of a step without prefill. Prefill
-    takes its time after that, however long the decodes can wait. `speed`: share of the time for prefill, above 0 to 1;
-    decodes take the rest. `start`: when prefill begins to count, which is now, or earlier if decodes saved time.
-    `beside`: the other tokens of the step. Prefill does not pay for the experts that they touch, nor twice for others.
+    `order`: online requests that prefill or wait, in policy order.
     """
+    soon, start, speed, beside = pace
     late: set[Request] = set()
     kept: dict[tuple[int, str], list[tuple[float, int, Request]]] = {}
     total = 0.0
@@ -72,8 +81,6 @@ def find_late(
 def in_time_first(order: Sequence[Request], late: Collection[Request]) -> list[Request]:
     """Return the order in which late requests swap places with the others of their tenant and priority."""
     groups: dict[tuple[int, str], deque[Request]] = {}
-    for is_late in (False, True):
-        for request in order:
-            if (request in late) is is_late:
-                groups.setdefault((request.priority, request.tenant), deque()).append(request)
+    for request in sorted(order, key=lambda request: request in late):
+        groups.setdefault((request.priority, request.tenant), deque()).append(request)
     return [groups[request.priority, request.tenant].popleft() for request in order]
