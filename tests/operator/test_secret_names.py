@@ -38,6 +38,24 @@ def test_a_name_that_no_secret_can_have_is_refused_without_a_call(name: str, is_
     assert (asyncio.run(grants.refusal("team", [name])) is None) == is_allowed
 
 
+def test_an_audit_finds_a_label_that_is_removed_from_any_secret() -> None:
+    class LabeledSecrets:
+        labeled = frozenset({"one", "two", "three"})
+
+        async def metadata(self, key: Key) -> dict[str, Any]:
+            return {"metadata": {"labels": {"ballast.dev/allow": "true"} if key.name in self.labeled else {}}}
+
+    async def audit() -> list[bool]:
+        secrets = LabeledSecrets()
+        grants = SecretGrants(cast(Any, secrets), is_required=True, least_seconds=0)
+        await grants.refusal("team", sorted(secrets.labeled))
+        found = [await grants.audit()]
+        secrets.labeled -= {"one"}
+        return [*found, await grants.audit(), await grants.audit()]
+
+    assert asyncio.run(audit()) == [False, True, False]
+
+
 @pytest.mark.parametrize(("only_allowed", "is_labeled", "is_read"), [(True, False, False), (True, True, True),
                                                                      (False, False, True)])  # fmt: skip
 def test_the_address_in_a_secret_without_the_label_is_read_only_where_no_label_is_needed(
