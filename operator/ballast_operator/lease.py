@@ -23,6 +23,8 @@ log = Log(__name__)
 DURATION_SECONDS = 15.0
 RENEW_WITHIN_SECONDS = 10.0
 RENEW_EVERY_SECONDS = 5.0
+RENEW_AGAIN_SECONDS = 1.0
+"""Delay after a renewal that failed or was answered late."""
 POLL_SECONDS = 2.0
 
 
@@ -70,7 +72,8 @@ class Leadership:
     async def keep(self) -> None:
         """Renew the Lease. Return if that fails for too long: this process must then stop at once."""
         while True:
-            await asyncio.sleep(RENEW_EVERY_SECONDS if self._seconds() - self._renewed < RENEW_EVERY_SECONDS else 1.0)
+            is_late = self._seconds() - self._renewed >= RENEW_EVERY_SECONDS
+            await asyncio.sleep(RENEW_AGAIN_SECONDS if is_late else RENEW_EVERY_SECONDS)
             before = self._seconds()
             try:
                 async with asyncio.timeout(max(0.1, self._renewed + RENEW_WITHIN_SECONDS - before)):
@@ -115,7 +118,6 @@ class Leadership:
             self._lease = await self._write(lease)
         except Conflict:
             return False  # another replica was faster
-        self._seen = None
         return True
 
     def _is_free(self, lease: Body) -> bool:

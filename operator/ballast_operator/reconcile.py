@@ -201,7 +201,7 @@ class Reconciler(Generic[R]):
             wait = _first(wait, RESTORE_AGAIN_SECONDS)
         given = ConditionInput(resource, self._snapshot(key, memory), wanted, poll, time.monotonic(), refused)
         given = replace(given, unchanged=self._unchanged(given, memory))
-        if failed is None and not given.has_older_pods:
+        if not given.has_older_pods:
             self.users.use(key, users)
         again = await self._status.report(key, body, given, scaling, memory)
         if failed is not None:

@@ -60,6 +60,32 @@ def test_the_deletion_of_an_object_does_not_remove_a_new_one_of_the_same_name(ki
     assert cache.uids(kind) == {}
 
 
+@pytest.mark.parametrize("kind", [KIND, CONFIG_MAP], ids=["resource", "child"])
+def test_an_audit_finds_a_deletion_that_another_object_of_the_same_name_hides(kind: Kind) -> None:
+    """No event showed the deletion, and the event of the new object may be late."""
+    cache = Cache(KIND, RESOURCE_TYPE.label)
+    cache.put(kind, make_body("llm", 10))
+    before = cache.uids(kind)
+
+    assert cache.forget_missing(kind, before, before) == []
+    assert cache.forget_missing(kind, before, dict.fromkeys(before, "2")) == [Key(KIND, "ns", "llm")]
+    assert cache.uids(kind) == {}
+
+
+@pytest.mark.parametrize("kind", [POD, CONFIG_MAP], ids=["pod", "child"])
+def test_each_change_of_the_objects_of_a_resource_is_a_new_revision(kind: Kind) -> None:
+    """The last plan of a resource stays valid while the revision is the same."""
+    cache, owner = Cache(KIND, RESOURCE_TYPE.label), Key(KIND, "ns", "llm")
+    revisions = [cache.revision(owner)]
+    for version in (10, 11, 11):
+        cache.put(kind, make_body("a", version))
+        revisions.append(cache.revision(owner))
+    cache.drop(kind, make_body("a", 12))
+    created, changed, unchanged, deleted = *revisions[1:], cache.revision(owner)
+
+    assert revisions[0] < created < changed == unchanged < deleted
+
+
 def test_only_the_resources_of_a_queue_are_looked_at_for_it() -> None:
     """With all of them for each resource, a thousand resources took seven percent of a core."""
     cache = Cache(KIND, RESOURCE_TYPE.label, queue_of=RESOURCE_TYPE.queue_of)

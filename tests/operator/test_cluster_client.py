@@ -16,7 +16,7 @@ from operated import installed, optional_kinds
 from ballast_operator import cluster as module
 from ballast_operator.cluster import Cluster
 from ballast_operator.errors import ClusterUnavailable, Conflict
-from ballast_operator.kinds import INFERENCE_DEPLOYMENT, RAY_CLUSTER, SECRET, Key
+from ballast_operator.kinds import CONFIG_MAP, INFERENCE_DEPLOYMENT, RAY_CLUSTER, SECRET, Key
 
 KUBECONFIG = {
     "current-context": "here",
@@ -191,6 +191,28 @@ def test_a_ray_cluster_is_written_only_if_the_number_of_its_pods_is_the_expected
         after,
         leaving if changed else [],
     )
+
+
+@pytest.mark.envtest
+def test_only_the_object_with_the_expected_uid_is_changed_or_deleted(
+    controllers: ControlPlane, cluster: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one may have its name by now."""
+    monkeypatch.setenv("KUBECONFIG", str(controllers.kubeconfig))
+    key = Key(CONFIG_MAP, cluster.namespace, "theirs")
+    metadata = {"name": key.name, "namespace": key.namespace}
+    uid = cluster.create("configmaps", {"metadata": metadata, "data": {"a": "1"}})["metadata"]["uid"]
+
+    async def write(uid: str) -> list[object]:
+        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"a": "2"}}
+        async with Cluster() as client:
+            calls = (client.apply(key, body, uid=uid), client.delete(key, uid))
+            return [(await asyncio.gather(call, return_exceptions=True))[0] for call in calls]
+
+    assert [type(error) for error in asyncio.run(write("another"))] == [Conflict, Conflict]
+    assert cluster.get("configmaps", key.name)["data"] == {"a": "1"}
+    asyncio.run(write(uid))
+    assert cluster.get("configmaps", key.name) is None
 
 
 @pytest.mark.envtest

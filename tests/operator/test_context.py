@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any, cast, get_args
 
 import pytest
 
 from ballast_api.inference_deployment import STARTUP_SECONDS, InferenceDeployment
+from ballast_api.names import child_labels
 from ballast_api.sections import Backend
 from ballast_operator.children.backends import BACKENDS
 from ballast_operator.context import OperatorContext
 from ballast_operator.errors import ClusterUnavailable, Forbidden
 from ballast_operator.inference_deployment import RESOURCE_TYPE, plan
-from ballast_operator.kinds import INFERENCE_DEPLOYMENT, RAY_SERVICE, SERVICE_MONITOR, Key, Kind
+from ballast_operator.kinds import INFERENCE_DEPLOYMENT, RAY_SERVICE, SERVICE, SERVICE_MONITOR, Key, Kind
 from ballast_operator.metrics import Metrics
 from ballast_operator.plan import ClusterSnapshot
 from ballast_operator.process import Operator
@@ -55,6 +57,9 @@ class Bench(Operator):
     @property
     def reads_kinds_soon(self) -> bool:
         return self._kinds_changed.is_set()
+
+    def has_all(self, present: AbstractSet[Key]) -> bool:
+        return self._has_all(present)
 
     def refuse_users(self) -> None:
         self._note_refusal(is_refused=True)
@@ -99,20 +104,35 @@ def test_an_audit_leaves_out_an_optional_kind_that_cannot_be_listed_and_no_other
     cluster = HalfCluster()
     bench = Bench(cast(Any, cluster))
     cache = bench.caches[INFERENCE_DEPLOYMENT]
-    body = {"metadata": {"name": "llm", "namespace": "ns", "uid": "u", "resourceVersion": "1"}, "spec": {}}
+    metadata = {"name": "llm", "namespace": "ns", "uid": "u", "resourceVersion": "1", "labels": child_labels("llm")}
+    body = {"metadata": metadata, "spec": {}}
+    children = [Key(kind, "ns", "llm") for kind in (SERVICE, SERVICE_MONITOR)]
 
     async def audit() -> bool:
-        cache.put(INFERENCE_DEPLOYMENT, body)
+        for kind in (INFERENCE_DEPLOYMENT, SERVICE, SERVICE_MONITOR):
+            cache.put(kind, body)
         await bench.audit()
         return not cache.resources
 
     assert asyncio.run(audit())
+    assert list(cache.children(Key(INFERENCE_DEPLOYMENT, "ns", "llm"))) == children[1:], "it may exist"
     assert "RayService" in bench.context.kinds
 
     cluster.forbidden = INFERENCE_DEPLOYMENT
     with pytest.raises(Forbidden):
         asyncio.run(audit())
     bench.poller.close()
+
+
+def test_what_namespaces_have_that_cannot_be_listed_is_unknown() -> None:
+    """A user or grant of a resource there must not count as one that is gone."""
+    bench = Bench(SlowCluster())
+    found = []
+    for bench.unreadable in ((), ("guest",)):
+        found.append(bench.has_all(frozenset()))
+    bench.poller.close()
+
+    assert found == [True, False]
 
 
 def test_a_group_of_kinds_that_is_unavailable_does_not_hide_the_others_and_stays_as_it_was() -> None:

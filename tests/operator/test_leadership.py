@@ -15,7 +15,7 @@ from ballast_operator import cluster, lease
 from ballast_operator.errors import ClusterUnavailable, Forbidden
 from ballast_operator.inference_deployment import RESOURCE_TYPE
 from ballast_operator.kinds import LEASE, Body, Key, Kind
-from ballast_operator.lease import DURATION_SECONDS, Leadership
+from ballast_operator.lease import DURATION_SECONDS, RENEW_WITHIN_SECONDS, Leadership
 from ballast_operator.metrics import Metrics
 from ballast_operator.process import LEADERSHIP_LOST, Operator, run
 from ballast_operator.settings import OperatorSettings
@@ -158,6 +158,61 @@ def test_a_lease_whose_write_was_answered_late_is_renewed_before_the_operator_is
 
     asyncio.run(acquire())
     assert len(slow.leases) == 2
+
+
+class OtherHolder(SlowClock):
+    """Another operator renews the Lease for a minute. Each read of the Lease takes five seconds."""
+
+    async def get(self, key: Key) -> Body | None:
+        self.now += 5.0
+        if self.now <= 60.0:
+            metadata = {"resourceVersion": str(len(self.leases))}
+            spec = {"holderIdentity": "other", "leaseDurationSeconds": DURATION_SECONDS}
+            self.leases.append({"metadata": metadata, "spec": spec})
+        return await super().get(key)
+
+
+def test_a_lease_that_another_operator_renews_is_never_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the election lasts."""
+    monkeypatch.setattr(lease, "POLL_SECONDS", 0.0)
+    other = OtherHolder(0.0)
+    leadership = Leadership(cast(Any, other), Key(LEASE, "ballast", "l"), "me", seconds=other.seconds)
+
+    async def acquire() -> None:
+        async with asyncio.timeout(10):
+            await leadership.acquire()
+
+    asyncio.run(acquire())
+    assert other.now == 60.0 + DURATION_SECONDS
+
+
+class LastAnswer(SlowClock):
+    """Answers each write of the Lease late, and none after those."""
+
+    sent = 0.0
+
+    async def create(self, kind: Kind, body: Body) -> Body:
+        if not self.waits:
+            self.now += 1.0
+            raise ClusterUnavailable("apply: the API server does not answer")
+        self.sent = self.now
+        return await super().create(kind, body)
+
+
+def test_the_time_of_a_lease_begins_when_its_renewal_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica on standby may see the renewal long before its answer arrives here."""
+    monkeypatch.setattr(lease, "RENEW_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(lease, "RENEW_AGAIN_SECONDS", 0.0)
+    last = LastAnswer(0.0, 8.0)
+    leadership = Leadership(cast(Any, last), Key(LEASE, "ballast", "l"), "me", seconds=last.seconds)
+
+    async def lead() -> None:
+        async with asyncio.timeout(10):
+            await leadership.acquire()
+            await leadership.keep()
+
+    asyncio.run(lead())
+    assert last.now - last.sent <= RENEW_WITHIN_SECONDS
 
 
 class OldAuthorities(SlowClock):

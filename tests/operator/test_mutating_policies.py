@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from dataclasses import dataclass, field
 from typing import Any, cast
+
+import pytest
 
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_operator.cache import Cache
 from ballast_operator.children.pods import deployment
-from ballast_operator.children_writer import MOST_RESTORES, ChildrenWriter
+from ballast_operator.children_writer import MOST_RESTORES, RESTORE_AGAIN_SECONDS, ChildrenWriter
 from ballast_operator.inference_deployment import RESOURCE_TYPE
-from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, Body, Key
-from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, changes
+from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, Body, Key, key_of
+from ballast_operator.plan import Apply, ChildrenPlan, ClusterSnapshot, changes
 from ballast_operator.poll_result import Problem
 from ballast_operator.resource_memory import ResourceMemory
 
@@ -78,6 +81,24 @@ def test_an_autoscaler_beside_a_policy_is_no_contest() -> None:
 
     assert problems == [None] * len(problems)
     assert bench.cluster.repairs == 1, "a repair finds out what the policy adds, whatever the replicas are"
+
+
+def test_another_writer_is_reported_until_it_has_changed_nothing_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, resource, now = Bench(), make_resource(), time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    body = deployment(resource, "v", image="worker:1", own_keys=frozenset())
+    repair = Apply(key_of(DEPLOYMENT, body), body, uid="d", because="Restored Deployment llm", is_repair=True)
+
+    def write(*steps: Apply) -> Problem | None:
+        plan = ChildrenPlan(apply=steps)
+        return asyncio.run(bench.writer.write(LLM, resource.metadata, plan, bench.memory))[0]
+
+    *early, contest = [write(repair) for _ in range(MOST_RESTORES + 1)]
+    assert early == [None] * MOST_RESTORES
+    assert contest is not None
+    assert write() == contest
+    now += RESTORE_AGAIN_SECONDS
+    assert write() is None
 
 
 def test_a_policy_is_found_out_again_after_another_change_and_takes_no_memory_for_each() -> None:

@@ -132,16 +132,27 @@ def test_the_service_monitor_scrapes_the_port_that_the_policy_opens_for_it(peers
 
 
 def test_each_running_version_keeps_its_file_which_follows_the_hot_part() -> None:
-    first = plan(make_resource(1, slots=4), EMPTY, CONTEXT)
-    there = after(first, ClusterSnapshot("u-1", pods=(make_pod("old", first.version),)))
-    second = plan(make_resource(2, slots=8, slo={"ttftMilliseconds": 7}), there, CONTEXT)
-    data = next(step.manifest["data"] for step in second.apply if step.key.kind.name == "ConfigMap")
-    files = {name: WorkerConfig.parse(text, name) for name, text in data.items()}
+    """Also while the last pod of it drains: its container may restart."""
 
-    assert first.version != second.version
-    assert files[f"worker-{first.version}.yaml"].slots == 4
-    assert files[f"worker-{second.version}.yaml"].slots == 8
-    assert {config.slo.ttft_milliseconds for config in files.values()} == {7}
+    def files(done: ChildrenPlan) -> dict[str, WorkerConfig]:
+        data = next(step.manifest["data"] for step in done.apply if step.key.kind.name == "ConfigMap")
+        return {name: WorkerConfig.parse(text, name) for name, text in data.items()}
+
+    first = plan(make_resource(1, slots=4), EMPTY, CONTEXT)
+    old = make_pod("old", first.version)
+    old["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    there = after(first, ClusterSnapshot("u-1", pods=(old,)))
+    second = plan(make_resource(2, slots=8, slo={"ttftMilliseconds": 7}), there, CONTEXT)
+    there = after(second, there)
+    third = plan(make_resource(3, slots=8, slo={"ttftMilliseconds": 8}), there, CONTEXT)
+    there = replace(after(third, there), pods=())
+    fourth = plan(make_resource(4, slots=8, slo={"ttftMilliseconds": 9}), there, CONTEXT)
+
+    both = {f"worker-{first.version}.yaml": 4, f"worker-{second.version}.yaml": 8}
+    for done, milliseconds in ((second, 7), (third, 8)):
+        assert {name: config.slots for name, config in files(done).items()} == both
+        assert {config.slo.ttft_milliseconds for config in files(done).values()} == {milliseconds}
+    assert files(fourth).keys() == {f"worker-{second.version}.yaml"}, "no pod reads the other one"
 
 
 def test_a_change_that_no_worker_reads_leaves_the_files_alone() -> None:
@@ -149,6 +160,23 @@ def test_a_change_that_no_worker_reads_leaves_the_files_alone() -> None:
     second = plan(make_resource(2, replicas=4), after(first, EMPTY), CONTEXT)
 
     assert [step.key.kind.name for step in second.apply] == ["Deployment"]
+
+
+def test_a_label_of_the_spec_reaches_a_child_that_exists() -> None:
+    there = after(plan(make_resource(1), EMPTY, CONTEXT), EMPTY)
+    for labels in ({"release": "prometheus"}, {}):
+        done = plan(make_resource(1, monitoring={"labels": labels}), there, CONTEXT)
+        there = after(done, there)
+
+        assert done.because == ("Updated ServiceMonitor llm", "Updated PrometheusRule llm")
+
+
+def test_each_child_has_the_resource_as_its_controller() -> None:
+    """Kubernetes deletes it after the resource, and no other controller adopts it."""
+    owners = [step.manifest["metadata"]["ownerReferences"] for step in plan(make_resource(), EMPTY, OWN_REDIS).apply]
+    wanted = {"apiVersion": "ballast.dev/v1alpha1", "kind": "InferenceDeployment", "name": "llm", "uid": "u-1"}
+
+    assert owners == [[wanted | {"controller": True, "blockOwnerDeletion": False}]] * len(owners)
 
 
 def test_a_running_pod_is_told_of_a_hot_change_and_a_new_pod_is_not() -> None:
@@ -170,7 +198,7 @@ def test_before_replicas_leave_the_least_loaded_is_marked() -> None:
     pods = tuple(make_pod(f"p{i}", first.version, ip=f"10.0.0.{i}") for i in range(4))
     pods[3]["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
     there = after(first, ClusterSnapshot("u-1", pods=pods))
-    workers = tuple(make_worker(f"10.0.0.{i}", online=i) for i in range(2))
+    workers = tuple(make_worker(f"10.0.0.{i}", running=i, parked=i, waiting=i) for i in range(2))
     load = PollResult(0, workers=workers)
     assert plan(make_resource(1, replicas=3), there, CONTEXT, load).costs == ()
 
@@ -178,14 +206,14 @@ def test_before_replicas_leave_the_least_loaded_is_marked() -> None:
 
     assert {each.key.name: each.annotations[DELETION_COST] for each in found.costs} == {
         "p0": "0",
-        "p1": "1000",
+        "p1": "3000",
         "p2": "-1",
         "p3": str(2**31 - 1),
     }
 
 
-def make_worker(ip: str, *, online: int = 0) -> WorkerStatus:
-    return make_status(ip, address=f"http://{ip}:8000", online=ClassLoad(running=online))
+def make_worker(ip: str, **online: int) -> WorkerStatus:
+    return make_status(ip, address=f"http://{ip}:8000", online=ClassLoad(**online))
 
 
 def test_the_operators_own_secret_is_copied_until_its_hash_is_known() -> None:
@@ -265,6 +293,15 @@ def test_an_object_of_another_owner_is_never_changed_nor_deleted() -> None:
 
     assert found.delete == ()
     assert {step.uid for step in found.apply} == {None}, "create, or nothing"
+
+
+def test_an_object_that_another_owner_shares_with_a_deleted_namesake_is_not_waited_for() -> None:
+    """Kubernetes does not delete it. The attempt to create it finds that its name is taken."""
+    left = copy.deepcopy(dict(after(plan(make_resource(1), EMPTY, CONTEXT), EMPTY).children))
+    owners = left[SERVICE_KEY]["metadata"]["ownerReferences"]
+    owners.append(owners[0] | {"kind": "Database", "name": "db", "uid": "u-9"})
+
+    assert [step.key for step in plan(make_resource(1), ClusterSnapshot("u-2", left), CONTEXT).apply] == [SERVICE_KEY]
 
 
 def test_a_path_that_the_cluster_always_changes_is_tolerated_and_others_are_not() -> None:

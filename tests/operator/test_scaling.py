@@ -182,6 +182,21 @@ def test_offline_work_raises_replicas_up_to_its_budget() -> None:
     assert run.poll(0, depth=10_000).replicas == 4
 
 
+def test_items_beyond_the_slots_of_their_worker_keep_no_other_replica() -> None:
+    """No other replica would get them."""
+    run = Run(replicas=3, scale_down_seconds=0, offline_max_replicas=4)
+    full = make_worker(0, offline=ClassLoad(running=16, waiting=32))
+
+    assert run.take(make_poll(10, full, make_worker(1), make_worker(2), leased=48)).replicas == 1
+
+
+def test_replicas_that_are_not_ready_do_not_count_as_those_that_a_deadline_needs() -> None:
+    run = Run(replicas=4, scale_down_seconds=0)
+    poll = make_poll(10, *map(make_worker, range(3)), depth=10)
+
+    assert run.take(replace(poll, unneeded=1), ready=3).replicas == 2
+
+
 def test_the_queue_wakes_a_deployment_at_zero_and_an_idle_one_goes_to_sleep() -> None:
     run = Run(replicas=1, min_replicas=0, scale_down_seconds=20, idle_seconds=60)
     idle = [run.poll(0).replicas for _ in range(8)]
@@ -357,11 +372,11 @@ def test_a_pod_that_ended_counts_no_worker_twice() -> None:
         metadata = {"name": name, "creationTimestamp": f"2026-01-0{created}T00:00:00Z"}
         return {"metadata": metadata, "status": {"phase": phase, "podIP": "10.0.0.1"}}
 
-    pods = (pod("new", "Running", "2"), pod("evicted", "Failed", "3"), pod("lost", "Running", "1"))
+    pods = (pod("a-new", "Running", "2"), pod("evicted", "Failed", "3"), pod("lost", "Running", "1"))
     poll = make_poll(0, make_worker(1), make_worker(9)).only_workers_in(pods)
 
     assert [worker.worker_id for worker in poll.workers] == ["w-1"]
-    assert set(poll.by_pod(pods)) == {"new"}
+    assert set(poll.by_pod(pods)) == {"a-new"}
 
 
 def make_job(items: int, deadline: float | None, **more: Any) -> Job:

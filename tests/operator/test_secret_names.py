@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from typing import Any, cast
 
 import pytest
 
+from ballast_operator.addresses import Address, Addresses
+from ballast_operator.children.config import Redis
 from ballast_operator.kinds import Key
 from ballast_operator.secret_grants import SecretGrants
 
@@ -33,6 +36,42 @@ def test_a_name_that_no_secret_can_have_is_refused_without_a_call(name: str, is_
     grants = SecretGrants(cast(Any, EverythingAllowed()), is_required=True, least_seconds=1)
 
     assert (asyncio.run(grants.refusal("team", [name])) is None) == is_allowed
+
+
+def test_an_audit_finds_a_label_that_is_removed_from_any_secret() -> None:
+    class LabeledSecrets:
+        labeled = frozenset({"one", "two", "three"})
+
+        async def metadata(self, key: Key) -> dict[str, Any]:
+            return {"metadata": {"labels": {"ballast.dev/allow": "true"} if key.name in self.labeled else {}}}
+
+    async def audit() -> list[bool]:
+        secrets = LabeledSecrets()
+        grants = SecretGrants(cast(Any, secrets), is_required=True, least_seconds=0)
+        await grants.refusal("team", sorted(secrets.labeled))
+        found = [await grants.audit()]
+        secrets.labeled -= {"one"}
+        return [*found, await grants.audit(), await grants.audit()]
+
+    assert asyncio.run(audit()) == [False, True, False]
+
+
+@pytest.mark.parametrize(("only_allowed", "is_labeled", "is_read"), [(True, False, False), (True, True, True),
+                                                                     (False, False, True)])  # fmt: skip
+def test_the_address_in_a_secret_without_the_label_is_read_only_where_no_label_is_needed(
+    only_allowed: bool, is_labeled: bool, is_read: bool
+) -> None:
+    """The label may go after the check of the resource, and before a poll."""
+
+    class OneSecret:
+        async def get(self, _: Key) -> dict[str, Any]:
+            labels = {"ballast.dev/allow": "true"} if is_labeled else {}
+            return {"metadata": {"labels": labels}, "data": {"url": base64.b64encode(b"redis://redis").decode()}}
+
+    addresses = Addresses(cast(Any, OneSecret()), least_seconds=1, only_allowed=only_allowed)
+    found = asyncio.run(addresses.of("team", Redis("redis", "url", None), may_be_outdated=False))
+
+    assert found == (Address("redis://redis", None) if is_read else None)
 
 
 def test_a_namespace_that_goes_while_its_secret_is_read_is_forgotten_later() -> None:

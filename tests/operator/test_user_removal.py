@@ -37,13 +37,12 @@ class FakeCluster:
 
 def make_sync(url: str, release: str, cluster: FakeCluster, **given: Any) -> RedisUserSync:
     usual: dict[str, Any] = {"wanted": dict, "on_hold": set, "has_all": lambda _: True, "has_pods": lambda _: False}
+    usual |= {"address": lambda: Address(url, None), "refused": lambda *, is_refused: None}
     return RedisUserSync(
         cast(Cluster, cluster),
         release=release,
         every_seconds=10,
         kinds=[INFERENCE_DEPLOYMENT],
-        address=lambda: Address(url, None),
-        refused=lambda *, is_refused: None,
         **(usual | given),
     )
 
@@ -72,6 +71,45 @@ def test_a_user_that_corrupts_its_queue_keeps_no_deleted_user(valkey: Any, conne
     assert RedisUsers(connection).names(f"ballast:{release}:") == []
     settings = [Queue(connection, owner).store.keys.settings for owner in (owners[0], owners[2])]
     assert [list(connection.hash_pairs(key)) for key in settings] == [[], []]
+
+
+def test_a_user_that_is_wanted_while_the_others_are_kept_does_not_wait_for_the_next_interval() -> None:
+    async def keep() -> int:
+        num_kept, again = 0, asyncio.Event()
+
+        def address() -> None:
+            nonlocal num_kept
+            num_kept += 1
+            (sync.changed if num_kept == 1 else again).set()
+
+        sync = make_sync("", "r", FakeCluster(), address=address)
+        keeping = asyncio.create_task(sync.run())
+        async with asyncio.timeout(5):
+            await again.wait()
+        keeping.cancel()
+        return num_kept
+
+    assert asyncio.run(keep()) == 2
+
+
+def test_that_redis_accepts_users_is_known_when_it_has_accepted_one(valkey: Any, connection: Connection) -> None:
+    release, wanted, found = uuid4().hex[:8], dict[Key, Any](), list[bool]()
+    key = Key(INFERENCE_DEPLOYMENT, release, "a")
+    user = RedisUser(f"ballast:{release}:{release}/a", ("secret",), worker_rules(f"{release}/a"))
+    sync = make_sync(
+        valkey.url,
+        release,
+        FakeCluster(key),
+        wanted=lambda: wanted,
+        refused=lambda *, is_refused: found.append(is_refused),
+    )
+    asyncio.run(sync.keep())
+    assert found == [], "it may refuse the first one"
+
+    wanted[key] = [user]
+    asyncio.run(sync.keep())
+    RedisUsers(connection).remove([user.name])
+    assert found == [False]
 
 
 def test_a_guest_keeps_its_user_until_the_operator_knows_every_resource(valkey: Any, connection: Connection) -> None:

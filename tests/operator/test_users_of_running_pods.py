@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from dataclasses import replace
@@ -12,7 +13,8 @@ from reconciled import CONTEXT, GUEST, MODEL, VERSIONS, Bench
 
 from ballast_api.names import redis_secret, selector
 from ballast_operator.context import UserKeys
-from ballast_operator.kinds import POD, SECRET, Key
+from ballast_operator.errors import ClusterUnavailable
+from ballast_operator.kinds import CONFIG_MAP, DEPLOYMENT, INFERENCE_DEPLOYMENT, POD, SECRET, Key
 from ballast_operator.reconcile import KUBELET_SECONDS
 
 FIRST, SECOND, HOST = "~ballast:{guest/one}:*", "~ballast:{guest/two}:*", "~ballast:{host/h}:*"
@@ -68,6 +70,41 @@ def test_pods_keep_the_right_on_their_queue_until_the_last_of_them_has_returned_
     assert bench.patterns() == [SECOND]
     status = bench.cache.resources[GUEST]["status"]
     assert (status["queue"], status["formerQueues"]) == ("guest/two", [])
+
+
+def test_pods_keep_the_right_on_their_queue_while_their_successors_cannot_be_written() -> None:
+    bench = make_bench()
+    for broken in (CONFIG_MAP, DEPLOYMENT):
+        bench.cluster.broken = broken
+        for _ in range(3):
+            with pytest.raises(ClusterUnavailable):
+                change(bench, "guest/two")
+        assert bench.patterns() == [SECOND, FIRST]
+
+
+def test_the_settings_of_a_deleted_resource_leave_its_queue_with_its_last_pod() -> None:
+    """A worker reads them for as long as it runs."""
+    bench = make_bench()
+    pod = drain(bench)
+    bench.cache.drop(INFERENCE_DEPLOYMENT, bench.cache.resources[GUEST])
+    bench.reconcile()
+    assert bench.poller.left == []
+
+    bench.cache.drop(POD, pod)
+    bench.reconcile()
+    assert bench.poller.left == [GUEST]
+
+
+def test_a_secret_that_an_audit_finds_missing_is_written_again() -> None:
+    """Nothing else of the resource has changed since the last plan."""
+    bench, secret = make_bench(), Key(SECRET, "guest", redis_secret("g"))
+    for _ in range(2):
+        bench.reconcile()
+        bench.cluster.applied.clear()
+    assert asyncio.run(bench.reconciler.audit_secrets()) == [GUEST]
+    bench.reconcile()
+
+    assert bench.cluster.applied == {secret}
 
 
 def test_an_operator_that_starts_during_a_rollout_knows_the_queue_of_the_old_pods() -> None:
@@ -151,6 +188,11 @@ def test_pods_of_a_resource_on_hold_keep_their_user_after_operator_and_redis_res
     assert all(user.keeps_passwords for user in bench.reconciler.users.users[GUEST])
 
     assert bench.reconciler.users.on_hold == {GUEST}
+    bench.start()
+    bench.reconciler.context = replace(CONTEXT, user_keys=UserKeys("b" * 64, is_first=True))
+    bench.reconcile()
+    assert not any(user.keeps_passwords for user in bench.reconciler.users.users[GUEST]), "somebody ended all of them"
+    bench.reconciler.context = CONTEXT
 
     change(bench, "guest/one")
     assert not any(user.keeps_passwords for user in bench.reconciler.users.users[GUEST])
@@ -207,6 +249,18 @@ def test_only_a_user_whose_own_secret_is_not_written_keeps_a_former_password(mon
     assert keeping("b") == {"guest/g": False, taken.name: True}
     bench.reconciler.context = replace(CONTEXT, user_keys=UserKeys("b" * 64, is_first=True))
     assert not any(keeping("b").values()), "somebody ended all former passwords"
+
+
+def test_a_resource_that_is_created_again_has_other_passwords() -> None:
+    """Whoever may read the Secrets of the former one has no right on the queue of the new one."""
+    passwords = []
+    for uid in ("1", "2", "1"):
+        bench = Bench()
+        bench.put("guest", "g", {"uid": uid})
+        bench.reconcile()
+        passwords += [user.passwords for user in bench.reconciler.users.users[GUEST]]
+
+    assert passwords[0] == passwords[2] != passwords[1]
 
 
 def test_submitters_of_a_resource_on_hold_keep_their_users() -> None:

@@ -14,7 +14,7 @@ from ballast_operator.cache import Cache
 from ballast_operator.context import OperatorContext, UserKeys
 from ballast_operator.errors import ClusterUnavailable, Conflict
 from ballast_operator.inference_deployment import RESOURCE_TYPE
-from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, SECRET, Body, Key
+from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, SECRET, Body, Key, Kind
 from ballast_operator.poll_result import FormerQueue, PollResult, QueueSource
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.resource_type import ConditionValue
@@ -42,6 +42,8 @@ class FakeCluster:
     applied: set[Key] = field(default_factory=set)
     others: dict[Key, Body] = field(default_factory=dict)
     """Objects of other owners. The cache does not show them."""
+    broken: Kind | None = None
+    """No object of this kind can be written."""
 
     async def apply_status(self, key: Key, manifest: Body) -> Body:
         for condition in manifest["status"].get("conditions", ()):
@@ -54,6 +56,8 @@ class FakeCluster:
     async def apply(self, key: Key, manifest: Body, *, uid: str | None) -> Body:
         if key in self.others:
             raise Conflict("apply", 409, "it exists")
+        if key.kind == self.broken:
+            raise ClusterUnavailable("the API server answered 500", is_about_one=True)
         self.applied.add(key)
         before = self.cache.children(GUEST).get(key, {"metadata": {"generation": 0}})
         about = {
@@ -86,11 +90,18 @@ class FakeGrants:
 class FakePoller:
     """Finds every former queue finished."""
 
+    def __init__(self) -> None:
+        self.left: list[Key] = []
+        """The resources whose settings are removed from their queues."""
+
     def last(self, _: Key, source: QueueSource) -> PollResult:
         return PollResult(0.0, former=tuple(FormerQueue(name, 0, is_served=False) for name in source.former))
 
     def forget(self, _: Key) -> None:
         pass
+
+    def leave(self, key: Key) -> None:
+        self.left.append(key)
 
 
 class FakeReleases:
@@ -145,8 +156,9 @@ class Bench:
 
     def start(self) -> None:
         """Start the operator again."""
+        self.poller = FakePoller()
         self.reconciler = make_reconciler(
-            self.cache, self.cluster, poller=FakePoller(), grants=FakeGrants(), context=CONTEXT
+            self.cache, self.cluster, poller=self.poller, grants=FakeGrants(), context=CONTEXT
         )
 
     def put(self, namespace: str, name: str, about: dict[str, Any] | None = None, /, **spec: Any) -> None:

@@ -1,0 +1,39 @@
+"""The handlers that Kopf calls: an event reconciles a resource once, and only if it shows something new."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ballast_api.names import child_labels
+from ballast_operator import handlers
+from ballast_operator.cache import Cache
+from ballast_operator.inference_deployment import RESOURCE_TYPE
+from ballast_operator.kinds import POD, Key
+
+
+def test_an_event_that_shows_nothing_new_reconciles_no_resource() -> None:
+    """It may repeat the answer to a write of the operator, or the last event of a watch."""
+    cache, added = Cache(RESOURCE_TYPE.kind, RESOURCE_TYPE.label), list[Key]()
+    listener = handlers.Listener(add=lambda key, _: added.append(key), kinds_changed=lambda: None)
+    found: dict[str, Any] = vars(handlers.registry((RESOURCE_TYPE,), [cache], listener, sees_kinds=False))
+    called = [
+        next(each.fn for each in found[part].get_all_handlers() if each.id == name)
+        for part, name in (("_indexing", "see-pods"), ("_watching", "hear-pods"))
+    ]
+
+    def event(kind: str, version: int) -> list[Key]:
+        metadata = {"name": "p", "namespace": "ns", "uid": "p", "resourceVersion": str(version)}
+        body = {"metadata": metadata | {"labels": child_labels("llm")}, "spec": {}}
+
+        async def call() -> None:
+            for each in called:
+                await each(body=body, event={"type": kind, "object": body})
+
+        added.clear()
+        asyncio.run(call())
+        return list(added)
+
+    owner = Key(RESOURCE_TYPE.kind, "ns", "llm")
+    assert [event("ADDED", 1), event("MODIFIED", 1), event("MODIFIED", 2)] == [[owner], [], [owner]]
+    assert [event("DELETED", 3), cache.uids(POD)] == [[owner], {}]
