@@ -34,7 +34,7 @@ from ballast_queue.keys import Keys
 from ballast_queue.leases import MAX_ITEMS, by_job
 from ballast_queue.redis_store import Queue
 
-LIBRARY = (20, "aad367ef3a8d76a5739b109996e62d210d5fc9de9962278882a0d0ac3265bf65")
+LIBRARY = (20, "f077578aa9a88a0e5b50935c1b24e645a0ae9c7bab1fe25b042cc51628bc52ac")
 """The revision of the function library, and the SHA-256 of its text."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -31,6 +32,7 @@ class Item:
     """What the queue must know of one item."""
 
     custom_id: str
+    model: str
     state: str = "waiting"
     spent: int = 0
     is_delayed: bool = False
@@ -63,27 +65,31 @@ class ModelJob:
     def is_at_risk(self) -> bool:
         return not self.state.is_over and not self.ending and self.outlook in {Outlook.AT_RISK, Outlook.NO}
 
-    def claimable(self, *, skips: bool = False) -> list[int]:
-        """Those that came back, those that are set aside, then the others. With `skips`, none that is set aside."""
+    def claimable(self, skipped: Collection[str] = ()) -> list[int]:
+        """Those that came back, those that are set aside for a model that is not skipped, then the others."""
         if self.state not in RUNS:
             return []
         found = [i for i, item in enumerate(self.items) if item.state == "waiting" and not item.is_delayed]
-        found = [i for i in found if not (skips and self.items[i].is_set_aside)]
-        return sorted(found, key=lambda i: (self.items[i].is_fresh, self.items[i].is_set_aside, i))
+        found = [i for i in found if not (self.items[i].is_set_aside and self.items[i].model in skipped)]
+
+        def place(i: int) -> tuple[bool, int, int]:
+            item = self.items[i]
+            return item.is_fresh, NUMBERS[item.model] if item.is_set_aside else 0, i
+
+        return sorted(found, key=place)
 
     @property
-    def num_set_aside(self) -> int:
-        return sum(item.is_set_aside and item.state == "waiting" for item in self.items)
+    def set_aside(self) -> list[str]:
+        """The models of the items that are set aside."""
+        return [item.model for item in self.items if item.is_set_aside and item.state == "waiting"]
 
     def note_served(self, item: Item) -> None:
-        if item.is_set_aside or not self.num_set_aside:
-            self.reason = ""
-        elif self.reason:
-            self.reason = PARTLY_UNSERVED
+        others = set(self.set_aside) - ({item.model} if item.is_set_aside else set())
+        self.reason = PARTLY_UNSERVED if self.reason and others else ""
 
     def settle(self) -> None:
         states = Counter(item.state for item in self.items)
-        if self.reason and not states["leased"] and 0 < states["waiting"] == self.num_set_aside:
+        if self.reason and not states["leased"] and 0 < states["waiting"] == len(self.set_aside):
             self.reason = UNSERVED
         if self.state.is_over or not self.is_closed:
             return
@@ -120,9 +126,13 @@ class ModelJob:
         return Outcome.LEASE_LOST
 
 
-MODEL_NUMBER = Claimed(
-    job_id="j", index=0, custom_id="a", url="/", body={"model": "m"}, tenant="t", token=1, seed=0
-).model_number
+NUMBERS = {
+    name: Claimed(
+        job_id="j", index=0, custom_id="a", url="/", body={"model": name}, tenant="t", token=1, seed=0
+    ).model_number
+    for name in "abc"
+}
+MODELS = st.lists(st.sampled_from([*NUMBERS]), min_size=1, max_size=3)
 
 
 def make_machine(url: str) -> type[RuleBasedStateMachine]:
@@ -161,51 +171,51 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
             return [f"line:{len(job.items) + 1 + i}" for i in range(job.num_rejected)]
 
         @staticmethod
-        def _line(custom_id: str) -> str:
+        def _line(item: Item) -> str:
             return (
-                f'{{"custom_id":"{custom_id}","method":"POST","url":"/v1/completions",'
-                f'"body":{{"model":"m","prompt":"p"}}}}'
+                f'{{"custom_id":"{item.custom_id}","method":"POST","url":"/v1/completions",'
+                f'"body":{{"model":"{item.model}","prompt":"p"}}}}'
             )
 
         # Submitters
 
         @rule(
             target=jobs,
-            n=st.integers(0, 6),
+            models=st.lists(st.sampled_from([*NUMBERS]), max_size=6),
             bad=st.integers(0, 2),
             tenant=st.sampled_from(["default", "other"]),
             priority=st.integers(0, 1),
             seconds=st.none() | st.integers(5000, 9000),
         )
-        def submit(self, n: int, bad: int, tenant: str, priority: int, seconds: int | None) -> str:
-            n = max(n, 1) if not bad else n
-            lines = [self._line(f"r{i}") for i in range(n)] + ["no json"] * bad
+        def submit(self, models: list[str], bad: int, tenant: str, priority: int, seconds: int | None) -> str:
+            items = [Item(f"r{i}", model) for i, model in enumerate(models if models or bad else ["a"])]
+            lines = [*map(self._line, items), *["no json"] * bad]
             deadline = None if seconds is None else self.queue.now() + seconds
             job_id = self.queue.submissions.submit(lines, tenant=tenant, priority=priority, deadline=deadline).job_id
-            job = ModelJob(job_id, [Item(f"r{i}") for i in range(n)], bad)
+            job = ModelJob(job_id, items, bad)
             job.tenant, job.priority, job.deadline = tenant, priority, deadline
             job.settle()
             self.model[job_id] = job
             return job_id
 
-        @rule(target=jobs, n=st.integers(1, 3))
-        def open_through_the_inbox(self, n: int) -> str:
+        @rule(target=jobs, models=MODELS)
+        def open_through_the_inbox(self, models: list[str]) -> str:
             job_id = f"job-{len(self.model)}"
             self.model[job_id] = ModelJob(job_id, is_closed=False, state=JobState.VALIDATING)
-            self._add(self.model[job_id], n)
+            self._add(self.model[job_id], models)
             return job_id
 
-        def _add(self, job: ModelJob, n: int) -> None:
-            for _ in range(n):
-                custom_id = f"r{len(job.items)}"
-                self.raw.xadd(self.queue.store.keys.inbox, {"item": self._line(custom_id), "job": job.id})
-                job.items.append(Item(custom_id))
-            assert self.queue.inbox.take_in() == n
+        def _add(self, job: ModelJob, models: list[str]) -> None:
+            for model in models:
+                item = Item(f"r{len(job.items)}", model)
+                self.raw.xadd(self.queue.store.keys.inbox, {"item": self._line(item), "job": job.id})
+                job.items.append(item)
+            assert self.queue.inbox.take_in() == len(models)
 
-        @rule(job_id=jobs, n=st.integers(1, 3))
-        def add_through_the_inbox(self, job_id: str, n: int) -> None:
+        @rule(job_id=jobs, models=MODELS)
+        def add_through_the_inbox(self, job_id: str, models: list[str]) -> None:
             if not self.model[job_id].is_closed:
-                self._add(self.model[job_id], n)
+                self._add(self.model[job_id], models)
 
         @rule(job_id=jobs)
         def close_through_the_inbox(self, job_id: str) -> None:
@@ -274,6 +284,8 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
             for item in dead:
                 item.is_dead = False
                 job.release(item, spent=0)
+            if dead:
+                job.reason = PARTLY_UNSERVED if job.reason and job.set_aside else ""
             if dead and job.state is JobState.COMPLETED:
                 job.state = JobState.IN_PROGRESS
 
@@ -284,15 +296,18 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
             job_id=jobs,
             n=st.integers(1, 4),
             worker=st.sampled_from(WORKERS),
-            skipped=st.sampled_from([(), (MODEL_NUMBER,), (0,)]),
+            skipped=st.none() | st.sets(st.sampled_from([*NUMBERS])),
         )
-        def claim(self, job_id: str, n: int, worker: str, skipped: tuple[int, ...]) -> tuple[str, list[Claimed]]:
+        def claim(self, job_id: str, n: int, worker: str, skipped: set[str] | None) -> tuple[str, list[Claimed]]:
+            """Without a set, the claim skips all items that are set aside."""
             job = self.model[job_id]
-            wanted = job.claimable(skips=bool(skipped))[:n]
-            claimed = self.of_worker[worker].leases.claim_served(job_id, n, worker, skipped)
+            wanted = job.claimable(NUMBERS if skipped is None else skipped)[:n]
+            numbers = [0] if skipped is None else [NUMBERS[name] for name in skipped]
+            claimed = self.of_worker[worker].leases.claim_served(job_id, n, worker, numbers)
             assert (claimed is None) == (not wanted and bool(job.claimable()))
             if claimed is None:
-                job.reason = job.reason or PARTLY_UNSERVED
+                if not any(item.state == "leased" for item in job.items):
+                    job.reason = job.reason or PARTLY_UNSERVED
                 job.settle()
                 return worker, []
             assert [c.index for c in claimed] == wanted
@@ -325,8 +340,16 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
             for c in claimed:
                 self.model[c.job_id].settle()
 
-        @rule(claim=claims, tokens=st.none() | st.lists(st.integers(0, 9), max_size=3), is_unserved=st.booleans())
-        def give_back(self, claim: tuple[str, list[Claimed]], tokens: list[int] | None, is_unserved: bool) -> None:
+        @rule(
+            claim=claims,
+            tokens=st.none() | st.lists(st.integers(0, 9), max_size=3),
+            unserved=st.sets(st.sampled_from([*NUMBERS])),
+            sends_numbers=st.booleans(),
+        )
+        def give_back(
+            self, claim: tuple[str, list[Claimed]], tokens: list[int] | None, unserved: set[str], sends_numbers: bool
+        ) -> None:
+            """A worker of an older version sends no numbers."""
             worker, claimed = claim
             prefix = None if tokens is None else Prefix(token_ids=tuple(tokens))
             for c in claimed:
@@ -340,10 +363,17 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
                     wanted = Outcome.DONE
                     item.prefix = prefix or item.prefix
                     job.release(item, spent=item.spent)
-                    if is_unserved:
-                        job.reason, item.is_set_aside = job.reason or PARTLY_UNSERVED, True
-                unserved = {c.lease} if is_unserved else ()
-                assert self.of_worker[worker].leases.give_back_many([(c, prefix)], unserved) == [wanted]
+                    if item.model in unserved:
+                        job.reason = job.reason if job.reason == PARTLY_UNSERVED else UNSERVED
+                        item.is_set_aside = sends_numbers
+                queue = self.of_worker[worker]
+                name, keys, args = queue.store.functions.give_back(
+                    *c.lease,
+                    "" if prefix is None else prefix.model_dump_json(),
+                    unserved_model=c.model_number if item.model in unserved else 0,
+                )
+                call = name, keys, args if sends_numbers else args[:-1]
+                assert queue.store.call(call).decode() == wanted
                 job.settle()
 
         @rule(claim=claims, is_retryable=st.booleans())
@@ -466,7 +496,11 @@ def make_machine(url: str) -> type[RuleBasedStateMachine]:
             assert {job.id for job in self.queue.jobs.active()} == {job.id for job in active}
             runs = [job for job in active if job.state in RUNS and job.reason != UNSERVED]
             waiting = sum(item.state == "waiting" for job in active if job.state in RUNS for item in job.items)
-            waiting -= sum(job.num_set_aside for job in active if job.state in RUNS and job.reason)
+            for job in active:
+                if job.state in RUNS and job.reason == UNSERVED:
+                    waiting -= sum(item.state == "waiting" for item in job.items)
+                elif job.state in RUNS and job.reason:
+                    waiting -= len(job.set_aside)
             stats = self.queue.stats()
             assert stats.jobs_at_risk == sum(job.is_at_risk for job in active)
             assert stats.claimable_at_risk == sum(job.is_at_risk for job in runs)

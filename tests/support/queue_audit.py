@@ -126,7 +126,8 @@ class _Job:
     def unclaimable(self) -> int:
         if self.state not in _RUNS:
             return self.count["waiting"]
-        return self.count["set_aside"] if self.text.get("reason", "") else 0
+        reason = self.text.get("reason")
+        return self.count["waiting" if reason == UNSERVED else "set_aside"] if reason else 0
 
     @property
     def has_backlog(self) -> bool:

@@ -19,11 +19,11 @@
 --   ballast:{<queue>}:declared  zset     tenant -> when settings in force last declared it, for the last MAX_DECLARED tenants
 --   ballast:{<queue>}:totals    hash     sums over the jobs below (waiting, leased, ..., dead), jobs:<state>, `at_risk`,
 --                                        `sequence` (of jobs) and `token` (the last fencing token, see `next_token`).
---                                        `unclaimable` counts
---                                        the waiting items of jobs that are paused or ending, and the items that are set
---                                        aside in other jobs. `unclaimable_at_risk` counts the jobs at risk that are
---                                        paused, unserved or ending. `timers_at` is when timers ran last, and
---                                        `spared_at` when they last ran after a gap, in milliseconds: see `postpone`
+--                                        `unclaimable` counts the waiting items of jobs that are paused, unserved or
+--                                        ending, and the items that are set aside in other jobs with a reason for it.
+--                                        `unclaimable_at_risk` counts the jobs at risk that are paused, unserved or
+--                                        ending. `timers_at` is when timers ran last, and `spared_at` when they last ran
+--                                        after a gap, in milliseconds: see `postpone`
 --   ballast:{<queue>}:jobs      zset     job id -> sequence
 --   ballast:{<queue>}:ready     zset     rank -> 0, for jobs with claimable items; a rank sorts as
 --                                        <1000 - priority>|<tenant>|<deadline>|<sequence>|<job id>
@@ -45,7 +45,8 @@
 --   (nothing)                   hash     the record: FIELDS below; and `digest`, `<lines> <SHA-256>` of the submitted lines
 --   :items                      hash     index -> custom_id as JSON \n line; `=<token>` if succeeded, `!` if dropped
 --   :live                       hash     index -> <token>:<attempts>:<worker> of a leased item; token 0: it waits again.
---                                        `*` follows the attempts if the claim took an item that was set aside
+--                                        If the claim took an item that was set aside, `*` and the number of its model
+--                                        follow the attempts
 --   :returned                   zset     index -> index, claimed before the items from `next` on. An item that came back
 --                                        because no model of its worker has its name is set aside: its score is the index
 --                                        plus SET_ASIDE times the number of the name (`Claimed.model_number`)
@@ -83,7 +84,7 @@ local MAX_PAGE_BYTES = 8 * 1024 * 1024
 local MAX_STATUS_BYTES, MAX_STATUSES, MAX_STATUSES_BYTES = 128 * 1024, 5000, 2 * 1024 * 1024
 local MAX_DECLARED = 2000
 local MOST_MEMORY = 1.2 -- times maxmemory: above it, a server leaves the items where they are
-local UNSERVED = 'no worker serves the model that its items name' -- the reason of a job whose items are all set aside
+local UNSERVED = 'no worker serves the model that its items name' -- the reason of a job of which no item is work
 local PARTLY_UNSERVED = 'no worker serves the model that some of its items name' -- some are set aside
 local SET_ASIDE = 4294967296 -- 2^32: more than the index of any item. The sums below 2^53 are exact
 local RENEWAL_SECONDS = 300 -- after this time without renewal, settings give way
@@ -149,27 +150,36 @@ local function is_active(job)
   return job.state ~= '' and not OVER[job.state]
 end
 
--- All items of such a job came back because of their model, and none has run since.
+-- Items of such a job came back because of their model, and none has run since; or all that wait are set aside.
 local function is_unserved(job)
   return job.reason == UNSERVED
 end
 
--- Some items of such a job came back because of their model, and no item that was set aside has run since.
+-- Items of such a job came back because of their model, and some of them are set aside, or no item has run since.
 local function has_unserved(job)
   return is_unserved(job) or job.reason == PARTLY_UNSERVED
+end
+
+-- Returns the number of the model for which an item in :returned is set aside; 0 for another item, and without a score.
+local function model_of(score)
+  return math.floor((tonumber(score) or 0) / SET_ASIDE)
 end
 
 local function forget_unserved(job)
   if has_unserved(job) then job.reason = '' end
 end
 
--- An item of the job runs. If it was set aside, a worker serves the model that it names.
-local function note_served(job, was_set_aside)
-  if was_set_aside or job.set_aside == 0 then
-    forget_unserved(job)
-  elseif has_unserved(job) then
-    job.reason = PARTLY_UNSERVED
+-- An item of the job runs. `model` is the number of its model if it was set aside: a worker serves the other items of this
+-- number, too. 0 stands for an item that was not set aside.
+local function note_served(k, job, model)
+  if not has_unserved(job) then return end
+  local is_served = job.set_aside == 0
+  if model > 0 and not is_served then
+    local first = call('ZRANGE', k.returned, SET_ASIDE, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
+    local last = call('ZRANGE', k.returned, -1, -1, 'WITHSCORES')
+    is_served = model_of(first[2]) == model and model_of(last[2]) == model
   end
+  job.reason = is_served and '' or PARTLY_UNSERVED
 end
 
 -- More workers would not serve any waiting item of such a job.
@@ -206,7 +216,8 @@ end
 local function save_job(k, job)
   local was, changed = job.was, {}
   -- Fields, so that the totals change by what they count of this job: of a job that an older version paused, nothing yet.
-  job.unclaimable = not RUNS[job.state] and job.waiting or has_unserved(job) and job.set_aside or 0
+  local is_part = job.reason == PARTLY_UNSERVED
+  job.unclaimable = is_unclaimable(job) and job.waiting or is_part and job.set_aside or 0
   job.unclaimable_at_risk = is_unclaimable(job) and num_at_risk(job) or 0
   for _, field in ipairs(FIELDS) do
     if job[field] ~= was[field] then
@@ -290,12 +301,12 @@ local function custom_id_of(k, index)
   return is_name and name or '"line:lost-' .. index .. '"', #item
 end
 
--- Returns token, attempts and worker of an entry in :live, and whether the item was set aside. The token is '0' if the item
--- waits.
+-- Returns token, attempts and worker of an entry in :live, and the model for which the item was set aside, or 0. The token is
+-- '0' if the item waits.
 local function parse_live(value)
-  if not value then return '0', 0, '', false end
-  local token, attempts, mark, worker = string.match(value, '^(%d+):(%d+)(%*?):(.*)$')
-  return token, tonumber(attempts), worker, mark == '*'
+  if not value then return '0', 0, '', 0 end
+  local token, attempts, model, worker = string.match(value, '^(%d+):(%d+)%*?(%d*):(.*)$')
+  return token, tonumber(attempts), worker, tonumber(model) or 0
 end
 
 local function live_of(k, index)
@@ -638,23 +649,22 @@ local function next_token(k, n, now)
   return last
 end
 
--- Returns up to `n` items in :returned, and how many of them are not set aside. Leaves out the items that are set aside for a
--- model in `skipped`. A range is read for each such model, whatever the number of its items.
+-- Returns up to `n` items in :returned, and for each that is set aside the number of its model. Leaves out the items that are
+-- set aside for a model in `skipped`. A range is read for each such model, whatever the number of its items.
 local function returned_items(k, job, n, skipped)
   local found = call('ZRANGE', k.returned, '-inf', '(' .. SET_ASIDE, 'BYSCORE', 'LIMIT', 0, n)
-  local num_others, from = #found, SET_ASIDE
+  local models, from = {}, SET_ASIDE
   while #found < n and job.set_aside > 0 and not skipped[0] do
-    local score = tonumber(call('ZRANGE', k.returned, from, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')[2])
+    local score = call('ZRANGE', k.returned, from, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')[2]
     if not score then break end
-    local model = math.floor(score / SET_ASIDE)
+    local model = model_of(score)
     from = string.format('%.0f', (model + 1) * SET_ASIDE)
     if not skipped[model] then
-      local first = string.format('%.0f', score)
-      local page = call('ZRANGE', k.returned, first, '(' .. from, 'BYSCORE', 'LIMIT', 0, n - #found)
-      for _, index in ipairs(page) do found[#found + 1] = index end
+      local page = call('ZRANGE', k.returned, score, '(' .. from, 'BYSCORE', 'LIMIT', 0, n - #found)
+      for _, index in ipairs(page) do found[#found + 1], models[#found + 1] = index, model end
     end
   end
-  return found, num_others
+  return found, models
 end
 
 -- ARGV: job id, limit of items, worker, then numbers of models that this worker does not serve: items that are set aside for
@@ -670,12 +680,13 @@ local function claim(keys, argv)
   if is_exhausted() then return {err = 'OOM above ' .. MOST_MEMORY .. ' times maxmemory, no item is claimed'} end
   local skipped = {}
   for i = 4, #argv do skipped[tonumber(argv[i])] = true end
-  local returned, num_others = returned_items(k, job, n, skipped)
+  local returned, models = returned_items(k, job, n, skipped)
   n = #returned + math.min(n - #returned, job.stored - job.next)
   local expires = now + setting(k, 'lease_seconds', 30)
   local reply = {string.format('%.6f', expires), job.tenant, job.priority}
   if n == 0 then
-    if not has_unserved(job) then job.reason = PARTLY_UNSERVED end
+    job.set_aside = job.waiting - job.delayed -- no others wait. A lower number would keep items for good
+    if job.leased == 0 and not has_unserved(job) then job.reason = PARTLY_UNSERVED end
     settle(k, job, now)
     save_job(k, job)
     return reply
@@ -689,8 +700,8 @@ local function claim(keys, argv)
     if index then
       local _, spent = live_of(k, index)
       attempt, prefix = spent + 1, call('HGET', k.prefixes, index) or ''
-      if num > num_others then
-        mark, job.set_aside = '*', job.set_aside - 1
+      if models[num] then
+        mark, job.set_aside = '*' .. models[num], job.set_aside - 1
       end
     else
       index, job.next = job.next, job.next + 1
@@ -721,7 +732,7 @@ local function heartbeat(keys, argv)
   local live = job and call('HMGET', k.live, unpack(indexes)) or {}
   local expires = now + setting(k, 'lease_seconds', 30)
   for i, index in ipairs(indexes) do
-    local token, _, _, was_set_aside = parse_live(live[i])
+    local token, _, _, model = parse_live(live[i])
     if token ~= argv[2 * i + 1] then
       lost[#lost + 1] = i
     elseif job.ending ~= '' then
@@ -733,7 +744,7 @@ local function heartbeat(keys, argv)
     else
       kept[#kept + 1] = expires
       kept[#kept + 1] = index
-      note_served(job, was_set_aside)
+      note_served(k, job, model)
     end
   end
   if #kept > 0 then call('ZADD', k.leases, 'XX', unpack(kept)) end
@@ -771,7 +782,7 @@ local function finish(keys, argv)
   for i, index in ipairs(indexes) do
     local at = 3 + 7 * (i - 1)
     local token = argv[at + 1]
-    local held, _, _, was_set_aside = parse_live(live[i])
+    local held, _, _, model = parse_live(live[i])
     if not job then
       outcomes[i] = 'not_found'
     elseif ended[index] == token then
@@ -780,7 +791,7 @@ local function finish(keys, argv)
       outcomes[i] = outcome_of_loss(k, index, token)
     else
       ended[index], outcomes[i] = token, 'done'
-      note_served(job, was_set_aside)
+      note_served(k, job, model)
       job.tokens_in = job.tokens_in + tonumber(argv[at + 3])
       job.tokens_out = job.tokens_out + tonumber(argv[at + 4])
       publish(k, index, argv[at + 2])
@@ -820,7 +831,8 @@ local function give_back(keys, argv)
   else
     if prefix ~= '' then call('HSET', k.prefixes, index, prefix) end
     local is_unservable = argv[5] == '1'
-    if is_unservable and not has_unserved(job) then job.reason = PARTLY_UNSERVED end
+    -- No item is work until one runs: of an older worker, which sends no number, no item is set aside.
+    if is_unservable and job.reason ~= PARTLY_UNSERVED then job.reason = UNSERVED end
     release(k, job, index, attempts - 1, 0, is_unservable and tonumber(argv[6]))
   end
   settle(k, job, now)
@@ -834,10 +846,10 @@ local function retry(keys, argv)
   local job = load_job(k)
   local index, token = argv[2], argv[3]
   if not job then return 'not_found' end
-  local held, attempts, worker, was_set_aside = live_of(k, index)
+  local held, attempts, worker, model = live_of(k, index)
   if held ~= token then return outcome_of_loss(k, index, token) end
   end_lease(k, job, index)
-  note_served(job, was_set_aside)
+  note_served(k, job, model)
   local outcome
   if job.ending ~= '' then
     let_go(k, job, index)
@@ -880,9 +892,10 @@ end
 -- Two functions under one name; with three keys, it is the second.
 --
 -- KEYS: timers. ARGV: due timers that could not run. They move behind all that are due.
--- KEYS: timers, totals, settings, when a run of timers begins. It notes the time. After a gap, no lease expires for some time: a server that was away, or a clock that jumped,
--- says nothing about the workers. A shorter gap leaves a lease a third of its time. If timers run rarely, several times
--- each, leases also expire: no gap counts if timers ran only within the grace of the one before.
+-- KEYS: timers, totals, settings, when a run of timers begins. It notes the time. After a gap, no lease expires for some
+-- time: a server that was away, or a clock that jumped, says nothing about the workers. A shorter gap leaves a lease a third
+-- of its time. If timers run rarely, several times each, leases also expire: no gap counts if timers ran only within the
+-- grace of the one before.
 local function postpone(keys, argv)
   local now = clock()
   for _, timer in ipairs(argv) do call('ZADD', keys[1], 'XX', now, timer) end
@@ -1087,6 +1100,7 @@ local function redrive(keys, argv)
     end
   end
   job.failed, job.dead = job.failed - n, job.dead - n
+  if n > 0 then note_served(k, job, 0) end -- as at first, they are work
   if n > 0 and job.state == 'completed' then
     job.state, job.finished = 'in_progress', 0
     call('ZREM', k.timers, 'forget:' .. job.id)
