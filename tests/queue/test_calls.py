@@ -34,7 +34,7 @@ from ballast_queue.keys import Keys
 from ballast_queue.leases import MAX_ITEMS, by_job
 from ballast_queue.redis_store import Queue
 
-LIBRARY = (20, "f077578aa9a88a0e5b50935c1b24e645a0ae9c7bab1fe25b042cc51628bc52ac")
+LIBRARY = (20, "a4836cf8c9e5c98988e7b91525b3893c4e7c49e33f75249676520c3d0d4d3609")
 """The revision of the function library, and the SHA-256 of its text."""
 
 

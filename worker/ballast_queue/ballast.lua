@@ -137,6 +137,41 @@ local function load_job(k)
   return job
 end
 
+local function group_of(rank)
+  return string.match(rank, '^%d+|[^|]*|')
+end
+
+local function require_numbers(job, fields, first)
+  for i = first, #fields do
+    if not job[fields[i]] then error('a record has a number that is none') end
+  end
+end
+
+local function require_rank(job)
+  if not group_of(job.rank) then error('a record has a rank that is none') end
+end
+
+-- Raises an error if the record of a job lacks a value without which a function would fail after its first write.
+local function require_readable(job)
+  require_numbers(job, FIELDS, NUM_TEXTS + 1)
+  require_rank(job)
+end
+
+-- Loads the record of a job for a function that moves its items. Raises an error as `require_readable` does, and needs fewer
+-- values: a job that is cancelled can end without the others.
+local function load_counted(k)
+  local job = load_job(k)
+  if job then
+    require_numbers(job, SUMMED, 1)
+    require_numbers(job, {'delayed', 'tokens_in', 'tokens_out', 'set_aside'}, 1)
+    if job.ending ~= 'cancelled' then
+      require_numbers(job, {'created', 'deadline'}, 1)
+      require_rank(job)
+    end
+  end
+  return job
+end
+
 local function is_ready(job)
   return RUNS[job.state] == true and job.waiting > job.delayed
 end
@@ -195,10 +230,6 @@ end
 local function num_at_risk(job)
   local is_told = job.outlook == 'at_risk' or job.outlook == 'no'
   return is_told and is_active(job) and job.ending == '' and 1 or 0
-end
-
-local function group_of(rank)
-  return string.match(rank, '^%d+|[^|]*|')
 end
 
 local function set_ready(k, rank, is_now)
@@ -393,14 +424,6 @@ local function outcome_of_loss(k, index, token)
 end
 
 -- Submission
-
--- Raises an error if the record of a job lacks a value without which a function would fail after its first write.
-local function require_readable(job)
-  for i = NUM_TEXTS + 1, #FIELDS do
-    if not job[FIELDS[i]] then error('a record has a number that is none') end
-  end
-  if not group_of(job.rank) then error('a record has a rank that is none') end
-end
 
 -- Returns the digest of the first `lines` lines of a job, or '' if it is unknown. It is if they came through the inbox, or
 -- if an older version of Ballast added lines.
@@ -674,6 +697,7 @@ end
 local function claim(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_job(k)
+  if job then require_readable(job) end
   if not job or not is_ready(job) or (job.deadline > 0 and now >= job.deadline) then return {} end
   local n = math.min(tonumber(argv[2]), job.waiting - job.delayed, 1000)
   if n < 1 then return {} end
@@ -726,7 +750,7 @@ end
 -- their leases expire.
 local function heartbeat(keys, argv)
   local k, now = bind(keys), clock()
-  local job = load_job(k)
+  local job = load_counted(k)
   local lost, kept, bytes = {}, {}, 0
   local indexes = every(argv, 2, 2)
   local live = job and call('HMGET', k.live, unpack(indexes)) or {}
@@ -775,7 +799,7 @@ end
 -- Reply: an outcome for each item.
 local function finish(keys, argv)
   local k, now = bind(keys), clock()
-  local job = load_job(k)
+  local job = load_counted(k)
   local indexes = every(argv, 3, 7)
   local live = job and call('HMGET', k.live, unpack(indexes)) or {}
   local outcomes, ended, marks = {}, {}, {}
@@ -818,7 +842,7 @@ end
 -- the number of this name (an older worker sends none). Spends no attempt.
 local function give_back(keys, argv)
   local k, now = bind(keys), clock()
-  local job = load_job(k)
+  local job = load_counted(k)
   local index, token, prefix = argv[2], argv[3], argv[4]
   if not job then return 'not_found' end
   local held, attempts = live_of(k, index)
@@ -843,7 +867,7 @@ end
 -- ARGV: job id, index, token, code, message, 1 if another attempt may succeed, HTTP status, a random number in [0, 1).
 local function retry(keys, argv)
   local k, now = bind(keys), clock()
-  local job = load_job(k)
+  local job = load_counted(k)
   local index, token = argv[2], argv[3]
   if not job then return 'not_found' end
   local held, attempts, worker, model = live_of(k, index)
@@ -931,7 +955,7 @@ end
 -- Stops after MAX_PAGE_BYTES of lines. Reply: the number of expired leases.
 local function expire_leases(keys, argv)
   local k, now = bind(keys), clock()
-  local job = load_job(k)
+  local job = load_counted(k)
   if not job then return call('ZREM', k.timers, 'lease:' .. argv[1]) * 0 end
   local spared = spared_until(k, now)
   if spared then return call('ZADD', k.timers, spared, 'lease:' .. job.id) * 0 end
@@ -965,7 +989,7 @@ end
 -- ARGV: job id, limit of items. Makes items whose backoff has ended claimable. Reply: the number of items.
 local function wake(keys, argv)
   local k, now = bind(keys), clock()
-  local job = load_job(k)
+  local job = load_counted(k)
   if not job then return call('ZREM', k.timers, 'wake:' .. argv[1]) * 0 end
   local indexes = call('ZRANGE', k.delayed, '-inf', string.format('%.6f', now), 'BYSCORE', 'LIMIT', 0, argv[2])
   for _, index in ipairs(indexes) do
@@ -1016,7 +1040,7 @@ end
 -- 0: none is left.
 local function sweep(keys, argv)
   local k, now, timer = bind(keys), clock(), 'sweep:' .. argv[1]
-  local job = load_job(k)
+  local job = load_counted(k)
   if not job or job.ending == '' or OVER[job.state] then return call('ZREM', k.timers, timer) * 0 end
   local limit, bytes, num = tonumber(argv[2]), 0, 0
   while num < limit and bytes < MAX_PAGE_BYTES do
@@ -1083,7 +1107,7 @@ end
 -- Reply: ok | missing | conflict | passed, number of items (or the state), cursor ('0': finished), dead letters left.
 local function redrive(keys, argv)
   local k, now = bind(keys), clock()
-  local job = load_job(k)
+  local job = load_counted(k)
   if not job then return {'missing', 0, '0', 0} end
   if job.ending ~= '' or (OVER[job.state] and job.state ~= 'completed') then return {'conflict', job.state, '0', 0} end
   if job.dead == 0 then return {'ok', 0, '0', 0} end
