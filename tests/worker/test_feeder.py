@@ -643,12 +643,13 @@ def test_each_worker_runs_the_items_of_its_model_behind_any_number_of_others(fed
 def test_a_worker_does_not_claim_items_of_many_other_models_again_and_again(fed, queue, eventually) -> None:
     lines = [make_line(index, model=f"missing-{index % (MOST_REFUSED + 9)}") for index in range(2 * MOST_REFUSED)]
     job_id = queue.submissions.submit([*lines, make_line("last")]).job_id
-    with fed():
+    with fed() as serving:
         eventually(lambda: queue.jobs.get(job_id).counts.succeeded, "the last item to succeed")
         eventually(lambda: not queue.workers.statuses()[0].can_claim, "nothing that the worker could run")
-        stats = queue.stats()
+        stats, outcomes = queue.stats(), serving.worker.feeder.outcomes
 
     assert (stats.items.waiting, stats.claimable_depth) == (len(lines), 0)
+    assert outcomes.total() < 2 * len(lines), "most items are claimed once"
 
 
 def test_jobs_of_another_model_hide_no_job_behind_them(fed, queue, eventually) -> None:

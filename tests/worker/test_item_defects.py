@@ -24,6 +24,7 @@ from ballast_worker.errors import Refused
 from ballast_worker.feeder import Feeder
 from ballast_worker.in_flight import InFlightItems
 from ballast_worker.items import GenerationReader, ItemFailure
+from ballast_worker.openai import MODEL_NOT_FOUND
 
 MIB = 1024 * 1024
 
@@ -141,6 +142,29 @@ def test_items_that_take_long_to_prepare_let_other_tasks_and_tenants_come_betwee
     assert all("tick" in pair for pair in pairwise(order))
     assert statuses == [[status] * 9, [200]]
     assert feeder.outcomes.total() < 9 + 10, "only the first claim is of more items than the time allows"
+
+
+def test_a_job_of_another_model_stops_no_job_behind_it_and_is_searched_in_few_claims(
+    feeding, queue, eventually, monkeypatch
+) -> None:
+    tried = []
+
+    def change(item, claimed):
+        tried.append((claimed.job_id, claimed.token))
+        if claimed.custom_id != "item-300":
+            raise Refused(404, "This is another model.", code=MODEL_NOT_FOUND)
+        return item
+
+    monkeypatch.setattr("ballast_worker.claimer.AVOID_SHORT_SECONDS", 2.0)
+    first = queue.submissions.submit(map(make_line, range(301))).job_id
+    second = queue.submissions.submit([make_line(300)]).job_id
+    with feeding(change, of_all=True):
+        eventually(lambda: queue.jobs.get(first).counts.succeeded, "the item behind all others to succeed")
+    tokens = [token for job_id, token in tried if job_id == first]
+
+    assert queue.jobs.get(second).state.is_over
+    assert [job_id for job_id, _ in tried].index(second) < 50
+    assert sum(after != before + 1 for before, after in pairwise(tokens)) == 1, "of each claim, the tokens follow"
 
 
 def test_a_tenant_at_its_cap_holds_up_no_tenant_whose_items_take_long(feeding, queue, eventually, monkeypatch) -> None:

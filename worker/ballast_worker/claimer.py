@@ -36,7 +36,9 @@ SHORT_SECONDS = 0.02
 AVOID_SECONDS = 30.0
 """How long a worker claims no items of a model that it does not serve, or of a job that it cannot run or read."""
 AVOID_SHORT_SECONDS = 1.0
-"""How long a worker claims no items of a job that has none for it now, and had some lately."""
+"""How long a worker claims no items of a job that has none for it now, and had some lately or may have some behind."""
+MOST_SEARCHED = 1000
+"""Items in a claim of a job whose last claim had items of other models only. It finds what is behind them soon."""
 MOST_REFUSED = 100
 """Other models of one job that a worker remembers. With more, it claims none of the items that came back."""
 AVOID_GROUP_SECONDS = 1.0
@@ -82,6 +84,8 @@ class Claimer:
         """Jobs whose items this worker cannot run, and when it tries them again."""
         self._refused: dict[str, dict[int, float]] = {}
         """Numbers of the models in jobs that this worker does not serve, and when it tries them again."""
+        self._searched: set[str] = set()
+        """Jobs among these whose last claim had items of such models only."""
         self._ran: dict[str, float] = {}
         """Jobs of which this worker lately submitted an item, and when."""
         self._avoided_groups: dict[Group, float] = {}
@@ -160,7 +164,7 @@ class Claimer:
             if spent and begin >= until:
                 break
             tenant = self._jobs[job_id].tenant
-            num_items = ceil(num / self._sizes.get(job_id, 1))
+            num_items = MOST_SEARCHED if job_id in self._searched else ceil(num / self._sizes.get(job_id, 1))
             if seconds := self._seconds.get(tenant):  # further items would only go to this worker and back
                 num_items = min(num_items, 1 + int(max(0.0, until - begin) / seconds))
             group = Group(self._jobs[job_id].priority, tenant)
@@ -174,11 +178,15 @@ class Claimer:
                 continue
             entered = self._enter_all(job_id, claimed or (), num, until)
             num_entered += entered
+            self._searched.discard(job_id)
             if entered:
                 self._ran[job_id] = begin
             elif claimed is None or (self._refused.get(job_id) and self._is_all(queue, job_id, len(claimed))):
                 # Other items of a job that ran lately may come soon.
                 self._avoid(job_id, group, AVOID_SHORT_SECONDS if job_id in self._ran else AVOID_SECONDS)
+            elif claimed and self._refused.get(job_id):  # it may have others behind, but other jobs run first
+                self._searched.add(job_id)
+                self._avoid(job_id, group, AVOID_SHORT_SECONDS)
             spent[tenant] = spent.get(tenant, 0.0) + time.monotonic() - begin
         return num_entered, spent
 
@@ -359,6 +367,7 @@ class Claimer:
             for job_id, numbers in self._refused.items()
             if (kept := {number: end for number, end in numbers.items() if end > now})
         }
+        self._searched &= self._refused.keys()
         self._ran = {job_id: at for job_id, at in self._ran.items() if at > now - AVOID_SECONDS}
         avoided: dict[Group, set[str]] = {}
         for job_id, (group, _) in self._avoided_jobs.items():
