@@ -23,7 +23,7 @@ from ballast_worker.claimer import Claimer
 from ballast_worker.errors import Refused
 from ballast_worker.feeder import Feeder
 from ballast_worker.in_flight import InFlightItems
-from ballast_worker.items import GenerationReader, ItemFailure
+from ballast_worker.items import NO_PLACE, GenerationReader, ItemFailure
 from ballast_worker.openai import MODEL_NOT_FOUND
 
 MIB = 1024 * 1024
@@ -43,8 +43,8 @@ class ChangedItem:
 class ChangedReader:
     """The reader of a worker. `change` sees each prepared item, and may raise."""
 
-    def __init__(self, reader, change) -> None:
-        self._reader, self._change = reader, change
+    def __init__(self, reader, change, crowded) -> None:
+        self._reader, self._change, self.crowded = reader, change, crowded
 
     @property
     def revision(self) -> str:
@@ -59,7 +59,7 @@ def feeding(serve, make_config, valkey, queue_name):
     """`with feeding(change) as feeder:` feeds a worker. `change` may change the attempts of items, or of `item-1`."""
 
     @contextmanager
-    def start(change, url=valkey.url, lease_seconds=120, *, of_all=False, **config):
+    def start(change, url=valkey.url, lease_seconds=120, *, of_all=False, crowded=frozenset, **config):
         def change_one(item, claimed):
             return change(item, claimed) if of_all or claimed.custom_id == "item-1" else item
 
@@ -69,7 +69,7 @@ def feeding(serve, make_config, valkey, queue_name):
                 connect=lambda: Queue.connect(url, queue_name),
                 worker="w1",
                 loop=worker.loop,
-                reader=ChangedReader(GenerationReader(worker.served, worker.loop.submit), change_one),
+                reader=ChangedReader(GenerationReader(worker.served, worker.loop.submit), change_one, crowded),
                 status=worker.status,
                 settings=QueueSettings(backoff_seconds=0.01, lease_seconds=lease_seconds),
             )
@@ -200,6 +200,28 @@ def test_items_that_are_held_up_keep_no_slot_from_the_items_behind_them(feeding,
         queue.jobs.cancel(first)
 
     assert leased == 20
+
+
+def test_items_without_a_place_in_the_engine_are_work_and_run_when_there_is_one(
+    feeding, queue, eventually, monkeypatch
+) -> None:
+    crowded = [frozenset({"an adapter"})]
+    first, second = (queue.submissions.submit(map(make_line, range(20))).job_id for _ in range(2))
+
+    def change(item, claimed):
+        if crowded[0] and claimed.job_id == first:
+            raise Refused(503, "no place", code=NO_PLACE)
+        return item
+
+    monkeypatch.setattr("ballast_worker.claimer.AVOID_SHORT_SECONDS", 3600.0)
+    with feeding(change, of_all=True, crowded=lambda: crowded[0]) as feeder:
+        eventually(lambda: queue.jobs.get(second).counts.succeeded == 20, "the items behind them to succeed")
+        eventually(lambda: not feeder.num_held, "the feeder to hold no item")
+        reason, depth = queue.jobs.get(first).reason, queue.stats().claimable_depth
+        crowded[0] = frozenset()
+        eventually(lambda: queue.jobs.get(first).counts.succeeded == 20, "the items to run")
+
+    assert (reason, depth) == ("", 20)
 
 
 def test_a_defect_in_each_attempt_ends_in_a_dead_letter(feeding, queue, eventually) -> None:

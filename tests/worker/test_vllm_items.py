@@ -28,8 +28,9 @@ from ballast_vllm.items import HttpItem, HttpItemLoop, HttpReader, VllmEngine
 from ballast_vllm.online_first import MOST_SECONDS, OnlineFirst
 from ballast_worker.errors import Refused
 from ballast_worker.in_flight import InFlightItem, InFlightItems
+from ballast_worker.items import NO_PLACE
 from ballast_worker.loop import Ended
-from ballast_worker.openai import MODEL_NOT_FOUND, Caller
+from ballast_worker.openai import Caller
 from ballast_worker.requests import Recorder, RequestTiming
 
 
@@ -72,7 +73,7 @@ def test_items_of_an_adapter_that_are_held_up_keep_further_ones_in_the_queue():
     assert counts == [1, 1, 0]
     with pytest.raises(Refused, match="hold all places") as caught:
         prepare(3, "a")
-    assert caught.value.code == MODEL_NOT_FOUND, "the item waits for a worker that can run it"
+    assert (caught.value.code, reader.crowded()) == (NO_PLACE, {"a"}), "the item waits for any worker"
     assert prepare(4, "m").num_held_up == 0
     assert engine.note_held_up(["r0"])
     assert prepare(5, "a").num_held_up == 0

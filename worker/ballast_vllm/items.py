@@ -30,7 +30,7 @@ from ballast_vllm.calls import CALL, Call
 from ballast_vllm.engine_client import EngineTap
 from ballast_worker.errors import Refused
 from ballast_worker.http_exchange import TOO_DEEP
-from ballast_worker.items import ItemFailure
+from ballast_worker.items import NO_PLACE, ItemFailure
 from ballast_worker.loop import Ended, EndedItems, failed
 from ballast_worker.openai import MODEL_NOT_FOUND, Caller
 from ballast_worker.requests import RequestTiming
@@ -43,7 +43,7 @@ ABORT_SECONDS = 2.0
 RETRYABLE = frozenset({408, 409, 425, 429})
 """Statuses below 500 after which another attempt may succeed."""
 NOT_JSON = "The answer is not JSON, as the result of an item must be. Leave out `encoding_format`, or set it to base64."
-NO_PLACE = "Online requests of other adapters hold all places, and items of the adapter {!r} wait for one already."
+CROWDED = "Online requests of other adapters hold all places, and items of the adapter {!r} wait for one already."
 UNSUPPORTED = json.dumps({"error": {"code": "unsupported_encoding", "message": NOT_JSON}}).encode()
 USAGE = b'"usage":'
 MOST_USAGES = 8
@@ -345,14 +345,13 @@ class HttpReader:
     start: Callable[[HttpItem], None]
     is_encoder: bool = False
     crowded: Callable[[], Collection[str]] = tuple
-    """Returns the adapters of which no further item shall wait here. The items wait in the queue, as those of a model
-    that another worker serves."""
+    """Returns the adapters of which no further item shall wait here. The items wait in the queue, for any worker."""
 
     def prepare(self, request_id: str, claimed: Claimed, slack: float) -> HttpItem:
         """Return the item, with `slack` as the slack of its job.
 
         Raises:
-            Refused: the engine does not serve its URL, or Ballast cannot read its body.
+            Refused: the engine does not serve its URL, Ballast cannot read its body, or its adapter has no place now.
         """
         fields = {**claimed.body, "stream": False}
         if claimed.url == "/v1/responses":
@@ -368,7 +367,7 @@ class HttpReader:
             message = f"The model {body.model[:200]!r} does not exist. This server has {', '.join(self.models())}."
             raise Refused(404, message, code=MODEL_NOT_FOUND, param="model")
         if body.model in self.crowded():
-            raise Refused(404, NO_PLACE.format(body.model[:200]), code=MODEL_NOT_FOUND, param="model")
+            raise Refused(503, CROWDED.format(body.model[:200]), code=NO_PLACE, param="model")
         earlier = claimed.prefix or Prefix()
         call = Call(
             Caller(claimed.tenant, RequestClass.OFFLINE, claimed.priority),

@@ -21,7 +21,7 @@ from ballast_queue.status import WorkerStatus
 from ballast_worker.errors import Refused
 from ballast_worker.forecast import order_rates_of, work_of
 from ballast_worker.in_flight import InFlightItem, InFlightItems
-from ballast_worker.items import ItemFailure, ItemLoop, ItemReader
+from ballast_worker.items import NO_PLACE, ItemFailure, ItemLoop, ItemReader
 from ballast_worker.ledger_view import LedgerView
 from ballast_worker.openai import MODEL_NOT_FOUND
 from ballast_worker.prefetch import OfflineSlots, Prefetch, groups_to_read, num_to_claim
@@ -86,6 +86,10 @@ class Claimer:
         """Numbers of the models in jobs that this worker does not serve, and when it tries them again."""
         self._searched: set[str] = set()
         """Jobs among these whose last claim had items of such models only."""
+        self._held_back: dict[str, Group] = {}
+        """Jobs that it avoids because their items had no place in the engine."""
+        self._crowded = reader.crowded()
+        """The models that had none then."""
         self._ran: dict[str, float] = {}
         """Jobs of which this worker lately submitted an item, and when."""
         self._avoided_groups: dict[Group, float] = {}
@@ -143,6 +147,7 @@ class Claimer:
         if now < self.read_at < inf:
             return 0
         slow, self._slow = self._slow, frozenset()
+        self._release()
         chosen = self._choose(queue, count, slow)
         if not chosen:
             self.read_at = now + EMPTY_SECONDS
@@ -155,6 +160,15 @@ class Claimer:
         if num_entered < count and spent and done >= until:
             self._slow = slow | {max(spent, key=spent.__getitem__)}
         return num_entered
+
+    def _release(self) -> None:
+        """Claim items of the jobs that had no place in the engine again if other models have none now."""
+        before, self._crowded = self._crowded, self._reader.crowded()
+        if before != self._crowded:
+            for job_id, group in self._held_back.items():
+                self._avoided_jobs.pop(job_id, None)
+                self._avoided_groups.pop(group, None)
+            self._held_back.clear()
 
     def _claim(self, queue: Queue, chosen: Mapping[str, int], until: float) -> tuple[int, dict[str, float]]:
         """Claim items and submit them until a time, at least one. Return their requests, and the seconds by tenant."""
@@ -181,6 +195,8 @@ class Claimer:
             self._searched.discard(job_id)
             if entered:
                 self._ran[job_id] = begin
+            elif job_id in self._held_back:
+                self._avoid(job_id, group, AVOID_SHORT_SECONDS)
             elif claimed is None or (self._refused.get(job_id) and self._is_all(queue, job_id, len(claimed))):
                 # Other items of a job that ran lately may come soon.
                 self._avoid(job_id, group, AVOID_SHORT_SECONDS if job_id in self._ran else AVOID_SECONDS)
@@ -329,6 +345,10 @@ class Claimer:
             if refused.code == MODEL_NOT_FOUND:
                 self._give_back(claimed, refused.message)
                 return
+            if refused.code == NO_PLACE:
+                self._held_back[claimed.job_id] = Group(claimed.priority, claimed.tenant)
+                self._in_flight.returns.append((claimed, claimed.prefix))
+                return
             self._refuse(claimed, refused.code or "invalid_request", refused.message, refused.status)
             return
         timing = RequestTiming(RequestClass.OFFLINE, time.monotonic())
@@ -362,6 +382,7 @@ class Claimer:
         """Return the heads of jobs that are not avoided. A group with avoided jobs only is not read for some time."""
         now = time.monotonic()
         self._avoided_jobs = {job_id: known for job_id, known in self._avoided_jobs.items() if known[1] > now}
+        self._held_back = {job_id: group for job_id, group in self._held_back.items() if job_id in self._avoided_jobs}
         self._refused = {
             job_id: kept
             for job_id, numbers in self._refused.items()

@@ -6,7 +6,7 @@ Another engine brings an `ItemLoop` and an `ItemReader`, and the feeder serves i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -20,6 +20,10 @@ from ballast_worker.responses import AnswerBuffer, ResponseFormat
 
 if TYPE_CHECKING:
     from ballast_worker.loop import Ended
+
+
+NO_PLACE = "no_place"
+"""The code of a refusal of an item that this worker serves, and could not run now. The item waits in the queue."""
 
 
 class ItemEngine(Protocol):
@@ -100,11 +104,14 @@ class ItemReader(Protocol):
     def revision(self) -> str:
         """The name of the weights. A prefix is continued only under the same revision."""
 
+    def crowded(self) -> Collection[str]:
+        """Return the models of which `prepare` refuses further items now, with the code `NO_PLACE`."""
+
     def prepare(self, request_id: str, claimed: Claimed, slack: float) -> PreparedItem:
         """Return the item, with `slack` as the slack of its job.
 
         Raises:
-            Refused: no attempt can serve it.
+            Refused: no attempt can serve it, unless the code is `NO_PLACE`.
         """
 
 
@@ -143,6 +150,9 @@ class GenerationReader:
     @property
     def revision(self) -> str:
         return self.served.revision
+
+    def crowded(self) -> Collection[str]:
+        return ()
 
     def prepare(self, request_id: str, claimed: Claimed, slack: float) -> Generation:
         served = self.served
