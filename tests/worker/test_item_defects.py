@@ -206,22 +206,24 @@ def test_items_without_a_place_in_the_engine_are_work_and_run_when_there_is_one(
     feeding, queue, eventually, monkeypatch
 ) -> None:
     crowded = [frozenset({"an adapter"})]
-    first, second = (queue.submissions.submit(map(make_line, range(20))).job_id for _ in range(2))
+    first, second = (queue.submissions.submit(map(make_line, range(41))).job_id for _ in range(2))
 
     def change(item, claimed):
-        if crowded[0] and claimed.job_id == first:
+        if crowded[0] and claimed.job_id == first and claimed.index < 40:
             raise Refused(503, "no place", code=NO_PLACE)
         return item
 
     monkeypatch.setattr("ballast_worker.claimer.AVOID_SHORT_SECONDS", 3600.0)
     with feeding(change, of_all=True, crowded=lambda: crowded[0]) as feeder:
-        eventually(lambda: queue.jobs.get(second).counts.succeeded == 20, "the items behind them to succeed")
+        eventually(lambda: queue.jobs.get(second).counts.succeeded == 41, "the job behind them to succeed")
+        crowded[0] = frozenset({"an adapter", "another"})
+        eventually(lambda: queue.jobs.get(first).counts.succeeded == 1, "the item behind them to succeed")
         eventually(lambda: not feeder.num_held, "the feeder to hold no item")
         reason, depth = queue.jobs.get(first).reason, queue.stats().claimable_depth
         crowded[0] = frozenset()
-        eventually(lambda: queue.jobs.get(first).counts.succeeded == 20, "the items to run")
+        eventually(lambda: queue.jobs.get(first).counts.succeeded == 41, "the items to run")
 
-    assert (reason, depth) == ("", 20)
+    assert (reason, depth) == ("", 40)
 
 
 def test_a_defect_in_each_attempt_ends_in_a_dead_letter(feeding, queue, eventually) -> None:

@@ -38,7 +38,7 @@ AVOID_SECONDS = 30.0
 AVOID_SHORT_SECONDS = 1.0
 """How long a worker claims no items of a job that has none for it now, and had some lately or may have some behind."""
 MOST_SEARCHED = 1000
-"""Items in a claim of a job whose last claim had items of other models only. It finds what is behind them soon."""
+"""Items in a claim of a job of whose last claim none could run here. It soon finds what is behind them."""
 MOST_REFUSED = 100
 """Other models of one job that a worker remembers. With more, it claims none of the items that came back."""
 AVOID_GROUP_SECONDS = 1.0
@@ -84,8 +84,8 @@ class Claimer:
         """Jobs whose items this worker cannot run, and when it tries them again."""
         self._refused: dict[str, dict[int, float]] = {}
         """Numbers of the models in jobs that this worker does not serve, and when it tries them again."""
-        self._searched: set[str] = set()
-        """Jobs among these whose last claim had items of such models only."""
+        self._searched: dict[str, float] = {}
+        """Jobs whose last claim had no item that could run here now, and when that was. Others may wait behind."""
         self._held_back: dict[str, Group] = {}
         """Jobs that it avoids because their items had no place in the engine."""
         self._crowded = reader.crowded()
@@ -192,22 +192,22 @@ class Claimer:
                 continue
             entered = self._enter_all(job_id, claimed or (), num, until)
             num_entered += entered
-            self._searched.discard(job_id)
+            self._searched.pop(job_id, None)
             if entered:
                 self._ran[job_id] = begin
-            elif job_id in self._held_back:
-                self._avoid(job_id, group, AVOID_SHORT_SECONDS)
-            elif claimed is None or (self._refused.get(job_id) and self._is_all(queue, job_id, len(claimed))):
+            elif claimed is None or self._is_unserved(queue, job_id, len(claimed)):
                 # Other items of a job that ran lately may come soon.
                 self._avoid(job_id, group, AVOID_SHORT_SECONDS if job_id in self._ran else AVOID_SECONDS)
-            elif claimed and self._refused.get(job_id):  # it may have others behind, but other jobs run first
-                self._searched.add(job_id)
+            elif job_id in self._held_back or (claimed and self._refused.get(job_id)):  # others may wait behind these
+                self._searched[job_id] = begin
                 self._avoid(job_id, group, AVOID_SHORT_SECONDS)
             spent[tenant] = spent.get(tenant, 0.0) + time.monotonic() - begin
         return num_entered, spent
 
-    def _is_all(self, queue: Queue, job_id: str, num_claimed: int) -> bool:
-        """Return whether the next claim of a job would return the same items, or none."""
+    def _is_unserved(self, queue: Queue, job_id: str, num_claimed: int) -> bool:
+        """Return whether the next claim of a job would return the same items of other models, or none."""
+        if job_id in self._held_back or not self._refused.get(job_id):
+            return False
         # Older functions, which a full Redis still has, return first the items that came back.
         return num_claimed >= self._jobs[job_id].waiting or queue.store.connection.is_outdated
 
@@ -388,8 +388,8 @@ class Claimer:
             for job_id, numbers in self._refused.items()
             if (kept := {number: end for number, end in numbers.items() if end > now})
         }
-        self._searched &= self._refused.keys()
         self._ran = {job_id: at for job_id, at in self._ran.items() if at > now - AVOID_SECONDS}
+        self._searched = {job_id: at for job_id, at in self._searched.items() if at > now - AVOID_SECONDS}
         avoided: dict[Group, set[str]] = {}
         for job_id, (group, _) in self._avoided_jobs.items():
             avoided.setdefault(group, set()).add(job_id)

@@ -124,9 +124,9 @@ def test_items_run_behind_those_whose_adapter_gets_no_place(start, config, as_li
     queue_name, is_over = f"{QUEUE}-held-up", threading.Event()
     variables = {"BALLAST_RUNTIME_REDIS_URL": valkey.url, "BALLAST_OFFLINE_QUEUE": queue_name}
 
-    def ask_on(serving):
+    def ask_on(serving, length):
         while not is_over.is_set():
-            ask(serving, "a", "legal", max_tokens=400, ignore_eos=True)
+            ask(serving, "a", "legal", max_tokens=length, ignore_eos=True)
 
     def lines(*models):
         body = {"prompt": "Once upon a time", "max_tokens": 8}
@@ -135,13 +135,13 @@ def test_items_run_behind_those_whose_adapter_gets_no_place(start, config, as_li
     with (
         start(model, "--enable-lora", "--max-loras=1", "--max-lora-rank=8", *modules, **variables) as serving,
         closing(Queue.connect(valkey.url, queue_name)) as queue,
-        ThreadPoolExecutor(2) as threads,
+        ThreadPoolExecutor(3) as threads,
     ):
         try:
-            for _ in range(2):  # so that one of them runs at any time
-                threads.submit(ask_on, serving)
+            for length in (260, 330, 400):  # so that one of them runs at any time
+                threads.submit(ask_on, serving, length)
             place = 'ballast_slots{class="online",state="running"}'
-            eventually(lambda: serving.series()[place] == 2, "the adapter to have its place")
+            eventually(lambda: serving.series()[place] == 3, "the adapter to have its place")
             jobs = [queue.submissions.submit(each).job_id for each in (lines(*"b" * 40), lines("m"), lines("a"))]
             first, *others = jobs
             eventually(lambda: all(queue.jobs.get(job_id).state.is_over for job_id in others), "the others to be over")
