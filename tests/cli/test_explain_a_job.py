@@ -126,6 +126,7 @@ def test_each_command_that_is_named_has_the_options_of_the_queue(
     for job_id in (partly, wholly):
         (claimed,) = queue.leases.claim(job_id, 1, "w1")
         queue.leases.give_back_many([(claimed, None)], {claimed.lease})
+    queue.leases.heartbeat([item.lease for item in queue.leases.claim_served(partly, 1, "w1", [0]) or ()])
     monkeypatch.delenv("BALLAST_REDIS_URL")
     monkeypatch.setenv("BALLAST_QUEUE", "another/queue")
     said = "".join(queued("explain", job_id, *options.split()).out for job_id in ("open", held, partly, wholly))
@@ -138,7 +139,7 @@ def test_each_command_that_is_named_has_the_options_of_the_queue(
         *(("ballast", verb, wholly) for verb in ("cancel", "resume")),
     }
     assert [command for command in commands if not command.endswith(options)] == []
-    assert "Some of its items wait and add no replica" in said
+    assert "No worker serves the model that some of its items name, so these add no replica: serve that model" in said
 
 
 def done(claimed: Claimed) -> Result:

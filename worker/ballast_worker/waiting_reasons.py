@@ -84,15 +84,18 @@ def _waiting(job: Job, scene: Scene, command: _Command) -> Iterator[str]:
         yield f"{delayed} failed and will be retried after a backoff, {claimable:,} can be claimed now"
     if not claimable:
         return
-    if job.reason == PARTLY_UNSERVED:
+    is_partly_unserved = job.reason == PARTLY_UNSERVED
+    if is_partly_unserved:
         yield (
-            f"Some of its items wait and add no replica, because {job.reason}: serve that model, or end the job with "
+            f"{job.reason.capitalize()}, so these add no replica: serve that model, or end the job with "
             f"{command('cancel')}"
         )
     reasons = [*_no_memory(scene), *_no_model(job, command), *_no_worker(scene)]
     reasons = reasons or [*_no_slot(scene), *_own_cap(job, scene), *_before(job, scene)]
-    found = "its other items" if job.reason == PARTLY_UNSERVED else counted(claimable, "item")
-    yield from reasons or [f"Nothing blocks it: a worker can claim {found} at any time"]
+    if is_partly_unserved:  # the number of its other items is not known, and may be 0
+        yield from reasons
+    else:
+        yield from reasons or [f"Nothing blocks it: a worker can claim {counted(claimable, 'item')} at any time"]
 
 
 def _no_memory(scene: Scene) -> Iterator[str]:
