@@ -645,11 +645,13 @@ def test_a_worker_does_not_claim_items_of_many_other_models_again_and_again(fed,
     job_id = queue.submissions.submit([*lines, make_line("last")]).job_id
     with fed() as serving:
         eventually(lambda: queue.jobs.get(job_id).counts.succeeded, "the last item to succeed")
+        eventually(lambda: queue.jobs.get(job_id).counts.waiting == len(lines), "the others to be back")
+        wait_for(queue, queue.submissions.submit([make_line("later")]).job_id, eventually)
         eventually(lambda: not queue.workers.statuses()[0].can_claim, "nothing that the worker could run")
         stats, outcomes = queue.stats(), serving.worker.feeder.outcomes
 
     assert (stats.items.waiting, stats.claimable_depth) == (len(lines), 0)
-    assert outcomes.total() == len(lines) + 1, "each item is claimed once"
+    assert outcomes.total() == len(lines) + 2, "each item is claimed once"
 
 
 def test_jobs_of_another_model_hide_no_job_behind_them(fed, queue, eventually) -> None:
