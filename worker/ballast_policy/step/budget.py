@@ -111,25 +111,24 @@ def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep, *, is_patient: bo
     prefill = cost.prefill(0, prompt)
     after_prompts = 1.0 - usual.online_rate * prefill  # share of the time that new prompts leave
     after_answers = 1.0 - usual.online_rate * (prefill + usual.online_answer * cost.decode(prompt))
-    tpots, ends = [], []
-
-    def regained(num_tokens: float, tpot: float) -> float:
-        """Return the time by which an answer may fall behind that has `num_tokens` to catch up."""
-        return max(0.0, num_tokens) * max(0.0, tpot - fixed)
-
-    for request in part.decodes:
+    least_tpot = until = inf
+    for request in part.decodes:  # written out: it runs in each step with online prefill
         tpot, num_output = request.tpot, request.num_output
         left = request.first_token + num_output * tpot - now
-        if num_output < short:  # answers that are alike fall behind together
-            left += max(regained(early - num_output, tpot), regained(short - num_output, after_answers * tpot))
-        if is_patient:
-            left += regained(usual.surely_reached(request) - max(short, num_output), after_prompts * tpot)
+        if num_output < short and tpot > fixed:  # answers that are alike fall behind together
+            alike = (short - num_output) * (after_answers * tpot - fixed)
+            left += max(0.0, (early - num_output) * (tpot - fixed), alike)
+        if is_patient and after_prompts * tpot > fixed:
+            num_tokens = max(0, usual.surely_reached(request) - max(short, num_output))
+            left += num_tokens * (after_prompts * tpot - fixed)
         if left < inf and (left >= fixed or _catches_up(request, fixed - left, fixed)):
-            tpots.append(tpot)
-            ends.append(left)
+            if tpot < least_tpot:
+                least_tpot = tpot
+            if left < until:
+                until = left
     experts = cost.experts(snapshot.config.chunk_tokens, len(part.decodes))
-    pace = max(min(tpots, default=inf) / (1 + cost.error), _PREFILL_PACE * (fixed + experts))
-    return max(min(ends, default=inf) / (1 + cost.error), pace), pace
+    pace = max(least_tpot / (1 + cost.error), _PREFILL_PACE * (fixed + experts))
+    return max(until / (1 + cost.error), pace), pace
 
 
 def _beginning(snapshot: EngineSnapshot) -> float:
