@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from ballast_cli.bench.json_rows import as_json
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.comparison.bench import POLICIES, STATIC_BUDGET, Bench
-from ballast_sim.comparison.json_rows import as_json
 from ballast_sim.comparison.table import run_table
 from ballast_sim.errors import BadInput
 from ballast_sim.replay.traffic import Arrival

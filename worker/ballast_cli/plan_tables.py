@@ -6,9 +6,9 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ballast_cli.bench.json_rows import known
 from ballast_cli.bench.table import milliseconds, percent
 from ballast_cli.console import print_table
-from ballast_sim.comparison.json_rows import known
 
 if TYPE_CHECKING:
     from ballast_sim.planner.alternatives import Alternative, Chunk

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
-from ballast_sim.errors import Impossible
+from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.costs import GpuPrice
 from ballast_sim.planner.deployment import Deployment
 from ballast_sim.planner.fleet import FleetPlan, Option, Progress, per_million
@@ -63,12 +63,9 @@ def alternatives(
 def _try(name: str, inputs: PlanInputs, found: FleetPlan, online: Trace, offline: Sequence[Arrival]) -> Alternative:
     try:
         deployment = Deployment.of(inputs, online, offline)
-    except Impossible as error:
+        bound, full = deployment.slo_bound(offline), deployment.unbounded(offline)
+    except (BadInput, Impossible) as error:
         return Alternative(name, 0.0, 0.0, inf, problem=str(error))
-    bound, full = deployment.slo_bound(offline), deployment.unbounded(offline)
-    if not bound:
-        minutes = f"throughputMinutes, {inputs.throughput_minutes:g}"
-        return Alternative(name, 0.0, full, inf, problem=f"no request ends within the TPOT in {minutes}")
     price = GpuPrice(deployment.model.gpu, inputs.energy, inputs.money)
     gpus = _about(found, bound / full, full)
     dollars = price.per_hour(bound / full)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from math import ceil, inf, isfinite
 
 from ballast_policy.learning.cost import CostModel, attended
 from ballast_policy.snapshot import PolicyConfig
 from ballast_policy.step.budget import ONLINE_CHUNKS
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.inputs import PlanInputs
+from ballast_sim.replay.attainment import Percentiles
 from ballast_sim.replay.feasibility import check_slo
 from ballast_sim.replay.jobs import SimulatedJob
 from ballast_sim.replay.policies import Fill, held_to
@@ -138,18 +140,31 @@ class Deployment:
 
     def unbounded(self, lengths: Sequence[Arrival]) -> float:
         """Return the tokens per second of these lengths alone, without a bound on the step time."""
-        return self._maximum(Fill, lengths)
+        return self.maximum(Fill, lengths).total_tokens
 
     def slo_bound(self, lengths: Sequence[Arrival]) -> float:
         """Return the tokens per second of these lengths alone, with every step within the TPOT.
 
         No policy that keeps online decodes resident and within their TPOT computes more.
         """
-        return self._maximum(partial(held_to, self.config.tpot), lengths)
+        return self.maximum(partial(held_to, self.config.tpot), lengths).total_tokens
 
-    def _maximum(self, policy: Callable[[], Policy], lengths: Sequence[Arrival]) -> float:
+    def maximum(self, policy: Callable[[], Policy], lengths: Sequence[Arrival]) -> Report:
+        """Run these lengths alone; raise BadInput if `throughputMinutes` is too short for them."""
         seconds = 60 * self.inputs.throughput_minutes
-        return self.run(policy, offline=lengths, seconds=seconds, warmup=seconds / 3).total_tokens
+        found = self.run(policy, offline=lengths, seconds=seconds, warmup=seconds / 3)
+        answer = self.answer_seconds(lengths, found)
+        check_minutes("throughputMinutes", self.inputs.throughput_minutes, found.seconds, answer)
+        return found
+
+    def answer_seconds(self, lengths: Sequence[Arrival], alone: Report, most: float = inf) -> float:
+        """Return the seconds in which 95 % of the answers end, if a token takes as long as with these lengths `alone`.
+
+        A token takes at most `most`. The seconds are inf if no token came.
+        """
+        decode, held = alone.offline.decode, alone.offline_slots * self.config.slots
+        each = min(most, held / decode if decode else inf)
+        return each * Percentiles.of(arrival.num_output for arrival in lengths).p95
 
     def operations_per_token(self, lengths: Sequence[Arrival]) -> float:
         """Return the floating-point operations per token of these lengths, as MFU counts them."""
@@ -163,3 +178,10 @@ class Deployment:
     def fits(self, result: Report) -> bool:
         """Return whether enough requests met both parts of the SLO."""
         return result.keeps(self.config.objective, self.config.objective)
+
+
+def check_minutes(name: str, minutes: float, measured: float, answer: float) -> None:
+    """Check that answers which take so many seconds can end in the measured seconds; raise BadInput if they cannot."""
+    if answer >= measured:
+        enough = f"Set it to {ceil(minutes * answer / measured + 1)}" if isfinite(answer) else "Increase it"
+        raise BadInput(f"{name} is {minutes:g}: answers need {answer:,.0f} s, and {measured:,.0f} s count. {enough}")

@@ -8,9 +8,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from ballast_api.base import ApiModel
+from ballast_api.commented_yaml import commented_yaml
 from ballast_api.yaml_file import YamlFile
 from ballast_sim.errors import BadInput
-from ballast_sim.planner.commented_yaml import commented_yaml
 from ballast_sim.planner.encoder import TEXT_MILLISECONDS, ApiServer
 from ballast_sim.replay.feasibility import MEMORY_PERCENT, kv_tokens
 from ballast_sim.replay.hardware import ETHERNET, GPUS, PCIE, Accelerator

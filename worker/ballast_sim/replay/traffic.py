@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import csv
 import json
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import accumulate
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -98,6 +100,27 @@ def excerpt(trace: Trace, wanted: float, seconds: float) -> list[Arrival]:
         number += 1
     factor = tokens_per_second(trace[:number]) / wanted
     return [replace(arrival, seconds=arrival.seconds * factor) for arrival in trace[:number]]
+
+
+def peak_rate(trace: Trace, seconds: float) -> float:
+    """Return the most tokens per second over any `seconds` of the trace, or over the whole of a shorter trace."""
+    if trace[-1].seconds <= seconds:
+        return tokens_per_second(trace)
+    times, sums = _times_and_sums(trace)
+    return max(sums[bisect_left(times, time + seconds)] - sums[at] for at, time in enumerate(times)) / seconds
+
+
+def busiest(trace: Trace, tokens: float) -> range:
+    """Return the rows, in sequence, that have these tokens in the least time; all rows if they have fewer."""
+    times, sums = _times_and_sums(trace)
+    ends = ((at, bisect_left(sums, sums[at] + tokens)) for at in range(len(trace)))
+    found = (range(at, end) for at, end in ends if end <= len(trace) and times[end - 1] > times[at])
+    return min(found, key=lambda rows: times[rows[-1]] - times[rows[0]], default=range(len(trace)))
+
+
+def _times_and_sums(trace: Trace) -> tuple[list[float], list[int]]:
+    """Return the times of the requests, and the tokens before each of them and in all."""
+    return [one.seconds for one in trace], list(accumulate((one.num_tokens for one in trace), initial=0))
 
 
 def repeated(trace: Trace, tokens: float) -> Trace:
