@@ -14,9 +14,9 @@ import pytest
 
 from ballast_api.errors import InvalidConfig
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
-from ballast_cli.plan_tables import fleet_figures, print_options
+from ballast_cli.plan_tables import advice, fleet_figures, print_options
 from ballast_sim.errors import BadInput, Impossible
-from ballast_sim.planner.alternatives import Alternative, advice, alternatives, chunks
+from ballast_sim.planner.alternatives import Alternative, alternatives, chunks
 from ballast_sim.planner.deployment import Deployment
 from ballast_sim.planner.fleet import plan_fleet
 from ballast_sim.planner.forecast import draw_lengths, plan_ahead

@@ -13,7 +13,7 @@ from ballast_policy.step.budget import ONLINE_CHUNKS
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.inputs import PlanInputs
 from ballast_sim.replay.attainment import Percentiles
-from ballast_sim.replay.feasibility import check_slo
+from ballast_sim.replay.feasibility import check_slo, within_context
 from ballast_sim.replay.jobs import SimulatedJob
 from ballast_sim.replay.policies import Fill, held_to
 from ballast_sim.replay.replica import Policy
@@ -21,9 +21,6 @@ from ballast_sim.replay.report import Report, report
 from ballast_sim.replay.simulation import Scenario, simulate, warmup_of
 from ballast_sim.replay.step_model import BatchWork, Roofline, profile
 from ballast_sim.replay.traffic import Arrival
-
-MOST_TOO_LONG = 0.01
-"""Most requests that may be longer than the context of the model, as a share of all."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +46,8 @@ class Deployment:
                 f"{model.shape.name} is an encoder: it generates nothing. Plan it as a service under `ahead`, or run "
                 "`ballast bench encoder`"
             )
-        traffic = (*online, *offline)
-        longest = max((arrival.num_tokens for arrival in traffic), default=1)
-        tokens = inputs.kv_tokens(model, longest)
-        most = model.shape.max_context
-        over = sum(arrival.num_tokens > most for arrival in traffic)
-        if over > MOST_TOO_LONG * len(traffic):
-            raise BadInput(
-                f"{over:,} of {len(traffic):,} requests have more tokens of prompt and answer than {model.shape.name} "
-                f"takes, {most:,}. Use a model with a longer context, or traffic for this one"
-            )
+        online, offline = within_context(model.shape, online), within_context(model.shape, offline)
+        tokens = inputs.kv_tokens(model, max((arrival.num_tokens for arrival in (*online, *offline)), default=1))
         deployment = cls(inputs, model, profile(model), tokens)
         if online:
             config = deployment.config
@@ -158,10 +147,7 @@ class Deployment:
         return found
 
     def answer_seconds(self, lengths: Sequence[Arrival], alone: Report, most: float = inf) -> float:
-        """Return the seconds in which 95 % of the answers end, if a token takes as long as with these lengths `alone`.
-
-        A token takes at most `most`. The seconds are inf if no token came.
-        """
+        """Return the seconds of 95 % of the answers if a token takes as long as `alone`, or `most`; inf if none came."""
         decode, held = alone.offline.decode, alone.offline_slots * self.config.slots
         each = min(most, held / decode if decode else inf)
         return each * Percentiles.of(arrival.num_output for arrival in lengths).p95

@@ -15,6 +15,7 @@ from ballast_sim.errors import BadInput
 from ballast_sim.planner.costs import GpuPrice
 from ballast_sim.planner.deployment import Deployment, check_minutes
 from ballast_sim.planner.inputs import PlanInputs
+from ballast_sim.replay.feasibility import within_context
 from ballast_sim.replay.policies import Ballast, Fill
 from ballast_sim.replay.report import Report
 from ballast_sim.replay.simulation import warmup_of
@@ -119,6 +120,8 @@ class FleetPlan:
     batch_ceiling_because: str
     options: tuple[Option, ...]
     because: tuple[str, ...]
+    offline: Sequence[Arrival]
+    """Offline requests that fit the context of the model."""
 
     @property
     def mixed(self) -> Option | None:
@@ -144,7 +147,9 @@ def plan_fleet(
     """
     tokens_per_second(online)  # a bad trace is refused before minutes are spent on the simulations
     deployment = Deployment.of(inputs, online, offline)
-    return _Planner(inputs, deployment, online, offline, progress, has_own_load).plan()
+    fitting, items = (within_context(deployment.model.shape, traffic) for traffic in (online, offline))
+    too_long = len(online) - len(fitting) + len(offline) - len(items)
+    return _Planner(inputs, deployment, at_zero(fitting), items, progress, has_own_load, too_long).plan()
 
 
 @dataclass
@@ -155,6 +160,8 @@ class _Planner:
     offline: Sequence[Arrival]
     progress: Progress
     has_own_load: bool
+    num_too_long: int
+    """Requests that are left out because they are longer than the context of the model."""
     _ones: dict[tuple[int, int], Report] = field(default_factory=dict)
 
     def plan(self) -> FleetPlan:
@@ -186,6 +193,7 @@ class _Planner:
             batch_ceiling_because=why,
             options=options,
             because=(*self._reasons(apart, mixed, same), *over),
+            offline=self.offline,
         )
 
     def _size_by_trace(self) -> None:
@@ -356,8 +364,10 @@ class _Planner:
         fleet, maximums, unit = self.inputs.fleet, self.maximums, self._unit
         tpot = self.inputs.slo.tpot_milliseconds
         work = sum(self._work(self.offline_tokens))
+        most, over = self.deployment.model.shape.max_context, self.num_too_long
         lines = [
             self.traffic.source,
+            *([f"{over:,} requests are left out: they are longer than the context, {most:,} tokens."] if over else []),
             (
                 f"{fleet.online_gpus} {unit}s at {fleet.online_utilization_percent:g} % and {fleet.offline_gpus} at "
                 f"{fleet.offline_utilization_percent:g} % are {work:.1f} {unit}s of work: {ceil(work / 0.7 - 1e-9)} "

@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from io import StringIO
 from itertools import accumulate
 from math import inf, isfinite
 from pathlib import Path
@@ -140,9 +141,15 @@ def _records(path: Path, *, needs_times: bool) -> Iterator[tuple[int, Arrival]]:
         raise BadTrace(str(path), None, f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise BadTrace(str(path), None, f"cannot be read: {error}") from error
-    reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
+    if text.lstrip().startswith("["):
+        raise BadTrace(str(path), None, "is a JSON array; expected JSONL: one object in each line")
+    csv.field_size_limit(max(len(text), 1))  # a column may have whole prompts
+    reader = csv.DictReader(StringIO(text, newline=""), skipinitialspace=True)
     is_json = text.lstrip().startswith("{")
-    rows = list(_json_rows(path, text) if is_json else ((reader.line_num, row) for row in reader))
+    try:
+        rows = list(_json_rows(path, text) if is_json else ((reader.line_num, row) for row in reader))
+    except csv.Error as error:
+        raise BadTrace(str(path), reader.line_num, f"is not CSV ({error})") from error
     if not rows:
         raise BadTrace(str(path), None, "holds no request; a trace needs a header and at least one line")
     time, *lengths, tenant = _columns(path, rows[0][1], needs_times=needs_times)
@@ -154,7 +161,7 @@ def _records(path: Path, *, needs_times: bool) -> Iterator[tuple[int, Arrival]]:
 
 
 def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for line, content in enumerate(text.splitlines(), start=1):
+    for line, content in enumerate(text.split("\n"), start=1):
         if not content.strip():
             continue
         try:
