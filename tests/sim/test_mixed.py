@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -130,3 +135,19 @@ def test_a_table_that_cannot_be_is_refused_before_anything_runs(make_bench, aske
 
     with pytest.raises(BadInput, match=found):
         run_table(make_bench(), **{**usual, **asked})
+
+
+def test_ctrl_c_ends_all_processes_of_a_table():
+    command = [sys.executable, "-m", "ballast_cli", "bench", "mixed", "--jobs", "2", "--minutes", "10000"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as bench:
+        children = Path(f"/proc/{bench.pid}/task/{bench.pid}/children")
+        try:
+            while bench.poll() is None and len(started := children.read_text().split()) < 3:  # two, and a tracker
+                time.sleep(0.1)
+            bench.send_signal(signal.SIGINT)
+            code = bench.wait(timeout=120)
+        finally:
+            bench.kill()
+
+    assert code == 130
+    assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]

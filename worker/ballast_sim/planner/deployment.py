@@ -147,7 +147,7 @@ class Deployment:
         return found
 
     def answer_seconds(self, lengths: Sequence[Arrival], alone: Report, most: float = inf) -> float:
-        """Return the seconds of 95 % of the answers if a token takes as long as `alone`, or `most`; inf if none came."""
+        """Return the seconds of 95 % of the answers, if a token takes as long as `alone`, at most `most`."""
         decode, held = alone.offline.decode, alone.offline_slots * self.config.slots
         each = min(most, held / decode if decode else inf)
         return each * Percentiles.of(arrival.num_output for arrival in lengths).p95
