@@ -167,7 +167,7 @@ class Deployment:
 
 
 def check_minutes(name: str, minutes: float, measured: float, answer: float) -> None:
-    """Check that answers which take so many seconds can end in the measured seconds; raise BadInput if they cannot."""
+    """Check that answers of these seconds can end in the measured seconds; raise BadInput if they cannot."""
     if answer >= measured:
         enough = f"Set it to {ceil(minutes * answer / measured + 1)}" if isfinite(answer) else "Increase it"
         raise BadInput(f"{name} is {minutes:g}: answers need {answer:,.0f} s, and {measured:,.0f} s count. {enough}")
