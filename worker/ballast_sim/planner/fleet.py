@@ -367,7 +367,7 @@ class _Planner:
         most, over = self.deployment.model.shape.max_context, self.num_too_long
         lines = [
             self.traffic.source,
-            *([f"{over:,} requests are left out: they are longer than the context, {most:,} tokens."] if over else []),
+            *([f"Left out: {over:,} of the requests, longer than the context of {most:,} tokens."] if over else []),
             (
                 f"{fleet.online_gpus} {unit}s at {fleet.online_utilization_percent:g} % and {fleet.offline_gpus} at "
                 f"{fleet.offline_utilization_percent:g} % are {work:.1f} {unit}s of work: {ceil(work / 0.7 - 1e-9)} "
