@@ -15,9 +15,10 @@ from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 _MOST_BOUNDING = 32
 """Online prompts that bound the budget, the first in order. Bounds the cost of a step (`benchmarks/plan.py`)."""
 _SPENT = 0.5
-"""Share of its slack that online spends on one step. All of it costs 1.8 points of TTFT attainment (bursts-40-32)."""
+"""Share of its slack that online spends on one step. Half costs 1.8 points of the total (fast-steps-20),
+all of it 1.1 of TTFT (bursts-40-32)."""
 _PREFILL_PACE = 1.5
-"""Least length of a step with online prefill, over decodes and experts. 1.25 or 2 changes nothing (bursts-40-32)."""
+"""Least length of a step with online prefill, over decodes and experts. Twice costs 5 points of TPOT (bursts-40-32)."""
 _EARLY = 0.25
 """Part of a mean answer in which it may catch up in any case. All of it costs 9 points of TPOT
 (`tests/sim/test_alike.py`)."""
@@ -28,11 +29,11 @@ _FULL = 1.25
 _LONGEST = 7.0
 """Most fixed costs beyond online's in a step that cannot be suspended (`policy_change.py --only fast-steps`)."""
 _LEAST_LONGEST = 0.25
-"""Part of the TPOT that such a step may take in any case. Half or twice of it changes nothing (fast-steps-20)."""
+"""Part of the TPOT that such a step may take in any case. Half or twice changes nothing."""
 _IDLE_STEP = 2.0
-"""Least length of a step without online requests, in fixed costs. Half or twice of it changes nothing (sparse-2s)."""
+"""Least length of a step without online requests, in fixed costs. Half or twice changes nothing."""
 ONLINE_CHUNKS = 4
-"""Chunks that online prefill may fill in one step. Half or twice changes attainment by 0.5 points (bursts-40-32)."""
+"""Chunks that online prefill may fill in one step. Half costs 0.5 points of TTFT (azure-40)."""
 
 
 @dataclass(frozen=True, slots=True)
