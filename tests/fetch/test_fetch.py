@@ -19,6 +19,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ballast_api.errors import InvalidConfig
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.names import API_VERSION, KIND
 from ballast_cli import worker_file
 from ballast_cli.__main__ import main
 from ballast_cli.errors import CliError
@@ -560,6 +563,28 @@ def test_any_text_is_a_location_or_a_clear_error(text: str) -> None:
         else:
             assert location.scheme in Scheme
             assert ".." not in location.path.split("/") or location.scheme != Scheme.CLAIM
+
+
+PARTS = ["/", "//", ".", "..", "...", "a", "b", "@", "main", "-", ":", "#", "%2e", " ", "\n", "ä", "localhost"]
+
+
+@given(
+    scheme=st.sampled_from(["hf", "s3", "pvc", "file"]),
+    rest=st.lists(st.sampled_from(PARTS), max_size=8).map("".join)
+    | st.from_regex(r"/{0,2}a/b(@[a-z@/]*)?/*", fullmatch=True),
+    revision=st.sampled_from(["", "main", "a"]),
+)
+def test_a_resource_names_only_locations_that_a_fetch_reads(scheme: str, rest: str, revision: str) -> None:
+    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a"}}
+    uri = f"{scheme}://{rest}"
+    try:
+        InferenceDeployment.read(manifest | {"spec": {"model": {"uri": uri, "revision": revision}}}, "here")
+    except InvalidConfig:
+        if scheme == "hf" and uri.isascii() and uri.isprintable():
+            with pytest.raises(CliError):
+                parse(uri, revision)
+    else:
+        parse(uri, revision)
 
 
 def test_a_worker_serves_the_copy_under_the_name_of_the_original(
