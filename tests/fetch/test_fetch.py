@@ -26,6 +26,7 @@ from ballast_cli import worker_file
 from ballast_cli.__main__ import main
 from ballast_cli.errors import CliError
 from ballast_cli.fetch import store
+from ballast_cli.fetch.credentials import without_userinfo
 from ballast_cli.fetch.location import Scheme, parse
 from ballast_cli.fetch.manifest import MANIFEST
 
@@ -190,6 +191,9 @@ TWO_LINES = {
             "hf", {"HF_ENDPOINT": f"http://user:{SECRET}/@127.0.0.1"}, 4, "(InvalidURL)", id="no URL of a hub"
         ),
         pytest.param("s3", {"AWS_ENDPOINT_URL": f"user:{SECRET}@host"}, 2, "Check AWS_ENDPOINT_URL", id="no URL of S3"),
+        pytest.param(
+            "hf", {"HF_TOKEN": SECRET, "AWS_SECRET_ACCESS_KEY": f"{SECRET}\nx"}, 0, "", id="two lines of another source"
+        ),
     ],
 )
 def test_a_credential_is_used_or_refused_and_never_shown(
@@ -211,6 +215,30 @@ def test_a_credential_is_used_or_refused_and_never_shown(
     said = capsys.readouterr().err
     assert words in said
     assert SECRET not in said
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "shown"),
+    [
+        ("https://hub.example/api@v2?a=b@c", "https://hub.example/api@v2?a=b@c"),
+        (f"https://user:{SECRET}@hub.example:8443/api@v2", "https://hub.example:8443/api@v2"),
+        (f"HTTP://{SECRET}@[::1]:80/@", "HTTP://[::1]:80/@"),
+        (f"http://user:{SECRET}/@hub.example", "http://hub.example"),
+        (f"user:{SECRET}@hub.example", "hub.example"),
+        ("hub.example", "hub.example"),
+    ],
+)
+def test_an_endpoint_is_shown_with_its_host_and_without_user_and_password(endpoint: str, shown: str) -> None:
+    assert without_userinfo(endpoint) == shown
+
+
+def test_a_public_bucket_needs_no_usable_credential(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in bucket.files:
+        bucket.put_object_acl(Bucket=bucket.name, Key=f"models/llama/{name}", ACL="public-read")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", f"{SECRET}\nx")
+    assert fetch(f"s3://{bucket.name}/models/llama", tmp_path / "model", "--anonymous") == 0
 
 
 def test_an_empty_token_is_none_and_a_new_password_of_the_endpoint_downloads_nothing(
