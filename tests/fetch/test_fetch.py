@@ -327,12 +327,23 @@ def test_during_an_outage_a_name_is_the_version_that_it_named_last(hub: Any, tmp
 
 
 def test_a_file_of_another_model_is_not_shared(bucket: Any, tmp_path: Path) -> None:
-    """A weak checksum can be forged by whoever may write to another place of the same store."""
+    checksum = {"ChecksumAlgorithm": "SHA256"}
     for prefix in ("models/llama-2", "models/llama"):
         bucket.put_object(Bucket=bucket.name, Key=f"{prefix}/config.json", Body=b"{}")
-        bucket.put_object(Bucket=bucket.name, Key=f"{prefix}/model.safetensors", Body=b"equal")
+        bucket.put_object(Bucket=bucket.name, Key=f"{prefix}/model.safetensors", Body=b"equal", **checksum)
         assert fetch(f"s3://{bucket.name}/{prefix}", tmp_path / prefix, "--cache", tmp_path / "cache") == 0
     assert {path.stat().st_nlink for path in (tmp_path / "cache").glob("*/*.safetensors")} == {1}
+
+
+def test_versions_in_a_bucket_share_the_files_with_a_sha256(bucket: Any, tmp_path: Path) -> None:
+    place = {"Bucket": bucket.name, "Key": "models/llama/model.safetensors"}
+    bucket.put_object(**place, Body=bucket.files["model.safetensors"], ChecksumAlgorithm="SHA256")
+    for version in (b"{}", b"[]"):
+        bucket.put_object(Bucket=bucket.name, Key="models/llama/config.json", Body=version)
+        assert fetch(f"s3://{bucket.name}/models/llama", tmp_path / "model", "--cache", tmp_path / "cache") == 0
+
+    links = {name: (tmp_path / "model" / name).stat().st_nlink for name in NEEDED}
+    assert links == {"config.json": 1, "tokenizer.json": 1, "model.safetensors": 2}, "another checksum needs a read"
 
 
 @pytest.mark.parametrize("refusal", [None, errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV])
