@@ -55,6 +55,7 @@ def pooled(reports: Sequence[Report], judged_by: PolicyConfig) -> Report:
         deadline_hits=over_time("deadline_hits"),
         thirds=thirds(answers, ttft=judged_by.ttft, tpot=judged_by.tpot),
         answers=answers,
+        num_unfinished=sum(each.num_unfinished for each in reports),
     )
 
 

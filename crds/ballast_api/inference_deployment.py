@@ -68,11 +68,14 @@ class ModelCache(ApiModel):
     `{spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 100Gi}}}}`."""
 
 
-def _is_name_of(model: ServedModel, name: str) -> bool:
-    if model.served_name is not None:
-        return name == model.served_name
-    path = model.uri.partition("@")[0] if model.uri.startswith("hf://") else model.uri
-    return "/" not in name and path.endswith((f"/{name}", f"/{name}/"))
+def default_served_name(uri: str) -> str:
+    """Return the served name of a model whose resource sets none."""
+    return uri.rstrip("/").rsplit("/", 1)[-1].partition("@")[0]
+
+
+def _revision_in(uri: str) -> str:
+    """Return the revision that follows `@` in a URI, as `ballast fetch` reads it."""
+    return uri.partition("@")[2].rstrip("/") if uri.startswith("hf://") else ""
 
 
 class ServedModel(Model):
@@ -85,20 +88,18 @@ class ServedModel(Model):
             f"model.uri must be {LOCATIONS}",
         ),
         Rule(
-            "!has(self.revision) || self.revision == '' || !self.uri.matches('^hf://[^@]*@[^/]') || "
-            "self.uri.endsWith('@' + self.revision) || self.uri.endsWith('@' + self.revision + '/')",
-            lambda model: (
-                not model.revision
-                or re.match("^hf://[^@]*@[^/]", model.uri) is None
-                or model.uri.endswith((f"@{model.revision}", f"@{model.revision}/"))
-            ),
+            "!has(self.revision) || self.revision == '' || !self.uri.startsWith('hf://') || "
+            "self.uri.find('@.*[^/]') in ['', '@' + self.revision]",
+            lambda model: not model.revision or _revision_in(model.uri) in {"", model.revision},
             "model.revision and the part of model.uri after @ name two revisions. Remove one of them",
         ),
         Rule(
-            "!has(self.adapters) || [self.uri.startsWith('hf://') ? self.uri.split('@')[0] : self.uri].all(path, "
-            "self.adapters.all(each, has(self.servedName) ? each.name != self.servedName : each.name.contains('/') || "
-            "!path.endsWith('/' + each.name) && !path.endsWith('/' + each.name + '/')))",
-            lambda model: not any(_is_name_of(model, adapter.name) for adapter in model.adapters),
+            "!has(self.adapters) || [has(self.servedName) ? self.servedName : "
+            "self.uri.find('[^/]+/*$').split('@')[0].split('/')[0]].all(name, "
+            "self.adapters.all(each, each.name != name))",
+            lambda model: (
+                (model.served_name or default_served_name(model.uri)) not in {each.name for each in model.adapters}
+            ),
             "model.adapters contains an adapter with the name of the model. Use another name, or set model.servedName",
         ),
         Rule(
@@ -471,11 +472,6 @@ class Spec(ApiModel):
     def startup_seconds(self) -> int:
         """The time that a worker has to load the model."""
         return self.rollout.startup_seconds or STARTUP_SECONDS[self.backend]
-
-
-def default_served_name(uri: str) -> str:
-    """Return the served name of a model whose resource sets none."""
-    return uri.rstrip("/").rsplit("/", 1)[-1].partition("@")[0]
 
 
 class Metadata(ApiModel):

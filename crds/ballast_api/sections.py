@@ -36,11 +36,11 @@ def refuse_twice(field: str, names: Sequence[str], entry: str) -> None:
 
 
 LOCATION = (
-    "^(hf://[A-Za-z0-9._-]+/[A-Za-z0-9._-]+(@.*|/*)|s3://[A-Za-z0-9._-]+(/.*)?|"
-    "pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?|file://(localhost)?/.*)$"
+    "^(hf://+[A-Za-z0-9._-]+/[A-Za-z0-9._-]+(@.*|/*)|s3://[A-Za-z0-9._:-]+(/.*)?|"
+    "pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/([.]?|[.]{3,}|[.]*[^./\\n][^/\\n]*))*|file://(localhost)?/.*)$"
 )
 """The location of a model, for Python and CEL (RE2). After two slashes of `file://`, the first part of a path would
-be a host."""
+be a host. A bucket may be an ARN, which has colons. No part of the path in a claim is `..`, as for `ballast fetch`."""
 LOCATIONS = (
     "hf://OWNER/NAME, s3://BUCKET/PREFIX, pvc://CLAIM/PATH or file:///DIRECTORY, e.g. hf://Qwen/Qwen3-8B, "
     "s3://bucket/prefix, pvc://claim/path or file:///directory/in/the/image"

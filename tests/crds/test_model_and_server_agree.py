@@ -45,9 +45,16 @@ MODELS = st.fixed_dictionaries(
                 "hf://a/b@v1",
                 "hf://a/b@v1/",
                 "hf://a/b@",
+                "hf://a/b@x@v1",
+                "hf://a/b@/v1//",
+                "hf:///a/b",
                 "s3://a]b/c",
+                "s3://arn:aws:s3:eu-central-1:123456789012:accesspoint:weights/llama",
                 "pvc://[c",
                 "pvc://c",
+                "pvc://c/./..a//.../a..",
+                "pvc://c/../a",
+                "pvc://c/a\nb",
             ]
         )
     },
@@ -125,7 +132,7 @@ PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
         gpu=some(count=FEW),
         network=some(metricsFrom=PEERS),
         model=st.fixed_dictionaries(
-            {"uri": st.sampled_from(["hf://a/b", "hf://a/b@c/d", "s3://a/b//", "pvc://b"])},
+            {"uri": st.sampled_from(["hf://a/b", "hf://a/b@c/b", "s3://a/b//", "s3://a/b@v1", "pvc://b"])},
             optional={"adapters": ADAPTERS, "servedName": st.sampled_from(["a", "b/a"])},
         ),
     ),

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ballast_api.errors import InvalidConfig
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import MOST_NAME_CHARACTERS, label_value, pod_labels, selector
+from ballast_api.names import API_VERSION, KIND, MOST_NAME_CHARACTERS, label_value, pod_labels, selector
 
 
 @given(st.text(max_size=300))
@@ -24,10 +27,38 @@ def test_the_longest_name_leaves_room_for_a_pods_hash() -> None:
 
 def test_a_served_name_is_the_last_part_of_the_address_without_its_revision() -> None:
     def served(uri: str, **model: str) -> str:
-        manifest = {"apiVersion": "ballast.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": "chat"}}
-        resource = InferenceDeployment.read(manifest | {"spec": {"model": {"uri": uri} | model}}, "here")
-        return resource.spec.served_name
+        return read({"uri": uri} | model).spec.served_name
 
     assert served("hf://Qwen/Qwen3-8B@v2") == "Qwen3-8B"
     assert served("s3://bucket/models/llama/") == "llama"
     assert served("hf://a/b", servedName="mine") == "mine"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"uri": "hf://a/b"},
+        {"uri": "hf://a/b@v1/"},
+        {"uri": "hf://a/b@feature/sql"},
+        {"uri": "hf://a/b", "servedName": "org/b"},
+        {"uri": "s3://bucket/a@v1//"},
+        {"uri": "s3://bucket"},
+        {"uri": "pvc://claim/x@y"},
+        {"uri": "file:///models/llama"},
+    ],
+    ids=str,
+)
+def test_no_adapter_has_the_name_that_is_served(model: dict[str, str]) -> None:
+    def with_adapter(name: str) -> InferenceDeployment:
+        return read(model | {"adapters": [{"name": name, "uri": "hf://a/adapter"}]})
+
+    served = read(model).spec.served_name
+
+    assert with_adapter(f"{served}-sql").spec.served_name == served
+    with pytest.raises(InvalidConfig, match="an adapter with the name of the model"):
+        with_adapter(served)
+
+
+def read(model: dict[str, Any]) -> InferenceDeployment:
+    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "chat"}}
+    return InferenceDeployment.read(manifest | {"spec": {"model": model}}, "here")

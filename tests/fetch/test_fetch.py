@@ -19,10 +19,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ballast_api.errors import InvalidConfig
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.names import API_VERSION, KIND
 from ballast_cli import worker_file
 from ballast_cli.__main__ import main
 from ballast_cli.errors import CliError
 from ballast_cli.fetch import store
+from ballast_cli.fetch.credentials import without_userinfo
 from ballast_cli.fetch.location import Scheme, parse
 from ballast_cli.fetch.manifest import MANIFEST
 
@@ -187,6 +191,9 @@ TWO_LINES = {
             "hf", {"HF_ENDPOINT": f"http://user:{SECRET}/@127.0.0.1"}, 4, "(InvalidURL)", id="no URL of a hub"
         ),
         pytest.param("s3", {"AWS_ENDPOINT_URL": f"user:{SECRET}@host"}, 2, "Check AWS_ENDPOINT_URL", id="no URL of S3"),
+        pytest.param(
+            "hf", {"HF_TOKEN": SECRET, "AWS_SECRET_ACCESS_KEY": f"{SECRET}\nx"}, 0, "", id="two lines of another source"
+        ),
     ],
 )
 def test_a_credential_is_used_or_refused_and_never_shown(
@@ -208,6 +215,30 @@ def test_a_credential_is_used_or_refused_and_never_shown(
     said = capsys.readouterr().err
     assert words in said
     assert SECRET not in said
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "shown"),
+    [
+        ("https://hub.example/api@v2?a=b@c", "https://hub.example/api@v2?a=b@c"),
+        (f"https://user:{SECRET}@hub.example:8443/api@v2", "https://hub.example:8443/api@v2"),
+        (f"HTTP://{SECRET}@[::1]:80/@", "HTTP://[::1]:80/@"),
+        (f"http://user:{SECRET}/@hub.example", "http://hub.example"),
+        (f"user:{SECRET}@hub.example", "hub.example"),
+        ("hub.example", "hub.example"),
+    ],
+)
+def test_an_endpoint_is_shown_with_its_host_and_without_user_and_password(endpoint: str, shown: str) -> None:
+    assert without_userinfo(endpoint) == shown
+
+
+def test_a_public_bucket_needs_no_usable_credential(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in bucket.files:
+        bucket.put_object_acl(Bucket=bucket.name, Key=f"models/llama/{name}", ACL="public-read")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", f"{SECRET}\nx")
+    assert fetch(f"s3://{bucket.name}/models/llama", tmp_path / "model", "--anonymous") == 0
 
 
 def test_an_empty_token_is_none_and_a_new_password_of_the_endpoint_downloads_nothing(
@@ -296,12 +327,23 @@ def test_during_an_outage_a_name_is_the_version_that_it_named_last(hub: Any, tmp
 
 
 def test_a_file_of_another_model_is_not_shared(bucket: Any, tmp_path: Path) -> None:
-    """A weak checksum can be forged by whoever may write to another place of the same store."""
+    checksum = {"ChecksumAlgorithm": "SHA256"}
     for prefix in ("models/llama-2", "models/llama"):
         bucket.put_object(Bucket=bucket.name, Key=f"{prefix}/config.json", Body=b"{}")
-        bucket.put_object(Bucket=bucket.name, Key=f"{prefix}/model.safetensors", Body=b"equal")
+        bucket.put_object(Bucket=bucket.name, Key=f"{prefix}/model.safetensors", Body=b"equal", **checksum)
         assert fetch(f"s3://{bucket.name}/{prefix}", tmp_path / prefix, "--cache", tmp_path / "cache") == 0
     assert {path.stat().st_nlink for path in (tmp_path / "cache").glob("*/*.safetensors")} == {1}
+
+
+def test_versions_in_a_bucket_share_the_files_with_a_sha256(bucket: Any, tmp_path: Path) -> None:
+    place = {"Bucket": bucket.name, "Key": "models/llama/model.safetensors"}
+    bucket.put_object(**place, Body=bucket.files["model.safetensors"], ChecksumAlgorithm="SHA256")
+    for version in (b"{}", b"[]"):
+        bucket.put_object(Bucket=bucket.name, Key="models/llama/config.json", Body=version)
+        assert fetch(f"s3://{bucket.name}/models/llama", tmp_path / "model", "--cache", tmp_path / "cache") == 0
+
+    links = {name: (tmp_path / "model" / name).stat().st_nlink for name in NEEDED}
+    assert links == {"config.json": 1, "tokenizer.json": 1, "model.safetensors": 2}, "another checksum needs a read"
 
 
 @pytest.mark.parametrize("refusal", [None, errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV])
@@ -560,6 +602,28 @@ def test_any_text_is_a_location_or_a_clear_error(text: str) -> None:
         else:
             assert location.scheme in Scheme
             assert ".." not in location.path.split("/") or location.scheme != Scheme.CLAIM
+
+
+PARTS = ["/", "//", ".", "..", "...", "a", "b", "@", "main", "-", ":", "#", "%2e", " ", "\n", "ä", "localhost"]
+
+
+@given(
+    scheme=st.sampled_from(["hf", "s3", "pvc", "file"]),
+    rest=st.lists(st.sampled_from(PARTS), max_size=8).map("".join)
+    | st.from_regex(r"/{0,2}a/b(@[a-z@/]*)?/*", fullmatch=True),
+    revision=st.sampled_from(["", "main", "a"]),
+)
+def test_a_resource_names_only_locations_that_a_fetch_reads(scheme: str, rest: str, revision: str) -> None:
+    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a"}}
+    uri = f"{scheme}://{rest}"
+    try:
+        InferenceDeployment.read(manifest | {"spec": {"model": {"uri": uri, "revision": revision}}}, "here")
+    except InvalidConfig:
+        if scheme == "hf" and uri.isascii() and uri.isprintable():
+            with pytest.raises(CliError):
+                parse(uri, revision)
+    else:
+        parse(uri, revision)
 
 
 def test_a_worker_serves_the_copy_under_the_name_of_the_original(

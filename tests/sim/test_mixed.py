@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from ballast_cli.bench.json_rows import as_json
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.comparison.bench import POLICIES, STATIC_BUDGET, Bench
-from ballast_sim.comparison.json_rows import as_json
 from ballast_sim.comparison.table import run_table
 from ballast_sim.errors import BadInput
 from ballast_sim.replay.traffic import Arrival
@@ -130,3 +135,27 @@ def test_a_table_that_cannot_be_is_refused_before_anything_runs(make_bench, aske
 
     with pytest.raises(BadInput, match=found):
         run_table(make_bench(), **{**usual, **asked})
+
+
+def test_ctrl_c_ends_all_processes_of_a_table():
+    command = [sys.executable, "-m", "ballast_cli", "bench", "mixed", "--jobs", "2", "--minutes", "10000"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as bench:
+        children = Path(f"/proc/{bench.pid}/task/{bench.pid}/children")
+        try:
+            while bench.poll() is None and len(started := children.read_text().split()) < 3:  # two, and a tracker
+                time.sleep(0.1)
+            bench.send_signal(signal.SIGINT)
+            code = bench.wait(timeout=120)
+        finally:
+            bench.kill()
+
+    assert code == 130
+    while any(lives(pid) for pid in started):  # the tracker of their resources ends after them
+        time.sleep(0.1)
+
+
+def lives(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

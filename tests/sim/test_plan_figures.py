@@ -18,11 +18,12 @@ from ballast_sim.planner.inputs import (
     CeilingInput,
     EnergyInput,
     EngineInput,
+    GpuInput,
     MoneyInput,
     PlanInputs,
 )
 from ballast_sim.replay.hardware import GPUS
-from ballast_sim.replay.model_shape import SHAPES
+from ballast_sim.replay.model_shape import SHAPES, Quantization
 from ballast_sim.replay.step_model import Efficiency
 from ballast_sim.replay.traffic import Arrival
 
@@ -196,3 +197,29 @@ def test_a_ceiling_without_overheads_is_what_arithmetic_says():
     ceiling = CeilingCase.of(bare, asked).ceiling()
 
     assert ceiling.batch == int((0.020 / 1.5 - 2 * weights / 2.039e12) / each)
+
+
+def test_each_service_pays_for_its_own_gpus_and_for_shared_ones_by_the_work_on_them():
+    small = EMBEDDINGS.model_copy(update={"name": "small", "model": "bge-base", "requests_per_second": (9.0, 9.0)})
+    bulk = EMBEDDINGS.model_copy(update={"name": "bulk", "kind": "offline", "requests_per_second": (50.0, 50.0)})
+
+    def plans(*services):
+        return plan_ahead(PlanInputs(ahead=AheadInput(months=1, services=services), engine=GPU_ALONE))
+
+    (_, _, quantized, mixed), alone = plans(EMBEDDINGS, small, bulk), plans(small)[2]
+    for plan in (quantized, mixed):
+        embeddings, its_own, offline = plan.services
+        paid = (embeddings.dollars * 8000 + its_own.dollars * 9 + offline.dollars * 50) * 730 * 3600 / 1e6
+        assert paid == pytest.approx(plan.dollars)
+        assert its_own.dollars == pytest.approx(alone.services[0].dollars)
+    assert quantized.services[2].dollars * 50 * 730 * 3600 / 1e6 == pytest.approx(730 * 1.8)  # a GPU of its own
+    assert mixed.services[2].dollars == pytest.approx(mixed.services[0].dollars)  # the same work, on the same GPUs
+
+
+def test_a_format_without_quantization_is_kept_and_an_a100_with_fewer_operations_has_no_fp8():
+    ahead = AheadInput(months=1, services=(EMBEDDINGS,))
+    ways = [plan.way.name for plan in plan_ahead(PlanInputs(ahead=ahead, quantization=Quantization.NONE))]
+    less = plan_ahead(PlanInputs(ahead=ahead, gpus={"a100": GpuInput(teraflops=250)}))
+
+    assert ways == ["one request at a time", "dynamic batching", "and mixing"]
+    assert less[2].way.name == "and int8 weights"

@@ -42,6 +42,8 @@ def ballast(capsys, monkeypatch, tmp_path):
         (["--online", "nan.csv"], 2, "nan.csv, line 2: prompt_tokens is 'nan'; expected a whole number"),
         (["--ahead", "--ceilings"], 2, "--ahead and --ceilings are different plans"),
         (["--ahead", "--online", "mine.csv"], 2, "--ahead takes its requests from --inputs"),
+        (["--ahead", "--model", "llama-3-8b"], 2, "--model would have no effect: --ahead plans what --inputs lists"),
+        (["--ceilings", "--tpot-ms", "9", "--no-tries"], 2, "--tpot-ms and --no-tries would have no effect"),
         (["--ceilings", "--plot", "plan.png"], 2, "--ceilings has no picture"),
         (["--tpot-ms", "inf"], 2, "Invalid value for '--tpot-ms'"),
         (["--price", "inf"], 2, "Invalid value for '--price'"),
@@ -59,6 +61,20 @@ def test_what_cannot_be_planned_is_one_sentence_and_an_exit_code(ballast, tmp_pa
     assert (got, out) == (code, "")
     assert found in err
     assert "Traceback" not in err
+
+
+def test_a_ceiling_that_is_impossible_is_named_among_the_figures(ballast, tmp_path):
+    entry = "{{name: {}, model: bge-base, promptTokens: 256, milliseconds: {}, requestsPerSecond: 9}}"
+    for name, entries, failed in (("one", [("bad", 1)], 1), ("both", [("ok", 30), ("bad", 1)], 0)):
+        listed = ", ".join(entry.format(*values) for values in entries)
+        (tmp_path / "plan.yaml").write_text(f"ceilings: [{listed}]\n")
+        code, _, err = ballast("--ceilings", "--inputs", "plan.yaml", "--json", f"{name}.json")
+        figures = json.loads((tmp_path / f"{name}.json").read_text())
+
+        assert code == failed
+        assert "bad: 1 ms is below the fastest answer" in err
+        assert figures[-1]["name"] == "bad"
+        assert figures[-1]["impossible"] in err
 
 
 def test_options_are_among_the_inputs_it_shows(ballast, tmp_path):

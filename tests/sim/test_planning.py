@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from math import isnan, nan
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +14,9 @@ import pytest
 
 from ballast_api.errors import InvalidConfig
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
-from ballast_cli.plan_tables import fleet_figures, print_options
+from ballast_cli.plan_tables import advice, fleet_figures, print_options
 from ballast_sim.errors import BadInput, Impossible
-from ballast_sim.planner.alternatives import Alternative, advice, alternatives, chunks
+from ballast_sim.planner.alternatives import Alternative, alternatives, chunks
 from ballast_sim.planner.deployment import Deployment
 from ballast_sim.planner.fleet import plan_fleet
 from ballast_sim.planner.forecast import draw_lengths, plan_ahead
@@ -74,9 +76,11 @@ def test_what_physics_forbids_is_refused_with_its_figure(change, found):
 
 
 def test_traffic_that_is_longer_than_the_context_of_the_model_is_refused():
-    few = [*ONLINE, *[Arrival(400.0, 9000, 10)] * 6]
+    few = [*ONLINE, *[Arrival(400.0, 10**6, 10)] * 6]  # no GPU has the memory for one of them
 
     assert Deployment.of(PlanInputs(), few).kv_tokens
+    with pytest.raises(BadInput, match=r"1 of 2 requests have more tokens"):
+        Deployment.of(PlanInputs(), few, [ONLINE[0], few[-1]])
     with pytest.raises(BadInput, match=r"7 of 607 requests have more tokens .* than llama-3-8b takes, 8,192"):
         Deployment.of(PlanInputs(), [*few, few[-1]])
 
@@ -125,10 +129,13 @@ def test_online_alone_may_prefill_as_much_in_a_step_as_ballast_does():
 
 
 def test_traffic_without_a_request_after_the_warm_up_is_refused():
-    sparse = [Arrival(0.0, 100, 10), Arrival(1e9, 100, 10)]
+    sparse = [Arrival(0.0, 8000, 10), Arrival(1e9, 8000, 10)]
+    inputs = PlanInputs(
+        fleet=FleetInput(online_utilization_percent=1), slo=SloInput(ttft_milliseconds=5000), traffic_minutes=0.3
+    )
 
     with pytest.raises(BadInput, match="no online request arrives at one of 8 GPUs after the warm-up"):
-        plan_fleet(PlanInputs(engine=EngineInput(slots=16), throughput_minutes=1), sparse, ONLINE[:50])
+        plan_fleet(inputs.model_copy(update={"throughput_minutes": 1}), sparse, ONLINE[:50])
 
 
 def test_an_alternative_in_which_no_request_ends_has_no_price():
@@ -136,7 +143,7 @@ def test_an_alternative_in_which_no_request_ends_has_no_price():
     inputs = PlanInputs(engine=EngineInput(slots=4), throughput_minutes=0.05, slo=SloInput(ttft_milliseconds=1e5))
     tried = alternatives(inputs, found, [Arrival(0.0, 1000, 2000)], ONLINE, lambda _: None)
 
-    assert "no request ends within the TPOT in throughputMinutes, 0.05" in tried[0].problem
+    assert "throughputMinutes is 0.05: answers need" in tried[0].problem
     assert all(one.problem for one in tried)
 
 
@@ -183,6 +190,49 @@ def test_holding_steps_to_the_slo_costs_throughput_and_faster_weights_win_it_bac
     plain, quantized = kept(Quantization.NONE), kept(Quantization.INT4)
 
     assert plain < quantized < 1.0
+
+
+@pytest.mark.parametrize(
+    ("slo", "apart", "verdict"),
+    [
+        (SloInput(tpot_milliseconds=25), "2 online + 1 offline", "apart need at least 3|mixing does not pay"),
+        (
+            SloInput(tpot_milliseconds=17),
+            None,
+            "No number of mixed GPUs up to 2 .* no number of separate online GPUs up to 2 meets the SLO, either",
+        ),
+    ],
+)
+def test_both_fleets_are_searched_up_to_all_gpus_and_one_that_misses_the_slo_is_no_option(slo, apart, verdict):
+    inputs = PlanInputs(
+        slo=slo,
+        engine=SMALL,
+        fleet=FleetInput(online_gpus=1, online_utilization_percent=99, offline_gpus=1, offline_utilization_percent=10),
+        traffic_minutes=0.7,
+        throughput_minutes=1,
+    )
+    found = plan_fleet(inputs, ONLINE, ONLINE[:100])
+    notes = {option.name: option.note for option in found.options}
+
+    assert notes.get("apart, fewest GPUs") == apart
+    assert any(re.search(verdict, line) for line in found.because), found.because
+
+
+def test_the_busiest_minutes_of_a_trace_set_the_load_unless_the_inputs_do():
+    quiet, pause = [replace(one, seconds=3 * one.seconds) for one in ONLINE[:60]], 6 * 3600.0
+    trace = [*quiet, *[replace(one, seconds=pause + one.seconds / 4) for one in ONLINE]]
+    inputs = PlanInputs(engine=SMALL, traffic_minutes=0.7, throughput_minutes=1, fleet=FleetInput(offline_gpus=0))
+    rate = sum(one.num_tokens for one in ONLINE) / (ONLINE[-1].seconds / 4)
+    own = plan_fleet(inputs, trace, ONLINE[:100], has_own_load=True)
+    given = plan_fleet(inputs, trace, ONLINE[:100])
+
+    assert own.traffic.tokens == pytest.approx(rate, rel=0.05)
+    assert own.deployment.inputs.fleet.online_utilization_percent <= 20
+    assert given.traffic.tokens == pytest.approx(8 * 0.2 * given.maximums.online_full)
+    for found in (own, given):
+        assert "up to " in found.because[0]
+        gaps = [late.seconds - early.seconds for early, late in pairwise(found.traffic.online)]
+        assert max(gaps) < 2  # the pause is not in it, nor does all arrive after it at once
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +307,9 @@ def test_money_per_token_adds_up_to_money_per_hour(small_fleet):
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        ({"throughput_minutes": 0.01}, "throughputMinutes is 0.01: no request ends in this time"),
+        ({"throughput_minutes": 0.01}, "throughputMinutes is 0.01: answers need .* s count. "),
+        ({"throughput_minutes": 0.08}, r"throughputMinutes is 0.08: answers need .* and 3 s count. Set it to 2"),
+        ({"traffic_minutes": 0.05, "throughput_minutes": 1}, "trafficMinutes is 0.05: answers need .* and 2 s count"),
         ({"traffic_minutes": 1e-4, "throughput_minutes": 1}, "trafficMinutes is 0.0001: only one request arrives"),
     ],
 )

@@ -232,6 +232,17 @@ def test_with_a_shared_prefix_the_cache_saves_its_tokens(run):
     assert result.replicas[0].kv.num_free == 400
 
 
+def test_tokens_count_when_they_are_computed_and_an_answer_that_does_not_end_keeps_no_tpot(run):
+    found = run(online=[Arrival(0.5, 200, 5000)], seconds=2.0, warmup_seconds=1.0)
+    result = report(found)
+
+    assert result.online.prefill == 0  # computed before the measured part
+    assert result.online.decode == sum(step.online_decode for step in found.replicas[0].steps if step.start >= 1.0)
+    assert report(run(online=[Arrival(0.0, 200, 5000)], seconds=2.0)).num_unfinished == 1
+    assert not report(run(online=[Arrival(0.0, 200, 5000)], seconds=2.0)).keeps(0.99, 0.99)
+    assert report(run(online=[Arrival(0.0, 200, 1)], seconds=2.0)).keeps(0.99, 0.99)
+
+
 def test_a_cache_that_is_too_small_evicts_and_still_balances(run):
     many = [Arrival(0.2 * i, 150, 30, prefix_key=1 + i % 5, prefix_tokens=96) for i in range(60)]
 

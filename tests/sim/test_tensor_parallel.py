@@ -134,8 +134,10 @@ def test_llama_3_70b_fits_on_eight_h100_with_1_3_million_tokens_of_kv() -> None:
 
 
 def test_a_model_that_does_not_fit_names_the_number_of_gpus_that_hold_it() -> None:
+    inputs = plan()
+
     with pytest.raises(Impossible, match=r"4 such GPUs together hold it \(engine.tensorParallel 4\)"):
-        Deployment.of(plan(), [Arrival(0, LONG, 10)])
+        inputs.kv_tokens(inputs.roofline("llama-3-70b"), LONG)
 
 
 WEIGHTS = {

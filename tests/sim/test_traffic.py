@@ -77,6 +77,7 @@ def test_a_mooncake_trace_has_times_in_milliseconds(write):
             "line 2: TIMESTAMP is 'yesterday'; expected a date",
         ),
         ('{"arrival_seconds": 0, "prompt_tokens": 1,\n', "line 1: is not JSON"),
+        ('\n[{"arrival_seconds": 0, "prompt_tokens": 1, "output_tokens": 1}]', "is a JSON array; expected JSONL"),
         ('{"arrival_seconds": 0, "prompt_tokens": 1, "output_tokens": 1}\n[1]\n', "line 2: found list, expected"),
     ],
 )
@@ -94,6 +95,17 @@ def test_a_line_without_a_tenant_has_the_default_tenant(write):
     ]
 
     assert [arrival.tenant for arrival in read(write("\n".join(lines)))] == ["0", "default"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"arrival_seconds,prompt_tokens,output_tokens,tenant,text\n0,1,1,a\u2028b,{'x' * 200_000}\n1,1,1,a\u2028b,\n",
+        '{"arrival_seconds": 0, "prompt_tokens": 1, "output_tokens": 1, "tenant": "a\u2028b"}\n' * 2,
+    ],
+)
+def test_a_column_may_have_a_long_text_and_separators_of_unicode(write, text):
+    assert [arrival.tenant for arrival in read(write(text))] == ["a\u2028b"] * 2
 
 
 def test_dates_before_1970_are_times_like_others(write):

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from pooled import pooled_table, rotated
 
+from ballast_cli.bench.json_rows import as_json
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.comparison.bench import Bench, knob
-from ballast_sim.comparison.json_rows import as_json
 from ballast_sim.comparison.table import run_table
 from ballast_sim.comparison.workloads import WORKLOADS, bursts_from_silence, long_prompts, sparse
 from ballast_sim.errors import BadInput

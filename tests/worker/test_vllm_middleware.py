@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import socket
@@ -25,6 +26,8 @@ from starlette.responses import Response
 
 from ballast_api.worker_config import WorkerConfig
 from ballast_cli.explain import scene
+from ballast_cli.fetch.directory import Directory
+from ballast_cli.fetch.manifest import MANIFEST, Kept, Manifest, write_manifest
 from ballast_policy.request import RequestClass
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
@@ -34,6 +37,7 @@ from ballast_vllm.engine_client import DECIDING
 from ballast_vllm.middleware import BallastMiddleware
 from ballast_vllm.server import VllmServer
 from ballast_worker.drain import drain
+from ballast_worker.errors import NotServed
 from ballast_worker.http_connection import Connections, HttpLimits
 from ballast_worker.http_server import HttpServer
 from ballast_worker.openai import Caller
@@ -788,10 +792,10 @@ def test_a_file_that_decides_prompts_is_part_of_the_revision_of_a_directory(tmp_
 )
 def test_only_a_commit_names_a_version_without_its_files(tmp_path, revision, is_one_version):
     config = WorkerConfig.model_validate({"model": {"uri": "/models/m", "revision": revision}})
-    for copy, weights in (("first", b"old"), ("again", b"old"), ("moved", b"new")):
-        (tmp_path / copy).mkdir()
-        (tmp_path / copy / "model.safetensors").write_bytes(weights)
-        (tmp_path / copy / ".ballast-fetch.json").write_text(copy)  # has inodes and times
+    zeros, other = bytes(1 << 20), bytearray(1 << 20)
+    other[200_000] = 1  # between the samples
+    for copy, weights in (("first", zeros), ("again", zeros), ("moved", bytes(other))):
+        _fetched(tmp_path / copy, weights)
     first, again, moved = (model_revision(config, tmp_path / copy) for copy in ("first", "again", "moved"))
 
     assert first == again
@@ -800,6 +804,41 @@ def test_only_a_commit_names_a_version_without_its_files(tmp_path, revision, is_
     assert (first == revision) == is_one_version, (
         "a worker with an older Ballast continues no answer of another version"
     )
+
+
+@pytest.mark.parametrize("record", ["", "[]", '{"files": {"model.safetensors": {}}}'], ids=["no JSON", "list", "empty"])
+def test_only_the_record_of_an_unchanged_file_names_its_content(tmp_path, record):
+    config = WorkerConfig.parse("model: {uri: /models/m}", "here.yaml")
+    file, changed = tmp_path / "model.safetensors", bytearray(1 << 20)
+    changed[0] = 1
+    _fetched(tmp_path, bytes(1 << 20))
+    recorded = model_revision(config, tmp_path)
+    file.write_bytes(changed)
+    edited = model_revision(config, tmp_path)
+    (tmp_path / MANIFEST).write_text(record)
+
+    assert len({recorded, edited}) == 2
+    assert model_revision(config, tmp_path) == edited
+
+
+def _fetched(path, weights):
+    """Write a directory as `ballast fetch` leaves it."""
+    path.mkdir(exist_ok=True)
+    (path / "model.safetensors").write_bytes(weights)
+    with Directory.open(path) as directory:
+        kept = Kept.of(directory, "model.safetensors", hashlib.sha256(weights).hexdigest())
+        write_manifest(directory, Manifest("hf://a/b@main", "", "v", {"model.safetensors": kept}))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda file: file.symlink_to("nowhere"), lambda file: file.mkdir()], ids=["dangling", "directory"]
+)
+def test_a_file_of_the_model_that_cannot_be_read_is_named(tmp_path, make):
+    config = WorkerConfig.parse("model: {uri: /models/m}", "here.yaml")
+    make(tmp_path / "generation_config.json")
+
+    with pytest.raises(NotServed, match=rf"{tmp_path}/generation_config\.json cannot be read"):
+        model_revision(config, tmp_path)
 
 
 async def test_a_model_without_a_url_of_items_serves_online_and_refuses_items_with_a_sentence(fed, as_item):

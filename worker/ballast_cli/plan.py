@@ -5,20 +5,19 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from ballast_cli.connection import not_empty
 from ballast_cli.console import examples, say
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
-from ballast_cli.errors import Usage
+from ballast_cli.errors import CliError, Usage
 from ballast_cli.refusals import refusals
 from ballast_cli.sim_options import (
     Json,
     Lengths,
     Tpot,
-    Trace,
     Ttft,
     check_output,
     require,
@@ -44,6 +43,15 @@ EXAMPLES = examples(
 _Inputs = Annotated[
     Path | None,
     typer.Option("--inputs", metavar="YAML", help="Inputs that differ from the defaults.", show_default=False),
+]
+_Online = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="TRACE",
+        help="Online traffic: a CSV or JSONL file with times. Its busiest minutes set the load, unless the inputs have "
+        "fleet.onlineGpus or fleet.onlineUtilizationPercent.",
+        show_default="Azure conversations",
+    ),
 ]
 _Model = Annotated[
     str | None,
@@ -87,7 +95,7 @@ _Plot = Annotated[
 
 def plan(
     *,
-    online: Trace = None,
+    online: _Online = None,
     offline: Lengths = None,
     inputs: _Inputs = None,
     model: _Model = None,
@@ -117,6 +125,10 @@ def plan(
     _check_kind(ahead=ahead, ceilings=ceilings, has_traffic=bool(online or offline))
     if ceilings and plot:
         raise Usage("--plot draws a plan, and --ceilings has no picture. Use --json.")
+    if not show_inputs:
+        ignored: dict[str, object] = {"--ttft-ms": ttft, "--tpot-ms": tpot} if ceilings else {}
+        ignored |= {"--model": model, "--no-tries": None if tries else True} if ahead or ceilings else {}
+        _refuse(ignored, "--ahead" if ahead else "--ceilings")
     with refusals():
         figures = _inputs(inputs, model=model, gpu=gpu, quantization=quantization)
         engine = _with_given(figures.engine, tensor_parallel=tensor_parallel, nodes=nodes)
@@ -141,6 +153,12 @@ def _check_kind(*, ahead: bool, ceilings: bool, has_traffic: bool) -> None:
     if has_traffic and (ahead or ceilings):
         kind = "--ahead" if ahead else "--ceilings"
         raise Usage(f"--online and --offline are for a plan of today. {kind} takes its requests from --inputs.")
+
+
+def _refuse(ignored: dict[str, object], kind: str) -> None:
+    """Refuse options that this kind of plan takes from its inputs."""
+    if given := " and ".join(name for name, value in ignored.items() if value is not None):
+        raise Usage(f"{given} would have no effect: {kind} plans what --inputs lists. Set it there.")
 
 
 def _inputs(path: Path | None, *, model: str | None, gpu: str | None, quantization: str | None) -> PlanInputs:
@@ -178,15 +196,23 @@ def _fleet(
     plot: Path | None,
 ) -> None:
     from ballast_cli.plan_pictures import draw_fleet  # noqa: PLC0415
-    from ballast_cli.plan_tables import fleet_figures, print_alternatives, print_options, print_premises  # noqa: PLC0415
-    from ballast_sim.planner.alternatives import advice, alternatives, chunks  # noqa: PLC0415
+    from ballast_cli.plan_tables import (  # noqa: PLC0415
+        advice,
+        fleet_figures,
+        print_alternatives,
+        print_options,
+        print_premises,
+    )
+    from ballast_sim.planner.alternatives import alternatives, chunks  # noqa: PLC0415
     from ballast_sim.planner.fleet import plan_fleet  # noqa: PLC0415
     from ballast_sim.replay.traffic import read, read_lengths  # noqa: PLC0415
 
     trace, lengths = read(online or ONLINE_TRACE), read_lengths(offline or OFFLINE_TRACE)
-    found = plan_fleet(inputs, trace, lengths, _progress)
-    tried = alternatives(inputs, found, lengths, trace, _progress) if tries else []
-    sizes = chunks(found, found.mixed, lengths) if tries and found.mixed else []
+    is_sized = {"online_gpus", "online_utilization_percent"} & inputs.fleet.model_fields_set
+    found = plan_fleet(inputs, trace, lengths, _progress, has_own_load=online is not None and not is_sized)
+    tried = alternatives(inputs, found, found.offline, trace, _progress) if tries else []
+    sizes = chunks(found, found.mixed, found.offline) if tries and found.mixed else []
+    show_progress()
     if str(json_file) != "-":
         print_premises(inputs, found)
         print_options(found)
@@ -208,6 +234,7 @@ def _ahead(inputs: PlanInputs, json_file: Path | None, plot: Path | None) -> Non
     from ballast_sim.planner.forecast import plan_ahead  # noqa: PLC0415
 
     plans, unit = plan_ahead(inputs, _progress), inputs.find_device().unit
+    show_progress()
     budget = inputs.energy.budget_kilowatts
     if str(json_file) != "-":
         print_growth(plans, budget, unit)
@@ -222,22 +249,25 @@ def _ceilings(inputs: PlanInputs, json_file: Path | None) -> None:
     from ballast_sim.errors import Impossible  # noqa: PLC0415
     from ballast_sim.planner.batch_ceiling import CeilingCase, drawn, largest  # noqa: PLC0415
 
-    figures, refused = [], None
+    figures: list[dict[str, Any]] = []
     for asked in inputs.ceilings:
         try:
             ceiling = CeilingCase.of(inputs, asked).ceiling()
         except Impossible as error:
-            refused = error
             say(f"{error}.")
+            figures.append({"name": asked.name, "impossible": str(error)})
             continue
         _progress(f"trying batch sizes of {asked.name}")
         tried = largest(ceiling.case, partial(drawn, ceiling.case), near=ceiling.batch)
+        show_progress()
         if str(json_file) != "-":
             print_ceiling(ceiling, tried, inputs.stated(asked.model))
         figures.append(ceiling_figures(ceiling, tried))
     if not figures:
-        raise refused or Usage("There is no ceiling to compute. Add at least one under `ceilings` in the inputs.")
+        raise Usage("There is no ceiling to compute. Add at least one under `ceilings` in the inputs.")
     write_json(json_file, figures)
+    if all("impossible" in one for one in figures):
+        raise CliError("No ceiling is possible, see above.")
 
 
 def _progress(line: str) -> None:

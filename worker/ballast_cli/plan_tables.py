@@ -6,9 +6,9 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ballast_cli.bench.json_rows import known
 from ballast_cli.bench.table import milliseconds, percent
 from ballast_cli.console import print_table
-from ballast_sim.comparison.json_rows import known
 
 if TYPE_CHECKING:
     from ballast_sim.planner.alternatives import Alternative, Chunk
@@ -101,6 +101,40 @@ def print_alternatives(tried: list[Alternative], sizes: list[Chunk], unit: str) 
             for one in sizes
         ]
         print_table(heads, lines, right=heads)
+
+
+def advice(found: FleetPlan, tried: list[Alternative], sizes: list[Chunk]) -> list[str]:
+    """Return sentences about alternatives that do the same work for less; empty if there is none."""
+    if not tried or not found.mixed:
+        return []
+    given, unit = tried[0], found.deployment.model.gpu.unit
+    lines = []
+    for what, named in (
+        ("Quantize", [one for one in tried if one.name.endswith("weights")]),
+        ("Right-size the GPU", [one for one in tried if one.name.endswith("instead")]),
+    ):
+        usable = [one for one in named if not one.problem]
+        best = min(usable, key=lambda one: (one.dollars_per_hour, one.dollars), default=None)
+        if best and best.dollars_per_hour < given.dollars_per_hour:  # estimates of the same kind
+            lines.append(
+                f"{what} ({best.name}): {best.bound / best.full:.0%} of full batches within the TPOT instead of "
+                f"{given.bound / given.full:.0%}, about {best.gpus} mixed {unit}s at ${best.dollars_per_hour:.2f} an "
+                f"hour instead of about {given.gpus} at ${given.dollars_per_hour:.2f}."
+            )
+    return lines + _chunk_advice(found, sizes)
+
+
+def _chunk_advice(found: FleetPlan, sizes: list[Chunk]) -> list[str]:
+    wanted = found.deployment.config.objective
+    kept = [one for one in sizes if min(one.ttft_attainment, one.tpot_attainment) >= wanted]
+    now = next((one for one in sizes if one.tokens == found.deployment.config.chunk_tokens), None)
+    best = max(kept, key=lambda one: one.offline_tokens, default=None)
+    if not now or not best:
+        return []
+    if best.offline_tokens < 1.02 * now.offline_tokens:
+        return [f"Chunk size: none of {', '.join(str(one.tokens) for one in sizes)} does 2 % more than {now.tokens}."]
+    more = best.offline_tokens / now.offline_tokens - 1
+    return [f"Chunk size: {best.tokens} tokens instead of {now.tokens} do {more:.0%} more offline work within the SLO."]
 
 
 def print_growth(plans: list[GrowthPlan], budget: float | None, unit: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ballast_cli.errors import CliError, Usage
+from ballast_cli.sim_options import show_progress
 
 
 @contextmanager
@@ -22,3 +23,5 @@ def refusals() -> Iterator[None]:
         raise CliError(f"The policy broke its contract, which is a bug in Ballast: {error}") from error
     except (SimError, InvalidConfig) as error:
         raise Usage(str(error)) from error
+    finally:
+        show_progress()  # an error begins a line of its own

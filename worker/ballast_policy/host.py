@@ -42,7 +42,7 @@ REFIT_STEPS = 32
 """Steps between two fits of a trusted cost model; a quarter while it, or the cost of decodes, is not known. A fit takes
 some hundred microseconds."""
 CONTEXT_DRIFT = 0.05
-"""Weight of a new step in the mean context of decodes. Twice of it changes nothing (bursts-40-32)."""
+"""Weight of a new step in the mean context of decodes. Half or twice changes nothing."""
 MOST_KEPT = 1000
 """Most prefix keys, after which all are forgotten, and most idle tenants of a ledger. Bounds memory."""
 PER_PLACE = 64

@@ -67,7 +67,7 @@ def check_installed() -> None:
 def prepare_config(config: WorkerConfig, path: Path) -> None:
     """Check what needs no vLLM, and set the variables that vLLM and Ballast read in each process."""
     if config.backend != "vllm":
-        raise NotServed("engine.backend is native: start `ballast-worker`, or set engine.backend to vllm")
+        raise NotServed(f"engine.backend is {config.backend}: start `ballast-worker`, or set engine.backend to vllm")
     from ballast_worker.settings import api_keys  # noqa: PLC0415 - it needs numpy
 
     api_keys(config)

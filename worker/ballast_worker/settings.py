@@ -7,10 +7,12 @@ import os
 import re
 import socket
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from pydantic import TypeAdapter
 
 from ballast_api import wildcard
 from ballast_api.worker_config import WorkerConfig
@@ -28,6 +30,25 @@ MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "additional_chat_templates/
 """Files of a model that decide the tokens of an answer."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 """A revision that always names the same files."""
+RECORD = ".ballast-fetch.json"
+"""The manifest of `ballast fetch`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """What the manifest records of a file, as far as it is equal in all copies or shows a change."""
+
+    size: int
+    sha256: str
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    files: dict[str, _Recorded]
+
+
+_RECORD = TypeAdapter(_Record)
 
 
 def model_directory(config: WorkerConfig) -> Path:
@@ -70,23 +91,46 @@ def model_revision(config: WorkerConfig, directory: Path) -> str:
     """Return the name of weights and chat template: a configured commit, else a fingerprint of the files.
 
     Another configured revision comes before the fingerprint: a branch or a tag may name other weights tomorrow. The
-    fingerprint reads only sizes and samples of the weights, so that it is fast for large weights. Hidden files do not
-    count: `ballast fetch` keeps its notes there, which differ between copies.
+    fingerprint has the checksum that `ballast fetch` recorded of a file. Of a file without one, it reads only the size
+    and samples, so that it is fast for large weights. Hidden files do not count: they differ between copies.
+
+    Raises:
+        NotServed: a file cannot be read.
     """
     revision = config.model.revision
     if COMMIT.fullmatch(revision):
         return revision
     digest = hashlib.sha256(f"{config.model.load_format}\0{config.model.dtype}".encode())
+    recorded = _recorded(directory)
     found = [path for pattern in MODEL_FILES for path in sorted(directory.glob(pattern))]
     for path in (path for path in found if not path.name.startswith(".")):
-        size = path.stat().st_size
-        digest.update(f"\0{path.name}\0{size}\0".encode())
-        with path.open("rb") as file:
-            for start in sorted({0, size // 3, 2 * size // 3, max(0, size - SAMPLE_BYTES)}):
-                file.seek(start)
-                digest.update(file.read(SAMPLE_BYTES))
+        try:
+            _add_file(digest, path, recorded.get(str(path.relative_to(directory))))
+        except OSError as error:
+            raise NotServed(f"{path} cannot be read: {error.strerror}. Repair the file, or remove it") from error
     fingerprint = digest.hexdigest()[:16]
     return f"{revision}-{fingerprint}" if revision else fingerprint
+
+
+def _recorded(directory: Path) -> dict[str, _Recorded]:
+    try:
+        return _RECORD.validate_json((directory / RECORD).read_bytes()).files
+    except (OSError, ValueError):  # no copy that `ballast fetch` completed
+        return {}
+
+
+def _add_file(digest: hashlib._Hash, path: Path, recorded: _Recorded | None) -> None:
+    """Add the name, the size and the content of a file to a digest."""
+    found = path.stat()
+    size = found.st_size
+    digest.update(f"\0{path.name}\0{size}\0".encode())
+    if recorded is not None and (recorded.size, recorded.mtime_ns) == (size, found.st_mtime_ns):
+        digest.update(recorded.sha256.encode())
+        return
+    with path.open("rb") as file:
+        for start in sorted({0, size // 3, 2 * size // 3, max(0, size - SAMPLE_BYTES)}):
+            file.seek(start)
+            digest.update(file.read(SAMPLE_BYTES))
 
 
 def engine_options(config: WorkerConfig, directory: Path) -> EngineOptions:

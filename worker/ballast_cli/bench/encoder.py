@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from ballast_cli.bench.json_rows import known
 from ballast_cli.bench.table import milliseconds, percent
 from ballast_cli.console import print_table
 from ballast_cli.sim_options import progress, write_json
-from ballast_sim.comparison.json_rows import known
 from ballast_sim.comparison.table import check_shares
 from ballast_sim.planner.encoder import ApiServer
 from ballast_sim.planner.encoder_runs import POLICIES, EncoderBench, EncoderRow

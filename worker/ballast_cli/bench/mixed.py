@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ballast_cli.bench.json_rows import as_json
 from ballast_cli.bench.options import TRACE, MixedOptions, fractions, names
 from ballast_cli.bench.table import print_table_of
 from ballast_cli.bench.workload import compare_on_workload
@@ -13,7 +14,6 @@ from ballast_cli.errors import Usage
 from ballast_cli.sim_options import progress, require, write_json
 from ballast_sim.comparison.bench import POLICIES, Bench
 from ballast_sim.comparison.engine import BenchEngine
-from ballast_sim.comparison.json_rows import as_json
 from ballast_sim.comparison.table import Table, run_table
 from ballast_sim.replay.simulation import warmup_of
 from ballast_sim.replay.traffic import read, read_lengths

@@ -9,6 +9,7 @@ from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
+from ballast_cli.bench.json_rows import as_json
 from ballast_cli.bench.options import MixedOptions, fractions, names
 from ballast_cli.bench.table import change, milliseconds, percent, points
 from ballast_cli.console import print_table
@@ -16,7 +17,6 @@ from ballast_cli.errors import Usage
 from ballast_cli.sim_options import progress, write_json
 from ballast_sim.comparison.bench import POLICIES, Row, knob
 from ballast_sim.comparison.engine import BenchEngine
-from ballast_sim.comparison.json_rows import as_json
 from ballast_sim.comparison.table import Table, run_table
 from ballast_sim.comparison.workloads import CAPPED_SLO, WORKLOADS, Point, Workload, sparse
 from ballast_sim.replay.attainment import worst_lost

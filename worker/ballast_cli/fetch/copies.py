@@ -51,8 +51,9 @@ def adopt(directory: Directory, model: ModelFiles, others: Iterable[Path]) -> No
     """Link files that other versions in a cache seem to have as well, so that only the others are downloaded.
 
     The checksum of the source decides later whether a link holds the right file. Only copies of the same model from the
-    same endpoint count: another source could forge a weak checksum. A volume without hard links, or one that forbids
-    them for files of another user, keeps two copies.
+    same endpoint count. A file counts if its recorded SHA-256 is that of the source, or if the source names the blob of
+    git, as a hub does for small files. With another checksum, weights of equal size would be read for nothing. A volume
+    without hard links, or one that forbids them for files of another user, keeps two copies.
     """
     for path in others:
         with Directory.find(path, is_shared=True) as other:
@@ -67,7 +68,7 @@ def adopt(directory: Directory, model: ModelFiles, others: Iterable[Path]) -> No
 
 def _seems_equal(file: File, kept: Kept) -> bool:
     kind, _, digest = file.digest.partition(":")
-    return bool(digest) and file.size == kept.size and (kind != "sha256" or digest == kept.sha256)
+    return file.size == kept.size and (digest == kept.sha256 if kind == "sha256" else kind == "git")
 
 
 def _is_of(manifest: Manifest, source: str, origin: str) -> bool:

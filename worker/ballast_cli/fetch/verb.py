@@ -187,7 +187,7 @@ def fetch_model(
 
 
 def _source(location: Location, *, is_anonymous: bool) -> Source:
-    clean_environment()  # before the libraries read it
+    clean_environment(location.scheme, is_anonymous=is_anonymous)  # before the libraries read it
     try:
         if location.scheme is Scheme.HUB:
             from ballast_cli.fetch.hub import Hub  # noqa: PLC0415  its library is an extra

@@ -13,19 +13,17 @@ from statistics import pvariance
 from ballast_policy.request import ONLINE, Request, RequestClass
 
 NUM_LENGTHS = 256
-"""Answers of a class that are remembered. Bounds memory: half or twice of it changes the total by 0.2 points at most
-(azure-40-32)."""
+"""Answers of a class that are remembered. Bounds memory: half or twice changes no total."""
 REFRESH = 16
-"""Answers between two updates of their lengths. Bounds the cost: half or twice of it changes the total by 0.1 points
-(azure-40-32)."""
+"""Answers between two updates of their lengths. Bounds the cost: half or twice changes no total."""
 BURST_SECONDS = 1.0
-"""Online prompts that arrive within this time are a burst. Half or twice of it costs 1 point of TTFT (bursts-40-32)."""
+"""Online prompts that arrive within this time are a burst. Half costs 3.3 points of total (sparse-0.5s)."""
 NUM_BURSTS = 100
-"""Bursts that are remembered. Half or twice of it costs 3.0 or 1.1 points of TTFT (bursts-40-32)."""
+"""Bursts that are remembered. Half or twice changes nothing."""
 TYPICAL_DRIFT = 0.1
-"""Weight of a new prompt in the mean. Half or twice of it costs 1.6 or 1.2 points of TTFT (bursts-40-32)."""
+"""Weight of a new prompt in the mean. Half gains 0.7 points of TTFT (bursts-40-32), twice costs 0.4 (azure-40)."""
 RATE_SECONDS = 5.0
-"""Time in which the weight of an arrival falls to 37 %. Twice of it costs 1.4 points of TPOT (bursts-from-silence)."""
+"""Time in which the weight of an arrival falls to 37 %. Half or twice costs 0.5 points (bursts-40-32)."""
 SILENT_GAPS = 10
 """Mean gaps without an online request after which none is expected: fewer than 1 in 20,000 random gaps are longer."""
 UNKNOWN_SHARE = 0.25
@@ -33,8 +31,8 @@ UNKNOWN_SHARE = 0.25
 of tokens, twice of it costs 2.2 % (`benchmarks/kv_admission.py --kv-tokens 110000 --load 40`)."""
 
 _ENDING = 0.02
-"""Share of the answers that may end before they catch up. 1 % costs 0.5 points of TTFT (azure-40-ttft-500), 5 % costs
-0.6 of TPOT (bursts-40)."""
+"""Share of the answers that may end before they catch up. Half costs 0.9 points of TTFT (bursts-40-32), twice
+0.7 of the total (azure-40)."""
 
 QUANTILES = {RequestClass.ONLINE: 0.5, RequestClass.OFFLINE: 0.3}
 """Quantile of the recent answers that an answer is expected to reach. A preemption of offline costs less than an empty

@@ -15,9 +15,10 @@ from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 _MOST_BOUNDING = 32
 """Online prompts that bound the budget, the first in order. Bounds the cost of a step (`benchmarks/plan.py`)."""
 _SPENT = 0.5
-"""Share of its slack that online spends on one step. All of it costs 1.8 points of TTFT attainment (bursts-40-32)."""
+"""Share of its slack that online spends on one step. Half costs 1.8 points of the total (fast-steps-20),
+all of it 1.1 of TTFT (bursts-40-32)."""
 _PREFILL_PACE = 1.5
-"""Least length of a step with online prefill, over decodes and experts. 1.25 or 2 changes nothing (bursts-40-32)."""
+"""Least length of a step with online prefill, over decodes and experts. Twice costs 5 points of TPOT (bursts-40-32)."""
 _EARLY = 0.25
 """Part of a mean answer in which it may catch up in any case. All of it costs 9 points of TPOT
 (`tests/sim/test_alike.py`)."""
@@ -28,11 +29,11 @@ _FULL = 1.25
 _LONGEST = 7.0
 """Most fixed costs beyond online's in a step that cannot be suspended (`policy_change.py --only fast-steps`)."""
 _LEAST_LONGEST = 0.25
-"""Part of the TPOT that such a step may take in any case. Half or twice of it changes nothing (fast-steps-20)."""
+"""Part of the TPOT that such a step may take in any case. Half or twice changes nothing."""
 _IDLE_STEP = 2.0
-"""Least length of a step without online requests, in fixed costs. Half or twice of it changes nothing (sparse-2s)."""
+"""Least length of a step without online requests, in fixed costs. Half or twice changes nothing."""
 ONLINE_CHUNKS = 4
-"""Chunks that online prefill may fill in one step. Half or twice changes attainment by 0.5 points (bursts-40-32)."""
+"""Chunks that online prefill may fill in one step. Half costs 0.5 points of TTFT (azure-40)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,25 +112,24 @@ def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep, *, is_patient: bo
     prefill = cost.prefill(0, prompt)
     after_prompts = 1.0 - usual.online_rate * prefill  # share of the time that new prompts leave
     after_answers = 1.0 - usual.online_rate * (prefill + usual.online_answer * cost.decode(prompt))
-    tpots, ends = [], []
-
-    def regained(num_tokens: float, tpot: float) -> float:
-        """Return the time by which an answer may fall behind that has `num_tokens` to catch up."""
-        return max(0.0, num_tokens) * max(0.0, tpot - fixed)
-
-    for request in part.decodes:
+    least_tpot = until = inf
+    for request in part.decodes:  # written out: it runs in each step with online prefill
         tpot, num_output = request.tpot, request.num_output
         left = request.first_token + num_output * tpot - now
-        if num_output < short:  # answers that are alike fall behind together
-            left += max(regained(early - num_output, tpot), regained(short - num_output, after_answers * tpot))
-        if is_patient:
-            left += regained(usual.surely_reached(request) - max(short, num_output), after_prompts * tpot)
+        if num_output < short and tpot > fixed:  # answers that are alike fall behind together
+            alike = (short - num_output) * (after_answers * tpot - fixed)
+            left += max(0.0, (early - num_output) * (tpot - fixed), alike)
+        if is_patient and after_prompts * tpot > fixed:
+            num_tokens = max(0, usual.surely_reached(request) - max(short, num_output))
+            left += num_tokens * (after_prompts * tpot - fixed)
         if left < inf and (left >= fixed or _catches_up(request, fixed - left, fixed)):
-            tpots.append(tpot)
-            ends.append(left)
+            if tpot < least_tpot:
+                least_tpot = tpot
+            if left < until:
+                until = left
     experts = cost.experts(snapshot.config.chunk_tokens, len(part.decodes))
-    pace = max(min(tpots, default=inf) / (1 + cost.error), _PREFILL_PACE * (fixed + experts))
-    return max(min(ends, default=inf) / (1 + cost.error), pace), pace
+    pace = max(least_tpot / (1 + cost.error), _PREFILL_PACE * (fixed + experts))
+    return max(until / (1 + cost.error), pace), pace
 
 
 def _beginning(snapshot: EngineSnapshot) -> float:

@@ -16,7 +16,7 @@ from ballast_policy.step.reserved import Reserved
 
 STATIC_SHARE = 0.25
 """Share of slots and of the prefill chunk that is lent beside online while the cost model is not trusted. Half or twice
-of it costs 0.7 points of the total at most (sparse-2s)."""
+changes nothing."""
 
 
 def lend(step: StepDraft, reserved: Reserved, *, growth_blocks: int, budget: float, expects_online: bool) -> None:

@@ -21,8 +21,8 @@ LEAST_SHARE = 1 / 8
 """Share of the prefill chunk that online may compute in any step, even if the decodes beside it cannot wait: with a
 wrong cost model, prompts could queue indefinitely (`benchmarks/llm_d_protocol.py --replicas 2`)."""
 DEFERRED_SHARE = 0.1
-"""Share of the prefill of a step that the first deferred request gets before all others. Half or twice of it costs 0.9
-or 1.8 points of TTFT attainment (bursts-40-32)."""
+"""Share of the prefill of a step that the first deferred request gets before all others. Half or twice costs 1.4
+or 1.1 points of TTFT (bursts-40-32)."""
 
 
 def online_step(step: StepDraft, reserved: Reserved, late: Collection[Request] = ()) -> OnlineStep:

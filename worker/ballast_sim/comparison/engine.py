@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.replay import hardware, model_shape
-from ballast_sim.replay.feasibility import check_slo, kv_tokens
+from ballast_sim.replay.feasibility import check_slo, kv_tokens, within_context
 from ballast_sim.replay.step_model import REFIT_A100, Roofline, StepModel
 from ballast_sim.replay.traffic import Arrival
 
@@ -55,7 +55,7 @@ class BenchEngine:
         shape, chip = model_shape.shape(model), hardware.gpu(gpu)
         if shape.is_encoder:
             raise Impossible(f"{shape.name} is an encoder: it generates nothing. Use `ballast bench encoder`")
-        longest = max(arrival.num_tokens for arrival in (*online, *offline))
+        longest = max(a.num_tokens for traffic in (online, offline) for a in within_context(shape, traffic))
         roofline = Roofline(shape, chip, shape.weights())
         num_blocks = kv_tokens(roofline, longest=longest, slots=slots) // BLOCK_TOKENS
         pair = (shape.name, chip.name)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import nan
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 
 from ballast_sim.comparison.bench import STATIC_BUDGET, Bench, Row, knob
 from ballast_sim.errors import BadInput
@@ -73,10 +73,7 @@ def run_table(
     _check(policies, (1.0,) if bench.is_paced else loads, reservations)
     if bench.is_paced and "static-split" in policies:
         raise BadInput("static-split divides a load among GPUs, and this traffic keeps its own times. Leave it out")
-    ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)  # the calling process handles Ctrl-C
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), ignore) if processes > 1 else None
-    with pool or nullcontext():
-        run = pool.map if pool else map
+    with _mapping(processes) as run:
         found = _run(bench, (_FULL, _BOUND), run, progress)
         bench.maximums = {"full": found[_FULL][0], "bound": found[_BOUND][0]}
         loads = (bench.own_load,) if bench.is_paced else loads
@@ -91,6 +88,25 @@ def run_table(
     rows = [row for task in tasks for row in results[task] if task.kind in policies]
     rows.sort(key=lambda row: (loads.index(row.load), reservations.index(row.reservation), policies.index(row.policy)))
     return Table(bench, highest, budgets, rows)
+
+
+@contextmanager
+def _mapping(processes: int) -> Iterator[Callable[..., Iterator[list[Row]]]]:
+    """Yield a `map` that computes in several processes. An error or Ctrl-C ends them at once."""
+    if processes == 1:
+        yield map
+        return
+    others = set(active_children())
+    ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)  # the calling process handles Ctrl-C
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), ignore)
+    try:
+        yield pool.map
+    except BaseException:
+        for child in set(active_children()) - others:
+            child.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _tasks(policies: Sequence[str], loads: Sequence[float], reservations: tuple[float, ...]) -> list[Task]:

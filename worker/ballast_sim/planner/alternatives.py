@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
-from ballast_sim.errors import Impossible
+from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.costs import GpuPrice
 from ballast_sim.planner.deployment import Deployment
 from ballast_sim.planner.fleet import FleetPlan, Option, Progress, per_million
@@ -63,12 +63,9 @@ def alternatives(
 def _try(name: str, inputs: PlanInputs, found: FleetPlan, online: Trace, offline: Sequence[Arrival]) -> Alternative:
     try:
         deployment = Deployment.of(inputs, online, offline)
-    except Impossible as error:
+        bound, full = deployment.slo_bound(offline), deployment.unbounded(offline)
+    except (BadInput, Impossible) as error:
         return Alternative(name, 0.0, 0.0, inf, problem=str(error))
-    bound, full = deployment.slo_bound(offline), deployment.unbounded(offline)
-    if not bound:
-        minutes = f"throughputMinutes, {inputs.throughput_minutes:g}"
-        return Alternative(name, 0.0, full, inf, problem=f"no request ends within the TPOT in {minutes}")
     price = GpuPrice(deployment.model.gpu, inputs.energy, inputs.money)
     gpus = _about(found, bound / full, full)
     dollars = price.per_hour(bound / full)
@@ -119,37 +116,3 @@ def chunks(found: FleetPlan, mixed: Option, offline: Sequence[Arrival]) -> list[
             )
         )
     return tried
-
-
-def advice(found: FleetPlan, tried: Sequence[Alternative], sizes: Sequence[Chunk]) -> list[str]:
-    """Return sentences about alternatives that do the same work for less; empty if there is none."""
-    if not tried or not found.mixed:
-        return []
-    given, unit = tried[0], found.deployment.model.gpu.unit
-    lines = []
-    for what, named in (
-        ("Quantize", [one for one in tried if one.name.endswith("weights")]),
-        ("Right-size the GPU", [one for one in tried if one.name.endswith("instead")]),
-    ):
-        usable = [one for one in named if not one.problem]
-        best = min(usable, key=lambda one: (one.dollars_per_hour, one.dollars), default=None)
-        if best and best.dollars_per_hour < given.dollars_per_hour:  # estimates of the same kind
-            lines.append(
-                f"{what} ({best.name}): {best.bound / best.full:.0%} of full batches within the TPOT instead of "
-                f"{given.bound / given.full:.0%}, about {best.gpus} mixed {unit}s at ${best.dollars_per_hour:.2f} an "
-                f"hour instead of about {given.gpus} at ${given.dollars_per_hour:.2f}."
-            )
-    return lines + _chunk_advice(found, sizes)
-
-
-def _chunk_advice(found: FleetPlan, sizes: Sequence[Chunk]) -> list[str]:
-    wanted = found.deployment.config.objective
-    kept = [one for one in sizes if min(one.ttft_attainment, one.tpot_attainment) >= wanted]
-    now = next((one for one in sizes if one.tokens == found.deployment.config.chunk_tokens), None)
-    best = max(kept, key=lambda one: one.offline_tokens, default=None)
-    if not now or not best:
-        return []
-    if best.offline_tokens < 1.02 * now.offline_tokens:
-        return [f"Chunk size: none of {', '.join(str(one.tokens) for one in sizes)} does 2 % more than {now.tokens}."]
-    more = best.offline_tokens / now.offline_tokens - 1
-    return [f"Chunk size: {best.tokens} tokens instead of {now.tokens} do {more:.0%} more offline work within the SLO."]

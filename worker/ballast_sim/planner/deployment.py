@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from math import ceil, inf, isfinite
 
 from ballast_policy.learning.cost import CostModel, attended
 from ballast_policy.snapshot import PolicyConfig
 from ballast_policy.step.budget import ONLINE_CHUNKS
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.inputs import PlanInputs
-from ballast_sim.replay.feasibility import check_slo
+from ballast_sim.replay.attainment import Percentiles
+from ballast_sim.replay.feasibility import check_slo, within_context
 from ballast_sim.replay.jobs import SimulatedJob
 from ballast_sim.replay.policies import Fill, held_to
 from ballast_sim.replay.replica import Policy
@@ -19,9 +21,6 @@ from ballast_sim.replay.report import Report, report
 from ballast_sim.replay.simulation import Scenario, simulate, warmup_of
 from ballast_sim.replay.step_model import BatchWork, Roofline, profile
 from ballast_sim.replay.traffic import Arrival
-
-MOST_TOO_LONG = 0.01
-"""Most requests that may be longer than the context of the model, as a share of all."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +46,8 @@ class Deployment:
                 f"{model.shape.name} is an encoder: it generates nothing. Plan it as a service under `ahead`, or run "
                 "`ballast bench encoder`"
             )
-        traffic = (*online, *offline)
-        longest = max((arrival.num_tokens for arrival in traffic), default=1)
-        tokens = inputs.kv_tokens(model, longest)
-        most = model.shape.max_context
-        over = sum(arrival.num_tokens > most for arrival in traffic)
-        if over > MOST_TOO_LONG * len(traffic):
-            raise BadInput(
-                f"{over:,} of {len(traffic):,} requests have more tokens of prompt and answer than {model.shape.name} "
-                f"takes, {most:,}. Use a model with a longer context, or traffic for this one"
-            )
+        online, offline = within_context(model.shape, online), within_context(model.shape, offline)
+        tokens = inputs.kv_tokens(model, max((arrival.num_tokens for arrival in (*online, *offline)), default=1))
         deployment = cls(inputs, model, profile(model), tokens)
         if online:
             config = deployment.config
@@ -138,18 +129,28 @@ class Deployment:
 
     def unbounded(self, lengths: Sequence[Arrival]) -> float:
         """Return the tokens per second of these lengths alone, without a bound on the step time."""
-        return self._maximum(Fill, lengths)
+        return self.maximum(Fill, lengths).total_tokens
 
     def slo_bound(self, lengths: Sequence[Arrival]) -> float:
         """Return the tokens per second of these lengths alone, with every step within the TPOT.
 
         No policy that keeps online decodes resident and within their TPOT computes more.
         """
-        return self._maximum(partial(held_to, self.config.tpot), lengths)
+        return self.maximum(partial(held_to, self.config.tpot), lengths).total_tokens
 
-    def _maximum(self, policy: Callable[[], Policy], lengths: Sequence[Arrival]) -> float:
+    def maximum(self, policy: Callable[[], Policy], lengths: Sequence[Arrival]) -> Report:
+        """Run these lengths alone; raise BadInput if `throughputMinutes` is too short for them."""
         seconds = 60 * self.inputs.throughput_minutes
-        return self.run(policy, offline=lengths, seconds=seconds, warmup=seconds / 3).total_tokens
+        found = self.run(policy, offline=lengths, seconds=seconds, warmup=seconds / 3)
+        answer = self.answer_seconds(lengths, found)
+        check_minutes("throughputMinutes", self.inputs.throughput_minutes, found.seconds, answer)
+        return found
+
+    def answer_seconds(self, lengths: Sequence[Arrival], alone: Report, most: float = inf) -> float:
+        """Return the seconds of 95 % of the answers, if a token takes as long as `alone`, at most `most`."""
+        decode, held = alone.offline.decode, alone.offline_slots * self.config.slots
+        each = min(most, held / decode if decode else inf)
+        return each * Percentiles.of(arrival.num_output for arrival in lengths).p95
 
     def operations_per_token(self, lengths: Sequence[Arrival]) -> float:
         """Return the floating-point operations per token of these lengths, as MFU counts them."""
@@ -163,3 +164,10 @@ class Deployment:
     def fits(self, result: Report) -> bool:
         """Return whether enough requests met both parts of the SLO."""
         return result.keeps(self.config.objective, self.config.objective)
+
+
+def check_minutes(name: str, minutes: float, measured: float, answer: float) -> None:
+    """Check that answers of these seconds can end in the measured seconds; raise BadInput if they cannot."""
+    if answer >= measured:
+        enough = f"Set it to {ceil(minutes * answer / measured + 1)}" if isfinite(answer) else "Increase it"
+        raise BadInput(f"{name} is {minutes:g}: answers need {answer:,.0f} s, and {measured:,.0f} s count. {enough}")

@@ -13,11 +13,22 @@ from math import ceil, inf, isnan
 
 from ballast_sim.errors import BadInput
 from ballast_sim.planner.costs import GpuPrice
-from ballast_sim.planner.deployment import Deployment
+from ballast_sim.planner.deployment import Deployment, check_minutes
 from ballast_sim.planner.inputs import PlanInputs
-from ballast_sim.replay.policies import Ballast
+from ballast_sim.replay.feasibility import within_context
+from ballast_sim.replay.policies import Ballast, Fill
 from ballast_sim.replay.report import Report
-from ballast_sim.replay.traffic import Arrival, Trace, excerpt, repeated, tokens_per_second
+from ballast_sim.replay.simulation import warmup_of
+from ballast_sim.replay.traffic import (
+    Arrival,
+    Trace,
+    at_zero,
+    busiest,
+    excerpt,
+    peak_rate,
+    repeated,
+    tokens_per_second,
+)
 
 STEP_SHARES = (0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
 """Shares of the TPOT to which steps may be filled. The planner takes the largest one that meets the SLO."""
@@ -84,6 +95,8 @@ class FleetTraffic:
     """Length of a simulation."""
     tokens: float
     """Tokens per second of the whole fleet."""
+    source: str
+    """Sentence about the load and the rows of the trace."""
 
     def of(self, simulated: int, gpus: int) -> list[Arrival]:
         """Return the traffic of `simulated` of `gpus` GPUs: an evenly spaced part of the requests, or repeated ones."""
@@ -107,6 +120,8 @@ class FleetPlan:
     batch_ceiling_because: str
     options: tuple[Option, ...]
     because: tuple[str, ...]
+    offline: Sequence[Arrival]
+    """Offline requests that fit the context of the model."""
 
     @property
     def mixed(self) -> Option | None:
@@ -115,9 +130,16 @@ class FleetPlan:
 
 
 def plan_fleet(
-    inputs: PlanInputs, online: Trace, offline: Sequence[Arrival], progress: Progress = lambda _: None
+    inputs: PlanInputs,
+    online: Trace,
+    offline: Sequence[Arrival],
+    progress: Progress = lambda _: None,
+    *,
+    has_own_load: bool = False,
 ) -> FleetPlan:
     """Compute today's fleet of the inputs, the fewest GPUs with classes apart, and mixed GPUs.
+
+    With `has_own_load`, the busiest minutes of the trace set the load, and today's online GPUs follow from it.
 
     Raises:
         BadInput: a name is unknown, or a trace is too short.
@@ -125,7 +147,9 @@ def plan_fleet(
     """
     tokens_per_second(online)  # a bad trace is refused before minutes are spent on the simulations
     deployment = Deployment.of(inputs, online, offline)
-    return _Planner(inputs, deployment, online, offline, progress).plan()
+    fitting, items = (within_context(deployment.model.shape, traffic) for traffic in (online, offline))
+    too_long = len(online) - len(fitting) + len(offline) - len(items)
+    return _Planner(inputs, deployment, at_zero(fitting), items, progress, has_own_load, too_long).plan()
 
 
 @dataclass
@@ -135,24 +159,22 @@ class _Planner:
     trace: Trace
     offline: Sequence[Arrival]
     progress: Progress
+    has_own_load: bool
+    num_too_long: int
+    """Requests that are left out because they are longer than the context of the model."""
     _ones: dict[tuple[int, int], Report] = field(default_factory=dict)
 
     def plan(self) -> FleetPlan:
-        fleet = self.inputs.fleet
         self.progress(f"measuring the maximum throughput of one {self._unit}")
-        full = self.deployment.unbounded
-        bound = self.deployment.slo_bound(self.offline)
-        self.maximums = maximums = MaximumThroughputs(full(self.trace), full(self.offline), bound)
-        if min(maximums.online_full, maximums.offline_full, maximums.offline_bound) <= 0:
-            raise BadInput(f"throughputMinutes is {self.inputs.throughput_minutes:g}: no request ends in this time")
+        alone = self.deployment.maximum(Fill, self.trace)
+        full, bound = self.deployment.unbounded(self.offline), self.deployment.slo_bound(self.offline)
+        self.maximums = maximums = MaximumThroughputs(alone.total_tokens, full, bound)
+        if self.has_own_load:
+            self._size_by_trace()
+        fleet = self.inputs.fleet
         self.online_tokens = fleet.online_gpus * fleet.online_utilization_percent / 100 * maximums.online_full
         self.offline_tokens = fleet.offline_gpus * fleet.offline_utilization_percent / 100 * maximums.offline_full
-        seconds = self.inputs.traffic_minutes * 60
-        part = min(1.0, MOST_SIMULATED / fleet.online_gpus)
-        if self.trace[0].num_tokens >= part * self.online_tokens * seconds:
-            raise BadInput(f"trafficMinutes is {self.inputs.traffic_minutes:g}: only one request arrives in this time")
-        online = excerpt(self.trace, part * self.online_tokens, seconds)
-        self.traffic = FleetTraffic(part, online, min(seconds, online[-1].seconds), self.online_tokens)
+        self.traffic = self._traffic(alone)
         given, apart = self._given(), self._right_sized()
         mixed = self._fewest_mixed(most=fleet.online_gpus + fleet.offline_gpus)
         same = self._mixed(fleet.online_gpus, f"mixed on the same {fleet.online_gpus}")
@@ -171,7 +193,37 @@ class _Planner:
             batch_ceiling_because=why,
             options=options,
             because=(*self._reasons(apart, mixed, same), *over),
+            offline=self.offline,
         )
+
+    def _size_by_trace(self) -> None:
+        """Set today's online GPUs to those that have the default utilization at the busiest minutes of the trace."""
+        work = peak_rate(self.trace, 60 * self.inputs.traffic_minutes) / self.maximums.online_full
+        gpus = ceil(100 * work / self.inputs.fleet.online_utilization_percent)
+        used = {"online_gpus": gpus, "online_utilization_percent": round(100 * work / gpus, 2)}
+        self.inputs = self.inputs.model_copy(update={"fleet": self.inputs.fleet.model_copy(update=used)})
+        self.deployment = replace(self.deployment, inputs=self.inputs)
+
+    def _traffic(self, alone: Report) -> FleetTraffic:
+        """Return the busiest requests of the trace, with their times scaled to the load of the plan."""
+        minutes, tokens = self.inputs.traffic_minutes, self.online_tokens
+        part, seconds = min(1.0, MOST_SIMULATED / self.inputs.fleet.online_gpus), 60 * minutes
+        trace = repeated(self.trace, part * tokens * seconds)
+        rows = busiest(trace, part * tokens * seconds)
+        online = at_zero(trace[rows.start : rows.stop])
+        if online[0].num_tokens >= part * tokens * seconds:
+            raise BadInput(f"trafficMinutes is {minutes:g}: only one request arrives in this time")
+        span = online[-1].seconds
+        source = (
+            f"The trace has {tokens_per_second(self.trace):,.0f} online tokens/s, and up to "
+            f"{peak_rate(self.trace, seconds):,.0f} within {minutes:g} minutes. The plan serves {tokens:,.0f}: it "
+            f"replays requests {rows.start + 1:,} to {rows.stop:,}, which took {span:,.0f} s, in {seconds:,.0f} s."
+        )
+        online = excerpt(online, part * tokens, seconds)
+        seconds = min(seconds, online[-1].seconds)
+        answer = self.deployment.answer_seconds(self.trace, alone, most=self.deployment.config.tpot)
+        check_minutes("trafficMinutes", minutes, seconds - warmup_of(seconds), answer)
+        return FleetTraffic(part, online, seconds, tokens, source)
 
     @property
     def _unit(self) -> str:
@@ -189,16 +241,18 @@ class _Planner:
             )
         return self._apart("apart, as it is", fleet.online_gpus, fleet.offline_gpus, result)
 
-    def _right_sized(self) -> Option:
-        """Return the fewest GPUs that meet the SLO and do the offline work with classes apart."""
-        offline = ceil(self.offline_tokens / self.maximums.offline_full - 1e-9)
-        name, most = f"{FEWEST_APART} {self._unit}s", self.inputs.fleet.online_gpus
+    def _right_sized(self) -> Option | None:
+        """Return the fewest GPUs that meet the SLO and do the offline work with classes apart; None if no number does.
+
+        Online GPUs are searched up to all of today's, as mixed GPUs are.
+        """
+        work, fleet = self._work(self.offline_tokens), self.inputs.fleet
+        online, offline = (ceil(one - 1e-9) for one in work)
         self.progress(f"searching for the fewest online {self._unit}s apart")
-        least = _fewest(lambda gpus: self.deployment.fits(self._online_alone(gpus)), most)
-        if least is None:
-            note = f"no number of {self._unit}s up to {most} meets the SLO even without offline work"
-            return replace(self._given(), name=name, note=note)
-        return self._apart(name, least, offline, self._online_alone(least))
+        fits, most = self.deployment.fits, fleet.online_gpus + fleet.offline_gpus
+        least = _fewest(lambda gpus: fits(self._online_alone(gpus)), most, low=online)
+        found = None if least is None else self._online_alone(least)
+        return self._apart(f"{FEWEST_APART} {self._unit}s", least, offline, found) if least and found else None
 
     def _online_alone(self, gpus: int) -> Report:
         """Simulate one of `gpus` GPUs that serve online alone."""
@@ -208,7 +262,7 @@ class _Planner:
         """Return the fewest GPUs that serve both classes; None if no number does."""
         needed = self.offline_tokens
         least = _fewest(
-            lambda gpus: self._step_share(gpus, needed) is not None, most, low=ceil(sum(self._work(needed)))
+            lambda gpus: self._step_share(gpus, needed) is not None, most, low=ceil(sum(self._work(needed)) - 1e-9)
         )
         for gpus in range(least or most + 1, most + 1):
             option = self._mixed(gpus, f"{FEWEST_MIXED} {self._unit}s", needed)
@@ -305,12 +359,15 @@ class _Planner:
         operations += offline * deployment.operations_per_token(self.offline)
         return operations / (gpus * deployment.model.rated_flops)
 
-    def _reasons(self, apart: Option, mixed: Option | None, same: Option | None) -> list[str]:
+    def _reasons(self, apart: Option | None, mixed: Option | None, same: Option | None) -> list[str]:
         """Return the reasons for the figures."""
         fleet, maximums, unit = self.inputs.fleet, self.maximums, self._unit
         tpot = self.inputs.slo.tpot_milliseconds
         work = sum(self._work(self.offline_tokens))
+        most, over = self.deployment.model.shape.max_context, self.num_too_long
         lines = [
+            self.traffic.source,
+            *([f"Left out: {over:,} of the requests, longer than the context of {most:,} tokens."] if over else []),
             (
                 f"{fleet.online_gpus} {unit}s at {fleet.online_utilization_percent:g} % and {fleet.offline_gpus} at "
                 f"{fleet.offline_utilization_percent:g} % are {work:.1f} {unit}s of work: {ceil(work / 0.7 - 1e-9)} "
@@ -348,16 +405,20 @@ class _Planner:
             return [f"{gpus} mixed {unit}s do {done:,.0f} of the {self.offline_tokens:,.0f} offline tokens/s {steps}."]
         return [f"{gpus} mixed {unit}s are enough with even parts of the requests, not behind the simulated router."]
 
-    def _verdict(self, apart: Option, mixed: Option | None) -> str:
+    def _verdict(self, apart: Option | None, mixed: Option | None) -> str:
         """Return whether mixing pays."""
         given, unit = self.inputs.fleet.online_gpus + self.inputs.fleet.offline_gpus, self._unit
+        alone = f"no number of separate online {unit}s up to {given} meets the SLO"
         if mixed is None:
             last = self._one(given, len(STEP_SHARES) - 1)
             return (
-                f"No number of mixed {unit}s up to {given} meets the SLO and does the offline work: mixing does not "
-                f"pay. With steps filled to {STEP_SHARES[-1]:.0%}, {given} do {last.offline.total * given:,.0f} of the "
+                f"No number of mixed {unit}s up to {given} meets the SLO and does the offline work: "
+                f"{'mixing does not pay' if apart else alone + ', either'}. With steps filled to "
+                f"{STEP_SHARES[-1]:.0%}, {given} do {last.offline.total * given:,.0f} of the "
                 f"{self.offline_tokens:,.0f} offline tokens/s, with {_attained(last)}."
             )
+        if apart is None:
+            return f"Mixing needs {mixed.gpus} {unit}s, and {alone}, even without offline work."
         more = mixed.offline_tokens / apart.offline_tokens if apart.offline_tokens else 1.0
         if mixed.gpus < apart.gpus:
             return (

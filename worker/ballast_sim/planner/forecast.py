@@ -62,6 +62,21 @@ class Capacity:
         return self.service.kind == "offline"
 
 
+@dataclass(slots=True)
+class _Pool:
+    """Online GPUs with one model in a month."""
+
+    gpus: int = 0
+    work: float = 0.0
+    """Work of the online services, in GPUs."""
+    left: float = 0.0
+    """Work that offline services can add."""
+    texts: float = 0.0
+    """Texts per second that the API servers can add."""
+    taken: float = 0.0
+    """Work that they add."""
+
+
 @dataclass(frozen=True, slots=True)
 class Month:
     """One month of a growth plan."""
@@ -128,15 +143,15 @@ def plan_ahead(inputs: PlanInputs, progress: Progress = lambda _: None) -> list[
     if not inputs.ahead.services:
         raise BadInput("there is nothing to plan ahead: name at least one service under `ahead.services`")
     gpu = inputs.find_device()
-    quantized = inputs.quantization
-    if quantized in {None, Quantization.NONE}:
-        quantized = Quantization.FP8 if gpu.fp8_flops > gpu.flops else Quantization.INT8
-    ways = (
+    usual = Quantization.FP8 if gpu.fp8_flops > gpu.flops else Quantization.INT8
+    quantized = inputs.quantization or usual
+    ways: tuple[Way, ...] = (
         Way("one request at a time", is_batching=False, quantization=Quantization.NONE, is_mixing=False),
         Way("dynamic batching", is_batching=True, quantization=Quantization.NONE, is_mixing=False),
         Way(f"and {quantized.value} weights", is_batching=True, quantization=quantized, is_mixing=False),
         Way("and mixing", is_batching=True, quantization=quantized, is_mixing=True),
     )
+    ways = ways if quantized is not Quantization.NONE else (*ways[:2], ways[3])
     plans, left_out, peaks = list[GrowthPlan](), list[str](), dict[tuple[str, Quantization], float]()
     for way in ways:
         progress(way.name)
@@ -160,7 +175,8 @@ class _Ahead:
         inputs = self.inputs
         capacities = [self._capacity(service) for service in inputs.ahead.services]
         works = [[self._rate(c, month) / c.full for c in capacities] for month in range(inputs.ahead.months)]
-        counts = [self._gpus(capacities, month) for month in range(inputs.ahead.months)]
+        charged = [self._gpus(capacities, month) for month in range(inputs.ahead.months)]
+        counts = [round(sum(gpus)) for gpus in charged]
         price, rows = GpuPrice(inputs.find_device(), inputs.energy, inputs.money), []
         paid = buy_or_rent(counts, price)
         for month, (count, work) in enumerate(zip(counts, works, strict=True)):
@@ -182,7 +198,7 @@ class _Ahead:
         if self.way.is_mixing and not any(c.is_offline and c.service.pool in online_pools for c in capacities):
             because.append("nothing to mix: no offline service has the model of an online service or an encoder")
         because += [_purchases(paid), *self._power(rows)]
-        costs = tuple(self._cost(c, rows, [work[i] / sum(work) for work in works]) for i, c in enumerate(capacities))
+        costs = tuple(self._cost(c, rows, [g[i] / sum(g) for g in charged]) for i, c in enumerate(capacities))
         return GrowthPlan(self.way, tuple(rows), costs, tuple(because))
 
     def _rate(self, capacity: Capacity, month: int) -> float:
@@ -278,32 +294,42 @@ class _Ahead:
             seconds += random.expovariate(rate)
         return arrivals
 
-    def _gpus(self, capacities: Sequence[Capacity], month: int) -> int:
-        """Return the GPUs of a month.
+    def _gpus(self, capacities: Sequence[Capacity], month: int) -> list[float]:
+        """Return the GPUs of a month that each service is charged for. Their sum is a whole number.
 
         Online services and encoders have GPUs for their peak within the SLO. Offline services first use the capacity
-        that mixing leaves free on these, and then have GPUs for the rest of their mean rate.
+        that mixing leaves free on these, and then have GPUs for the rest of their mean rate. GPUs that are used by both
+        are charged by the work on them.
         """
-        needed, most_used = 0, self.inputs.ahead.most_used_percent / 100
-        left, texts = defaultdict[tuple[str, bool], float](float), defaultdict[tuple[str, bool], float](float)
-        for capacity in capacities:
+        most_used, pools = self.inputs.ahead.most_used_percent / 100, defaultdict[tuple[str, bool], _Pool](_Pool)
+        charged, taken = [0.0] * len(capacities), [0.0] * len(capacities)
+        for i, capacity in enumerate(capacities):
             if not capacity.is_offline:
                 service, rate = capacity.service, self._rate(capacity, month)
-                gpus = ceil(rate * service.peak_factor / (capacity.peak * most_used) - 1e-9)
-                left[service.pool] += max(0.0, gpus * capacity.mixed - rate / capacity.full)
-                texts[service.pool] += max(0.0, gpus * capacity.texts - rate) if gpus else 0.0
-                needed += gpus
-        for capacity in capacities:
+                gpus, pool = ceil(rate * service.peak_factor / (capacity.peak * most_used) - 1e-9), pools[service.pool]
+                pool.left += max(0.0, gpus * capacity.mixed - rate / capacity.full)
+                pool.texts += max(0.0, gpus * capacity.texts - rate) if gpus else 0.0
+                pool.gpus += gpus
+                pool.work += rate / capacity.full
+                charged[i] = gpus
+        for i, capacity in enumerate(capacities):
             if capacity.is_offline:
-                pool, work = capacity.service.pool, self._rate(capacity, month) / capacity.full
-                taken = min(work, left[pool], texts[pool] / capacity.full)
-                left[pool] -= taken
-                texts[pool] -= taken * capacity.full
-                needed += ceil((work - taken) * capacity.full / capacity.peak - 1e-9)
-        return needed
+                pool, work = pools[capacity.service.pool], self._rate(capacity, month) / capacity.full
+                taken[i] = min(work, pool.left, pool.texts / capacity.full)
+                pool.left -= taken[i]
+                pool.texts -= taken[i] * capacity.full
+                pool.taken += taken[i]
+                charged[i] = ceil((work - taken[i]) * capacity.full / capacity.peak - 1e-9)
+        for i, capacity in enumerate(capacities):
+            pool = pools[capacity.service.pool]
+            each = pool.gpus / (pool.work + pool.taken) if pool.gpus else 0.0
+            charged[i] = (
+                charged[i] + each * taken[i] if capacity.is_offline else charged[i] / pool.gpus * each * pool.work
+            )
+        return charged
 
     def _cost(self, capacity: Capacity, months: Sequence[Month], shares: Sequence[float]) -> ServiceCost:
-        """Return the cost and energy of a service, by its share of the work of each month."""
+        """Return the cost and energy of a service, by its share of the GPUs of each month."""
         service = capacity.service
         is_encoder = not service.output_tokens
         each = 1 if is_encoder else service.prompt_tokens + service.output_tokens
@@ -333,7 +359,7 @@ class _Ahead:
     def _reason(self, capacity: Capacity) -> str:
         """Return the figures of one GPU for a service."""
         unit = self.inputs.find_device().unit
-        line = f"{capacity.service.name}: one {unit} serves {capacity.peak:,.1f} requests/s"
+        line = f"{capacity.service.name} ({capacity.service.model}): one {unit} serves {capacity.peak:,.1f} requests/s"
         if not self.way.is_batching:
             line += " one after the other, without waiting"
         elif not capacity.is_offline:

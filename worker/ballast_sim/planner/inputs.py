@@ -8,9 +8,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from ballast_api.base import ApiModel
+from ballast_api.commented_yaml import commented_yaml
 from ballast_api.yaml_file import YamlFile
 from ballast_sim.errors import BadInput
-from ballast_sim.planner.commented_yaml import commented_yaml
 from ballast_sim.planner.encoder import TEXT_MILLISECONDS, ApiServer
 from ballast_sim.replay.feasibility import MEMORY_PERCENT, kv_tokens
 from ballast_sim.replay.hardware import ETHERNET, GPUS, PCIE, Accelerator
@@ -48,9 +48,9 @@ class GpuInput(ApiModel):
         """Return the known GPU with these figures in place of its own; raise BadInput if a new GPU lacks a figure."""
         given = {field: (getattr(self, name), unit) for name, (field, unit) in _FIGURES.items()}
         figures = {field: value * unit for field, (value, unit) in given.items() if value is not None}
-        if known is not None:
-            return replace(known, **figures)
         usual = {"fp8_flops": figures["flops"]} if "flops" in figures else {}
+        if known is not None:
+            return replace(known, **(usual if known.fp8_flops == known.flops else {}) | figures)
         figures = {"link": PCIE, "network": ETHERNET, **usual, **figures}
         if missing := ", ".join(field for field in given if field not in figures):
             raise BadInput(f"gpus.{name} is not a known GPU, so it needs all figures; missing: {missing}")

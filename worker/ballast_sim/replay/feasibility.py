@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
-from ballast_sim.errors import Impossible
+from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.replay.hardware import GPUS
-from ballast_sim.replay.model_shape import Quantization
+from ballast_sim.replay.model_shape import ModelShape, Quantization
 from ballast_sim.replay.step_model import BatchWork, Roofline, StepModel
 from ballast_sim.replay.traffic import Arrival
 
 MEMORY_PERCENT = 92.0
 """Share of the GPU's memory for weights and KV cache, if nothing else is given."""
+
+MOST_TOO_LONG = 0.01
+"""Most online or offline requests that may be longer than the context of the model, as a share of all."""
 
 MOST_GPUS = 16
 """Most GPUs that share a model."""
@@ -61,6 +64,18 @@ def kv_tokens(
         f"{shape.name} does not fit: {found}, but one {gpu.name} has {usable / 1e9:.1f} GB of "
         f"{gpu.memory / 1e9:.0f} GB for them ({memory_percent:g} %{less}). {hint[0].upper()}{hint[1:]}"
     )
+
+
+def within_context(shape: ModelShape, traffic: Sequence[Arrival]) -> list[Arrival]:
+    """Return the requests that fit the context of a model; raise BadInput if too many do not."""
+    fitting = [arrival for arrival in traffic if arrival.num_tokens <= shape.max_context]
+    over = len(traffic) - len(fitting)
+    if over > MOST_TOO_LONG * len(traffic):
+        raise BadInput(
+            f"{over:,} of {len(traffic):,} requests have more tokens of prompt and answer than {shape.name} takes, "
+            f"{shape.max_context:,}. Use a model with a longer context, or traffic for this one"
+        )
+    return fitting
 
 
 def check_slo(

@@ -6,6 +6,7 @@ lengths in the trace.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from ballast_policy.host import Dispatch, Host
 from ballast_policy.learning.cost import attended
 from ballast_policy.plan import StepPlan
-from ballast_policy.request import OFFLINE, ONLINE, RUNNING
+from ballast_policy.request import OFFLINE, ONLINE, RUNNING, RequestClass
 from ballast_policy.snapshot import EngineSnapshot
 from ballast_sim.errors import PolicyDefect
 from ballast_sim.replay.clock import Clock
@@ -79,6 +80,10 @@ class Replica:
     items: dict[int, SimulatedRequest] = field(init=False, default_factory=dict)
     """Every request here that has not finished, by `seq`."""
     steps: list[ReplayedStep] = field(init=False, default_factory=list)
+    num_prompt: Counter[RequestClass] = field(init=False, default_factory=Counter)
+    """By class, the prompt tokens that were computed for the first time in the measured part."""
+    num_output: Counter[RequestClass] = field(init=False, default_factory=Counter)
+    """By class, the output tokens of the measured part."""
     num_preempted: int = field(init=False, default=0)
     num_suspended: int = field(init=False, default=0)
     """Steps that were suspended for newcomers."""
@@ -260,11 +265,15 @@ class Replica:
             request, tokens = item.request, item.num_granted
             item.num_granted = 0
             request.num_computed += tokens
-            _, num_recomputed = host.computed(request, tokens, now)
+            num_prompt, num_recomputed = host.computed(request, tokens, now)
             item.num_recomputed += num_recomputed
+            is_drawn = request.num_computed == request.num_tokens
+            if now >= self.scenario.warmup_seconds:
+                self.num_prompt[request.request_class] += num_prompt
+                self.num_output[request.request_class] += is_drawn
             if item.prefix_tokens:
                 self.kv.publish(item)
-            if request.num_computed == request.num_tokens:
+            if is_drawn:
                 self._emit(item, now)
         host.settle()
         host.observed(step.work, step.seconds)

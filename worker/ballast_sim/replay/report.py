@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import inf, isnan, nan
 
+from ballast_policy.request import OFFLINE, ONLINE, RequestClass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.replay.attainment import (
     Percentiles,
@@ -25,7 +26,7 @@ from ballast_sim.replay.simulation import Run
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Tokens per second of requests that were completed in the run. Recomputed and cached tokens do not count."""
+    """Tokens per second that were computed in the measured part. Recomputed and cached tokens do not count."""
 
     prefill: float = 0.0
     decode: float = 0.0
@@ -73,6 +74,8 @@ class Report:
     """Attainment by prompt length, from the shortest prompts to the longest."""
     answers: tuple[RequestLatency, ...] = field(default=(), repr=False)
     """The online requests of the measured part, to pool several runs."""
+    num_unfinished: int = 0
+    """Online requests of the measured part whose answers of several tokens did not end in it."""
 
     @property
     def total_tokens(self) -> float:
@@ -81,7 +84,8 @@ class Report:
 
     def keeps(self, ttft: float, tpot: float) -> bool:
         """Return whether both attainments are at least these shares. Answers of one token have no TPOT to keep."""
-        return self.ttft_attainment >= ttft and not self.tpot_attainment < tpot
+        is_unknown = isnan(self.tpot_attainment) and self.num_unfinished > 0
+        return self.ttft_attainment >= ttft and not (self.tpot_attainment < tpot or is_unknown)
 
 
 def report(run: Run, judged_by: PolicyConfig | None = None) -> Report:
@@ -111,8 +115,8 @@ def report(run: Run, judged_by: PolicyConfig | None = None) -> Report:
             for answer, item in zip(answers, online, strict=True)
         )
         / seconds,
-        online=_tokens(run.online, start, end),
-        offline=_tokens(run.offline, start, end),
+        online=_tokens(run, ONLINE, seconds),
+        offline=_tokens(run, OFFLINE, seconds),
         wasted_tokens=sum(item.num_recomputed for item in (*run.online, *run.offline)),
         online_slots=sum(s.online_slots * s.seconds for s in steps) / slot_seconds,
         offline_slots=sum(s.offline_slots * s.seconds for s in steps) / slot_seconds,
@@ -122,6 +126,7 @@ def report(run: Run, judged_by: PolicyConfig | None = None) -> Report:
         deadline_hits=share([job.finished_at <= job.deadline for job in run.jobs if job.deadline is not None]),
         thirds=thirds(answers, ttft=config.ttft, tpot=config.tpot),
         answers=answers,
+        num_unfinished=sum(item.last_token > end and item.num_output > 1 for item in online),
     )
 
 
@@ -138,10 +143,9 @@ def _answer(item: SimulatedRequest, end: float) -> RequestLatency:
     return RequestLatency(item.request.num_prompt, min(item.first_token, end) - item.request.arrival, tpot)
 
 
-def _tokens(items: Iterable[SimulatedRequest], start: float, end: float) -> Tokens:
-    done = [item for item in items if start <= item.last_token <= end]
-    prefill = sum(item.request.num_prompt - item.request.num_prompt_cached for item in done)
-    return Tokens(prefill / max(end - start, 1e-9), sum(item.num_output for item in done) / max(end - start, 1e-9))
+def _tokens(run: Run, request_class: RequestClass, seconds: float) -> Tokens:
+    prompt = sum(replica.num_prompt[request_class] for replica in run.replicas)
+    return Tokens(prompt / seconds, sum(replica.num_output[request_class] for replica in run.replicas) / seconds)
 
 
 def _shortfall(steps: Sequence[ReplayedStep], config: PolicyConfig) -> float:

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import csv
 import json
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from io import StringIO
+from itertools import accumulate
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -100,6 +103,27 @@ def excerpt(trace: Trace, wanted: float, seconds: float) -> list[Arrival]:
     return [replace(arrival, seconds=arrival.seconds * factor) for arrival in trace[:number]]
 
 
+def peak_rate(trace: Trace, seconds: float) -> float:
+    """Return the most tokens per second over any `seconds` of the trace, or over the whole of a shorter trace."""
+    if trace[-1].seconds <= seconds:
+        return tokens_per_second(trace)
+    times, sums = _times_and_sums(trace)
+    return max(sums[bisect_left(times, time + seconds)] - sums[at] for at, time in enumerate(times)) / seconds
+
+
+def busiest(trace: Trace, tokens: float) -> range:
+    """Return the rows, in sequence, that have these tokens in the least time; all rows if they have fewer."""
+    times, sums = _times_and_sums(trace)
+    ends = ((at, bisect_left(sums, sums[at] + tokens)) for at in range(len(trace)))
+    found = (range(at, end) for at, end in ends if end <= len(trace) and times[end - 1] > times[at])
+    return min(found, key=lambda rows: times[rows[-1]] - times[rows[0]], default=range(len(trace)))
+
+
+def _times_and_sums(trace: Trace) -> tuple[list[float], list[int]]:
+    """Return the times of the requests, and the tokens before each of them and in all."""
+    return [one.seconds for one in trace], list(accumulate((one.num_tokens for one in trace), initial=0))
+
+
 def repeated(trace: Trace, tokens: float) -> Trace:
     """Repeat a trace until it has at least `tokens` tokens. The gap between two repetitions is the mean gap."""
     total = sum(arrival.num_tokens for arrival in trace)
@@ -117,9 +141,15 @@ def _records(path: Path, *, needs_times: bool) -> Iterator[tuple[int, Arrival]]:
         raise BadTrace(str(path), None, f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise BadTrace(str(path), None, f"cannot be read: {error}") from error
-    reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
+    if text.lstrip().startswith("["):
+        raise BadTrace(str(path), None, "is a JSON array; expected JSONL: one object in each line")
+    csv.field_size_limit(max(len(text), 1))  # a column may have whole prompts
+    reader = csv.DictReader(StringIO(text, newline=""), skipinitialspace=True)
     is_json = text.lstrip().startswith("{")
-    rows = list(_json_rows(path, text) if is_json else ((reader.line_num, row) for row in reader))
+    try:
+        rows = list(_json_rows(path, text) if is_json else ((reader.line_num, row) for row in reader))
+    except csv.Error as error:
+        raise BadTrace(str(path), reader.line_num, f"is not CSV ({error})") from error
     if not rows:
         raise BadTrace(str(path), None, "holds no request; a trace needs a header and at least one line")
     time, *lengths, tenant = _columns(path, rows[0][1], needs_times=needs_times)
@@ -131,7 +161,7 @@ def _records(path: Path, *, needs_times: bool) -> Iterator[tuple[int, Arrival]]:
 
 
 def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for line, content in enumerate(text.splitlines(), start=1):
+    for line, content in enumerate(text.split("\n"), start=1):
         if not content.strip():
             continue
         try:
