@@ -23,7 +23,7 @@ _EARLY = 0.25
 """Part of a mean answer in which it may catch up in any case. All of it costs 9 points of TPOT
 (`tests/sim/test_alike.py`)."""
 SUSPENDED_SHARE = 0.85
-"""Share of the time for which decodes can wait that nested steps may take. Half gains a point of the total (azure-40)."""
+"""Share of the time for which decodes can wait that nested steps may take. Half gains 1 point of total (azure-40)."""
 _FULL = 1.25
 """Least time that offline borrows beside online decodes, in readings of their missing experts (`llm_d_protocol.py`)."""
 _LONGEST = 7.0
