@@ -27,6 +27,7 @@ from pathlib import Path
 
 from pooled import pooled_table, rotated
 
+from ballast_cli.bench.processes import in_processes
 from ballast_cli.console import print_table
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_cli.refusals import refusals
@@ -375,7 +376,7 @@ def run(name: str, minutes: float, turn: int, args: argparse.Namespace) -> Table
             policies=policies(args),
             loads=(args.load / 100,),
             reservations=(args.reservation / 100,),
-            processes=args.jobs,
+            mapped=in_processes(args.jobs),
             has_best_budget=False,
             progress=progress,
         )

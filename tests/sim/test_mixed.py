@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ballast_cli.bench.json_rows import as_json
+from ballast_cli.bench.processes import in_processes
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.comparison.bench import POLICIES, STATIC_BUDGET, Bench
@@ -66,7 +67,9 @@ def test_several_processes_give_the_rows_that_one_gives(make_bench):
     calls: list[tuple[int, int]] = []
 
     one = run_table(make_bench(noise=0.1), **asked)
-    two = run_table(make_bench(noise=0.1), **asked, processes=2, progress=lambda done, of, _: calls.append((done, of)))
+    two = run_table(
+        make_bench(noise=0.1), **asked, mapped=in_processes(2), progress=lambda done, of, _: calls.append((done, of))
+    )
 
     assert [as_json(row, two.bench) for row in two.rows] == [as_json(row, one.bench) for row in one.rows]
     assert [row.series for row in two.rows] == [row.series for row in one.rows]

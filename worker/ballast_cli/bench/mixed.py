@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ballast_cli.bench.json_rows import as_json
 from ballast_cli.bench.options import TRACE, MixedOptions, fractions, names
+from ballast_cli.bench.processes import in_processes
 from ballast_cli.bench.table import print_table_of
 from ballast_cli.bench.workload import compare_on_workload
 from ballast_cli.console import say
@@ -38,7 +39,7 @@ def compare(options: MixedOptions, *, processes: int, json_file: Path | None, pl
         policies=POLICIES if rows.policies in {None, "all"} else names(rows.policies or ""),
         loads=fractions("--load", "20,40,60" if rows.loads is None else rows.loads),
         reservations=fractions("--reservation", "0,10" if rows.reservations is None else rows.reservations),
-        processes=processes,
+        mapped=in_processes(processes),
         progress=progress,
     )
     if str(json_file) != "-":

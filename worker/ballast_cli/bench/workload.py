@@ -11,6 +11,7 @@ from typing import Any
 
 from ballast_cli.bench.json_rows import as_json
 from ballast_cli.bench.options import MixedOptions, fractions, names
+from ballast_cli.bench.processes import in_processes
 from ballast_cli.bench.table import change, milliseconds, percent, points
 from ballast_cli.console import print_table
 from ballast_cli.errors import Usage
@@ -100,7 +101,7 @@ def _run(options: MixedOptions, *, processes: int) -> Iterator[PointResult]:
             replace(bench, seed=options.traffic.seed, noise=rows.noise, is_fitted=rows.is_fitted, maximums=maximums),
             policies=(*workload.policies, *budgets),
             reservations=reservations,
-            processes=processes,
+            mapped=in_processes(processes),
             progress=progress,
             has_best_budget=False,
         )

@@ -1,21 +1,20 @@
-"""Run the rows of a table in several processes. The result does not depend on the number of processes."""
+"""Run the rows of a table. The result does not depend on the processes that compute them."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import nan
-from multiprocessing import active_children, get_context
 
 from ballast_sim.comparison.bench import STATIC_BUDGET, Bench, Row, knob
 from ballast_sim.errors import BadInput
 
 Progress = Callable[[int, int, str], None]
 """Called with the number of finished runs, the number of all runs, and the name of the last finished run."""
+Map = Callable[..., Iterator[list[Row]]]
+"""Computes a function of each task, like `map`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +57,13 @@ def run_table(
     policies: Sequence[str],
     reservations: Sequence[float],
     loads: Sequence[float] = (),
-    processes: int = 1,
+    mapped: AbstractContextManager[Map] | None = None,
     progress: Progress = lambda *_: None,
     has_best_budget: bool = True,
 ) -> Table:
-    """Compute the table. The best static budget takes many runs, and can be left out.
+    """Compute the table, with another `map` than that of this process if `mapped` gives one.
+
+    The best static budget takes many runs, and can be left out.
 
     A paced bench has its own load, and takes no `loads`.
 
@@ -73,7 +74,7 @@ def run_table(
     _check(policies, (1.0,) if bench.is_paced else loads, reservations)
     if bench.is_paced and "static-split" in policies:
         raise BadInput("static-split divides a load among GPUs, and this traffic keeps its own times. Leave it out")
-    with _mapping(processes) as run:
+    with mapped or nullcontext(map) as run:
         found = _run(bench, (_FULL, _BOUND), run, progress)
         bench.maximums = {"full": found[_FULL][0], "bound": found[_BOUND][0]}
         loads = (bench.own_load,) if bench.is_paced else loads
@@ -88,25 +89,6 @@ def run_table(
     rows = [row for task in tasks for row in results[task] if task.kind in policies]
     rows.sort(key=lambda row: (loads.index(row.load), reservations.index(row.reservation), policies.index(row.policy)))
     return Table(bench, highest, budgets, rows)
-
-
-@contextmanager
-def _mapping(processes: int) -> Iterator[Callable[..., Iterator[list[Row]]]]:
-    """Yield a `map` that computes in several processes. An error or Ctrl-C ends them at once."""
-    if processes == 1:
-        yield map
-        return
-    others = set(active_children())
-    ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)  # the calling process handles Ctrl-C
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), ignore)
-    try:
-        yield pool.map
-    except BaseException:
-        for child in set(active_children()) - others:
-            child.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _tasks(policies: Sequence[str], loads: Sequence[float], reservations: tuple[float, ...]) -> list[Task]:
@@ -140,7 +122,7 @@ def _check_each(name: str, values: Sequence[object]) -> None:
         raise BadInput(f"a {name} is given twice: give each once" if values else f"no {name} given: give at least one")
 
 
-def _run(bench: Bench, tasks: Sequence[Task], run: Callable[..., Iterator[list[Row]]], progress: Progress) -> _Rows:
+def _run(bench: Bench, tasks: Sequence[Task], run: Map, progress: Progress) -> _Rows:
     rows: _Rows = {}
     for task, found in zip(tasks, run(partial(_run_task, bench), tasks), strict=True):
         rows[task] = found
