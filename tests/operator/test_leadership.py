@@ -124,6 +124,14 @@ def test_an_operator_that_does_not_watch_a_kind_that_it_needs_is_not_active() ->
     assert "ballast_operator_active 0.0" in text
 
 
+def acquire(leadership: Leadership) -> None:
+    async def within_limit() -> None:
+        async with asyncio.timeout(10):
+            await leadership.acquire()
+
+    asyncio.run(within_limit())
+
+
 class SlowClock:
     """A clock that each write of the Lease moves on."""
 
@@ -152,11 +160,7 @@ def test_a_lease_whose_write_was_answered_late_is_renewed_before_the_operator_is
     slow = SlowClock(DURATION_SECONDS + 1, 0.5)
     leadership = Leadership(cast(Any, slow), Key(LEASE, "ballast", "l"), "me", seconds=slow.seconds)
 
-    async def acquire() -> None:
-        async with asyncio.timeout(10):
-            await leadership.acquire()
-
-    asyncio.run(acquire())
+    acquire(leadership)
     assert len(slow.leases) == 2
 
 
@@ -178,11 +182,7 @@ def test_a_lease_that_another_operator_renews_is_never_taken(monkeypatch: pytest
     other = OtherHolder(0.0)
     leadership = Leadership(cast(Any, other), Key(LEASE, "ballast", "l"), "me", seconds=other.seconds)
 
-    async def acquire() -> None:
-        async with asyncio.timeout(10):
-            await leadership.acquire()
-
-    asyncio.run(acquire())
+    acquire(leadership)
     assert other.now == 60.0 + DURATION_SECONDS
 
 
@@ -234,11 +234,7 @@ def test_a_replica_on_standby_follows_the_authorities_of_the_cluster(monkeypatch
     old = OldAuthorities(0.0)
     leadership = Leadership(cast(Any, old), Key(LEASE, "ballast", "l"), "me", seconds=old.seconds)
 
-    async def acquire() -> None:
-        async with asyncio.timeout(5):
-            await leadership.acquire()
-
-    asyncio.run(acquire())
+    acquire(leadership)
     assert old.leases
 
 

@@ -65,7 +65,7 @@ def is_complete(path: Path, model: ModelFiles, *, is_shared: bool = False) -> bo
 
 
 def is_intact(path: Path, *, is_verified: bool, is_shared: bool) -> bool:
-    """Return whether a directory is a complete and unchanged copy of what it was.
+    """Return whether all files that `ballast fetch` recorded in a directory are there, and unchanged.
 
     If a file has another time or inode than recorded, or with `is_verified`, its checksum decides.
     """
