@@ -192,8 +192,8 @@ def nothing_yet() -> ScrapeData:
     """Return the metrics of a worker that has served no request."""
     counted = ClassStats()
     stats = EngineStats(
-        slots=1, online=counted, offline=counted, kv_used=0, kv_cached=0, kv_free=0, kv_waste_ratio=0,
-        prefix_query_tokens=0, prefix_hit_tokens=0, steps=0, failed_steps=0, suspended_steps=0,
+        slots=1, online=counted, offline=counted, kv_used=0, kv_cached=0, kv_free=0, kv_offline=0,
+        kv_waste_ratio=0, prefix_query_tokens=0, prefix_hit_tokens=0, steps=0, failed_steps=0, suspended_steps=0,
         deferred_grants=0, batch_ceiling=1, cost=CostModel(), reservation=Reservation(),
         service={(RequestClass.ONLINE, "default"): 0.0},
     )  # fmt: skip
@@ -226,8 +226,8 @@ def metrics() -> str:
     intro = (
         "The metrics that `GET /metrics` of a worker exports. Series with the label `tenant` are exported only on the "
         "port `runtime.metricsPort`. The metrics `vllm:*` repeat those that Gateway API routers read, for online "
-        "requests only. With vLLM, they are vLLM's own: only `vllm:num_requests_running` and "
-        "`vllm:num_requests_waiting` leave out offline requests, and some `ballast_*` "
+        "requests only. With vLLM, they are vLLM's own: only `vllm:num_requests_running`, "
+        "`vllm:num_requests_waiting` and `vllm:kv_cache_usage_perc` leave out offline work, and some `ballast_*` "
         "[are missing](../how-to/vllm.md#probes-metrics-drain). An unknown number is not exported, for example those "
         "of the queue while Redis is unreachable."
         "\n\n"

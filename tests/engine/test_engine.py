@@ -304,6 +304,7 @@ def test_counts_by_class_follow_requests(bench_of: Make, generation: Make) -> No
     assert (stats.online.reserved, stats.offline.reserved, stats.offline.borrowed) == (3, 1, 0)
     assert stats.reservation.is_met
     assert stats.kv_used + stats.kv_cached + stats.kv_free == 64
+    assert (stats.kv_used, stats.kv_offline) == (7, 1)
 
 
 def test_a_new_configuration_holds_from_the_next_step_on(bench_of: Make, generation: Make) -> None:

@@ -18,6 +18,7 @@ def make_stats(**changes: Any) -> EngineStats:
         "kv_used": 0,
         "kv_cached": 0,
         "kv_free": 10,
+        "kv_offline": 0,
         "kv_waste_ratio": 0.0,
         "prefix_query_tokens": 0,
         "prefix_hit_tokens": 0,

@@ -112,6 +112,7 @@ class FakeEngine:
             self.counters,
             self.host,
             kv_free=100,
+            kv_offline=0,
             kv_cached=0,
             num_blocked=dict.fromkeys(self.host.held, 0),
             held_up=self.held_up,

@@ -66,7 +66,9 @@ def test_a_configuration_is_in_force_at_the_next_step(tiny_model):
     after = core.step()
 
     assert len(after.num_scheduled_tokens) == 3
-    assert core.scheduler.ballast_stats()["stats"].offline.parked == 5
+    stats = core.scheduler.ballast_stats()["stats"]
+    assert stats.offline.parked == 5
+    assert stats.kv_offline == stats.kv_used > 0, "parked requests keep their blocks"
     EngineCore.ballast_configure(core, {"slots": 100})
     assert len(core.step().num_scheduled_tokens) == 8, "vLLM's max_num_seqs stays the limit"
 

@@ -6,6 +6,7 @@ import pytest
 from engine_stats import make_stats
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
 from ballast_engine.footprint import Footprint, PhaseWork
@@ -15,6 +16,7 @@ from ballast_policy.learning.interference import Allowance
 from ballast_policy.request import RequestClass
 from ballast_policy.reservation import Reservation
 from ballast_queue.status import ReservationStatus, SloStatus
+from ballast_vllm.metrics import ServerMetrics
 from ballast_worker.histogram import Histogram
 from ballast_worker.http_connection import Connections, HttpLimits
 from ballast_worker.metrics import MOST_TENANTS, ScrapeData, Spending, StepMetrics, WorkerMetrics
@@ -58,6 +60,21 @@ def scrape(figures: ScrapeData) -> dict[tuple[str, frozenset], float]:
     text = WorkerMetrics(lambda: figures, shows_tenants=True).render().decode()
     families = text_string_to_metric_families(text)
     return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+
+
+def test_blocks_that_offline_work_borrows_are_no_load_for_a_router() -> None:
+    held = {"kv_used": 95, "kv_free": 3, "kv_cached": 2, "kv_offline": 90}
+    figures = make_figures(stats=make_stats(**held, reservation=Reservation(blocks=10)))
+    own = Gauge("vllm:kv_cache_usage_perc", "KV-cache usage.", ["model_name", "engine"])
+    try:
+        own.labels("m", "0").set(0.95)
+        inside_vllm = ServerMetrics(lambda: figures, shows_tenants=False).render().decode()
+    finally:
+        REGISTRY.unregister(own)
+
+    assert scrape(figures)["vllm:kv_cache_usage_perc", frozenset({("model_name", "m")})] == pytest.approx(0.15)
+    (line,) = (line for line in inside_vllm.splitlines() if line.startswith("vllm:kv_cache_usage_perc{"))
+    assert float(line.rsplit(" ", 1)[1]) == pytest.approx(0.15)
 
 
 @given(st.lists(st.floats(0, 100), max_size=50))

@@ -12,7 +12,7 @@ from ballast_engine.scheduler import DispatchedStep, Scheduler
 from ballast_engine.stats import OTHERS, ClassStats, EngineStats
 from ballast_policy.host import Host
 from ballast_policy.plan import Reason, StepPlan
-from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.request import OFFLINE, Phase, Request, RequestClass
 
 Payer = tuple[RequestClass, str]
 MOST_PAYERS = 1000
@@ -162,6 +162,7 @@ class EngineCounters:
             kv_used=kv_used,
             kv_cached=kv_cached,
             kv_free=kv_free,
+            kv_offline=sum([r.num_private_blocks for r in list(host.residents.values()) if r.request_class is OFFLINE]),
             kv_waste_ratio=kv_waste_ratio,
             prefix_query_tokens=self.prefix_query_tokens,
             prefix_hit_tokens=self.prefix_hit_tokens,
@@ -179,8 +180,7 @@ class EngineCounters:
         )
 
     def _class_stats(self, host: Host, request_class: RequestClass, reserved: int, num_blocked: int) -> ClassStats:
-        held = host.held[request_class]
-        counts = self.classes[request_class]
+        held, counts = host.held[request_class], self.classes[request_class]
         return ClassStats(
             running=held[Phase.RUNNING],
             parked=held[Phase.PARKED],

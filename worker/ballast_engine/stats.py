@@ -88,6 +88,8 @@ class EngineStats:
     kv_cached: int
     """Blocks that only the prefix cache still uses."""
     kv_free: int
+    kv_offline: int
+    """Used blocks that an offline request holds alone, so that its preemption frees them."""
     kv_waste_ratio: float
     """Share of the token positions in used blocks that hold no token, now."""
     prefix_query_tokens: int

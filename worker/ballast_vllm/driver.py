@@ -24,7 +24,7 @@ from ballast_engine.stats import AdmissionRecord, StepKind, StepRecord
 from ballast_policy.host import Host, Planner
 from ballast_policy.learning.cost import StepWork, attended
 from ballast_policy.plan import Reason, StepPlan
-from ballast_policy.request import PARKED, RUNNING, WAITING, Request, RequestClass
+from ballast_policy.request import OFFLINE, PARKED, RUNNING, WAITING, Request, RequestClass
 from ballast_policy.snapshot import PolicyConfig
 from ballast_policy.step.planner import plan as plan_step
 from ballast_vllm.adapter_places import AdapterPlaces
@@ -283,6 +283,13 @@ class Driver:
             for seq, record in host.residents.items():
                 record.num_private_blocks = record.num_blocks - (blocks.shared(ids[seq]) if is_tight else 0)
         self._is_counting = is_tight or blocks.mixed is not None  # a plan may have counted fewer
+
+    @property
+    def num_offline_blocks(self) -> int:
+        """Return the blocks that an offline request holds alone, so that its preemption frees them."""
+        blocks, ids = self.blocks, self.ids
+        offline = [record for record in self.host.residents.values() if record.request_class is OFFLINE]
+        return sum([record.num_blocks - blocks.shared(ids[record.seq]) for record in offline])
 
     def dispatched(self, scheduled: Mapping[str, int], now: float) -> None:
         """Note the batch of the step, which vLLM built from the grants. `scheduled`: its tokens by request id."""

@@ -1,8 +1,8 @@
 """`/metrics` of a vLLM server with Ballast: the series of a worker beside those of vLLM.
 
-vLLM counts the requests of both classes in `vllm:num_requests_running` and `vllm:num_requests_waiting`. Routers send
-requests by these two, and offline work gives way to online requests. So here they count online requests only, as in a
-worker with Ballast's own engine.
+vLLM counts both classes in `vllm:num_requests_running`, `vllm:num_requests_waiting` and `vllm:kv_cache_usage_perc`.
+Routers send requests by these three, and offline work gives way to online requests. So here they leave out what offline
+work borrows, as in a worker with Ballast's own engine.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from ballast_policy.request import RequestClass
 from ballast_worker.metrics import ScrapeData, WorkerMetrics
+from ballast_worker.vllm_metrics import WITHOUT_BORROWED, kv_load
 
 PRIVATE = frozenset({"vllm:lora_requests_info"})
 """Series of vLLM that name the adapters of its requests."""
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+KV_USAGE = "vllm:kv_cache_usage_perc"
+ONLINE_ONLY = "Online requests only."
 
 
 class ServerMetrics(WorkerMetrics):
@@ -40,18 +43,22 @@ class ServerMetrics(WorkerMetrics):
         """Yield every metric family with its samples."""
         figures = self._gather()
         online = figures.stats.of(RequestClass.ONLINE)
-        replaced = {RUNNING: online.running, WAITING: online.waiting}
+        replaced: dict[str, tuple[float, str]] = {
+            RUNNING: (online.running, ONLINE_ONLY),
+            WAITING: (online.waiting, ONLINE_ONLY),
+            KV_USAGE: (kv_load(figures.stats), WITHOUT_BORROWED),
+        }
         yield from self.own(figures)
         for family in REGISTRY.collect():
             if family.name in replaced:
-                yield _online(family, replaced[family.name])
+                yield _replaced(family, *replaced[family.name])
             elif family.name not in self._hidden:
                 yield family
 
 
-def _online(family: Metric, value: int) -> Metric:
-    """Return a gauge of vLLM with the value for online requests."""
+def _replaced(family: Metric, value: float, text: str) -> Metric:
+    """Return a gauge of vLLM with another value, and a sentence that states how it differs."""
     labels = dict(family.samples[0].labels) if family.samples else {}
-    found = GaugeMetricFamily(family.name, f"{family.documentation} Online requests only.", labels=tuple(labels))
+    found = GaugeMetricFamily(family.name, f"{family.documentation} {text}", labels=tuple(labels))
     found.add_metric(tuple(labels.values()), value)
     return found

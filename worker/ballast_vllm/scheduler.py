@@ -174,6 +174,7 @@ class _Ballast(PlannedBatch):
             self.driver.host,
             kv_free=kv_free,
             kv_cached=min(kv_free, self._cached[1]),
+            kv_offline=self.driver.num_offline_blocks,
             num_blocked=self.driver.num_blocked,
             held_up=self.driver.held_up(now),
             since=since,

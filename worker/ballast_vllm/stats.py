@@ -22,11 +22,12 @@ _STATS = TypeAdapter(EngineStats)
 _STEPS = TypeAdapter(list[StepRecord])
 
 
-def message(counters: Counters, host: Host, *, kv_free: int, kv_cached: int, num_blocked: Mapping[RequestClass, int],
-            held_up: Mapping[str, Request], since: int) -> Message:  # fmt: skip
+def message(counters: Counters, host: Host, *, kv_free: int, kv_cached: int, kv_offline: int, since: int,
+            num_blocked: Mapping[RequestClass, int], held_up: Mapping[str, Request]) -> Message:  # fmt: skip
     """Return all figures, and the steps after the step number `since`.
 
-    `kv_free` includes the `kv_cached` blocks. `num_blocked`: waiting requests that the host does not know yet.
+    `kv_free` includes the `kv_cached` blocks. `kv_offline` is exact, and the records count too many blocks while KV is
+    plenty. `num_blocked`: waiting requests that the host does not know yet.
     `held_up`: those of them that wait for a place of their adapter, which online requests hold.
     """
     residents = host.residents.values()
@@ -41,7 +42,7 @@ def message(counters: Counters, host: Host, *, kv_free: int, kv_cached: int, num
         num_blocked=num_blocked,
     )
     return {
-        "stats": replace(stats, reservation=_reservation(host, held_up.values())),
+        "stats": replace(stats, kv_offline=kv_offline, reservation=_reservation(host, held_up.values())),
         "held_up": list(held_up),
         "in_step": dict(counters.in_step),
         "exact_steps": counters.exact_steps,

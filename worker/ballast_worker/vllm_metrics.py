@@ -1,7 +1,7 @@
 """The metrics `vllm:*`, which Gateway API routers read.
 
-They count only online requests: offline work gives up its slot when an online request needs it, so it is no load for a
-router.
+They count only online requests: offline work gives up its slot and its KV blocks when an online request needs them, so
+it is no load for a router.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ballast_worker.requests import Recorder
 
 _ONLINE = RequestClass.ONLINE
 _LABELS = ("model_name",)
+WITHOUT_BORROWED = "The blocks that offline requests hold beyond their reservation do not count."
 
 
 def vllm_metrics(
@@ -29,12 +30,24 @@ def vllm_metrics(
     yield from _latencies(model, recorders, queued)
 
 
+def kv_load(stats: EngineStats) -> float:
+    """Return the share of the KV blocks that are in use, without those that offline requests borrow.
+
+    Blocks that only the prefix cache uses are free, as in vLLM. Blocks that requests share count as used.
+
+        (used - max(0, offline - reserved)) / all
+    """
+    total = stats.kv_used + stats.kv_cached + stats.kv_free
+    borrowed = max(0, stats.kv_offline - stats.reservation.blocks)
+    return max(0, stats.kv_used - borrowed) / total if total else 0.0
+
+
 def _load(model: str, stats: EngineStats, block_tokens: int) -> Iterator[Metric]:
     total = stats.kv_used + stats.kv_cached + stats.kv_free
     for name, text, value in (
         ("num_requests_running", "Online requests that hold a slot.", stats.online.running),
         ("num_requests_waiting", "Online requests that wait for a slot.", stats.online.waiting),
-        ("kv_cache_usage_perc", "Share of KV blocks in use, from 0 to 1.", stats.kv_used / total if total else 0),
+        ("kv_cache_usage_perc", f"Share of KV blocks in use, from 0 to 1. {WITHOUT_BORROWED}", kv_load(stats)),
     ):
         yield gauge(f"vllm:{name}", text, _LABELS, [((model,), value)])
     info = InfoMetricFamily("vllm:cache_config", "Sizes of the KV cache.")
