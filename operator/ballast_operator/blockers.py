@@ -34,8 +34,8 @@ def _lacks_user(resource: InferenceDeployment, context: OperatorContext) -> Cond
         return None
     assert context.redis_key is not None, "a Secret that was read has a name"
     message = (
-        f"the user in the operator's own Redis Secret {context.redis_key.name} may not create users in Redis, so this "
-        "resource must name a Secret with a user of its own in spec.redis, or this user needs the right"
+        f"the user in the operator's own Redis Secret {context.redis_key.name} may not create users in Redis, or this "
+        "Redis has no ACL command, so this resource must name a Secret in spec.redis, or this user needs the right"
     )
     return on_hold(ConditionReason.NO_REDIS_USER, message)
 

@@ -112,6 +112,22 @@ def test_that_redis_accepts_users_is_known_when_it_has_accepted_one(valkey: Any,
     assert found == [False]
 
 
+def test_a_redis_without_the_command_that_creates_users_refuses_them() -> None:
+    found = list[bool]()
+    user = RedisUser("ballast:r:x/a", ("secret",), worker_rules("x/a"))
+    with ValkeyServer(config={"rename-command": 'ACL ""'}) as server:
+        sync = make_sync(
+            server.connection_url,
+            "r",
+            FakeCluster(),
+            wanted=lambda: {Key(INFERENCE_DEPLOYMENT, "x", "a"): [user]},
+            refused=lambda *, is_refused: found.append(is_refused),
+        )
+        asyncio.run(sync.keep())
+
+    assert found == [True]
+
+
 def test_a_guest_keeps_its_user_until_the_operator_knows_every_resource(valkey: Any, connection: Connection) -> None:
     """Just after a start, the resource that grants the queue may be missing in the cache."""
     release = uuid4().hex[:8]

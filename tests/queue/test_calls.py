@@ -112,6 +112,16 @@ REFUSALS = {
         CommandForbidden,
         "refused a command to this user: check the ACL rules of the user",
     ),
+    "a command that the server disables": (
+        redis.ResponseError("unknown command 'ACL', with args beginning with: 'SETUSER' 'hunter2'"),
+        CommandForbidden,
+        "does not know a command that Ballast needs: check that the server does not disable or rename it",
+    ),
+    "a part of a command that the server lacks": (
+        redis.ResponseError("Unknown subcommand or wrong number of arguments for 'SETUSER'. Try ACL HELP."),
+        CommandForbidden,
+        "does not know a command that Ballast needs: check that the server does not disable or rename it",
+    ),
     "no memory": (
         redis.exceptions.OutOfMemoryError("not now"),
         QueueFull,

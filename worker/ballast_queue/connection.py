@@ -241,7 +241,12 @@ class Connection:
             pipeline = self.client.pipeline(transaction=False)
             for command in commands:
                 pipeline.execute_command(*command)
-            return [pipeline.execute()]
+            # Otherwise redis-py writes the command before the text of an error.
+            replies = pipeline.execute(raise_on_error=False)
+            for reply in replies:
+                if isinstance(reply, Exception):
+                    raise reply
+            return [replies]
         found, failure = [], None
         for node in self.client.get_nodes():
             try:

@@ -3,7 +3,7 @@
 QueueError
 ├── QueueUnavailable        Redis is unreachable or cannot serve the call now: repeat it later
 ├── QueueForbidden          Redis refuses the user
-│   └── CommandForbidden    Redis knows the user, who may not run a command
+│   └── CommandForbidden    The user may not run a command, or Redis lacks it
 ├── QueueFull               Redis is out of memory and accepts no more work
 ├── ServerUnfit             Redis is too old, or evicts keys
 ├── LibraryUnfit            Redis lacks the functions of this version
@@ -46,7 +46,7 @@ class QueueForbidden(QueueError):
 
 
 class CommandForbidden(QueueForbidden):
-    """Redis knows the user, who may not run a command, or not on a key."""
+    """The user may not run a command, or not on a key, or the server does not know the command."""
 
 
 class QueueFull(QueueError):

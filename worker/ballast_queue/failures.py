@@ -54,6 +54,10 @@ def failure_of(error: Exception) -> QueueError:
     """Return the error of this package that describes a failure of redis-py. It quotes nothing and has no cause."""
     if is_refused_command(error):
         return CommandForbidden("Redis refused a command to this user: check the ACL rules of the user")
+    if _is_unknown_command(error):
+        return CommandForbidden(
+            "Redis does not know a command that Ballast needs: check that the server does not disable or rename it"
+        )
     if isinstance(error, refusals.AuthenticationError | refusals.AuthorizationError):
         return QueueForbidden("Redis refused this user: check user name and password")
     if isinstance(error, refusals.OutOfMemoryError):
@@ -83,6 +87,15 @@ def is_refused_command(error: Exception) -> bool:
         return True
     text = str(error)  # a function that calls a forbidden command fails with another type and text
     return isinstance(error, refusals.ResponseError) and ("NOPERM" in text or "permission" in text.lower())
+
+
+def _is_unknown_command(error: Exception) -> bool:
+    """Return whether the server lacks a command. Managed servers do not have `ACL`, and others rename commands.
+
+    It is no sign that the server knows the user: Redis answers so before authentication, too.
+    """
+    text = str(error).lower()
+    return isinstance(error, refusals.ResponseError) and text.startswith(("unknown command", "unknown subcommand"))
 
 
 def _unavailable(reason: str) -> QueueUnavailable:
