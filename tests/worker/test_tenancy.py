@@ -27,12 +27,23 @@ def test_without_headers_a_request_is_online_at_priority_0_of_the_default_tenant
     assert caller.tpot_seconds is None
 
 
-def test_headers_name_tenant_class_and_slo() -> None:
+@pytest.mark.parametrize(
+    ("tenant", "slo"),
+    [
+        ("x-ballast-tenant", "x-ballast-slo"),
+        ("x-llm-d-inference-fairness-id", "x-llm-d-slo"),
+        ("x-gateway-inference-fairness-id", "x-slo"),
+    ],
+)
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "before the names of routers"])
+def test_headers_name_tenant_class_and_slo(tenant: str, slo: str, others: bool) -> None:
+    routers = {b"x-gateway-inference-fairness-id": b"x", b"x-slo-ttft-ms": b"1", b"x-slo-tpot-ms": b"1"}
     headers = {
-        b"x-llm-d-inference-fairness-id": b"team-a",
+        **(routers if others else {}),
+        tenant.encode(): b"team-a",
         b"x-ballast-class": b"Offline",
-        b"x-llm-d-slo-ttft-ms": b"250",
-        b"x-llm-d-slo-tpot-ms": b"12.5",
+        f"{slo}-ttft-ms".encode(): b"250",
+        f"{slo}-tpot-ms".encode(): b"12.5",
     }
 
     caller = OPEN.caller(headers)
@@ -95,7 +106,7 @@ def test_where_tenants_are_declared_all_others_get_403(name: bytes) -> None:
         tenancy.caller({b"x-llm-d-inference-fairness-id": name})
 
     assert (caught.value.status, caught.value.code) == (403, "unknown_tenant")
-    assert "in the header x-llm-d-inference-fairness-id" in caught.value.message
+    assert "in the header x-ballast-tenant" in caught.value.message
 
 
 def test_who_is_named_by_an_api_key_is_not_told_of_a_header(tmp_path: Path) -> None:

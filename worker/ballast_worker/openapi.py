@@ -9,7 +9,7 @@ from pydantic.json_schema import models_json_schema
 
 from ballast_openai.body import CHAT_URL, COMPLETIONS_URL, ChatBody, CompletionBody
 from ballast_worker.http_exchange import compact
-from ballast_worker.tenancy import CLASS_HEADER, PRIORITY_HEADER, TENANT_HEADER, TPOT_HEADER, TTFT_HEADER
+from ballast_worker.tenancy import CLASS_HEADER, PRIORITY_HEADER, TENANT_HEADERS, TPOT_HEADERS, TTFT_HEADERS
 from ballast_worker.version import installed
 
 _REFUSALS = {
@@ -25,11 +25,11 @@ _REFUSALS = {
     "503": "The worker shuts down, or has too many connections.",
 }
 _HEADERS = {
-    TENANT_HEADER: "Tenant, unless an API key names it.",
+    TENANT_HEADERS[0]: "Tenant, unless an API key names it.",
     PRIORITY_HEADER: "Whole number; higher is more important.",
     CLASS_HEADER: "`online` or `offline`.",
-    TTFT_HEADER: "Maximum milliseconds to the first token.",
-    TPOT_HEADER: "Maximum milliseconds per token after the first.",
+    TTFT_HEADERS[0]: "Maximum milliseconds to the first token.",
+    TPOT_HEADERS[0]: "Maximum milliseconds per token after the first.",
 }
 _ERROR = {
     "type": "object",

@@ -19,11 +19,12 @@ from ballast_queue.settings import MAX_PRIORITY, MIN_PRIORITY
 from ballast_worker.errors import NotServed, Refused
 from ballast_worker.openai import Caller
 
-TENANT_HEADER = b"x-llm-d-inference-fairness-id"
+TENANT_HEADERS = (b"x-ballast-tenant", b"x-llm-d-inference-fairness-id", b"x-gateway-inference-fairness-id")
+"""The first one of a request counts. The others are those of llm-d, which a gateway may set or remove."""
 PRIORITY_HEADER = b"x-ballast-priority"
 CLASS_HEADER = b"x-ballast-class"
-TTFT_HEADER = b"x-llm-d-slo-ttft-ms"
-TPOT_HEADER = b"x-llm-d-slo-tpot-ms"
+TTFT_HEADERS = (b"x-ballast-slo-ttft-ms", b"x-llm-d-slo-ttft-ms", b"x-slo-ttft-ms")
+TPOT_HEADERS = (b"x-ballast-slo-tpot-ms", b"x-llm-d-slo-tpot-ms", b"x-slo-tpot-ms")
 
 DEFAULT_TENANT = "default"
 
@@ -99,8 +100,8 @@ class Tenancy:
             tenant=tenant,
             request_class=_request_class(headers, RequestClass.OFFLINE if is_flex else RequestClass.ONLINE),
             priority=self.capped(tenant, _priority(headers, band)),
-            ttft_seconds=_milliseconds(headers, TTFT_HEADER),
-            tpot_seconds=_milliseconds(headers, TPOT_HEADER),
+            ttft_seconds=_milliseconds(headers, TTFT_HEADERS),
+            tpot_seconds=_milliseconds(headers, TPOT_HEADERS),
         )
 
     def capped(self, tenant: str, priority: int) -> int:
@@ -139,17 +140,18 @@ class Tenancy:
         if self._keys is not None:
             tenant = self._keys.tenant_of(headers)
         else:
-            tenant = _text(headers, TENANT_HEADER) or DEFAULT_TENANT
+            header, found = _first(headers, TENANT_HEADERS)
+            tenant = found or DEFAULT_TENANT
             if not is_name(tenant):
                 raise Refused(
                     400,
-                    f"Header {TENANT_HEADER.decode()} is {tenant!r:.80}: a tenant's name has letters, digits and ._/-, "
+                    f"Header {header} is {tenant!r:.80}: a tenant's name has letters, digits and ._/-, "
                     f"at most {MOST_CHARACTERS} characters.",
                     code="invalid_tenant",
                 )
         if self._declared and tenant not in self._declared:
             advice = (
-                f"use a declared tenant in the header {TENANT_HEADER.decode()}, or add this one to offline.tenants"
+                f"use a declared tenant in the header {TENANT_HEADERS[0].decode()}, or add this one to offline.tenants"
                 if self._keys is None
                 else "the API key belongs to it, so add it to offline.tenants, or use another key"
             )
@@ -172,6 +174,11 @@ def _unauthorized(message: str) -> Refused:
 
 def _text(headers: Headers, name: bytes) -> str:
     return headers.get(name, b"").decode("latin-1").strip()
+
+
+def _first(headers: Headers, names: Sequence[bytes]) -> tuple[str, str]:
+    """Return the first of the headers that a request has, and its text; "" if it has none."""
+    return next(((name.decode(), text) for name in names if (text := _text(headers, name))), ("", ""))
 
 
 def _request_class(headers: Headers, default: RequestClass) -> RequestClass:
@@ -200,8 +207,8 @@ def _priority(headers: Headers, band: int) -> int:
     )
 
 
-def _milliseconds(headers: Headers, name: bytes) -> float | None:
-    text = _text(headers, name)
+def _milliseconds(headers: Headers, names: Sequence[bytes]) -> float | None:
+    name, text = _first(headers, names)
     if not text:
         return None
     try:
@@ -209,7 +216,5 @@ def _milliseconds(headers: Headers, name: bytes) -> float | None:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise Refused(
-            400, f"Header {name.decode()} is {text!r:.80}: send milliseconds, a number above 0.", code="invalid_slo"
-        )
+        raise Refused(400, f"Header {name} is {text!r:.80}: send milliseconds, a number above 0.", code="invalid_slo")
     return value / 1000
