@@ -321,10 +321,12 @@ class OnceLoader(yaml.SafeLoader):
 
 
 def test_each_label_appears_once_and_the_most_specific_value_counts(helm: Helm) -> None:
+    outside = {"linkerd.io/inject": "disabled"}
     labels = {"team": "all", "app.kubernetes.io/part-of": "platform", "ballast.dev/queue-client": "false"}
     values = merged(CASES["monitored"], {
         "commonLabels": labels,
-        "operator": {"podLabels": {"team": "operator"}},
+        "operator": {"podLabels": {"team": "operator"}, "testPodAnnotations": outside},
+        "valkey": {"podLabels": {"team": "queue"}, "podAnnotations": outside},
         "serviceMonitor": {"labels": {"team": "scraping"}},
         "prometheusRule": {"labels": {"team": "alerts"}},
         "grafana": {"dashboards": {"labels": {"team": "dashboards"}}},
@@ -332,13 +334,17 @@ def test_each_label_appears_once_and_the_most_specific_value_counts(helm: Helm) 
     rendered = [each for each in yaml.load_all(helm.template(values).stdout, OnceLoader) if each]
     found = {each["kind"]: each["metadata"]["labels"] for each in rendered if each["kind"] != "ConfigMap"}
     teams = {kind: each["team"] for kind, each in found.items() if kind != "CustomResourceDefinition"}
-    (operator,) = (each["spec"]["template"] for each in rendered if each["kind"] == "Deployment")
+    operator, valkey = (each["spec"]["template"] for each in rendered if each["kind"] in {"Deployment", "StatefulSet"})
+    (test,) = (each for each in rendered if each["kind"] == "Pod")
 
     assert {kind: team for kind, team in teams.items() if team != "all"} == {
         "ServiceMonitor": "scraping",
         "PrometheusRule": "alerts",
     }
     assert operator["metadata"]["labels"]["team"] == "operator"
+    assert valkey["metadata"]["labels"]["team"] == "queue"
+    assert all(outside.items() <= each["metadata"]["annotations"].items() for each in (valkey, test))
+    assert test["metadata"]["annotations"]["helm.sh/hook"] == "test"
     assert found["Deployment"]["app.kubernetes.io/part-of"] == "platform"
     assert found["Pod"]["ballast.dev/queue-client"] == "true", "without it, the test reaches no Valkey"
 
@@ -395,7 +401,7 @@ def test_a_name_of_digits_stays_text(helm: Helm, redis: dict[str, Any]) -> None:
     assert [path for each in objects for path, value in numbers(each) if value == 123] == []
 
 
-@pytest.mark.parametrize("value", ["commonLabels", "operator.podLabels"])
+@pytest.mark.parametrize("value", ["commonLabels", "operator.podLabels", "valkey.podLabels"])
 @pytest.mark.parametrize("label", ["name", "instance", "component"])
 def test_a_label_by_which_the_chart_selects_its_pods_is_refused(helm: Helm, value: str, label: str) -> None:
     done = helm.template(nested(value, {f"app.kubernetes.io/{label}": "other"}), check=False)
