@@ -128,9 +128,9 @@ def resource() -> str:
         "`apiVersion: ballast.dev/v1alpha1`, `kind: InferenceDeployment`, short name `infd`. The API server checks the "
         "rules, and refuses a resource with the message of a rule. Running workers apply a change of a hot field. A "
         "change of another field of `model`, `engine`, `gpu`, `slots`, `offline`, `redis`, `apiKeys` or `template` "
-        "rolls the pods. So does a change of `rollout.drainSeconds`, `rollout.startupSeconds`, `network.tlsSecret` or "
-        "`runtime`, and of `network.metricsFrom` between no peer and some. All other changes leave the pods alone. If "
-        "a list is hot, so are the fields of its entries."
+        "rolls the pods. So does a change of `rollout.unreadySeconds`, `rollout.drainSeconds`, "
+        "`rollout.startupSeconds`, `network.tlsSecret` or `runtime`, and of `network.metricsFrom` between no peer and "
+        "some. All other changes leave the pods alone. If a list is hot, so are the fields of its entries."
         "\n\n"
     )
     lines = [*section("spec", spec, spec["$defs"]), *section("status", status, status["$defs"])]

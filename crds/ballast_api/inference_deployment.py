@@ -38,6 +38,10 @@ from ballast_api.worker_config import Slots
 FETCHED = "^(hf|s3)://"
 STARTUP_SECONDS = {"native": 600, "vllm": 1800}
 """Default of `rollout.startupSeconds` by backend."""
+UNREADY_SECONDS = 5
+"""Default of `rollout.unreadySeconds`: the time until Services of Kubernetes and most routers send no more requests."""
+RAY_UNREADY_SECONDS = 10
+"""The same on Ray. Serve ends a replica in a pod that stays, and Services learn of it only from the next probe."""
 RESOURCE_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 ClaimName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 
@@ -206,7 +210,7 @@ class Scaling(ApiModel):
 
 
 class Rollout(ApiModel):
-    """How pods are replaced. A change of `drainSeconds` or `startupSeconds` rolls the pods."""
+    """How pods are replaced. A change of `unreadySeconds`, `drainSeconds` or `startupSeconds` rolls the pods."""
 
     rules = (
         Rule(
@@ -221,6 +225,9 @@ class Rollout(ApiModel):
     """Maximum pods above `replicas` during a rollout. Each of them needs a GPU."""
     max_unavailable: int = Field(default=0, ge=0, le=100)
     """Maximum pods below `replicas` during a rollout."""
+    unready_seconds: int | None = Field(default=None, ge=0, le=600)
+    """Time that a terminating worker still accepts online requests, while load balancers learn that it leaves. Raise it
+    for load balancers outside of the cluster that send requests to the pods themselves. By default 5, and 10 on Ray."""
     drain_seconds: int = Field(default=30, ge=0, le=3600)
     """Time that the online requests of a terminating worker have to finish. Offline items return to the queue at
     once."""
@@ -472,6 +479,12 @@ class Spec(ApiModel):
     def startup_seconds(self) -> int:
         """The time that a worker has to load the model."""
         return self.rollout.startup_seconds or STARTUP_SECONDS[self.backend]
+
+    @property
+    def unready_seconds(self) -> int:
+        """The time that a terminating worker still accepts online requests."""
+        usual = UNREADY_SECONDS if self.runtime.ray is None else RAY_UNREADY_SECONDS
+        return usual if self.rollout.unready_seconds is None else self.rollout.unready_seconds
 
 
 class Metadata(ApiModel):

@@ -87,7 +87,7 @@ def test_every_hot_field_exists() -> None:
 
 
 ROLLING = ("model", "engine", "gpu", "slots", "offline", "redis", "apiKeys", "template")
-ROLLING_FIELDS = {"rollout.drainSeconds", "rollout.startupSeconds", "network.tlsSecret"}
+ROLLING_FIELDS = {"rollout.unreadySeconds", "rollout.drainSeconds", "rollout.startupSeconds", "network.tlsSecret"}
 """Sections and fields of the resource that roll the pods unless they are hot, as the reference page states."""
 
 

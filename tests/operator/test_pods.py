@@ -265,6 +265,11 @@ FIELDS: dict[str, tuple[dict[str, Any], Any, Any]] = {
         ["blue"],
     ),
     "drain": ({"rollout": {"drainSeconds": 90}}, lambda made: made["pod"]["terminationGracePeriodSeconds"], 110),
+    "time to leave a load balancer": (
+        {"rollout": {"unreadySeconds": 45}},
+        lambda made: [made["pod"]["terminationGracePeriodSeconds"], made["config"]["runtime"]["unreadySeconds"]],
+        [90, 45.0],
+    ),
     "evictions": (
         {"disruption": {"maxUnavailable": 2}},
         lambda made: made["PodDisruptionBudget"]["spec"]["maxUnavailable"],

@@ -9,10 +9,10 @@ import yaml
 from operated import Cluster, Operator, until
 
 from ballast_api.conditions import ConditionReason
-from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.inference_deployment import UNREADY_SECONDS, InferenceDeployment
 from ballast_api.worker_config import WorkerConfig
 from ballast_operator.children.backends import BACKENDS
-from ballast_operator.children.config import UNREADY_SECONDS, version_of, worker_config
+from ballast_operator.children.config import version_of, worker_config
 from ballast_operator.children.pods import PROBE_SECONDS, deployment
 from ballast_operator.context import OperatorContext
 from ballast_operator.inference_deployment import RESOURCE_TYPE

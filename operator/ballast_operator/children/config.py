@@ -38,10 +38,6 @@ CA = "ca.crt"
 """Key of the operator's own Redis Secret, and of the Secrets that it creates: certificates of authorities."""
 KEYS_DIRECTORY = "/etc/ballast/keys"
 TLS_DIRECTORY = "/etc/ballast/tls"
-UNREADY_SECONDS = 5
-"""Time that a terminating pod still accepts requests, until Services and routers have stopped sending them."""
-RAY_UNREADY_SECONDS = 10
-"""The same on Ray. Serve ends a replica in a pod that stays, and Services learn of it only from the next probe."""
 _FILE = re.compile(r"worker-([0-9a-f]+)\.yaml$")
 
 
@@ -82,7 +78,7 @@ def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) ->
         tls_cert_file=Path(TLS_DIRECTORY, "tls.crt") if spec.network.tls_secret else None,
         tls_key_file=Path(TLS_DIRECTORY, "tls.key") if spec.network.tls_secret else None,
         api_keys_file=Path(KEYS_DIRECTORY, spec.api_keys.key) if spec.api_keys else None,
-        unready_seconds=UNREADY_SECONDS if spec.runtime.ray is None else RAY_UNREADY_SECONDS,
+        unready_seconds=spec.unready_seconds,
         drain_seconds=spec.rollout.drain_seconds,
     )
     return WorkerConfig(

@@ -21,7 +21,6 @@ from ballast_operator.children.config import (
     KEYS_DIRECTORY,
     REDIS_DIRECTORY,
     TLS_DIRECTORY,
-    UNREADY_SECONDS,
     VERSION,
     file_name,
     redis_of,
@@ -91,11 +90,11 @@ def deployment(resource: InferenceDeployment, version: str, *, image: str, own_k
 
 def worker_pod(resource: InferenceDeployment, version: str, *, image: str, own_keys: frozenset[str]) -> Body:
     """Return the spec of a worker pod; see `deployment`."""
-    template, backend = resource.spec.template, backend_of(resource)
+    template, seconds = resource.spec.template, resource.spec.rollout.drain_seconds + resource.spec.unready_seconds
     pod: Body = {
         "containers": [_worker(resource, version, image=image, own_keys=own_keys)],
         "volumes": [*_volumes(resource, own_keys=own_keys), *template.volumes],
-        "terminationGracePeriodSeconds": resource.spec.rollout.drain_seconds + UNREADY_SECONDS + backend.exit_seconds,
+        "terminationGracePeriodSeconds": seconds + backend_of(resource).exit_seconds,
         "securityContext": _pod_security(resource),
     }
     fetched = [source for source in sources(resource) if source.is_fetched]
