@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import gcs_redis
+from ballast_api.names import KUEUE, gcs_redis
 from ballast_api.sections import SloName
 from ballast_openai.errors import counted
 from ballast_operator.children.config import VERSION, seconds_of
@@ -33,8 +33,6 @@ HELD = ConditionValue(
 )
 RAY_START_SECONDS = 120.0
 """Time in which a Ray cluster gets a head, which loads no model, if it ever does."""
-KUEUE = "kueue.x-k8s.io/"
-"""Prefix of the scheduling gates of Kueue."""
 
 
 def conditions(given: Given) -> dict[ConditionType, ConditionValue]:

@@ -13,11 +13,11 @@ from queue_objects import make_status
 
 from ballast_api.conditions import ConditionReason as Reason
 from ballast_api.conditions import ConditionType as Type
-from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import RAY_LABEL, child_labels, pod_labels
+from ballast_api.inference_deployment import UNREADY_SECONDS, InferenceDeployment
+from ballast_api.names import RAY_LABEL, child_labels, pod_labels, selector
 from ballast_api.status import Status
 from ballast_api.worker_config import WorkerConfig
-from ballast_operator.children.config import UNREADY_SECONDS, VERSION
+from ballast_operator.children.config import VERSION
 from ballast_operator.children.ray import CLUSTER_LABEL
 from ballast_operator.conditions import conditions
 from ballast_operator.context import GcsValkey, OperatorContext
@@ -375,8 +375,23 @@ def test_by_default_the_operator_runs_a_redis_for_the_head_alone():
     assert service["spec"]["selector"] == spec["matchLabels"] == template["metadata"]["labels"]
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= spec["matchLabels"].items()
     assert template["spec"]["containers"][0]["image"] == "valkey:1"
+    assert template["spec"]["containers"][0]["resources"]["limits"].keys() == {"cpu", "memory"}
     assert template["spec"]["securityContext"] == security
     assert done.apply.index(secret) < [step.key.kind for step in done.apply].index(STATEFUL_SET)
+
+
+def test_labels_and_annotations_of_the_template_reach_head_and_redis_and_make_neither_of_them_a_worker():
+    mesh, taken = {"sidecar.istio.io/inject": "false"}, {RAY_LABEL: "other", "app.kubernetes.io/component": "other"}
+    labels = mesh | taken | selector("other") | {"kueue.x-k8s.io/queue-name": "q", "llm-d.ai/inference-serving": "true"}
+    template = {"labels": labels, "annotations": {"linkerd.io/inject": "disabled"}}
+
+    found, before = (plan(make_resource(**more), EMPTY, OWN_GCS) for more in ({"template": template}, {}))
+
+    for read in (
+        lambda done: spec_of(done)["rayClusterConfig"]["headGroupSpec"]["template"]["metadata"],
+        lambda done: made(done, STATEFUL_SET, "llm-ballast-gcs")["spec"]["template"]["metadata"],
+    ):
+        assert read(found) == {"labels": mesh | read(before)["labels"], "annotations": template["annotations"]}
 
 
 @pytest.mark.parametrize(("storage", "volumes"), [("1Gi", ["password", "run"]), ("", ["password", "run", "data"])])

@@ -11,14 +11,15 @@ from dataclasses import replace
 
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import RAY_LABEL, gcs_redis
-from ballast_operator.children.manifest import manifest
+from ballast_operator.children.manifest import beside_workers, manifest
 from ballast_operator.context import GcsValkey, OperatorContext
 from ballast_operator.kinds import SECRET, SERVICE, STATEFUL_SET, Body, Kind
 
 PORT = 6379
 PASSWORD = "password"  # noqa: S105 - the name of a key
 COMPONENT = "app.kubernetes.io/component"
-RESOURCES = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}}
+RESOURCES = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}}
+"""With both limits, a namespace with a quota on limits admits the pod. The server computes on one thread."""
 VOLUME_CLAIM = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
 START = r"""umask 077
 printf 'requirepass "%s"\n' "$(cat /etc/gcs/password)" > /run/valkey/password.conf
@@ -85,7 +86,7 @@ def gcs_children(
         # The volume of a deleted resource goes with its StatefulSet.
         "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},
         "selector": {"matchLabels": labels},
-        "template": {"metadata": {"labels": labels}, "spec": placement | _pod(name, gcs)},
+        "template": {"metadata": beside_workers(resource, labels), "spec": placement | _pod(name, gcs)},
     }
     if gcs.storage:
         claim: Body = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": gcs.storage}}}

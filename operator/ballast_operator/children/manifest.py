@@ -6,7 +6,7 @@ import hashlib
 import json
 
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import API_VERSION, KIND, SPEC_HASH, child_labels
+from ballast_api.names import API_VERSION, KIND, KUEUE, SPEC_HASH, child_labels, pod_labels
 from ballast_operator.kinds import Body, Kind
 
 
@@ -34,6 +34,20 @@ def manifest(
     }
     body["metadata"]["annotations"] |= {SPEC_HASH: hash_of(body)}
     return body
+
+
+def beside_workers(resource: InferenceDeployment, labels: dict[str, str]) -> Body:
+    """Return the metadata of a pod that is no worker: `labels`, and labels and annotations of the template.
+
+    Labels that the operator sets on workers are left out: Services, budgets and routers select by them. So are those
+    of Kueue: its quota is for the workers, which use the GPUs.
+    """
+    template, of_workers = resource.spec.template, pod_labels(resource.metadata.name, resource.spec.served_name)
+    found = {
+        name: value for name, value in template.labels.items() if name not in of_workers and not name.startswith(KUEUE)
+    }
+    metadata: Body = {"labels": found | labels}
+    return metadata | ({"annotations": dict(template.annotations)} if template.annotations else {})
 
 
 def owner(resource: InferenceDeployment) -> Body:

@@ -15,10 +15,8 @@ from ballast_api.names import MANAGED_BY_LABEL, OPERATOR, RAY_HEAD_LABEL, RAY_LA
 from ballast_api.ray import RayRuntime
 from ballast_api.serve_config import serve_config
 from ballast_api.worker_config import WorkerConfig
-from ballast_operator.children.backends import backend_of
-from ballast_operator.children.config import RAY_UNREADY_SECONDS
 from ballast_operator.children.gcs import options
-from ballast_operator.children.manifest import manifest
+from ballast_operator.children.manifest import beside_workers, manifest
 from ballast_operator.children.pods import NVIDIA_GPU, tolerations, worker_pod
 from ballast_operator.context import OperatorContext
 from ballast_operator.kinds import NETWORK_POLICY, RAY_CLUSTER, RAY_SERVICE, SERVICE, Body, Key
@@ -196,8 +194,6 @@ def _worker(resource: InferenceDeployment, context: OperatorContext) -> Body:
     named = {each["name"] for each in container["env"]}
     own = [each for each in _variables() if each["name"] not in named]
     container["env"] = [*container["env"], *own, {"name": "BALLAST_RAY_POD", "value": "1"}]
-    seconds = resource.spec.rollout.drain_seconds + RAY_UNREADY_SECONDS + backend_of(resource).exit_seconds
-    pod["terminationGracePeriodSeconds"] = seconds
     labels = resource.spec.template.labels | pod_labels(resource.metadata.name, resource.spec.served_name)
     labels |= {RAY_LABEL: resource.metadata.name}
     return {"metadata": {"labels": labels, "annotations": dict(resource.spec.template.annotations)}, "spec": pod}
@@ -224,7 +220,7 @@ def _head(resource: InferenceDeployment, ray: RayRuntime, context: OperatorConte
     }
     labels = {RAY_LABEL: resource.metadata.name, RAY_HEAD_LABEL: resource.metadata.name}
     labels |= {"app.kubernetes.io/part-of": "ballast", MANAGED_BY_LABEL: OPERATOR}  # the operator watches the head
-    return {"metadata": {"labels": labels}, "spec": head | placement(resource, ray)}
+    return {"metadata": beside_workers(resource, labels), "spec": head | placement(resource, ray)}
 
 
 def placement(resource: InferenceDeployment, ray: RayRuntime) -> Body:
