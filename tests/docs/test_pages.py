@@ -324,6 +324,21 @@ def test_the_number_of_workers_stays_if_the_line_is_removed_after_it_is_handed_o
 
 
 @pytest.mark.envtest
+def test_the_api_server_accepts_the_policies_of_the_pages(plane: ControlPlane, namespace: str):
+    pages = [(HOW_TO / name).read_text() for name in ("network-policies.md", "service-mesh.md")]
+    blocks = [re.findall(r"<!-- policy: \w+ -->\n```yaml\n(.*?)```", page, re.DOTALL) for page in pages]
+    policies = [yaml.safe_load(text) for texts in blocks for text in texts]
+
+    for policy in policies:
+        plane.kubectl("create", "--validate=strict", "-n", namespace, "-f", "-", manifest=policy)
+
+    assert [len(texts) for texts in blocks] == [4, 2]
+    assert len({policy["metadata"]["name"] for policy in policies}) == len(policies), (
+        "policies of one name replace another"
+    )
+
+
+@pytest.mark.envtest
 def test_the_api_server_finds_no_difference_in_a_resource_with_defaults_in_lists(plane: ControlPlane, namespace: str):
     spec = {
         "model": {"uri": "file:///m"},
