@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from ballast_api.conditions import ConditionReason, ConditionType
+from ballast_api.conditions import HEALTHY, ConditionReason, ConditionType
 from ballast_api.inference_deployment import Metadata
 from ballast_api.status import Condition, ResourceStatus
 from ballast_operator.kinds import Body, Kind
@@ -33,6 +33,8 @@ COUNTING = frozenset({ConditionType.READY, ConditionType.PROGRESSING})
 FOLLOWING = COUNTING | {ConditionType.DEGRADED}
 """Conditions whose messages change under the same reason. A message of `Degraded` names the next object when the first
 is corrected. Names have digits, so a change of figures alone looks the same, and `delay` limits the writes instead."""
+ALARMING = MEASURED | {ConditionType.DEGRADED}
+"""Conditions that need attention if they are not healthy. The others are not healthy for a while in each rollout."""
 COUNTS = ("replicas", "ready_replicas", "updated_replicas", "workers", "conditions")
 """Fields of a status that change while a rollout proceeds."""
 S = TypeVar("S", bound=ResourceStatus)
@@ -80,8 +82,7 @@ def _may_be_noise(kind: ConditionType, before: Condition | None, value: Conditio
         return False
     if value.status == "Unknown":
         return value.reason is ConditionReason.NOT_REPORTED
-    bad = "True" if kind is ConditionType.DEADLINE_AT_RISK else "False"
-    return before.status != "Unknown" or value.status == bad
+    return before.status != "Unknown" or value.status != HEALTHY[kind]
 
 
 def conditions(
@@ -178,9 +179,8 @@ def news(before: ResourceStatus, after: ResourceStatus) -> list[Condition]:
 def is_bad(condition: Condition) -> bool:
     """Return whether a condition needs attention."""
     kind = ConditionType(condition.type)
-    if kind in {ConditionType.DEGRADED, ConditionType.DEADLINE_AT_RISK}:
-        return condition.status == "True"
-    return (kind in MEASURED and condition.status == "False") or condition.reason == ConditionReason.ROLLOUT_STUCK
+    is_wrong = condition.status not in {HEALTHY[kind], "Unknown"}
+    return (is_wrong and kind in ALARMING) or condition.reason == ConditionReason.ROLLOUT_STUCK
 
 
 def _condition(
