@@ -35,6 +35,8 @@ from ballast_queue.functions import FIELDS, HEAD, Line
 from ballast_queue.keys import Keys
 from ballast_queue.leases import MAX_ITEMS, by_job
 from ballast_queue.redis_store import Queue
+from ballast_queue.settings import QueueSettings
+from ballast_queue.settings_store import NUMBERS
 
 LIBRARY = (20, "a4836cf8c9e5c98988e7b91525b3893c4e7c49e33f75249676520c3d0d4d3609")
 """The revision of the function library, and the SHA-256 of its text."""
@@ -414,6 +416,12 @@ def test_every_function_that_is_called_is_registered_and_every_registered_one_is
     called = set(re.findall(r'(?:return |_of_job\()"(\w+)", ', Path(stubs.__file__).read_text()))
 
     assert called | {"revision"} == set(re.findall(r"^register\('(\w+)'", SOURCE, re.MULTILINE))
+
+
+def test_the_functions_read_each_number_of_the_settings_with_the_default_of_python():
+    read = {name: float(default) for name, default in re.findall(r"setting\(.*?, '(\w+)', (\d+)\)", SOURCE)}
+
+    assert read == {name: getattr(QueueSettings(), name) for name in NUMBERS}
 
 
 def test_items_go_in_one_call_for_each_job():
