@@ -20,7 +20,7 @@ from ballast_api.status import ClassSlots, Status
 from ballast_operator import report
 from ballast_operator.cache import Cache
 from ballast_operator.context import OperatorContext
-from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict, Forbidden
+from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict, Forbidden, Invalid
 from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, POD, RAY_SERVICE, SERVICE, Body, Key, Kind
 from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.resource_type import ConditionValue
@@ -632,6 +632,32 @@ def test_a_child_that_fails_again_and_again_is_reported_with_the_measured_condit
 
     assert [status["Degraded"] for status in after] == [("True", "NotApplied")]
     assert after[0]["SLOMet"] == before["SLOMet"]
+
+
+def test_a_failure_does_not_hide_the_problem_of_another_child_and_is_reported_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    bench.serve()
+    bench.cluster.broken, usual = DEPLOYMENT, bench.cluster.apply
+
+    async def apply(key: Key, manifest: Body, *, uid: str | None) -> Body:
+        if key.kind == SERVICE:
+            raise Invalid("apply", 422, "no such field")
+        return await usual(key, manifest, uid=uid)
+
+    def fail() -> set[str]:
+        begin = len(bench.cluster.statuses)
+        for _ in range(5):
+            with suppress(ClusterUnavailable):
+                asyncio.run(bench.reconciler.reconcile(LLM))
+        return {said(status)["Degraded"][1] for status in bench.cluster.statuses[begin:]}
+
+    monkeypatch.setattr(bench.cluster, "apply", apply)
+    bench.put(network={"metricsFrom": [{"podSelector": {}}]}, template={"labels": {"a": "b"}})
+    assert fail() == {"InvalidPod"}
+    bench.grants.is_failing = True
+    assert fail() == {"NotApplied"}
 
 
 def test_a_reconciliation_that_fails_again_and_again_leaves_the_measured_conditions_as_they_are() -> None:
