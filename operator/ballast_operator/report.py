@@ -158,7 +158,28 @@ def status_manifest(kind: Kind, about: Metadata, wanted: ResourceStatus) -> Body
     """Return the manifest by which server-side apply writes a status."""
     metadata = {"name": about.name, "namespace": about.namespace}
     content = wanted.model_dump(mode="json", by_alias=True, exclude_none=True)
+    content["conditions"] += _standard_conditions(wanted)
     return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, "status": content}
+
+
+def _standard_conditions(status: ResourceStatus) -> list[Body]:
+    """Return the condition by which kstatus, as in Flux and in Helm, judges a resource before it looks at `Ready`.
+
+    While old workers serve, `Ready` shows neither a rollout nor a spec that is not applied. The condition repeats
+    another one, so it is not read, and it is absent if it would be False.
+    """
+    progressing, degraded = status.condition(ConditionType.PROGRESSING), status.condition(ConditionType.DEGRADED)
+    if progressing is None or degraded is None:
+        return []
+    is_applied = progressing.observed_generation == status.observed_generation
+    if is_applied and (progressing.status == "Unknown" or progressing.reason == ConditionReason.COMPLETE):
+        return []
+    cause = progressing if is_applied else degraded
+    # The operator tries again what the API server failed, so this one ends without a person.
+    goes_on = cause.reason == ConditionReason.NOT_APPLIED or (is_applied and progressing.status == "True")
+    repeated = cause.model_dump(mode="json", by_alias=True)
+    about = {"status": "True", "observedGeneration": status.observed_generation}
+    return [repeated | about | {"type": "Reconciling" if goes_on else "Stalled"}]
 
 
 def news(before: ResourceStatus, after: ResourceStatus) -> list[Condition]:
