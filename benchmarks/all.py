@@ -1,6 +1,6 @@
 """Run every benchmark in turn.
 
-python benchmarks/all.py            run all of them; this takes a quarter of an hour on two cores
+python benchmarks/all.py            run all of them, for more than a quarter of an hour on two cores
 python benchmarks/all.py --quick    shorter runs with wider spreads
 """
 
@@ -13,16 +13,21 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 LEFT_OUT = {
-    *("all.py", "size.py", "mutation.py", "demo_pooled.py", "constants.py"),
-    *("mixed_engine.py", "frontier.py", "llm_d_protocol.py", "policy_change.py", "soak.py"),
+    *("all.py", "size.py", "mutation.py", "demo_pooled.py", "constants.py", "pooled.py", "operator_scale.py"),
+    *("foresight.py", "mixed_engine.py", "frontier.py", "llm_d_protocol.py", "policy_change.py", "soak.py"),
     *("job_queue_peers.py", "native_and_vllm.py", "ray_serve.py", "vllm_adapter_cost.py", "vllm_encoder.py"),
     *("vllm_api_server.py", "vllm_llm_d.py", "vllm_mixed.py", "vllm_step_sizes.py"),
 }
-"""Scripts that are not benchmarks, that need vLLM or Ray, or that take longer than all the others together."""
+"""Scripts that are no benchmarks, that need vLLM, Ray or an API server, or that are longer than all others together."""
 QUICK = {
     "attention.py": ("--repeats", "3"),
+    "ceilings.py": ("--requests", "300"),
     "engine_step.py": ("--repeats", "3"),
+    "fairness.py": ("--minutes", "2"),
+    "hostile_clients.py": ("--seconds", "1", "--only", "none", "bodies"),
     "job_queue.py": ("--items", "5000", "--jobs", "50"),
+    "kv_admission.py": ("--kv-tokens", "220000", "--load", "40", "--minutes", "1"),
+    "moe_steps.py": ("--experts", "16", "--repeat", "6"),
     "plan.py": ("--seconds", "0.1"),
     "serving.py": ("--requests", "16", "--turns", "1"),
     "step_model.py": (),

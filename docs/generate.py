@@ -35,7 +35,6 @@ from ballast_operator import permissions
 from ballast_operator.metrics import PHASES, REPLICA_STATES
 from ballast_operator.metrics import Metrics as OperatorMetrics
 from ballast_operator.settings import PREFIX, OperatorSettings
-from ballast_policy.learning.cost import CostModel
 from ballast_policy.request import RequestClass
 from ballast_policy.reservation import Reservation
 from ballast_queue.job import RequestCounts
@@ -194,7 +193,7 @@ def nothing_yet() -> ScrapeData:
     stats = EngineStats(
         slots=1, online=counted, offline=counted, kv_used=0, kv_cached=0, kv_free=0, kv_offline=0,
         kv_waste_ratio=0, prefix_query_tokens=0, prefix_hit_tokens=0, steps=0, failed_steps=0, suspended_steps=0,
-        deferred_grants=0, batch_ceiling=1, cost=CostModel(), reservation=Reservation(),
+        deferred_grants=0, batch_ceiling=1, reservation=Reservation(),
         service={(RequestClass.ONLINE, "default"): 0.0},
     )  # fmt: skip
     items = QueueStats(at=0, items=RequestCounts(), inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs={})

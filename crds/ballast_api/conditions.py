@@ -5,7 +5,9 @@ A reason is part of the contract, because people and alerts match on it. The mes
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Literal
 
 
 class ConditionType(StrEnum):
@@ -25,6 +27,18 @@ class ConditionType(StrEnum):
     """At least `slo.objectivePercent` of the online requests meet `spec.slo`, by the workers' counts."""
     DEADLINE_AT_RISK = "DeadlineAtRisk"
     """A job will miss its deadline at the current rate."""
+
+
+HEALTHY: Mapping[ConditionType, Literal["True", "False"]] = {
+    ConditionType.READY: "True",
+    ConditionType.PROGRESSING: "False",
+    ConditionType.DEGRADED: "False",
+    ConditionType.CONFIG_APPLIED: "True",
+    ConditionType.OFFLINE_RESERVATION_SATISFIED: "True",
+    ConditionType.SLO_MET: "True",
+    ConditionType.DEADLINE_AT_RISK: "False",
+}
+"""The status of each condition of a healthy resource."""
 
 
 class ConditionReason(StrEnum):

@@ -73,8 +73,9 @@ class ModelCache(ApiModel):
 
 
 def default_served_name(uri: str) -> str:
-    """Return the served name of a model whose resource sets none."""
-    return uri.rstrip("/").rsplit("/", 1)[-1].partition("@")[0]
+    """Return the served name of a model whose resource sets none. A revision on `hf://` may contain slashes."""
+    place = uri.partition("@")[0] if uri.startswith("hf://") else uri
+    return place.rstrip("/").rsplit("/", 1)[-1].partition("@")[0]
 
 
 def _revision_in(uri: str) -> str:
@@ -99,7 +100,8 @@ class ServedModel(Model):
         ),
         Rule(
             "!has(self.adapters) || [has(self.servedName) ? self.servedName : "
-            "self.uri.find('[^/]+/*$').split('@')[0].split('/')[0]].all(name, "
+            "(self.uri.startsWith('hf://') ? self.uri.split('@')[0] : self.uri).find('[^/]+/*$')"
+            ".split('@')[0].split('/')[0]].all(name, "
             "self.adapters.all(each, each.name != name))",
             lambda model: (
                 (model.served_name or default_served_name(model.uri)) not in {each.name for each in model.adapters}

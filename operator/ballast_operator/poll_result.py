@@ -106,7 +106,8 @@ class PollResult:
     def only_workers_in(self, pods: tuple[Body, ...]) -> Self:
         """Return the result with the workers of these pods, and their share of the workers that are not needed.
 
-        Workers of other resources may serve the same queue.
+        Workers of other resources may serve the same queue. The share is rounded down: the resources decide on their
+        own, and together may not remove more than are not needed.
         """
         found = self.by_pod(pods)
         if len(found) == len(self.workers):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from ballast_api.conditions import ConditionReason, ConditionType
+from ballast_api.conditions import HEALTHY, ConditionReason, ConditionType
 from ballast_api.inference_deployment import Metadata
 from ballast_api.status import Condition, ResourceStatus
 from ballast_operator.kinds import Body, Kind
@@ -33,6 +33,8 @@ COUNTING = frozenset({ConditionType.READY, ConditionType.PROGRESSING})
 FOLLOWING = COUNTING | {ConditionType.DEGRADED}
 """Conditions whose messages change under the same reason. A message of `Degraded` names the next object when the first
 is corrected. Names have digits, so a change of figures alone looks the same, and `delay` limits the writes instead."""
+ALARMING = MEASURED | {ConditionType.DEGRADED}
+"""Conditions that need attention if they are not healthy. The others are not healthy for a while in each rollout."""
 COUNTS = ("replicas", "ready_replicas", "updated_replicas", "workers", "conditions")
 """Fields of a status that change while a rollout proceeds."""
 S = TypeVar("S", bound=ResourceStatus)
@@ -80,8 +82,7 @@ def _may_be_noise(kind: ConditionType, before: Condition | None, value: Conditio
         return False
     if value.status == "Unknown":
         return value.reason is ConditionReason.NOT_REPORTED
-    bad = "True" if kind is ConditionType.DEADLINE_AT_RISK else "False"
-    return before.status != "Unknown" or value.status == bad
+    return before.status != "Unknown" or value.status != HEALTHY[kind]
 
 
 def conditions(
@@ -157,7 +158,28 @@ def status_manifest(kind: Kind, about: Metadata, wanted: ResourceStatus) -> Body
     """Return the manifest by which server-side apply writes a status."""
     metadata = {"name": about.name, "namespace": about.namespace}
     content = wanted.model_dump(mode="json", by_alias=True, exclude_none=True)
+    content["conditions"] += _standard_conditions(wanted)
     return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, "status": content}
+
+
+def _standard_conditions(status: ResourceStatus) -> list[Body]:
+    """Return the condition by which kstatus, as in Flux and in Helm, judges a resource before it looks at `Ready`.
+
+    While old workers serve, `Ready` shows neither a rollout nor a spec that is not applied. The condition repeats
+    another one, so it is not read, and it is absent if it would be False.
+    """
+    progressing, degraded = status.condition(ConditionType.PROGRESSING), status.condition(ConditionType.DEGRADED)
+    if progressing is None or degraded is None:
+        return []
+    is_applied = progressing.observed_generation == status.observed_generation
+    if is_applied and (progressing.status == "Unknown" or progressing.reason == ConditionReason.COMPLETE):
+        return []
+    cause = progressing if is_applied else degraded
+    # The operator tries again what the API server failed, so this one ends without a person.
+    goes_on = cause.reason == ConditionReason.NOT_APPLIED or (is_applied and progressing.status == "True")
+    repeated = cause.model_dump(mode="json", by_alias=True)
+    about = {"status": "True", "observedGeneration": status.observed_generation}
+    return [repeated | about | {"type": "Reconciling" if goes_on else "Stalled"}]
 
 
 def news(before: ResourceStatus, after: ResourceStatus) -> list[Condition]:
@@ -178,9 +200,8 @@ def news(before: ResourceStatus, after: ResourceStatus) -> list[Condition]:
 def is_bad(condition: Condition) -> bool:
     """Return whether a condition needs attention."""
     kind = ConditionType(condition.type)
-    if kind in {ConditionType.DEGRADED, ConditionType.DEADLINE_AT_RISK}:
-        return condition.status == "True"
-    return (kind in MEASURED and condition.status == "False") or condition.reason == ConditionReason.ROLLOUT_STUCK
+    is_wrong = condition.status not in {HEALTHY[kind], "Unknown"}
+    return (is_wrong and kind in ALARMING) or condition.reason == ConditionReason.ROLLOUT_STUCK
 
 
 def _condition(

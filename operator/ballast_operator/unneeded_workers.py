@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from dataclasses import replace
+from functools import partial
 
-from ballast_queue.job import Job, Outlook
+from ballast_queue.job import Job
 from ballast_queue.status import WorkerStatus
 from ballast_worker.forecast import Forecast, rates_of
 
@@ -35,21 +36,16 @@ def unneeded_workers(
     if not rates.items and not rates.output_tokens:
         return 0 if any(job.counts.waiting > job.delayed for job in due) else len(ready)
 
-    @cache
-    def forecast(count: int) -> Forecast:
-        share = MARGIN * _offline_slots(ready, count) / _offline_slots(ready, len(ready))
-        each = {
-            "offline_items_per_second": rates.items * share / count,
-            "offline_tokens_per_second": rates.output_tokens * share / count,
-        }
-        return Forecast(served, [ready[0].model_copy(update=each)] * count, now, weights)
+    forecast = Forecast(served, ready, now, weights)
 
     def is_in_time(job: Job, count: int) -> bool:
-        return forecast(count).of(job)[0] is Outlook.YES
+        share = MARGIN * _offline_slots(ready, count) / _offline_slots(ready, len(ready))
+        fewer = replace(rates, items=rates.items * share, output_tokens=rates.output_tokens * share)
+        return forecast.is_in_time(job, fewer)
 
     needed = 1
     try:
-        for job in forecast(len(ready)).by_pressure(due)[:MOST_FORECASTS]:
+        for job in forecast.by_pressure(due)[:MOST_FORECASTS]:
             if not is_in_time(job, needed):
                 needed += bisect_left(range(needed, len(ready)), x=True, key=partial(is_in_time, job))
     except (ArithmeticError, ValueError):  # whoever may write to the queue may publish any rate

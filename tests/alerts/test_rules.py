@@ -46,12 +46,14 @@ def every_alert() -> list[dict[str, Any]]:
     return [*alerts(), *alerts(**ENCODER), *alerts(**RAY)]
 
 
-def test_every_alert_has_a_page_that_says_what_to_do() -> None:
+def test_every_alert_is_listed_and_has_a_page_that_says_what_to_do() -> None:
+    listed = (ROOT / "docs" / "how-to" / "prometheus.md").read_text()
     for alert in every_alert():
         page = ROOT / alert["annotations"]["runbook_url"]
         text = page.read_text()
 
         assert alert["alert"] in text
+        assert f"`{alert['alert']}`" in listed
         assert alert["annotations"]["summary"].startswith("default/chat: ")
         assert alert["annotations"]["description"].endswith(".")
         assert {"## Meaning", "## Diagnosis", "## Mitigation"} <= set(text.splitlines())

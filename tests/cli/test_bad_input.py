@@ -19,9 +19,12 @@ from ballast_cli.worker_file import DEMO_MODEL
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 
-VERBS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
-READING = ("jobs", "top")
-ON_A_JOB = ("job", "results", "cancel", "pause", "resume", "redrive")
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+VERBS = sorted(COMMANDS)
+TAKES = {verb: {each.name: each.param_type_name for each in COMMANDS[verb].params} for verb in VERBS}
+ON_A_JOB = [verb for verb in VERBS if "job_id" in TAKES[verb]]
+STARTING = {"serve", "up"}
+ON_A_QUEUE = [v for v in VERBS if "queue" in TAKES[v] and "argument" not in TAKES[v].values() and v not in STARTING]
 NOWHERE = "redis://127.0.0.1:1"
 
 
@@ -52,7 +55,7 @@ def test_help_needs_neither_redis_nor_torch():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("arguments", [(verb,) for verb in READING] + [(verb, "job-1") for verb in ON_A_JOB])
+@pytest.mark.parametrize("arguments", [(verb,) for verb in ON_A_QUEUE] + [(verb, "job-1") for verb in ON_A_JOB])
 def test_without_a_redis_a_verb_says_what_to_start(ballast, arguments: tuple[str, ...]):
     ran = ballast(*arguments, "--redis-url", NOWHERE)
 

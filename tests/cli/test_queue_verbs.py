@@ -661,11 +661,16 @@ def test_top_shows_a_reservation_that_is_not_met(queued, queue: Any):
 
 
 @pytest.mark.parametrize(
-    ("is_encoder", "why"), [(False, "no other offline request may run"), (True, "reserved tokens taken")]
+    ("is_encoder", "waiting", "why"),
+    [
+        (False, 3, "no other offline request may run"),
+        (False, 0, "no other offline request waits"),
+        (True, 3, "reserved tokens taken"),
+    ],
 )
-def test_top_says_why_an_idle_reservation_is_met(queued, queue: Any, is_encoder: bool, why: str):
+def test_top_says_why_an_idle_reservation_is_met(queued, queue: Any, is_encoder: bool, waiting: int, why: str):
     idle = ReservationStatus(slots=2, blocks=10, chunk=13, in_use=0, is_met=True, is_met_by_tokens=is_encoder)
-    queue.workers.publish(make_busy().model_copy(update={"reservation": idle}), 60)
+    queue.workers.publish(make_busy(waiting=waiting).model_copy(update={"reservation": idle}), 60)
 
     shown = queued("top", "--once").out
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pwd
 import stat
 from pathlib import Path
 
@@ -55,6 +56,17 @@ def test_a_model_is_found_however_its_directory_is_written(tmp_path: Path, monke
     written = uri.format(home=tmp_path)
 
     assert compose(make_file(tmp_path, f"model: {{uri: '{written}'}}"), Flags()).model.uri == written
+
+
+def test_a_home_directory_that_is_unknown_is_a_sentence(monkeypatch: pytest.MonkeyPatch):
+    """Such as that of a process with any number as its user."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", lambda number: {}[number])
+
+    for model, said in (("hf://a/b", "no home directory"), ("~/b", "~/b is no directory"), ("~no-user/b", "~no-user")):
+        with pytest.raises(Usage, match=said):
+            compose(None, Flags(model=model))
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,11 @@ PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
         gpu=some(count=FEW),
         network=some(metricsFrom=PEERS),
         model=st.fixed_dictionaries(
-            {"uri": st.sampled_from(["hf://a/b", "hf://a/b@c/b", "s3://a/b//", "s3://a/b@v1", "pvc://b"])},
+            {
+                "uri": st.sampled_from(
+                    ["hf://a/b", "hf://a/b@c/a", "s3://a/b//", "s3://a/b@v1", "s3://a/b@v1/a", "pvc://b"]
+                )
+            },
             optional={"adapters": ADAPTERS, "servedName": st.sampled_from(["a", "b/a"])},
         ),
     ),

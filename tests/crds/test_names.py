@@ -29,7 +29,7 @@ def test_a_served_name_is_the_last_part_of_the_address_without_its_revision() ->
     def served(uri: str, **model: str) -> str:
         return read({"uri": uri} | model).spec.served_name
 
-    assert served("hf://Qwen/Qwen3-8B@v2") == "Qwen3-8B"
+    assert served("hf://Qwen/Qwen3-8B@v2") == served("hf://Qwen/Qwen3-8B@refs/pr/1/") == "Qwen3-8B"
     assert served("s3://bucket/models/llama/") == "llama"
     assert served("hf://a/b", servedName="mine") == "mine"
 
@@ -44,6 +44,7 @@ def test_a_served_name_is_the_last_part_of_the_address_without_its_revision() ->
         {"uri": "s3://bucket/a@v1//"},
         {"uri": "s3://bucket"},
         {"uri": "pvc://claim/x@y"},
+        {"uri": "pvc://claim/x@y/z"},
         {"uri": "file:///models/llama"},
     ],
     ids=str,

@@ -1,8 +1,9 @@
-"""Programs outside the packages import only names that the packages have, also those that need vLLM or Ray."""
+"""Programs outside the packages use only names that packages have, also those that need vLLM or Ray, and options."""
 
 from __future__ import annotations
 
 import ast
+import runpy
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -57,6 +58,23 @@ def test_each_imported_name_exists(path: Path):
     ]
 
     assert not missing
+
+
+def test_each_program_of_make_bench_has_the_options_of_its_quick_run():
+    found = runpy.run_path(str(ROOT / "benchmarks" / "all.py"))
+    quick = {
+        path: found["QUICK"].get(path.name, ("--quick",))
+        for path in (ROOT / "benchmarks").glob("*.py")
+        if path.name not in found["LEFT_OUT"]
+    }
+    lacking = {
+        path.name: option
+        for path, options in quick.items()
+        for option in options
+        if option not in path.read_text() and option[:2] == "--"
+    }
+
+    assert not lacking, "add the option, or its own arguments to QUICK of benchmarks/all.py, or its name to LEFT_OUT"
 
 
 def test_a_name_that_does_not_exist_is_noticed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 import shutil
 import subprocess
 import sys
@@ -58,6 +59,15 @@ def test_a_cache_that_others_can_write_to_is_not_trusted(cache, tmp_path, monkey
     path = compiled()
 
     assert path.is_relative_to(tmp_path / "elsewhere")
+
+
+def test_a_user_without_a_home_directory_has_a_cache(cache, tmp_path, monkeypatch):
+    for name in ("BALLAST_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", lambda number: {}[number])
+    monkeypatch.setattr(compiler.tempfile, "gettempdir", lambda: str(tmp_path / "elsewhere"))
+
+    assert compiled().is_relative_to(tmp_path / "elsewhere")
 
 
 @pytest.fixture

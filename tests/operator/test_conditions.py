@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from queue_objects import make_status
 
+from ballast_api.conditions import HEALTHY
 from ballast_api.conditions import ConditionReason as Reason
 from ballast_api.conditions import ConditionType as Type
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.status import Status
-from ballast_cli.explain import HEALTHY
+from ballast_operator import conditions as checks
 from ballast_operator import report
 from ballast_operator.cache import trimmed
 from ballast_operator.children.config import VERSION
@@ -494,8 +495,21 @@ def test_pods_that_fail_one_after_another_are_reported_and_one_that_fails_alone_
     assert words in found.message
 
 
-def test_every_condition_has_checks_and_a_healthy_status() -> None:
+def test_every_condition_has_checks_a_healthy_status_and_a_way_to_change() -> None:
     assert set(CHAINS) == set(HEALTHY) == set(Type)
+    assert set(Type) - {Type.CONFIG_APPLIED} == report.MEASURED | report.FOLLOWING, (
+        "a condition is in MEASURED of ballast_operator.report if figures decide it, in COUNTING or FOLLOWING if its "
+        "message changes alone, or among the exceptions of this test"
+    )
+
+
+def test_every_check_is_in_a_chain() -> None:
+    signatures = (["Given", "ConditionValue | None"], ["Given", "ConditionValue"])
+    written = {
+        name for name, each in vars(checks).items() if list(getattr(each, "__annotations__", {}).values()) in signatures
+    }
+
+    assert written == {check.__name__ for chain in CHAINS.values() for check in chain}
 
 
 def test_every_condition_and_reason_stands_in_the_documentation() -> None:

@@ -12,7 +12,7 @@ import yaml
 from kubernetes.aio.client import ApiException
 
 from ballast_operator import cluster, lease
-from ballast_operator.errors import ClusterUnavailable, Forbidden
+from ballast_operator.errors import ClusterUnavailable, Conflict, Forbidden
 from ballast_operator.inference_deployment import RESOURCE_TYPE
 from ballast_operator.kinds import LEASE, Body, Key, Kind
 from ballast_operator.lease import DURATION_SECONDS, RENEW_WITHIN_SECONDS, Leadership
@@ -164,14 +164,21 @@ def test_a_lease_whose_write_was_answered_late_is_renewed_before_the_operator_is
     assert len(slow.leases) == 2
 
 
+OTHER_DURATION_SECONDS = 20.0
+
+
 class OtherHolder(SlowClock):
-    """Another operator renews the Lease for a minute. Each read of the Lease takes five seconds."""
+    """Another operator renews the Lease for a minute. Each read of the Lease takes five seconds.
+
+    Its clock is far behind, and it is of a version whose Lease is valid for longer.
+    """
 
     async def get(self, key: Key) -> Body | None:
         self.now += 5.0
         if self.now <= 60.0:
             metadata = {"resourceVersion": str(len(self.leases))}
-            spec = {"holderIdentity": "other", "leaseDurationSeconds": DURATION_SECONDS}
+            spec = {"holderIdentity": "other", "leaseDurationSeconds": OTHER_DURATION_SECONDS}
+            spec["renewTime"] = "2000-01-01T00:00:00.000000Z"
             self.leases.append({"metadata": metadata, "spec": spec})
         return await super().get(key)
 
@@ -183,7 +190,7 @@ def test_a_lease_that_another_operator_renews_is_never_taken(monkeypatch: pytest
     leadership = Leadership(cast(Any, other), Key(LEASE, "ballast", "l"), "me", seconds=other.seconds)
 
     acquire(leadership)
-    assert other.now == 60.0 + DURATION_SECONDS
+    assert other.now == 60.0 + OTHER_DURATION_SECONDS
 
 
 class LastAnswer(SlowClock):
@@ -213,6 +220,67 @@ def test_the_time_of_a_lease_begins_when_its_renewal_is_sent(monkeypatch: pytest
 
     asyncio.run(lead())
     assert last.now - last.sent <= RENEW_WITHIN_SECONDS
+
+
+class LostAnswer(SlowClock):
+    """Writes the Lease for the fourth time without an answer."""
+
+    def __init__(self, *waits: float) -> None:
+        super().__init__(*waits)
+        self.is_held = asyncio.Event()
+
+    async def replace(self, key: Key, body: Body) -> Body:
+        if body["metadata"]["resourceVersion"] != self.leases[-1]["metadata"]["resourceVersion"]:
+            raise Conflict(f"replace {key.path()}", 409, "the object has been modified")
+        answer = await super().replace(key, body)
+        if len(self.leases) == 4:
+            raise ClusterUnavailable("replace: the API server does not answer")
+        if len(self.leases) == 5:
+            self.is_held.set()
+        return answer
+
+
+def test_an_operator_whose_renewal_got_no_answer_reads_the_lease_and_stays_active(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lease, "RENEW_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(lease, "RENEW_AGAIN_SECONDS", 0.0)
+    lost = LostAnswer(0.0, 6.0, 6.0, 0.0, 0.0, *[0.0] * 100)
+    leadership = Leadership(cast(Any, lost), Key(LEASE, "ballast", "l"), "me", seconds=lost.seconds)
+
+    async def lead() -> bool:
+        async with asyncio.timeout(10):
+            await leadership.acquire()
+            keeping, held = asyncio.create_task(leadership.keep()), asyncio.create_task(lost.is_held.wait())
+            done, _ = await asyncio.wait([keeping, held], return_when=asyncio.FIRST_COMPLETED)
+            keeping.cancel()
+            held.cancel()
+            return held in done
+
+    assert asyncio.run(lead())
+
+
+class NoAnswer(SlowClock):
+    """Answers each write of the Lease late, and then no more."""
+
+    async def create(self, kind: Kind, body: Body) -> Body:
+        if not self.waits:
+            await asyncio.Event().wait()
+        return await super().create(kind, body)
+
+
+def test_a_renewal_that_waits_for_its_answer_ends_before_the_lease_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "RENEW_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(lease, "RENEW_AGAIN_SECONDS", 0.0)
+    silent = NoAnswer(0.0, RENEW_WITHIN_SECONDS - 0.1)
+    leadership = Leadership(cast(Any, silent), Key(LEASE, "ballast", "l"), "me", seconds=silent.seconds)
+
+    async def lead() -> None:
+        async with asyncio.timeout(10):
+            await leadership.acquire()
+            await leadership.keep()
+
+    asyncio.run(lead())
 
 
 class OldAuthorities(SlowClock):

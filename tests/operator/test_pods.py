@@ -77,6 +77,29 @@ def test_a_shared_claim_is_written_by_the_fetch_and_read_by_the_worker() -> None
     assert mounts(worker)["/cache"] == ("cache", False)
 
 
+ON_THE_CLAIM_OF_THE_CACHE: dict[str, tuple[dict[str, Any], str, str]] = {
+    "the model": ({"uri": "pvc://models/b", "adapters": [{"name": "sql", "uri": "hf://a/sql"}]}, "/models", "fetched"),
+    "an adapter": (
+        {"uri": FETCHED, "adapters": [{"name": "sql", "uri": "pvc://models/sql"}]},
+        "/claims/models",
+        "models",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ON_THE_CLAIM_OF_THE_CACHE)
+def test_a_claim_with_files_and_the_cache_is_one_volume(case: str) -> None:
+    model, path, fetched = ON_THE_CLAIM_OF_THE_CACHE[case]
+    made = pod(model | {"cache": SHARED["cache"]})
+    (worker,), (fetch,) = made["containers"], made["initContainers"]
+    claims = [each for each in made["volumes"] if "persistentVolumeClaim" in each]
+
+    assert claims == [{"name": "cache", "persistentVolumeClaim": {"claimName": "models"}}]
+    assert mounts(fetch)["/cache"] == ("cache", True)
+    assert mounts(worker)["/cache"] == mounts(worker)[path] == ("cache", False)
+    assert volume(made, fetched) == {"emptyDir": {}}
+
+
 def test_a_claim_per_pod_holds_the_model_itself() -> None:
     made = pod(PER_POD)
     (worker,), (fetch,) = made["containers"], made["initContainers"]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import redis
 from queue_objects import make_status
 from reconciled import UNPLANNABLE, make_reconciler
 
@@ -20,7 +23,7 @@ from ballast_api.status import ClassSlots, Status
 from ballast_operator import report
 from ballast_operator.cache import Cache
 from ballast_operator.context import OperatorContext
-from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict, Forbidden
+from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict, Forbidden, Invalid
 from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, POD, RAY_SERVICE, SERVICE, Body, Key, Kind
 from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.resource_type import ConditionValue
@@ -33,6 +36,7 @@ QUEUE = QueueStats(
     at=0, items=RequestCounts(), inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs_at_risk=0, jobs={}
 )
 VERSIONS = itertools.count(1)
+GITOPS = Path(__file__).parents[2] / "docs" / "how-to" / "gitops.md"
 SLOTS = ClassSlots(online=7, offline=1)
 GONE = {"namespace": "ns", "name": "llm", "uid": "u"}
 
@@ -372,6 +376,61 @@ def test_an_invalid_resource_is_ready_by_its_own_fields_as_far_as_they_are_valid
     assert said(strict)["Ready"] == ("False", "NotEnoughReady")
 
 
+def kstatus(bench: Bench) -> str:
+    """Return what kstatus finds, as its `checkGenericProperties` and then its `checkReadyCondition` do."""
+    body = bench.cache.resources[LLM]
+    found = {each["type"]: each["status"] for each in body["status"]["conditions"]}
+    if body["status"]["observedGeneration"] != body["metadata"]["generation"] or found.get("Reconciling") == "True":
+        return "InProgress"
+    if found.get("Stalled") == "True":
+        return "Failed"
+    return "Current" if found["Ready"] == "True" else "InProgress"
+
+
+def argo_cd(bench: Bench, lua: redis.Redis) -> str:
+    """Return what Argo CD finds with the health check of the documentation. Valkey runs it, as it has Lua."""
+    check = GITOPS.read_text().partition("InferenceDeployment: |\n")[2].partition("```")[0]
+    body = json.dumps(bench.cache.resources[LLM])
+    program = f"local obj = cjson.decode(ARGV[1])\nlocal function check()\n{check}\nend\nreturn check().status"
+    return str(cast(bytes, lua.eval(program, 0, body)).decode())
+
+
+def test_kstatus_and_argo_cd_see_a_rollout_and_its_failure_while_old_workers_serve(valkey: Any) -> None:
+    bench, lua = Bench(), redis.Redis.from_url(valkey.url)
+    found: list[tuple[str, str]] = []
+
+    def look() -> None:
+        found.append((kstatus(bench), argo_cd(bench, lua)))
+
+    bench.serve()
+    look()
+    bench.put(template={"labels": {"a": "b"}})
+    look()
+    bench.reconcile()
+    bench.count(2, total=3)
+    bench.reconcile()
+    look()
+    stuck = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+    deployment = bench.cache.children(LLM)[Key(DEPLOYMENT, "ns", "llm")]
+    deployment["status"]["conditions"] = [stuck]
+    metadata = deployment["metadata"] | {"resourceVersion": str(next(VERSIONS))}
+    bench.cache.put(DEPLOYMENT, deployment | {"metadata": metadata})
+    bench.reconcile()
+    look()
+    bench.count(2)
+    bench.reconcile()
+    look()
+    bench.grants.is_refusing = True
+    bench.put(template={"labels": {"a": "c"}})
+    bench.reconcile()
+    look()
+
+    lua.close()
+    current, going, failed = ("Current", "Healthy"), ("InProgress", "Progressing"), ("Failed", "Degraded")
+    assert found == [current, going, going, failed, current, failed]
+    assert said(Status.model_validate(bench.cache.resources[LLM]["status"]))["Ready"][0] == "True"
+
+
 def test_a_resource_that_was_never_reconciled_is_not_ready_and_rolls_nothing_out() -> None:
     bench = Bench(template={"serviceAccountName": "x"})
     bench.put()
@@ -632,6 +691,32 @@ def test_a_child_that_fails_again_and_again_is_reported_with_the_measured_condit
 
     assert [status["Degraded"] for status in after] == [("True", "NotApplied")]
     assert after[0]["SLOMet"] == before["SLOMet"]
+
+
+def test_a_failure_does_not_hide_the_problem_of_another_child_and_is_reported_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    bench.serve()
+    bench.cluster.broken, usual = DEPLOYMENT, bench.cluster.apply
+
+    async def apply(key: Key, manifest: Body, *, uid: str | None) -> Body:
+        if key.kind == SERVICE:
+            raise Invalid("apply", 422, "no such field")
+        return await usual(key, manifest, uid=uid)
+
+    def fail() -> set[str]:
+        begin = len(bench.cluster.statuses)
+        for _ in range(5):
+            with suppress(ClusterUnavailable):
+                asyncio.run(bench.reconciler.reconcile(LLM))
+        return {said(status)["Degraded"][1] for status in bench.cluster.statuses[begin:]}
+
+    monkeypatch.setattr(bench.cluster, "apply", apply)
+    bench.put(network={"metricsFrom": [{"podSelector": {}}]}, template={"labels": {"a": "b"}})
+    assert fail() == {"InvalidPod"}
+    bench.grants.is_failing = True
+    assert fail() == {"NotApplied"}
 
 
 def test_a_reconciliation_that_fails_again_and_again_leaves_the_measured_conditions_as_they_are() -> None:

@@ -97,6 +97,41 @@ def test_an_error_of_a_watch_makes_it_list_again(error: dict[str, Any], monkeypa
     assert relisted == [True, True]
 
 
+@pytest.mark.parametrize("is_gone", [True, False], ids=["gone", "cancelled"])
+def test_a_watch_whose_kind_goes_causes_an_audit(is_gone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its objects went too, and no event shows that. Kopf cancels the watch, unless a list is refused before."""
+    relisted: list[bool] = []
+
+    async def gone(**_options: Any) -> AsyncIterator[Any]:
+        raise errors.APINotFoundError("not found", status=404, headers={})
+        yield
+
+    async def waits(**_options: Any) -> AsyncIterator[Any]:
+        await asyncio.Event().wait()
+        yield
+
+    async def watch() -> int:
+        found = streams.Streams((DEPLOYMENT,), lambda: relisted.append(True), retry_seconds=0.0)
+        found.install()
+        resource = cast(Any, SimpleNamespace(group=DEPLOYMENT.group, plural=DEPLOYMENT.plural))
+        events = watching.infinite_watch(
+            settings=kopf.OperatorSettings(), resource=resource, namespace=None, _iterations=1
+        )
+        assert await anext(events) == watching.Bookmark.LISTED
+        before, following = len(relisted), asyncio.create_task(anext(events, None))
+        await asyncio.sleep(0)
+        if not is_gone:
+            following.cancel()
+        await asyncio.wait([following])
+        return len(relisted) - before
+
+    monkeypatch.setattr(fetching, "fetch_objs", gone if is_gone else lists_nothing)
+    monkeypatch.setattr(watching, "watch_objs", waits)
+    monkeypatch.setattr(watching, "continuous_watch", watching.continuous_watch)  # restored after the test
+
+    assert asyncio.run(watch()) == 1
+
+
 @asynccontextmanager
 async def serving(answer: Callable[[], Awaitable[web.StreamResponse]]) -> AsyncIterator[None]:
     """Let Kopf call an API server with one answer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -105,6 +106,34 @@ def test_a_secret_that_an_audit_finds_missing_is_written_again() -> None:
     bench.reconcile()
 
     assert bench.cluster.applied == {secret}
+
+
+def test_a_secret_that_no_config_map_records_is_written_again_only_if_it_has_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench, secret = Bench(), Key(SECRET, "guest", redis_secret("g"))
+    apply, written = bench.cluster.apply, list[Any]()
+
+    async def remember(key: Key, manifest: Any, *, uid: str | None) -> Any:
+        answer = await apply(key, manifest, uid=uid)
+        if key == secret:
+            written.append(answer)
+        return answer
+
+    async def metadata(key: Key) -> Any:
+        return written[-1] if key == secret and written else None
+
+    monkeypatch.setattr(bench.cluster, "apply", remember)
+    monkeypatch.setattr(bench.cluster, "metadata", metadata)
+    bench.cluster.broken = CONFIG_MAP
+    bench.put("guest", "g")
+    for num_written in (1, 1, 2, 2):
+        if num_written > len(written) > 0:
+            somebody_changes = {"metadata": written[-1]["metadata"] | {"resourceVersion": str(next(VERSIONS))}}
+            written[-1] = written[-1] | somebody_changes
+        with suppress(ClusterUnavailable):
+            bench.reconcile()
+        assert len(written) == num_written
 
 
 def test_an_operator_that_starts_during_a_rollout_knows_the_queue_of_the_old_pods() -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from hashlib import sha256
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import redis
 from redis.cluster import RedisCluster
 
+from ballast_queue import functions as stubs
 from ballast_queue.connection import REVISION, SOURCE, Connection
 from ballast_queue.errors import (
     CommandForbidden,
@@ -33,6 +35,8 @@ from ballast_queue.functions import FIELDS, HEAD, Line
 from ballast_queue.keys import Keys
 from ballast_queue.leases import MAX_ITEMS, by_job
 from ballast_queue.redis_store import Queue
+from ballast_queue.settings import QueueSettings
+from ballast_queue.settings_store import NUMBERS
 
 LIBRARY = (20, "a4836cf8c9e5c98988e7b91525b3893c4e7c49e33f75249676520c3d0d4d3609")
 """The revision of the function library, and the SHA-256 of its text."""
@@ -415,7 +419,19 @@ def test_workers_of_older_versions_get_replies_of_the_length_that_they_expect(qu
 def test_each_change_of_the_functions_has_its_revision():
     found = (REVISION, sha256(SOURCE.encode()).hexdigest())
 
-    assert found == LIBRARY, "ballast.lua changed: increment REVISION, and write the new pair here"
+    assert found == LIBRARY, f"ballast.lua changed: increment REVISION, and then set LIBRARY = {found}"
+
+
+def test_every_function_that_is_called_is_registered_and_every_registered_one_is_called():
+    called = set(re.findall(r'(?:return |_of_job\()"(\w+)", ', Path(stubs.__file__).read_text()))
+
+    assert called | {"revision"} == set(re.findall(r"^register\('(\w+)'", SOURCE, re.MULTILINE))
+
+
+def test_the_functions_read_each_number_of_the_settings_with_the_default_of_python():
+    read = {name: float(default) for name, default in re.findall(r"setting\(.*?, '(\w+)', (\d+)\)", SOURCE)}
+
+    assert read == {name: getattr(QueueSettings(), name) for name in NUMBERS}
 
 
 def test_items_go_in_one_call_for_each_job():

@@ -15,7 +15,7 @@ from ballast_queue.connection import Connection
 from ballast_queue.errors import QueueForbidden, RefusedCall
 from ballast_queue.redis_store import Queue
 from ballast_queue.rights import administrator_rules, worker_rules
-from ballast_queue.settings import QueueSettings
+from ballast_queue.settings import UNCONFIGURED, QueueSettings
 from ballast_queue.timers import BATCH
 from ballast_queue.unused import UnusedQueues, remove, run_timers
 
@@ -55,9 +55,12 @@ def publish(queue: Queue) -> None:
 
 
 def test_an_unused_queue_is_kept_for_its_time_and_then_removed_without_a_trace(queue, line, release) -> None:
+    queue.settings.apply(QueueSettings(owner="team/deleted", max_attempts=9))
     fill(queue, line)
     assert unused(queue, release).update({queue.name}) == []
+    assert queue.settings.read().max_attempts == 9
     assert unused(queue, release).update(set()) == [], "it is unused since now"
+    assert queue.settings.read() == UNCONFIGURED
     assert unused(queue, release, 3600).update(set()) == []
     assert keys_of(queue)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from ballast_engine.stats import ClassStats, EngineStats
-from ballast_policy.learning.cost import CostModel
 from ballast_policy.reservation import Reservation
 
 
@@ -27,7 +26,6 @@ def make_stats(**changes: Any) -> EngineStats:
         "suspended_steps": 0,
         "deferred_grants": 0,
         "batch_ceiling": 8,
-        "cost": CostModel(),
         "reservation": Reservation(),
         "service": {},
     }

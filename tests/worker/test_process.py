@@ -59,6 +59,7 @@ def results_of(queue: Queue, job_id: str) -> dict[str, str]:
     ("text", "said"),
     [
         pytest.param("model: {uri: /none}", "directory /none does not exist", id="no model"),
+        pytest.param("model: {uri: ~no-user/m}", "directory ~no-user/m does not exist", id="a home of no user"),
         pytest.param("model: {uri: 'hf://org/name'}", "a worker reads only directories", id="a hub"),
         pytest.param("model: {uri: 'file://host/x'}", "three slashes", id="a host"),
         pytest.param("slots: 0", "model: Field required", id="invalid"),

@@ -102,6 +102,18 @@ def test_models_with_a_name_each_share_a_ray_cluster(tmp_path, capsys):
     assert [(each["name"], each["route_prefix"]) for each in found] == [("ballast", "/"), ("llama-3", "/llama-3")]
 
 
+@pytest.mark.parametrize("target", ["&-", "/dev/full"])
+def test_a_configuration_that_cannot_be_printed_is_a_sentence(tmp_path, target):
+    path = tmp_path / "worker.yaml"
+    path.write_text("model: {uri: /models/m}")
+    line = f"{sys.executable} -m ballast_serve --config {path} --show >{target}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("ballast_serve: Cannot print the configuration")
+    assert done.stderr.count("\n") == 1
+
+
 WRONG = {
     "gpus of the native engine": ("native", ("--gpus", "1"), "the native engine runs on CPUs"),
     "too few gpus": ("two nodes", ("--gpus", "4"), "a replica uses 8 on each node: runtime.tensorParallel is 16"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ballast_api.conditions import ConditionType
+from ballast_api.conditions import HEALTHY
 from ballast_cli.cluster import Context, Json, Namespace, events, resource, when
 from ballast_cli.connection import AsJson, CaFile, PasswordFile, Place, QueueName, RedisUrl, Running, open_queue
 from ballast_cli.console import examples, print_json, say
@@ -29,16 +29,6 @@ EXAMPLES = examples(
     "ballast explain chat",
     "ballast explain chat -n inference --redis-url redis://127.0.0.1:6379  # with its jobs",
 )
-HEALTHY = {
-    ConditionType.READY: "True",
-    ConditionType.PROGRESSING: "False",
-    ConditionType.DEGRADED: "False",
-    ConditionType.CONFIG_APPLIED: "True",
-    ConditionType.OFFLINE_RESERVATION_SATISFIED: "True",
-    ConditionType.SLO_MET: "True",
-    ConditionType.DEADLINE_AT_RISK: "False",
-}
-"""The status of each condition of a healthy resource."""
 LAST_EVENTS = 8
 MOST_JOBS = 5
 """Jobs of a resource's queue that are explained."""

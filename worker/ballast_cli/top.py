@@ -202,7 +202,8 @@ def _class_line(load: ClassLoad) -> str:
 
 def _reservation(worker: WorkerStatus) -> str:
     found = worker.reservation
-    idle = ", no other offline request may run" if found.is_met and found.in_use < found.slots else ""
+    others = "may run" if worker.offline.waiting + worker.offline.parked else "waits"
+    idle = f", no other offline request {others}" if found.is_met and found.in_use < found.slots else ""
     if found.is_met_by_tokens:
         idle = ", reserved tokens taken"
     return f"  reservation {'met' if found.is_met else 'NOT MET'}: {found.in_use} of {found.slots} slots in use{idle}"

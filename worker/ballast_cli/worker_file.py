@@ -109,14 +109,17 @@ _FETCHED: dict[Location, Path] = {}
 def fetched(location: Location) -> Path:
     """Download a model to the user's cache, once per process: a branch that moves has no effect on a running worker."""
     if location not in _FETCHED:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        _FETCHED[location] = fetch_model(location, Path(), base / "ballast" / "models")
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111  Path's would fail
+        if base.startswith("~"):
+            raise Usage(f"This user has no home directory for {location}. Set XDG_CACHE_HOME to a directory.")
+        _FETCHED[location] = fetch_model(location, Path(), Path(base, "ballast", "models"))
     return _FETCHED[location]
 
 
 def _check_model(uri: str) -> None:
     """Raise `Usage` for a wrong path before a process starts. The loader checks the content."""
-    path = Path(unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri).expanduser()
+    text = unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri
+    path = Path(os.path.expanduser(text))  # noqa: PTH111  Path's fails on an unknown user
     if not (path / "config.json").is_file():
         found = "is a directory without config.json" if path.is_dir() else "is no directory"
         raise Usage(

@@ -171,7 +171,6 @@ class EngineCounters:
             suspended_steps=self.suspended_steps,
             deferred_grants=self.deferred_grants,
             batch_ceiling=host.ceiling or slots,
-            cost=host.cost,
             reservation=reservation,
             service=dict(self.service),
             work={phase: copy(work) for phase, work in self.work.items()},

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ballast_engine.footprint import PhaseWork
-from ballast_policy.learning.cost import CostModel
 from ballast_policy.learning.interference import UNCHECKED, Allowance
 from ballast_policy.plan import Reason
 from ballast_policy.request import RequestClass
@@ -103,7 +102,6 @@ class EngineStats:
     """Grants of plans for which too few blocks were free."""
     batch_ceiling: int
     """Largest decode batch that the SLO allows; the slots until the cost model is trusted."""
-    cost: CostModel
     reservation: Reservation
     """The reservation of offline work, and whether it was met in the last step."""
     service: Mapping[tuple[RequestClass, str], float]

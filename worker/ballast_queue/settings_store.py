@@ -11,7 +11,7 @@ from ballast_queue.settings import UNCONFIGURED, InForce, QueueSettings
 from ballast_queue.store import Store
 from ballast_queue.unreadable import text_of
 
-_NUMBERS = (
+NUMBERS = (
     *("max_attempts", "lease_seconds", "results_seconds", "abandoned_seconds"),
     *("backoff_seconds", "backoff_max_seconds"),
 )
@@ -47,7 +47,7 @@ class SettingsStore:
 
         Repeat the call at least once a minute, so that the settings stay in force.
         """
-        numbers = {name: getattr(settings, name) for name in _NUMBERS}
+        numbers = {name: getattr(settings, name) for name in NUMBERS}
         call = self._store.functions.set_settings(
             settings.owner,
             _rank(settings.owner, self._store.name),

@@ -122,8 +122,6 @@ class WorkerStatus(_Published):
     """
     offline_tokens_while_running: float = 0
     """Offline tokens decoded per second in the same part. 0: not measured."""
-    cost_model: tuple[float, ...] = ()
-    """Coefficients k0..k4 of the step time in seconds; empty until the cost model is trusted."""
     ttft_p99_seconds: float | None = None
     tpot_p99_seconds: float | None = None
     latency_p99_seconds: float | None = None

@@ -86,6 +86,8 @@ class UnusedQueues:
         if _has_workers(queue):
             self._note(queue.name, "")
         elif not since:
+            if not is_shared:
+                _drop_settings(queue)
             self._note(queue.name, repr(queue.now()))
         elif queue.now() - float(since) >= self.keep_seconds:
             if not is_shared:
@@ -121,6 +123,12 @@ def _has_workers(queue: Queue) -> bool:
         return bool(queue.workers.statuses())
     except (RefusedCall, UnreadableValue):
         return False
+
+
+def _drop_settings(queue: Queue) -> None:
+    """Remove the settings of a queue, whose owner is gone. Redis may have been away when it was deleted."""
+    with contextlib.suppress(RefusedCall, UnreadableValue):
+        queue.settings.drop(queue.settings.renew("").owner)
 
 
 def run_timers(queue: Queue) -> None:

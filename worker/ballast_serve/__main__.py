@@ -48,8 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
             gpus = _gpus(config, options.gpus)
             replicas, name = options.replicas or 1, options.name or APPLICATION
             document = serve_config(config, config.dump(), replicas=replicas, gpus=gpus, name=name)
-            sys.stdout.write(yaml.safe_dump(document, sort_keys=False))
-            return 0
+            return _show(yaml.safe_dump(document, sort_keys=False))
         if config.runtime.nodes > 1:
             raise NotServed(
                 f"runtime.nodes is {config.runtime.nodes}, and the Ray of this program has one node. Print the "
@@ -64,6 +63,21 @@ def main(arguments: list[str] | None = None) -> int:
     except WorkerError as error:
         return fail("ballast_serve", str(error), error.exit_code)
     return 0
+
+
+def _show(text: str) -> int:
+    """Print a text, and return the exit code."""
+    because = "standard output is closed"
+    if sys.stdout is not None:
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise the interpreter reports the failure once more
+            because = error.strerror or str(error)
+        else:
+            return 0
+    return fail("ballast_serve", f"Cannot print the configuration ({because})", 1)
 
 
 def _run(config: WorkerConfig, path: Path, seen: Stamp | None) -> None:

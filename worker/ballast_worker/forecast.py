@@ -79,14 +79,21 @@ class Forecast:
 
     def of(self, job: Job) -> tuple[Outlook, str]:
         """Return the outlook of a job, and a sentence with its figures."""
+        found = self._feasible(job, self._rates)
+        return Outlook(found.verdict), self._sentence(job, found)
+
+    def is_in_time(self, job: Job, rates: Rates) -> bool:
+        """Return whether a job would meet its deadline at other rates."""
+        return self._feasible(job, rates).verdict is Verdict.YES
+
+    def _feasible(self, job: Job, rates: Rates) -> Feasibility:
         group = (job.priority, job.tenant)
         own = self._groups.get(group, {})
         others = [work for job_id, work in own.items() if job_id != job.id]
         for other, sums in self._sums.items():
             if other != group:
                 others += sums
-        found = feasible(work_of(job), others, self._rates, self._now, self._weights)
-        return Outlook(found.verdict), self._sentence(job, found)
+        return feasible(work_of(job), others, rates, self._now, self._weights)
 
     def by_pressure(self, jobs: Iterable[Job]) -> list[Job]:
         """Return jobs by the part of the rate that they, and those before them, need until they are due; most first.

@@ -73,7 +73,7 @@ def directory_of(field: str, uri: str) -> Path:
             f"`ballast fetch {uri} DIR` first (`ballast serve` and the operator do that themselves)"
         )
     else:
-        path = Path(uri).expanduser()
+        path = Path(os.path.expanduser(uri))  # noqa: PTH111  Path's fails on an unknown user
     if not path.is_dir():
         raise NotServed(
             f"{field} {uri}: directory {path} does not exist. A model needs config.json, *.safetensors and "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -173,7 +172,6 @@ def worker_status(server: ModelServer, stats: EngineStats) -> WorkerStatus:
         offline_tokens_per_second=_rounded(rates.offline_tokens),
         offline_items_while_running=_rounded(rates.items_while_running),
         offline_tokens_while_running=_rounded(rates.tokens_while_running),
-        cost_model=_coefficients(stats),
         ttft_p99_seconds=None if policy.is_encoder else ttft,
         tpot_p99_seconds=tpot,
         latency_p99_seconds=latency if policy.is_encoder else None,
@@ -201,12 +199,3 @@ def reservation(stats: EngineStats) -> ReservationStatus:
         is_met=stats.is_reservation_met,
         is_met_by_tokens=found.is_met_by_tokens,
     )
-
-
-def _coefficients(stats: EngineStats) -> tuple[float, ...]:
-    """Return the coefficients of the cost model; none until it is trusted."""
-    cost = stats.cost
-    if not cost.is_trusted:
-        return ()
-    values = (cost.k0, cost.k1, cost.k2, cost.k3, cost.k4)
-    return values if all(math.isfinite(value) for value in values) else ()

@@ -102,27 +102,34 @@ def fetched_directory(model: FileSource) -> str:
 
 
 def file_volumes(resource: InferenceDeployment) -> Iterator[Body]:
-    """Yield the volumes of the files, without that of a cache."""
+    """Yield the volumes of the files, and that of a cache."""
     model, *others = sources(resource)
-    if model.claim is not None:
-        yield {"name": "models", "persistentVolumeClaim": {"claimName": model.claim, "readOnly": True}}
-    elif model.is_fetched:
+    if model.is_fetched:
         yield {"name": "models"} | _fetched_files(resource)
-    if not model.is_fetched and any(source.is_fetched for source in others):
+    elif any(source.is_fetched for source in others):
         yield {"name": "fetched"} | _fetched_files(resource)
-    for number, claim in enumerate(_other_claims(model, others)):
-        yield {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+    for claim, name in _claim_volumes(resource).items():
+        access = {} if name == CACHE_VOLUME else {"readOnly": True}
+        yield {"name": name, "persistentVolumeClaim": {"claimName": claim} | access}
+    if resource.spec.model.cache_path is not None:
+        path = resource.spec.model.cache_path
+        yield {"name": CACHE_VOLUME, "hostPath": {"path": path, "type": "DirectoryOrCreate"}}
 
 
 def file_mounts(resource: InferenceDeployment) -> Iterator[Body]:
     """Yield the mounts of a worker for the volumes of `file_volumes`."""
     model, *others = sources(resource)
-    if model.claim is not None or model.is_fetched:
+    volumes = _claim_volumes(resource)
+    if model.claim is not None:
+        yield {"name": volumes[model.claim], "mountPath": MODEL_DIRECTORY, "readOnly": True}
+    elif model.is_fetched:
         yield {"name": "models", "mountPath": MODEL_DIRECTORY, "readOnly": True}
     if not model.is_fetched and any(source.is_fetched for source in others):
         yield {"name": "fetched", "mountPath": FETCHED_DIRECTORY, "readOnly": True}
-    for number, claim in enumerate(_other_claims(model, others)):
-        yield {"name": f"claim-{number}", "mountPath": f"{CLAIMS_DIRECTORY}/{claim}", "readOnly": True}
+    for claim in _other_claims(model, others):
+        yield {"name": volumes[claim], "mountPath": f"{CLAIMS_DIRECTORY}/{claim}", "readOnly": True}
+    if is_cached(resource):
+        yield cache_mount(resource) | {"readOnly": True}
 
 
 def fetched_mount(resource: InferenceDeployment) -> Body:
@@ -155,6 +162,20 @@ def _fetched_files(resource: InferenceDeployment) -> Body:
     if model.size_limit_gibibytes is not None:
         return {"emptyDir": {"sizeLimit": f"{model.size_limit_gibibytes}Gi"}}
     return {"emptyDir": {}}
+
+
+def _claim_volumes(resource: InferenceDeployment) -> dict[str, str]:
+    """Return the name of the volume of each claim.
+
+    A claim has one volume, also if it contains files and the cache: with two, the kubelet may never start the pod.
+    """
+    model, *others = sources(resource)
+    names = {} if model.claim is None else {model.claim: "models"}
+    names |= {claim: f"claim-{number}" for number, claim in enumerate(_other_claims(model, others))}
+    cache = resource.spec.model.cache
+    if cache is not None and cache.persistent_volume_claim is not None:
+        names[cache.persistent_volume_claim.claim_name] = CACHE_VOLUME
+    return names
 
 
 def _other_claims(model: FileSource, others: list[FileSource]) -> list[str]:

@@ -256,11 +256,6 @@ def _volumes(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Iter
     if spec.network.tls_secret is not None:
         yield {"name": "tls", "secret": {"secretName": spec.network.tls_secret}}
     yield from file_volumes(resource)
-    if spec.model.cache_path is not None:
-        yield {"name": "cache", "hostPath": {"path": spec.model.cache_path, "type": "DirectoryOrCreate"}}
-    elif spec.model.cache is not None and spec.model.cache.persistent_volume_claim is not None:
-        claim = spec.model.cache.persistent_volume_claim.claim_name
-        yield {"name": "cache", "persistentVolumeClaim": {"claimName": claim}}
 
 
 def _mounts(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Iterator[Body]:
@@ -275,8 +270,6 @@ def _mounts(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Itera
     if resource.spec.network.tls_secret is not None:
         yield {"name": "tls", "mountPath": TLS_DIRECTORY, "readOnly": True}
     yield from file_mounts(resource)
-    if is_cached(resource):
-        yield cache_mount(resource) | {"readOnly": True}
 
 
 def _resources(resource: InferenceDeployment) -> Body:

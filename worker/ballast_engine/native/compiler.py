@@ -81,9 +81,11 @@ def find_compiler() -> str:
 
 def _cache() -> Path:
     chosen = os.environ.get("BALLAST_CACHE")
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    usual = Path(chosen) if chosen else home / "ballast"
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111  Path's would fail
+    usual = Path(chosen or f"{home}/ballast")
     for folder in (usual, Path(tempfile.gettempdir()) / f"ballast-{os.getuid()}"):
+        if folder.parts[:1] == ("~",):  # there is no home directory
+            continue
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError:
