@@ -132,7 +132,7 @@ def test_newcomers_of_one_token_take_the_time_of_a_decode():
 def waits(
     *, decodes: tuple = (), waiting: dict | None = None, prefill: float | None = None, seconds: float = 0.03, **fields
 ) -> float:
-    """Return how long a step of `seconds` that begins at 10 s can wait for what it computes."""
+    """Return how long a step of `seconds` that begins at 10 s may be suspended. The TTFT is 1 s."""
     engine = Engine(**{"ttft": 1.0, **fields})
     for decode in decodes:
         engine.decoding(ONLINE, **{"arrival": 9.5, "ttft": 0.4, "tpot": 0.05, "num_output": 5, **decode})
@@ -146,18 +146,18 @@ def waits(
     for request in step.online.waiting:
         step.start(request, 1, Reason.ONLINE_FIRST)
     step.time.seconds = seconds
-    return suspendable_seconds(step) / SUSPENDED_SHARE
+    return suspendable_seconds(step)
 
 
 @pytest.mark.parametrize(
-    ("step", "expected"),
+    ("step", "slack"),
     [
-        pytest.param({}, 1.0, id="only the TTFT of a newcomer limits an offline step"),
-        pytest.param({"seconds": 0.004}, 1.0, id="nor a short one"),
+        pytest.param({}, inf, id="only the TTFT of a newcomer limits an offline step"),
+        pytest.param({"seconds": 0.004}, inf, id="nor a short one"),
         pytest.param({"decodes": ({"first_token": 9.8},)}, 0.02, id="a decode is due at 10.05"),
         pytest.param({"decodes": ({"first_token": 9.7},)}, 0.12, id="late by its first token, not by its TTFT"),
         pytest.param({"decodes": ({"first_token": 9.75},)}, 0.0, id="a decode is due now"),
-        pytest.param({"decodes": ({"first_token": 9.0, "ttft": 0.1},)}, 1.0, id="a decode is late in any case"),
+        pytest.param({"decodes": ({"first_token": 9.0, "ttft": 0.1},)}, inf, id="a decode is late in any case"),
         pytest.param(
             {
                 "decodes": (
@@ -173,20 +173,20 @@ def waits(
         pytest.param({"waiting": {"arrival": 9.9, "ttft": 0.5}}, 0.37, id="a prompt of one token"),
         pytest.param({"prefill": 0.2}, 0.17, id="a prompt"),
         pytest.param({"prefill": 0.03}, 0.0, id="a prompt that is due at the end"),
-        pytest.param({"prefill": 0.02}, 1.0, id="a prompt that is late in any case"),
+        pytest.param({"prefill": 0.02}, inf, id="a prompt that is late in any case"),
         pytest.param({"can_suspend": False}, 0.0, id="an engine that cannot"),
         pytest.param({"ttft": inf}, 0.0, id="no newcomer is in a hurry"),
     ],
 )
-def test_a_step_can_wait_until_the_first_of_its_online_tokens_is_due(step: dict, expected: float):
-    assert waits(**step) == pytest.approx(expected)
+def test_a_step_can_wait_for_a_share_of_the_time_until_an_online_token_of_it_is_late(step: dict, slack: float):
+    assert waits(**step) == pytest.approx(min(1.0, SUSPENDED_SHARE * slack))
 
 
 def test_a_plan_states_how_long_its_step_can_wait():
     engine = Engine(ttft=1.0)
     engine.decoding(OFFLINE)
 
-    assert engine.plan().suspendable_seconds == pytest.approx(SUSPENDED_SHARE)
+    assert engine.plan().suspendable_seconds == 1.0
 
 
 EXPERTS = replace(EXACT, k5=0.03, missed=0.9)

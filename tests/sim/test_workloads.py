@@ -145,6 +145,16 @@ def test_the_goal_is_the_static_budget_with_the_most_offline_tokens_that_keeps_t
     assert not bench.keeps_its_own(replace(by_name["ballast=500"], policy="ballast=0.001"))
 
 
+def test_a_prompt_that_takes_most_of_its_ttft_suspends_a_long_step_without_online_requests(make_bench):
+    rare = [Arrival(2.0 * turn + 0.37 * turn % 1, 50, 10) for turn in range(10)]
+    config = PolicyConfig(slots=16, num_blocks=600, chunk_tokens=128, ttft=0.0165, tpot=0.016)
+    bench = make_bench(trace=rare, config=config, seconds=20.0)  # a prompt takes 15 ms
+
+    (row,) = bench.rows("ballast", bench.own_load, (0.0,))
+
+    assert row.result.ttft_attainment == 1.0
+
+
 def test_rows_state_attainment_by_prompt_length(make_bench):
     table = run_table(make_bench(), policies=("online-only", "ballast"), reservations=(0.0,), has_best_budget=False)
 

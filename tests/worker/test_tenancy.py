@@ -35,11 +35,10 @@ def test_without_headers_a_request_is_online_at_priority_0_of_the_default_tenant
         ("x-gateway-inference-fairness-id", "x-slo"),
     ],
 )
-@pytest.mark.parametrize("others", [False, True], ids=["alone", "before the names of routers"])
-def test_headers_name_tenant_class_and_slo(tenant: str, slo: str, others: bool) -> None:
-    routers = {b"x-gateway-inference-fairness-id": b"x", b"x-slo-ttft-ms": b"1", b"x-slo-tpot-ms": b"1"}
+@pytest.mark.parametrize("routers", [{}, {b"x-gateway-inference-fairness-id": b"team-a", b"x-slo-ttft-ms": b"250"}])
+def test_headers_name_tenant_class_and_slo(tenant: str, slo: str, routers: dict[bytes, bytes]) -> None:
     headers = {
-        **(routers if others else {}),
+        **routers,
         tenant.encode(): b"team-a",
         b"x-ballast-class": b"Offline",
         f"{slo}-ttft-ms".encode(): b"250",
@@ -52,6 +51,16 @@ def test_headers_name_tenant_class_and_slo(tenant: str, slo: str, others: bool) 
     assert caller.request_class is RequestClass.OFFLINE
     assert caller.ttft_seconds == 0.25
     assert caller.tpot_seconds == 0.0125
+
+
+@pytest.mark.parametrize("name", [b"x-ballast-tenant", b"x-ballast-slo-ttft-ms", b"x-ballast-slo-tpot-ms"])
+def test_a_client_cannot_override_the_header_that_a_gateway_sets(name: bytes) -> None:
+    of_gateway = {b"x-llm-d-inference-fairness-id": b"a", b"x-llm-d-slo-ttft-ms": b"900", b"x-slo-tpot-ms": b"90"}
+
+    with pytest.raises(Refused, match="send one of them") as caught:
+        OPEN.caller({**of_gateway, name: b"1"})
+
+    assert (caught.value.status, caught.value.code) == (400, "conflicting_headers")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from ballast_worker.errors import NotServed, Refused
 from ballast_worker.openai import Caller
 
 TENANT_HEADERS = (b"x-ballast-tenant", b"x-llm-d-inference-fairness-id", b"x-gateway-inference-fairness-id")
-"""The first one of a request counts. The others are those of llm-d, which a gateway may set or remove."""
+"""Names of one value. All but the first are those of llm-d, which a gateway may set or remove."""
 PRIORITY_HEADER = b"x-ballast-priority"
 CLASS_HEADER = b"x-ballast-class"
 TTFT_HEADERS = (b"x-ballast-slo-ttft-ms", b"x-llm-d-slo-ttft-ms", b"x-slo-ttft-ms")
@@ -140,7 +140,7 @@ class Tenancy:
         if self._keys is not None:
             tenant = self._keys.tenant_of(headers)
         else:
-            header, found = _first(headers, TENANT_HEADERS)
+            header, found = _only(headers, TENANT_HEADERS)
             tenant = found or DEFAULT_TENANT
             if not is_name(tenant):
                 raise Refused(
@@ -176,9 +176,20 @@ def _text(headers: Headers, name: bytes) -> str:
     return headers.get(name, b"").decode("latin-1").strip()
 
 
-def _first(headers: Headers, names: Sequence[bytes]) -> tuple[str, str]:
-    """Return the first of the headers that a request has, and its text; "" if it has none."""
-    return next(((name.decode(), text) for name in names if (text := _text(headers, name))), ("", ""))
+def _only(headers: Headers, names: Sequence[bytes]) -> tuple[str, str]:
+    """Return the first of the headers that a request has, and its text; "" if it has none.
+
+    Refuse a request whose headers differ: a gateway may set one of them for clients, and a client may send another.
+    """
+    found = [(name.decode(), text) for name in names if (text := _text(headers, name))] or [("", "")]
+    for name, text in found[1:]:
+        if text != found[0][1]:
+            raise Refused(
+                400,
+                f"Header {found[0][0]} is {found[0][1]!r:.80}, and {name} is {text!r:.80}: send one of them.",
+                code="conflicting_headers",
+            )
+    return found[0]
 
 
 def _request_class(headers: Headers, default: RequestClass) -> RequestClass:
@@ -208,7 +219,7 @@ def _priority(headers: Headers, band: int) -> int:
 
 
 def _milliseconds(headers: Headers, names: Sequence[bytes]) -> float | None:
-    name, text = _first(headers, names)
+    name, text = _only(headers, names)
     if not text:
         return None
     try:

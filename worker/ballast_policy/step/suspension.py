@@ -13,7 +13,7 @@ from ballast_policy.step.draft import StepDraft
 
 
 def suspendable_seconds(step: StepDraft) -> float:
-    """Return how long the step may be suspended: until the first of its online tokens would be late.
+    """Return how long the step may be suspended: a TTFT, or a share of the time until an online token of it is late.
 
     Tokens that are late in any case do not count. A step with online decodes of at most twice the fixed cost of a
     nested step is not suspended: it is cheaper to wait for its end. Half of it changes 0.5 points (bursts-40-32).
@@ -24,7 +24,7 @@ def suspendable_seconds(step: StepDraft) -> float:
     decodes = online.decodes + [request for request in draft.decodes if request.request_class is ONLINE]
     if decodes and seconds <= 2 * step.cost.k0:
         return 0.0
-    now, slack = step.snapshot.now, step.config.ttft
+    now, slack = step.snapshot.now, inf
     end = now + seconds
     for request in decodes:
         soon, late = sorted((request.arrival + request.ttft, request.first_token))
@@ -35,7 +35,7 @@ def suspendable_seconds(step: StepDraft) -> float:
     for request in draft.prefill_grants:
         if request.request_class is ONLINE and (due := request.next_deadline) >= end:
             slack = min(slack, due - end)
-    return SUSPENDED_SHARE * max(0.0, slack)
+    return max(0.0, min(step.config.ttft, SUSPENDED_SHARE * slack))
 
 
 def plan_nested(snapshot: EngineSnapshot, in_flight: Collection[Request], seconds: float) -> StepPlan:
