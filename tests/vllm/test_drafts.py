@@ -66,19 +66,26 @@ def test_only_drafts_exceed_a_grant(tiny_model, blocks, method, is_async):
         assert not stats.online.wasted_tokens + stats.offline.wasted_tokens
 
 
-def test_no_blocks_are_kept_for_drafts_while_they_are_off(tiny_model):
-    core = BareCore(tiny_model, speculative_config=NGRAM)
+@pytest.mark.parametrize(
+    ("method", "with_drafts", "without"),
+    [
+        ("ngram", 1, 0),
+        ("draft_model", 2, 1),  # a draft model writes KV ahead in both cases
+    ],
+)
+def test_blocks_are_kept_for_drafts_only_while_they_are_on(tiny_model, method, with_drafts, without):
+    core = BareCore(tiny_model, speculative_config=drafts_of(method, tiny_model))
     for _ in range(4):
         core.add(prompt=16, output=64)
     driver = core.scheduler.driver
     core.step()
     core.step()
-    with_drafts = driver.kv.draft_blocks
+    found = [driver.kv.draft_blocks]
     driver.draft_gain.is_on = False
     core.step()
+    found.append(driver.kv.draft_blocks)
 
-    assert with_drafts > 0
-    assert driver.kv.draft_blocks == 0
+    assert found == [with_drafts, without]
 
 
 def test_the_drafts_of_all_slots_fit_into_a_step_beside_the_prompts(tiny_model):
