@@ -92,6 +92,20 @@ def test_an_online_request_takes_the_place_of_an_offline_adapter(tiny_model: Pat
     assert core.scheduler.ballast_stats()["stats"].offline.preemptions == {"slot_reclaimed": 4}
 
 
+def test_an_offline_request_that_draws_its_last_token_is_not_preempted_for_the_place_of_its_adapter(
+    tiny_model: Path,
+) -> None:
+    core = make_core(tiny_model, is_async=True)
+    last = core.add("offline", prompt=16, output=3, adapter=1)
+    while core.scheduler.driver.records[last].remaining or not core.num_steps:
+        core.step()
+    online = core.add(prompt=16, output=5, adapter=2)
+
+    ends = run(core)
+    assert ends[last] < ends[online] < 10
+    assert core.scheduler.ballast_stats()["stats"].offline.preemptions == {}
+
+
 def test_the_offline_adapter_with_the_fewest_computed_tokens_gives_up_its_place(tiny_model: Path) -> None:
     core = make_core(tiny_model, places=3)
     core.add("offline", prompt=200, output=40, adapter=1)
@@ -121,6 +135,16 @@ def test_a_stream_of_online_requests_leaves_its_place_to_an_older_request(tiny_m
 
     assert core.num_steps < 40
     run(core)
+
+
+def test_a_free_place_goes_to_the_request_with_the_highest_priority(tiny_model: Path) -> None:
+    core = make_core(tiny_model)
+    core.add(prompt=16, output=10, adapter=1)
+    core.step()
+    low, high = (core.add(prompt=16, output=4, adapter=2 + priority, priority=priority) for priority in (0, 1))
+
+    ends = run(core)
+    assert ends[high] < ends[low]
 
 
 def test_offline_requests_behind_those_of_another_adapter_wait_for_them(tiny_model: Path) -> None:
@@ -167,6 +191,7 @@ def test_offline_requests_are_held_up_while_online_requests_hold_all_places(tiny
     core.add(prompt=16, output=100, adapter=1)
     core.step()
     other = core.add("offline", prompt=16, output=4, adapter=2, tenant="capped")
+    core.add(prompt=16, output=4, adapter=3)  # an online request that waits is not held up by others
     core.step()
     found.append(held_up(core))
     core.add("offline", prompt=16, output=10, tenant="capped")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from bare_core import BareCore
 
+from ballast_policy.learning.cost import CostModel
 from ballast_vllm.scheduler import AsyncBallastScheduler, SyncBallastScheduler
 
 POLICY = {"batch_window": 0.5, "chunk_tokens": 64}
@@ -47,6 +48,23 @@ def test_an_idle_core_waits_and_then_admits_all_requests_in_one_step(core):
     assert begun == {first: 5, second: 7}
     assert [admission.steps_waited for admission in step.admissions] == [0, 0]
     core.check_idle()
+
+
+def test_the_window_is_no_delay_by_offline_work(core):
+    host = core.scheduler.driver.host
+    host.fit, host.cost = None, CostModel(k0=0.001, k3=0.001, is_trusted=True)
+    core.add("offline", prompt=5, output=3)
+    core.scheduler.now += 1.0
+    while not core.is_idle:
+        core.step()
+    core.add(prompt=5, output=1)
+    core.step()
+    core.scheduler.now += 1.0
+    while not core.is_idle:
+        core.step()
+
+    [(_, ttft)] = host.interference.ttft
+    assert ttft.alone == ttft.measured >= 1.0
 
 
 def test_a_busy_core_takes_a_newcomer_into_the_next_step(core):

@@ -321,6 +321,18 @@ def test_only_the_admissions_of_the_plan_get_a_slot_in_its_order(tiny_model):
     assert list(scheduler.waiting) == [scheduler.requests[ids[0]], scheduler.requests[ids[2]]]
 
 
+def test_an_admission_that_does_not_fit_holds_up_no_later_one(tiny_model):
+    core = BareCore(tiny_model, blocks=5)
+    large, small = core.add(prompt=100), core.add(prompt=20)
+
+    found = [
+        core.scheduler.run_planned({request_id: 20}, [core.scheduler.requests[request_id]]).num_scheduled_tokens
+        for request_id in (large, small)
+    ]
+
+    assert found == [{}, {small: 20}]
+
+
 def test_a_preempted_request_waits_without_kv(tiny_model):
     core = BareCore(tiny_model)
     scheduler = core.scheduler
@@ -346,16 +358,17 @@ def test_finished_and_aborted_requests_are_named_until_the_next_step(tiny_model)
     core.abort(aborted)
 
     assert core.scheduler.finished_req_ids == {ended, aborted}
+    assert core.scheduler.ballast_stats()["stats"].online.running == 0
     core.step()
     assert core.scheduler.finished_req_ids == set()
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("num_steps", [1, 3])
-def test_the_prompt_tokens_of_a_step_that_aborts_the_request_are_charged(tiny_model, is_async, num_steps):
+@pytest.mark.parametrize(("num_steps", "num_prompt"), [(1, 400), (3, 400), (1, 9)])
+def test_the_prompt_tokens_of_a_step_that_aborts_the_request_are_charged(tiny_model, is_async, num_steps, num_prompt):
     core = BareCore(tiny_model, is_async=is_async, policy=CHUNKS)
     scheduler = core.scheduler
-    cancelled = core.add("offline", prompt=400, tenant="a")
+    cancelled = core.add("offline", prompt=num_prompt, tenant="a")
     for _ in range(num_steps - 1):
         core.step()
     output = scheduler.schedule()
@@ -367,7 +380,8 @@ def test_the_prompt_tokens_of_a_step_that_aborts_the_request_are_charged(tiny_mo
         core.process()
 
     driver = scheduler.driver
-    assert 0 < num_computed < 400
+    assert 0 < num_computed <= num_prompt
+    assert (num_computed == num_prompt) is (num_prompt == 9)
     assert driver.counters.tokens.classes[OFFLINE].prefill_tokens == num_computed
     assert driver.counters.tokens.service == {(OFFLINE, "a"): INPUT_COST * num_computed}
     assert driver.host.ledgers[OFFLINE].service("a") == INPUT_COST * num_computed
@@ -389,9 +403,11 @@ def test_the_blocks_of_a_shared_prefix_count_their_users(tiny_model):
     assert blocks.num_free == 29 - blocks.held(first)
     core.step()
     blocks.num_shared_blocks = 6
-    assert (blocks.held(first), blocks.shared(first)) == (7, 6)
+    assert (blocks.held(first), blocks.shared(first), blocks.num_cached) == (7, 6, 0)
     core.abort(first)
     core.abort(waiting)
+    blocks.match_prefix(core.scheduler.requests[core.add(prompt=prompt, request_id="last")], record)
+    assert (record.num_cached, record.num_cached_idle) == (96, 6)
     assert blocks.num_free == 29
     assert blocks.num_cached >= 6
 

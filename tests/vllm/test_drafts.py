@@ -7,6 +7,7 @@ from bare_core import BareCore
 from real_core import RealCore, prompt_of, run_mixed
 
 from ballast_policy.learning.cost import CostModel
+from ballast_policy.step.budget import ONLINE_CHUNKS
 from ballast_vllm.drafts import WINDOW
 
 NUM_DRAFTS = 3
@@ -57,6 +58,7 @@ def test_only_drafts_exceed_a_grant(tiny_model, blocks, method, is_async):
     assert core.answers == outputs
     found = core.scheduler.ballast_stats()
     assert found["draft_tokens"] > 0
+    assert not found["unplanned_preemptions"] + found["short_grants"]
     stats = found["stats"]
     assert stats.online.decode_tokens + stats.offline.decode_tokens == sum(outputs.values())
     assert sum(stats.service.values()) == num_prompt + 2 * sum(outputs.values())
@@ -64,19 +66,50 @@ def test_only_drafts_exceed_a_grant(tiny_model, blocks, method, is_async):
         assert not stats.online.wasted_tokens + stats.offline.wasted_tokens
 
 
-def test_no_blocks_are_kept_for_drafts_while_they_are_off(tiny_model):
-    core = BareCore(tiny_model, speculative_config=NGRAM)
+@pytest.mark.parametrize(
+    ("method", "with_drafts", "without"),
+    [
+        ("ngram", 1, 0),
+        ("draft_model", 2, 1),  # a draft model writes KV ahead in both cases
+    ],
+)
+def test_blocks_are_kept_for_drafts_only_while_they_are_on(tiny_model, method, with_drafts, without):
+    core = BareCore(tiny_model, speculative_config=drafts_of(method, tiny_model))
     for _ in range(4):
         core.add(prompt=16, output=64)
     driver = core.scheduler.driver
     core.step()
     core.step()
-    with_drafts = driver.kv.draft_blocks
+    found = [driver.kv.draft_blocks]
     driver.draft_gain.is_on = False
     core.step()
+    found.append(driver.kv.draft_blocks)
 
-    assert with_drafts > 0
-    assert driver.kv.draft_blocks == 0
+    assert found == [with_drafts, without]
+
+
+def test_the_drafts_of_all_slots_fit_into_a_step_beside_the_prompts(tiny_model):
+    core = BareCore(tiny_model, speculative_config=NGRAM)
+    config = core.scheduler.driver.host.config
+    num_decode = config.slots * (1 + NUM_DRAFTS)
+
+    assert num_decode + ONLINE_CHUNKS * config.chunk_tokens <= core.scheduler.max_num_scheduled_tokens
+
+
+def test_a_plan_expects_the_time_of_drafts_and_a_step_reports_its_decodes_without_them(tiny_model):
+    core = BareCore(tiny_model, speculative_config=NGRAM)
+    driver = core.scheduler.driver
+    driver.host.fit, driver.host.cost = None, CostModel(k3=1.0, is_trusted=True)
+    for _ in range(4):
+        core.add(prompt=16, output=64)
+    for _ in range(5):
+        core.step()
+    num_drafts = 4 * driver.draft_gain.per_decode
+    core.step()
+
+    assert num_drafts > 0
+    assert driver.plan.predicted_seconds == pytest.approx(4 + num_drafts)
+    assert {record.num_decode for record in driver.counters.records} == {0, 4}
 
 
 @pytest.mark.parametrize(

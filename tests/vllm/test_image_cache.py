@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from bare_core import BareCore
+from bare_core import AsyncTimed, BareCore, SyncTimed
 from real_core import RealCore
 from small_models import make_idefics
 from vllm import SamplingParams
@@ -106,10 +106,11 @@ def test_no_step_ends_in_an_image_that_is_computed_at_once(seeing_model: Path, s
     assert core.scheduler.driver.counters.short_grants == 0
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_an_image_as_large_as_a_step_waits_for_no_steady_work(seeing_model: Path, is_async: bool) -> None:
+@pytest.mark.parametrize("scheduler", [SyncTimed, AsyncTimed], ids=["sync", "async"])
+def test_an_image_as_large_as_a_step_waits_for_no_steady_work(seeing_model: Path, scheduler: type[SyncTimed]) -> None:
+    options = {"scheduler": scheduler, "is_async": scheduler.is_async, **AT_ONCE}
     policy = POLICY | {"offline_share": 0.2, "chunk_tokens": 512}
-    core = BareCore(seeing_model, step_tokens=504, blocks=2000, policy=policy, is_async=is_async, **AT_ONCE)
+    core = BareCore(seeing_model, step_tokens=504, blocks=2000, policy=policy, **options)
 
     def feed() -> None:
         alive = core.made and core.scheduler.requests.keys()

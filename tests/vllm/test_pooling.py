@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from bare_core import BareCore
+from bare_core import BareCore, SyncTimed
 
 from ballast_policy.host import REFIT_STEPS
 
@@ -40,7 +40,7 @@ def test_prompts_are_computed_as_the_plan_states(tiny_model, can_chunk):
 
 
 def test_no_prompt_of_an_encoder_counts_as_a_decode(tiny_model):
-    core = BareCore(tiny_model, runner="pooling", step_tokens=2048, policy={"ttft": 1.0})
+    core = BareCore(tiny_model, runner="pooling", step_tokens=2048, policy={"ttft": 1.0}, scheduler=SyncTimed)
     rng = Random(7)
     while core.num_steps < 2 * REFIT_STEPS:
         core.add(rng.choice(["online", "offline"]), prompt=rng.choice([1, 20, 300]), pooling=True)

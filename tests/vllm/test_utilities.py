@@ -8,12 +8,13 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from bare_core import BareCore
+from bare_core import AsyncTimed, BareCore, SyncTimed
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import RequestStatus
 
 from ballast_policy.learning.cost import CostModel
+from ballast_policy.learning.expectation import REFRESH
 from ballast_policy.request import OFFLINE, ONLINE, Request
 from ballast_vllm.settings import InvalidSettings
 from ballast_vllm.snapshot_kv import EAGER, HINT_STEPS, SnapshotKv
@@ -38,6 +39,21 @@ def test_the_figures_balance_with_what_was_computed(tiny_model):
     assert stats.kv_used + stats.kv_cached + stats.kv_free == 399
     assert stats.steps == found["exact_steps"] == len(found["recent"])
     assert (stats.reservation.slots, stats.reservation.is_met) == (2, True)
+
+
+def test_blocks_that_are_used_again_are_not_cached_any_more(tiny_model):
+    core = BareCore(tiny_model, blocks=40, scheduler=SyncTimed)
+    core.add(prompt=500, output=1)
+    while not core.is_idle:
+        core.step()
+    before = core.scheduler.ballast_stats()["stats"]
+    last = core.add(prompt=500, output=9)
+    while not core.answers.get(last):
+        core.step()
+    after = core.scheduler.ballast_stats()["stats"]
+
+    assert (before.kv_used, before.kv_cached, before.kv_free) == (0, 31, 8)
+    assert (after.kv_used, after.kv_cached, after.kv_free) == (32, 7, 0)
 
 
 def test_each_step_is_reported_once(tiny_model):
@@ -82,6 +98,41 @@ def test_an_slo_changes_for_requests_that_run_unless_they_have_their_own(tiny_mo
 
     records = core.scheduler.driver.records
     assert [(records[r].ttft, records[r].tpot) for r in (usual, own, batch)] == [(inf, 0.2), (inf, 0.5), (inf, inf)]
+    while not core.is_idle:
+        core.step()
+    core.check_idle()
+
+
+def test_a_request_counts_as_waiting_since_it_reached_the_api_server(tiny_model):
+    core = BareCore(tiny_model)
+    request_id = core.add(arrival_time=time.time() - 2)
+
+    assert core.scheduler.driver.records[request_id].arrival <= core.scheduler.clock() - 2
+
+
+def test_no_answer_is_expected_to_exceed_the_context(tiny_model):
+    core = BareCore(tiny_model, max_tokens=64)
+
+    assert core.scheduler.driver.records[core.add(prompt=60, output=100)].max_output == 4
+
+
+def test_a_prefix_that_a_request_just_computed_is_known_when_its_slot_is_free(tiny_model):
+    core = BareCore(tiny_model, slots=1)
+    for _ in range(2):
+        core.add("offline", prompt=list(range(100)), output=4)
+    while not core.is_idle:
+        core.step()
+
+    found = core.scheduler.ballast_stats()
+    assert found["stats"].prefix_hit_tokens == 96
+    assert found["exact_steps"] == found["stats"].steps
+
+
+def test_an_item_has_the_slack_and_the_prefix_of_its_job(tiny_model):
+    core = BareCore(tiny_model)
+    record = core.scheduler.driver.records[core.add("offline", slack=60.0, prefix_key=7)]
+
+    assert (record.slack, record.prefix_key) == (60.0, 7)
 
 
 def test_the_highest_priority_of_a_tenant_bounds_that_of_its_requests(tiny_model):
@@ -105,6 +156,7 @@ def test_a_request_with_streamed_input_fails_alone(tiny_model):
     core = BareCore(tiny_model)
     other = core.add(output=3)
     refused = core.add(output=3, resumable=True)
+    core.add(request_id=refused)  # the end of its input
 
     while not core.is_idle:
         core.step()
@@ -155,10 +207,13 @@ def test_a_pause_is_no_delay_by_offline_work(tiny_model):
     host = core.scheduler.driver.host
     host.fit, host.cost = None, CostModel(k0=0.001, k3=0.001, is_trusted=True)
     core.add("offline", output=20)
+    gone = core.add("offline", output=20)
     core.step()
     core.step()
     core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
     core.add("online", output=1)
+    core.abort(gone)
+    assert core.step().num_scheduled_tokens == {}
     time.sleep(0.3)
     core.scheduler.set_pause_state(PauseState.UNPAUSED)
     while not core.is_idle:
@@ -166,6 +221,49 @@ def test_a_pause_is_no_delay_by_offline_work(tiny_model):
 
     [(_, ttft)] = host.interference.ttft
     assert 0.3 <= ttft.alone <= ttft.measured
+    assert core.scheduler.driver.counters.tokens.deferred_grants == 0
+
+
+@pytest.mark.parametrize("scheduler", [SyncTimed, AsyncTimed], ids=["sync", "async"])
+def test_the_time_of_steps_that_overlap_counts_once_and_for_those_that_compute_then(tiny_model, scheduler):
+    core = BareCore(tiny_model, scheduler=scheduler, is_async=scheduler.is_async)
+    host = core.scheduler.driver.host
+    host.fit, host.cost = None, CostModel(k0=0.001, k1=1e-5, k3=1e-5, is_trusted=True)
+    core.add(prompt=1, output=40)
+    for step in range(60):
+        if step == 3:
+            core.add("offline", prompt=300, output=20)
+        core.step()
+
+    records = core.scheduler.driver.counters.records
+    [(_, tpot)] = host.interference.tpot
+    assert core.is_idle
+    assert sum(record.seconds for record in records) == pytest.approx(core.scheduler.now)
+    assert tpot.alone < tpot.measured
+
+
+def test_a_preemption_counts_only_the_blocks_that_no_other_request_uses(tiny_model):
+    core = BareCore(tiny_model, blocks=10)
+    for _ in range(2):
+        core.add("offline", prompt=list(range(100)), output=8)
+        core.step()
+    core.step()
+
+    records = core.scheduler.driver.records.values()
+    assert [(record.num_blocks, record.num_private_blocks) for record in records] == [(7, 1)] * 2
+
+
+def test_the_length_of_an_answer_is_learned_only_if_the_answer_is_whole(tiny_model):
+    core = BareCore(tiny_model)
+    for _ in range(REFRESH):
+        core.add("offline", prompt=5, output=3)
+        aborted = core.add("offline", prompt=5, output=50)
+        core.step()
+        core.abort(aborted)
+    while not core.is_idle:
+        core.step()
+
+    assert core.scheduler.driver.host.expectations.expectation.outputs == {OFFLINE: (3,) * REFRESH}
 
 
 def test_the_prefixes_of_a_long_backlog_are_looked_up_in_turns():
@@ -191,6 +289,7 @@ def test_a_reset_of_the_prefix_cache_preempts_what_runs(tiny_model):
 
     assert core.scheduler.reset_prefix_cache(reset_running_requests=True)
 
+    assert core.scheduler.ballast_stats()["unplanned_preemptions"] == 4
     assert not core.scheduler.driver.kv.hinted
     core.check()
     while not core.is_idle:

@@ -26,6 +26,7 @@ from ballast_vllm.counters import Counters
 from ballast_vllm.engine_client import EngineTap
 from ballast_vllm.items import HttpItem, HttpItemLoop, HttpReader, VllmEngine
 from ballast_vllm.online_first import MOST_SECONDS, OnlineFirst
+from ballast_vllm.served_app import item_scope
 from ballast_worker.errors import Refused
 from ballast_worker.in_flight import InFlightItem, InFlightItems
 from ballast_worker.items import NO_PLACE
@@ -174,6 +175,15 @@ async def test_an_item_that_enginecore_gives_up_is_returned_and_spends_no_attemp
 
     assert (in_flight.results, in_flight.failures) == ([], [])
     assert [claimed.custom_id for claimed, _ in in_flight.returns] == ["a"]
+
+
+def test_an_item_has_the_api_key_of_vllm():
+    def authorization(**arguments: Any) -> list[bytes]:
+        headers = item_scope(FakeVllm(FakeEngine(), **arguments))["headers"]
+        return [value for name, value in headers if name == b"authorization"]
+
+    assert authorization() == []
+    assert authorization(api_key=["first", "second"]) == [b"Bearer first"]
 
 
 @pytest.mark.anyio

@@ -28,6 +28,7 @@ from ballast_api.worker_config import WorkerConfig
 from ballast_cli.explain import scene
 from ballast_cli.fetch.directory import Directory
 from ballast_cli.fetch.manifest import MANIFEST, Kept, Manifest, write_manifest
+from ballast_engine.stats import StepKind, StepRecord
 from ballast_policy.request import RequestClass
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
@@ -145,13 +146,24 @@ async def test_a_request_arrives_with_the_end_of_its_body(variables):
     assert ends[0] <= call.timing.arrival
 
 
-async def test_the_policy_of_the_configuration_is_in_force_from_the_start(variables):
-    variables("BALLAST_SLOTS", "1")
+@pytest.mark.parametrize(("asked", "slots"), [("1", 1), ("100", 2)])
+async def test_the_policy_of_the_configuration_is_in_force_from_the_start(variables, asked, slots):
+    variables("BALLAST_SLOTS", asked)
     variables("BALLAST_SLO_TTFT_MILLISECONDS", "250")
     async with running() as found:
         (message,) = found.engine.configured
 
-    assert (message["slots"], message["ttft"]) == (1, 0.25)
+    assert (message["slots"], message["ttft"]) == (slots, 0.25)
+
+
+async def test_a_step_is_counted_once_however_often_the_scheduler_is_asked(variables):
+    async with running() as found:
+        found.engine.counters.note_step(StepRecord(StepKind.DECODE, 0.1, 0.0, 0, 1))
+        for _ in range(3):
+            await found.server._poll()  # noqa: SLF001 -- the server does it four times a second
+        text = (await found.client.get("/metrics")).text
+
+    assert 'ballast_step_seconds_count{kind="decode"} 1.0' in text
 
 
 async def test_the_latency_of_a_model_that_returns_vectors_changes_while_it_serves(file):

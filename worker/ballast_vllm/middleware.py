@@ -198,8 +198,6 @@ class BallastMiddleware:
         """
         scope, receive, send = asgi
         path, headers = _path(scope), exchange.headers
-        if path not in OPEN_PATHS:
-            server.tenancy.check_key(headers)
         timing.request_class = server.tenancy.caller(headers).request_class
         server.admission.check_open()
         body = bytes(await exchange.body(server.config.limits.max_body_kibibytes * 1024, share))

@@ -67,6 +67,10 @@ def test_a_request_whose_sampling_depends_on_its_answer_is_not_continued(params)
     assert not can_continue(make_request(**params))
 
 
+END_OF_TEXT = 99
+"""A token with which the text of an answer has a stop string. EngineCore does not know it."""
+
+
 class Processor:
     """vLLM's output processor: it forgets a request that ended."""
 
@@ -77,7 +81,11 @@ class Processor:
         return request_id in self.known
 
     def process_outputs(self, outputs):
-        self.known -= {output.request_id for output in outputs if output.finish_reason is not None}
+        self.known -= {
+            output.request_id
+            for output in outputs
+            if output.finish_reason is not None or END_OF_TEXT in output.new_token_ids
+        }
 
 
 class Engine:
@@ -202,6 +210,15 @@ def test_a_call_ends_as_its_requests_do(engine, begin, reason, state, expected):
     engine.output("r", 5, reason=reason)
 
     assert call.ending(is_complete="cut" not in state, is_dead="dead" in state) == expected
+
+
+def test_a_stop_string_ends_a_call(engine, tap, begin):
+    call = begin()
+    engine.add(make_request())
+    engine.output("r", END_OF_TEXT)
+
+    assert tap.live == {}
+    assert call.ending(is_complete=True, is_dead=False) == "stop"
 
 
 @pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])

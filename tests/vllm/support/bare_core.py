@@ -22,10 +22,30 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from ballast_policy.request import WAITING
-from ballast_vllm.scheduler import BallastScheduler
+from ballast_vllm.scheduler import AsyncBallastScheduler, BallastScheduler, SyncBallastScheduler
 
 BLOCK = 16
 FULL = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
+
+
+class SyncTimed(SyncBallastScheduler):
+    """A scheduler whose clock moves with the tokens of each step, so that nothing depends on the machine."""
+
+    now = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        num_tokens = scheduler_output.total_num_scheduled_tokens
+        self.now += 1e-3 + 1e-5 * num_tokens if num_tokens else 0.0
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+
+class AsyncTimed(SyncTimed, AsyncBallastScheduler):
+    """The same with asynchronous scheduling."""
+
+    is_async = True
 
 
 class BareCore:
@@ -100,6 +120,7 @@ class BareCore:
         adapter: int = 0,
         images: Sequence[range] = (),
         status: RequestStatus = RequestStatus.WAITING,
+        arrival_time: float | None = None,
         **place: Any,
     ) -> str:
         """Add a request; `prompt` is its length or its tokens, and `images` are the places of images in it."""
@@ -122,6 +143,7 @@ class BareCore:
             cache_salt=cache_salt,
             lora_request=LoRARequest(f"adapter-{adapter}", adapter, "/adapter") if adapter else None,
             resumable=resumable,
+            arrival_time=arrival_time,
         )
         request.status = status
         self.scheduler.add_request(request)
