@@ -441,10 +441,12 @@ def test_a_request_arrives_with_the_end_of_its_body(serve, make_config) -> None:
 def test_a_request_that_fails_by_a_defect_before_the_engine_has_it_counts_as_failed(serve, make_config) -> None:
     with serve(make_config()) as serving, serving.client() as client:
         serving.worker.readers.close()
-        status = client.post("/v1/completions", json=BODY | {"prompt": "a" * 10_000}).status_code
+        answer = client.post("/v1/completions", json=BODY | {"prompt": "a" * 10_000})
         num_failed = serving.worker.recorder.outcomes[RequestClass.ONLINE, RequestOutcome.FAILED]
 
-    assert (status, num_failed) == (500, 1)
+    assert (answer.status_code, num_failed) == (500, 1)
+    said = "The worker failed while it handled the request. Its log has the reason."
+    assert answer.json()["error"]["message"] == said, "the text of an error is for the log only"
 
 
 def test_a_failed_step_is_a_500_with_a_sentence_and_many_make_the_worker_unhealthy(serve, make_config) -> None:
