@@ -422,7 +422,8 @@ def test_another_hub_cannot_put_its_files_under_the_name_of_a_model(
 ) -> None:
     """A tenant serves the same name and commit from an endpoint of its own, through the same cache."""
     good, cache = hub.url, tmp_path / "cache"
-    monkeypatch.setenv("HF_ENDPOINT", good.replace("127.0.0.1", "localhost"))
+    bad = good.replace("127.0.0.1", "localhost")
+    monkeypatch.setenv("HF_ENDPOINT", bad)
     hub.files[WEIGHTS] = evil = bytes(len(hub.files[WEIGHTS]))
     fetch(FROM_HUB, tmp_path / "theirs", "--cache", cache)
     monkeypatch.setenv("HF_ENDPOINT", good)
@@ -431,6 +432,11 @@ def test_another_hub_cannot_put_its_files_under_the_name_of_a_model(
 
     assert (tmp_path / "theirs" / WEIGHTS).read_bytes() == evil
     assert (tmp_path / "ours" / WEIGHTS).read_bytes() == b"the real weights"
+    for endpoint, weights in ((bad, b"the evil weights"), (good, b"the real weights")):
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        hub.files[WEIGHTS] = weights
+        fetch(FROM_HUB, tmp_path / "model")
+        assert (tmp_path / "model" / WEIGHTS).read_bytes() == weights
 
 
 # Objects in S3
