@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import re
@@ -106,6 +107,9 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
                 start = int(self.headers["Range"].removeprefix("bytes=").rstrip("-"))
             body = content[start:]
             self.send_response(206 if start else 200)
+            if "gzip" in (self.headers["Accept-Encoding"] or ""):  # as a proxy on the way may do
+                body = gzip.compress(body)
+                self.send_header("Content-Encoding", "gzip")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             if hub.cut_after is not None and len(body) > hub.cut_after:

@@ -346,14 +346,16 @@ def test_versions_in_a_bucket_share_the_files_with_a_sha256(bucket: Any, tmp_pat
     assert links == {"config.json": 1, "tokenizer.json": 1, "model.safetensors": 2}, "another checksum needs a read"
 
 
-@pytest.mark.parametrize("refusal", [None, errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV])
+@pytest.mark.parametrize("refusal", [None, errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV, "files of another user"])
 def test_a_new_version_downloads_only_the_files_that_differ(
-    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int | None
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int | str | None
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(refusal, "refused")
 
-    if refusal is not None:
+    if isinstance(refusal, str):
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    elif refusal is not None:
         monkeypatch.setattr(os, "link", refuse)
     hub.files |= {"modules.json": b'[{"path": "head"}]', "head/model.safetensors": b"vectors"}
     fetch(FROM_HUB, tmp_path / "old", "--cache", tmp_path / "cache")

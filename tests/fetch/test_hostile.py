@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -24,8 +25,9 @@ from hypothesis import strategies as st
 from ballast_cli.__main__ import main
 from ballast_cli.errors import CliError
 from ballast_cli.fetch import store
-from ballast_cli.fetch.bucket import best_digest
-from ballast_cli.fetch.directory import is_safe
+from ballast_cli.fetch.bucket import Bucket, best_digest
+from ballast_cli.fetch.directory import Directory, is_safe
+from ballast_cli.fetch.location import parse
 from ballast_cli.fetch.manifest import EMPTY, MANIFEST, Kept, Manifest, parse_manifest
 from ballast_cli.fetch.model_files import File, ModelFiles, select
 from ballast_cli.fetch.source import Unavailable
@@ -151,6 +153,27 @@ def test_a_volume_without_locks_is_reported(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("fcntl.flock", refuse)
     with pytest.raises(CliError, match=rf"Cannot lock {tmp_path} \(no locks\).*Use a volume with locks"):
         download(Endless(10), tmp_path)
+
+
+def test_a_process_that_waited_for_a_directory_has_it_alone(tmp_path: Path) -> None:
+    waits, has, may_end = Event(), Event(), Event()
+
+    def follow() -> None:
+        with Directory.open(tmp_path) as directory, directory.lock("lock", waits.set):
+            has.set()
+            assert may_end.wait(60)
+
+    second = Thread(target=follow)
+    with Directory.open(tmp_path) as directory, directory.lock("lock", lambda: None):
+        second.start()
+        assert waits.wait(60)
+    try:
+        assert has.wait(60)
+        with (tmp_path / "lock").open() as third, pytest.raises(BlockingIOError):
+            fcntl.flock(third, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    finally:
+        may_end.set()
+        second.join()
 
 
 KEPT_FREE = {
@@ -399,7 +422,8 @@ def test_another_hub_cannot_put_its_files_under_the_name_of_a_model(
 ) -> None:
     """A tenant serves the same name and commit from an endpoint of its own, through the same cache."""
     good, cache = hub.url, tmp_path / "cache"
-    monkeypatch.setenv("HF_ENDPOINT", good.replace("127.0.0.1", "localhost"))
+    bad = good.replace("127.0.0.1", "localhost")
+    monkeypatch.setenv("HF_ENDPOINT", bad)
     hub.files[WEIGHTS] = evil = bytes(len(hub.files[WEIGHTS]))
     fetch(FROM_HUB, tmp_path / "theirs", "--cache", cache)
     monkeypatch.setenv("HF_ENDPOINT", good)
@@ -408,6 +432,11 @@ def test_another_hub_cannot_put_its_files_under_the_name_of_a_model(
 
     assert (tmp_path / "theirs" / WEIGHTS).read_bytes() == evil
     assert (tmp_path / "ours" / WEIGHTS).read_bytes() == b"the real weights"
+    for endpoint, weights in ((bad, b"the evil weights"), (good, b"the real weights")):
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        hub.files[WEIGHTS] = weights
+        fetch(FROM_HUB, tmp_path / "model")
+        assert (tmp_path / "model" / WEIGHTS).read_bytes() == weights
 
 
 # Objects in S3
@@ -533,6 +562,15 @@ def test_an_object_without_a_checksum_is_named_and_gets_our_own(
     assert recorded == hashlib.sha256(whole).hexdigest()
     assert fetch(place, model) == 0
     assert (model / WEIGHTS).read_bytes() == whole
+
+
+def test_an_object_that_is_replaced_after_it_was_listed_is_an_error(parts: Any) -> None:
+    source = Bucket(parse(f"s3://{parts.name}/models/llama"))
+    found = {file.name: file for file in source.resolve().files}
+    parts.put_object(Bucket=parts.name, Key=f"models/llama/{WEIGHTS}", Body=b"of another version")
+
+    with pytest.raises(CliError, match="changed during the download"), source.read(found[WEIGHTS]):
+        pass
 
 
 def test_a_checksum_of_s3_is_used(bucket: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

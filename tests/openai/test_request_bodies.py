@@ -147,6 +147,7 @@ WRONG = {
     "a lone surrogate": (COMPLETIONS, {"prompt": "\ud800"}, "prompt", "lone surrogate"),
     "an empty model": (COMPLETIONS, {"model": ""}, "model", "expected 1 or more characters"),
     "an empty stop": (COMPLETIONS, {"stop": [""]}, "stop", "found an empty stop string"),
+    "a stop that is no Unicode": (COMPLETIONS, {"stop": ["\ud800"]}, "stop[0]", "lone surrogate"),
     "too many stops": (COMPLETIONS, {"stop": ["x"] * 17}, "stop", "found 17 stop strings, expected at most 16"),
     "a long stop": (COMPLETIONS, {"stop": ["x", "x" * 1025]}, "stop", "of 1025 characters, expected at most 1024"),
     "a stop of a number": (COMPLETIONS, {"stop": [1]}, "stop", "expected a string or a list of strings"),

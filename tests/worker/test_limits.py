@@ -308,10 +308,11 @@ def test_keys_name_the_tenant_and_strangers_get_401(serve, make_config, tmp_path
 
         good, none, wrong, undeclared = ask("sk-good"), ask(None), ask("sk-bad"), ask("sk-other")
         listed, unlisted = ask("sk-good", "/v1/models"), ask(None, "/v1/models")
+        hidden = client.get("/v1/models/tiny")
         service = serving.worker.engine.stats().service
 
     assert [r.status_code for r in (good, none, wrong, undeclared)] == [200, 401, 401, 403]
-    assert [r.status_code for r in (listed, unlisted)] == [200, 401]
+    assert [r.status_code for r in (listed, unlisted, hidden)] == [200, 401, 401]
     assert none.headers["www-authenticate"] == "Bearer"
     assert none.json()["error"]["code"] == "invalid_api_key"
     assert undeclared.json()["error"]["code"] == "unknown_tenant"
@@ -440,10 +441,12 @@ def test_a_request_arrives_with_the_end_of_its_body(serve, make_config) -> None:
 def test_a_request_that_fails_by_a_defect_before_the_engine_has_it_counts_as_failed(serve, make_config) -> None:
     with serve(make_config()) as serving, serving.client() as client:
         serving.worker.readers.close()
-        status = client.post("/v1/completions", json=BODY | {"prompt": "a" * 10_000}).status_code
+        answer = client.post("/v1/completions", json=BODY | {"prompt": "a" * 10_000})
         num_failed = serving.worker.recorder.outcomes[RequestClass.ONLINE, RequestOutcome.FAILED]
 
-    assert (status, num_failed) == (500, 1)
+    assert (answer.status_code, num_failed) == (500, 1)
+    said = "The worker failed while it handled the request. Its log has the reason."
+    assert answer.json()["error"]["message"] == said, "the text of an error is for the log only"
 
 
 def test_a_failed_step_is_a_500_with_a_sentence_and_many_make_the_worker_unhealthy(serve, make_config) -> None:
@@ -458,7 +461,7 @@ def test_a_failed_step_is_a_500_with_a_sentence_and_many_make_the_worker_unhealt
         whole = client.post("/v1/completions", json=BODY)
         codes.append(client.get("/health").status_code)
         client.post("/v1/completions", json=BODY)
-        health, ready = client.get("/health"), client.get("/ready")
+        health, ready, metrics = client.get("/health"), client.get("/ready"), client.get("/metrics").text
         refused = client.post("/v1/completions", json=BODY)
         runner.fails = False
 
@@ -469,6 +472,7 @@ def test_a_failed_step_is_a_500_with_a_sentence_and_many_make_the_worker_unhealt
     assert "the device is gone" in whole.json()["error"]["message"]
     assert whole.json()["error"]["type"] == "server_error"
     assert [health.status_code, ready.status_code] == [503, 503]
+    assert "ballast_engine_healthy 0.0" in metrics
     assert refused.status_code == 500
 
 
@@ -506,6 +510,31 @@ def test_a_key_that_is_added_while_the_model_loads_takes_effect(serve, make_conf
     with serve(config, path, build=build) as serving, serving.client() as client:
         headers = {"authorization": "Bearer sk-second"}
         eventually(lambda: client.get("/v1/models", headers=headers).status_code == 200, "the second key")
+
+
+def test_keys_and_tenants_each_stay_in_force_when_the_other_file_changes(
+    serve, make_config, tmp_path, eventually
+) -> None:
+    keys, path = tmp_path / "keys.yaml", tmp_path / "config.yaml"
+    keys.write_text("sk-revoked: team-a\nsk-other: team-b\n")
+    changes = {"runtime": {"apiKeysFile": str(keys)}, "offline": {"tenants": [{"name": "team-a"}]}}
+    config = make_config(**changes)
+    path.write_text(config.dump())
+    with serve(config, path) as serving, serving.client() as client:
+
+        def ask(key: str) -> int:
+            return client.post("/v1/completions", json=BODY, headers={"authorization": f"Bearer {key}"}).status_code
+
+        keys.write_text("sk-new: team-a\nsk-other: team-b\n")
+        eventually(lambda: ask("sk-new") == 200, "the new key")
+        undeclared = ask("sk-other")
+        (tmp_path / "new").write_text(make_config(**changes, limits={"maxQueuedRequests": 9}).dump())
+        (tmp_path / "new").replace(path)
+        eventually(lambda: serving.worker.config.limits.max_queued_requests == 9, "the changed limit")
+        found = [ask(key) for key in ("sk-revoked", "sk-none", "sk-other", "sk-new")]
+
+    assert undeclared == 403
+    assert found == [401, 401, 403, 200]
 
 
 def test_a_changed_file_takes_effect_without_a_restart(serve, make_config, tmp_path, eventually) -> None:

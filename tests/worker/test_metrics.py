@@ -15,11 +15,12 @@ from ballast_engine.stats import NO_STEP, OTHERS, AdmissionRecord, ClassStats, S
 from ballast_policy.learning.interference import Allowance
 from ballast_policy.request import RequestClass
 from ballast_policy.reservation import Reservation
-from ballast_queue.status import ReservationStatus, SloStatus
+from ballast_queue.job import RequestCounts
+from ballast_queue.status import QueueStats, ReservationStatus, SloStatus
 from ballast_vllm.metrics import ServerMetrics
 from ballast_worker.histogram import Histogram
 from ballast_worker.http_connection import Connections, HttpLimits
-from ballast_worker.metrics import MOST_TENANTS, ScrapeData, Spending, StepMetrics, WorkerMetrics
+from ballast_worker.metrics import MOST_TENANTS, QueueView, ScrapeData, Spending, StepMetrics, WorkerMetrics
 from ballast_worker.requests import Recorder, RequestOutcome, RequestTiming
 from ballast_worker.status import SMOOTHING_SECONDS, SmoothedRates, reservation
 from ballast_worker.utilization import Utilization
@@ -269,6 +270,36 @@ def test_utilization_is_the_share_of_the_peak_that_a_phase_took_lately() -> None
 
 def test_steps_that_stood_still_are_counted() -> None:
     assert scrape(make_figures(stats=make_stats(suspended_steps=3)))["ballast_suspended_steps_total", frozenset()] == 3
+
+
+def test_the_state_of_the_process_and_of_the_queue_is_shown_and_none_of_a_queue_that_is_away() -> None:
+    nothing, of_queue = frozenset(), frozenset({("queue", "q")})
+    stats = QueueStats(
+        at=0, items=RequestCounts(), inbox=3, oldest_waiting_seconds=7, dead_letters=2, jobs_at_risk=1, jobs={}
+    )
+    queue = QueueView("q", is_up=True, stats=stats, held=4, failures={"claim": 5}, unreadable=6)
+    of_process = {"generation": 8, "restart_required": 9, "config_invalid": True, "is_draining": True}
+    found = scrape(make_figures(queue=queue, is_healthy=False, **of_process))
+    away = scrape(make_figures(queue=replace(queue, is_up=False)))
+
+    wanted = {
+        ("ballast_config_generation", nothing): 8,
+        ("ballast_config_restart_required", nothing): 9,
+        ("ballast_config_invalid", nothing): 1,
+        ("ballast_draining", nothing): 1,
+        ("ballast_engine_healthy", nothing): 0,
+        ("ballast_redis_up", nothing): 1,
+        ("ballast_leases", nothing): 4,
+        ("ballast_feeder_failures_total", frozenset({("task", "claim")})): 5,
+        ("ballast_unreadable_values", nothing): 6,
+        ("ballast_queue_items", of_queue | {("state", "inbox")}): 3,
+        ("ballast_queue_oldest_seconds", of_queue): 7,
+        ("ballast_dead_letters", of_queue): 2,
+        ("ballast_jobs_at_risk", of_queue): 1,
+    }
+    assert {name: found[name] for name in wanted} == wanted
+    assert away["ballast_redis_up", nothing] == 0
+    assert [name for name, labels in away if of_queue <= labels] == []
 
 
 def test_the_metric_and_the_status_show_the_engines_reservation() -> None:

@@ -185,12 +185,14 @@ def test_a_worker_says_that_it_is_not_ready_before_it_refuses(run_worker, make_c
     with run_worker(make_config(runtime={"unreadySeconds": 3600}), tmp_path) as running, running.client() as client:
         running.signal(signal.SIGTERM)
         eventually(lambda: client.get("/ready").status_code == 503, "the worker to be unready")
+        metrics = client.get("/metrics").text
         answered = client.post("/v1/completions", json=BODY)
         running.signal(signal.SIGTERM)
         code = running.wait()
 
     assert (answered.status_code, code) == (200, 0)
     assert answered.headers["connection"] == "close"
+    assert "ballast_draining 1.0" in metrics
 
 
 @pytest.mark.slow

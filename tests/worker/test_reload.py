@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -32,9 +33,10 @@ def make_watcher(path: Path, taken: Taken, also: Path | None = None) -> ConfigWa
 
 
 def rewrite(path: Path, text: str) -> None:
-    """Replace the file by a rename, as an editor or the kubelet does: the inode changes even within one clock tick."""
+    """Replace the file by a rename, as an editor or the kubelet does: within one clock tick, only the inode changes."""
     new = path.with_suffix(".new")
     new.write_text(text, errors="surrogateescape")
+    os.utime(new, ns=(0, path.stat().st_mtime_ns if path.exists() else 0))
     new.replace(path)
 
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 from queue_objects import make_line
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
+from waiting import until
 
 from ballast_api.errors import InvalidConfig
 from ballast_api.worker_config import WorkerConfig
@@ -200,6 +202,31 @@ async def test_a_replica_that_starts_while_its_pod_is_to_end_is_asked_too(make_t
     assert (ready.status_code, left.status_code) == (200, 503)
 
 
+def test_a_replica_that_starts_after_its_pod_was_to_end_is_asked_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    leave.watch_for()
+    asked = leave.directory() / leave.ASKED
+    hook = threading.Thread(target=leave.main, daemon=True)
+    hook.start()
+    until(asked.exists, said="the hook to ask")
+    leave.watch_for()
+    until(asked.exists, said="the hook to ask the later replica")
+    leave.drained()
+    hook.join(PATIENCE)
+
+    assert not hook.is_alive()
+
+
+async def test_a_stop_that_serve_gives_up_goes_on_for_the_end_of_the_pod():
+    replica = ServeReplica()
+    given_up = asyncio.create_task(replica.stop())
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await replica.stop()
+
+    assert given_up.cancelled()
+
+
 def test_the_end_of_a_replica_does_not_answer_for_the_one_that_replaces_it(tmp_path, monkeypatch):
     """Serve starts a replica while the one that it replaces still drains, maybe in the same pod."""
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -279,6 +306,17 @@ async def test_an_app_that_does_not_start_is_a_sentence_for_serve():
     ):
         async with serve_app(opened, listener):
             pass
+
+
+async def test_an_http_server_that_ended_is_a_reason_for_another_replica(make_text):
+    replica = ServeReplica()
+    async with lived(replica):
+        await replica.reconfigure({"config": make_text()})
+        replica.check_health()
+        replica.served.app.state.server.should_exit = True
+        await eventually(replica.served.failure, "the HTTP server to end")
+        with pytest.raises(RuntimeError, match=r"The HTTP server of the replica ended\."):
+            replica.check_health()
 
 
 async def test_a_broken_engine_is_a_reason_for_another_replica(make_text):

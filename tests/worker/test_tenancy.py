@@ -88,9 +88,10 @@ def test_a_tenants_priority_is_taken_down_to_its_band() -> None:
     assert caller.priority == 2
 
 
-def test_an_api_key_beats_the_header(tmp_path: Path) -> None:
+@pytest.mark.parametrize("authorization", [b"Bearer 22", b"bearer  22 "])
+def test_an_api_key_beats_the_header(tmp_path: Path, authorization: bytes) -> None:
     tenancy = Tenancy((), make_keys(tmp_path, "sk-1: team-a\n'22': team-b\n"))
-    headers = {b"authorization": b"Bearer 22", b"x-llm-d-inference-fairness-id": b"team-a"}
+    headers = {b"authorization": authorization, b"x-llm-d-inference-fairness-id": b"team-a"}
 
     assert tenancy.caller(headers).tenant == "team-b"
 

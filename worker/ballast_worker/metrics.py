@@ -356,7 +356,7 @@ def _queue(view: QueueView) -> Iterator[Metric]:
     for metric, text, value in (
         (
             "ballast_queue_oldest_seconds",
-            "Age of the oldest job with items that may be claimed; 0 without one.",
+            "Age of the oldest job with items that may be claimed, or of the first inbox entry; 0 without any.",
             stats.oldest_waiting_seconds,
         ),
         ("ballast_dead_letters", "Dead letters: items that failed for good.", stats.dead_letters),
