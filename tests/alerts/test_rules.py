@@ -272,7 +272,8 @@ SILENT = {
     ("BallastTpotBudgetBurn", CRITICAL),
     ("BallastTpotBudgetBurn", WARNING),
     ("BallastRayStorageDown", CRITICAL),
-} | {("BallastWorkerNotReady", WARNING)}
+    ("BallastWorkerNotReady", WARNING),
+}
 """Alerts that these problems do not fire."""
 
 
@@ -283,11 +284,8 @@ def test_a_problem_of_a_resource_fires_no_alert_of_its_neighbour(
 ) -> None:
     """Names are unique in a namespace only."""
     namespace, name = neighbour
-    groups = [
-        group
-        for each in (("chat", "default"), (name, namespace))
-        for group in rule_groups(make_resource(*each, **RAY), keeps_head_state=True)
-    ]
+    resources = [make_resource(*each, **RAY) for each in (("chat", "default"), (name, namespace))]
+    groups = [group for resource in resources for group in rule_groups(resource)]
     moved = {
         'namespace="default"': f'namespace="{namespace}"',
         'service="chat"': f'service="{name}"',

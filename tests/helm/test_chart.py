@@ -595,6 +595,10 @@ def pod_of(rendered: dict[str, Any]) -> dict[str, Any]:
     return rendered["spec"] if rendered["kind"] == "Pod" else rendered["spec"]["template"]["spec"]
 
 
+def labels_of_pod(rendered: dict[str, Any]) -> dict[str, str]:
+    return (rendered if rendered["kind"] == "Pod" else rendered["spec"]["template"])["metadata"]["labels"]
+
+
 LONGEST_LABEL = 63
 LONGEST_HASH = len(f"-{2**32}")
 """Kubernetes labels the pods of a StatefulSet with its name and a hash, which has up to ten characters."""
@@ -652,7 +656,7 @@ def test_every_pod_is_pulled_and_labelled_as_the_values_say_and_only_the_operato
         each["metadata"]["name"]: (
             pod.get("imagePullSecrets"),
             [container["imagePullPolicy"] for container in pod["containers"]],
-            (each if each["kind"] == "Pod" else each["spec"]["template"])["metadata"]["labels"].get("team"),
+            labels_of_pod(each).get("team"),
             pod.get("automountServiceAccountToken", True),
         )
         for each in objects
@@ -812,33 +816,32 @@ def test_a_selector_matches_pods_of_its_own_component_and_release_only(helm: Hel
         for each in yaml.safe_load_all(helm.run("template", release, str(CHART), *where).stdout)
         if each
     ]
-    labels = {
-        (each["kind"], each["metadata"]["name"]): each["metadata"]["labels"]
-        for each in objects
-        if each["kind"] in {"Pod", "Service"}
-    } | {
-        (each["kind"], each["metadata"]["name"]): each["spec"]["template"]["metadata"]["labels"]
-        for each in objects
-        if each["kind"] in {"Deployment", "StatefulSet"}
-    }
-    pods = {name: of for (kind, name), of in labels.items() if kind != "Service"}
-    services = {name: of for (kind, name), of in labels.items() if kind == "Service"}
-    found = [
-        (
-            each["kind"],
-            each["metadata"]["name"],
-            [name for name, of in candidates.items() if selected.items() <= of.items()],
-        )
-        for each in objects
-        for spec in [each.get("spec", {})]
-        for selector in [spec.get("podSelector", spec.get("selector"))]
-        if selector
-        for selected in [selector.get("matchLabels", selector)]
-        for candidates in [services if each["kind"] == "ServiceMonitor" else pods]
-    ]
+    pods = {each["metadata"]["name"]: labels_of_pod(each) for each in objects if each["kind"] in WITH_PODS}
+    services = {each["metadata"]["name"]: each["metadata"]["labels"] for each in objects if each["kind"] == "Service"}
+    found = []
+    for each in objects:
+        spec = each.get("spec", {})
+        if selector := spec.get("podSelector", spec.get("selector")):
+            wanted = selector.get("matchLabels", selector).items()
+            candidates = services if each["kind"] == "ServiceMonitor" else pods
+            matched = [name for name, labels in candidates.items() if wanted <= labels.items()]
+            found.append((each["kind"], each["metadata"]["name"], matched))
 
     assert len(found) == 2 * 8
     assert [(kind, name, matched) for kind, name, matched in found if matched != [name]] == []
+
+
+def test_a_service_and_its_monitor_name_ports_that_exist(helm: Helm) -> None:
+    objects = helm.objects(CASES["monitored"])
+    pods = [pod_of(each) for each in objects.values() if each["kind"] in WITH_PODS]
+    listened = {port["name"] for pod in pods for each in pod["containers"] for port in each.get("ports", ())}
+    service = objects["Service/ballast-operator"]["spec"]["ports"]
+    scraped = objects["ServiceMonitor/ballast-operator"]["spec"]["endpoints"]
+
+    assert {
+        port["targetPort"] for each in objects.values() if each["kind"] == "Service" for port in each["spec"]["ports"]
+    } == listened
+    assert [each["port"] for each in scraped] == [each["name"] for each in service]
 
 
 @pytest.mark.parametrize("password", ["plain", 'a"b\\c', "with space", "#hash$dollar"])
@@ -949,8 +952,15 @@ def test_an_install_for_some_namespaces_has_roles_in_them_and_no_cluster_role(he
 
     assert not [each for each in objects if each["kind"].startswith("ClusterRole")]
     assert granted["chat"] == granted["research"] == permissions.rules(permissions.NAMESPACES)
-    bound = [(where["namespace"], each["roleRef"]["name"]) for each, where in bindings(objects)]
-    assert sorted(bound) == sorted((each["metadata"]["namespace"], each["metadata"]["name"]) for each in roles)
+    bound = {
+        (each["metadata"]["namespace"], each["roleRef"]["name"]): [
+            (to["name"], to["namespace"]) for to in each["subjects"]
+        ]
+        for each in objects
+        if each["kind"] == "RoleBinding"
+    }
+    account = ("ballast-operator", "system")
+    assert bound == {(each["metadata"]["namespace"], each["metadata"]["name"]): [account] for each in roles}
     secrets = [rule for rule in granted["system"] if rule["resources"] == ["secrets"]]
     assert secrets == [
         {"apiGroups": [""], "resources": ["secrets"], "resourceNames": names, "verbs": verbs}
@@ -959,17 +969,6 @@ def test_an_install_for_some_namespaces_has_roles_in_them_and_no_cluster_role(he
             (["ballast-operator-redis-users"], ["get", "patch"]),
         )
     ] + [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]}]
-
-
-def bindings(objects: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield each binding and its metadata. Each must be for the account of the operator."""
-    (account,) = (each["metadata"] for each in objects if each["kind"] == "ServiceAccount")
-    for each in objects:
-        if each["kind"].endswith("Binding"):
-            assert [(who["name"], who["namespace"]) for who in each["subjects"]] == [
-                (account["name"], account["namespace"])
-            ]
-            yield each, each["metadata"]
 
 
 def test_the_usual_roles_of_kubernetes_get_rights_on_resources_and_not_on_their_status(helm: Helm) -> None:

@@ -130,8 +130,9 @@ def test_a_password_changed_in_the_secret_is_taken_over_by_an_upgrade(release: R
 
 def test_an_upgrade_keeps_the_certificate_until_it_is_old(release: Release, cluster: ControlPlane) -> None:
     def age(days: float) -> None:
-        made = f"ballast.dev/made={time.time() - days * 86400:.0f}"
-        cluster.kubectl("annotate", "--overwrite", "secret", "ballast-valkey-tls", "-n", "system", made)
+        secret = release.get("secret", "ballast-valkey-tls")
+        secret["metadata"]["annotations"]["ballast.dev/made"] = f"{time.time() - days * 86400:.0f}"
+        cluster.kubectl("apply", "--server-side", "--field-manager=helm", "-f", "-", manifest=secret)
 
     hashed, before = release.hash_of_valkey, release.certificate
     age(days=364)
