@@ -101,11 +101,7 @@ SCENARIOS = (
         "30m",
         {DEGRADED},
     ),
-    Scenario(
-        "a problem of Ray with an alert of its own, and the operator restarts again and again",
-        degraded("RayHeadDown", RESTARTS.format(1)),
-        "40m",
-    ),
+    Scenario("a problem of Ray with an alert of its own", degraded("RayHeadDown", "1x60"), "40m"),
 )
 
 

@@ -155,10 +155,9 @@ PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
             )
         )
     ),
-    "slo": some(
-        slo=some(ttftMilliseconds=st.just(1), tpotMilliseconds=st.just(1), latencyMilliseconds=st.just(1)),
-        engine=some(backend=BACKENDS),
-        gpu=some(count=FEW),
+    "slo": st.fixed_dictionaries(
+        {"slo": some(ttftMilliseconds=st.just(1), tpotMilliseconds=st.just(1), latencyMilliseconds=st.just(1))},
+        optional={"engine": some(backend=BACKENDS), "gpu": some(count=FEW)},
     ),
     "submitters": some(
         redis=st.just({"secretName": "s"}),
