@@ -13,27 +13,31 @@ MINUTES = 10 * 60
 
 @dataclass(frozen=True)
 class Scenario:
-    """Scraped series, and the alerts that fire at a point of time."""
+    """Scraped series, the alerts that fire at a point of time, and those that fired before it and are over."""
 
     name: str
     series: dict[str, str]
     at: str
     fires: set[tuple[str, str]] = field(default_factory=set)
+    over: set[tuple[str, str]] = field(default_factory=set, kw_only=True)
     spec: dict[str, Any] = field(default_factory=dict)
     keeps_head_state: bool = True
     every: str = "2m"
     """The interval at which the rules are evaluated."""
 
 
-def judged(slo: str, met: str, missed: str) -> dict[str, str]:
-    """Return the counters of one objective. The increase per minute has the notation `start+step x minutes`."""
-    base = f'ballast_slo_requests_total{{{TARGET},class="online",slo="{slo}"'
-    return {f'{base},met="true"}}': met, f'{base},met="false"}}': missed}
+def judged(slo: str, met: str, missed: str, *, of: str = "online", pods: int = 1) -> dict[str, str]:
+    """Return the counters of one objective in each pod, as `start+step x minutes`."""
+    targets = [TARGET.replace("chat-0", f"chat-{i}") for i in range(pods)]
+    about = [f'ballast_slo_requests_total{{{target},class="{of}",slo="{slo}"' for target in targets]
+    return {
+        f'{each},met="{is_met}"}}': values for each in about for is_met, values in (("true", met), ("false", missed))
+    }
 
 
-def ended(**outcomes: str) -> dict[str, str]:
-    """Return the counters of ended online requests."""
-    return {f'ballast_requests_total{{{TARGET},class="online",outcome="{o}"}}': v for o, v in outcomes.items()}
+def ended(of: str = "online", **outcomes: str) -> dict[str, str]:
+    """Return the counters of ended requests of a class."""
+    return {f'ballast_requests_total{{{TARGET},class="{of}",outcome="{o}"}}': v for o, v in outcomes.items()}
 
 
 def gauge(name: str, values: str, labels: str = TARGET) -> dict[str, str]:
@@ -82,6 +86,8 @@ RAMP = " ".join(f"{count}x3" for count in range(3, 20))
 """Another replica every four minutes."""
 GATED = condition("Ready", "SchedulingGated", "1x60")
 CRITICAL, WARNING = "critical", "warning"
+LETTERS = {("BallastDeadLetters", WARNING)}
+"""What fires for half an hour after Prometheus finds the letters of a queue."""
 RESTARTS = " ".join(["{0} {0} stale _ _"] * 20)
 """A value of the operator, which serves for two minutes, is away for three, and starts again."""
 SCENARIOS = (
@@ -89,12 +95,12 @@ SCENARIOS = (
     Scenario("all objectives met", judged("ttft", f"0+60x{MINUTES}", f"0x{MINUTES}"), "8h"),
     Scenario(
         "half a percent misses and one percent may",
-        judged("ttft", f"0+199x{MINUTES}", f"0+1x{MINUTES}"),
+        judged("ttft", f"0+199x{MINUTES}", f"0+1x{MINUTES}") | judged("ttft", "0x600", f"0+5x{MINUTES}", of="offline"),
         "8h",
     ),
     Scenario(
-        "two percent miss for days",
-        judged("ttft", f"0+98x{MINUTES}", f"0+2x{MINUTES}"),
+        "two percent miss on two workers for days",
+        judged("ttft", f"0+49x{MINUTES}", f"0+1x{MINUTES}", pods=2),
         "8h",
         {("BallastTtftBudgetBurn", WARNING)},
     ),
@@ -115,6 +121,7 @@ SCENARIOS = (
         "a fifth missed for an hour, over for ten minutes",
         judged("tpot", "0+100x1440 144000+80x60 148800+100x20", "0x1440 0+20x60 1200x20"),
         "25h12m",
+        over={("BallastTpotBudgetBurn", CRITICAL)},
     ),
     Scenario(
         "a tenth misses for six hours",
@@ -128,20 +135,27 @@ SCENARIOS = (
         "30m",
     ),
     Scenario(
-        "eight requests an hour, two of them late, for four hours",
-        judged("ttft", " ".join(f"{hour}x9" for hour in range(30)), " ".join(f"{hour}x29" for hour in range(10))),
+        "eight requests an hour on two workers, two of them late, for four hours",
+        judged(
+            "ttft",
+            " ".join(f"{count}x19" for count in range(15)),
+            " ".join(f"{count}x59" for count in range(6)),
+            pods=2,
+        ),
         "4h",
         {("BallastTtftBudgetBurn", WARNING)},
     ),
     Scenario(
-        "requests are refused",
-        ended(stop="0+80x200", queue_full="0+20x200", aborted="0+500x200", invalid="0+500x200"),
+        "online requests fail or are refused",
+        ended(stop="0+100x200", queue_full="0+3x200", failed="0+3x200", draining="0+3x200", invalid="0+500x200")
+        | ended("offline", stop="0+5000x200"),
         "2h",
         {("BallastAvailabilityBudgetBurn", CRITICAL), ("BallastAvailabilityBudgetBurn", WARNING)},
     ),
     Scenario(
-        "clients disconnect and send invalid requests",
-        ended(stop="0+80x200", failed="0x200", aborted="0+500x200", invalid="0+500x200"),
+        "clients disconnect and send invalid requests, and offline requests fail",
+        ended(stop="0+50x200", length="0+50x200", failed="0+0.9x200", aborted="0+500x200", invalid="0+500x200")
+        | ended("offline", failed="0+500x200"),
         "2h",
     ),
     Scenario("the reservation is met", gauge("ballast_offline_reservation_met", "1x60"), "30m"),
@@ -159,7 +173,12 @@ SCENARIOS = (
         "40m",
         {("BallastOfflineReservationNotMet", WARNING)},
     ),
-    Scenario("the reservation was not met and is again", gauge("ballast_offline_reservation_met", "0x20 1x40"), "40m"),
+    Scenario(
+        "the reservation was not met and is again",
+        gauge("ballast_offline_reservation_met", "0x20 1x40"),
+        "40m",
+        over={("BallastOfflineReservationNotMet", WARNING)},
+    ),
     Scenario(
         "the reservation is not met",
         gauge("ballast_offline_reservation_met", "1x10 0x60"),
@@ -173,20 +192,26 @@ SCENARIOS = (
     Scenario(
         "another queue's job is late", gauge("ballast_jobs_at_risk", "1x30", f'{TARGET},queue="else/where"'), "20m"
     ),
-    Scenario("old dead letters", gauge("ballast_dead_letters", "7x120", QUEUE), "1h"),
+    Scenario("old dead letters", gauge("ballast_dead_letters", "7x120", QUEUE), "1h", over=LETTERS),
     Scenario(
         "new dead letters",
         gauge("ballast_dead_letters", "7x50 9x60", QUEUE),
         "1h",
         {("BallastDeadLetters", WARNING)},
     ),
-    Scenario("letters of an hour ago", gauge("ballast_dead_letters", "7x30 9x120", QUEUE), "1h30m"),
-    Scenario("letters were redriven", gauge("ballast_dead_letters", "7x50 0x60", QUEUE), "1h"),
+    Scenario(
+        "letters of an hour ago",
+        gauge("ballast_dead_letters", "7x30 9x120", QUEUE),
+        "1h30m",
+        over=LETTERS,
+    ),
+    Scenario("letters were redriven", gauge("ballast_dead_letters", "7x50 0x60", QUEUE), "1h", over=LETTERS),
     Scenario(
         "letters were redriven, and one of two workers was not scraped since",
         gauge("ballast_dead_letters", "7x50 0x60", QUEUE)
         | gauge("ballast_dead_letters", "7x52 0x60", QUEUE.replace("chat-0", "chat-1")),
         "52m",
+        over=LETTERS,
     ),
     Scenario(
         "old letters, and no worker for nine days",
@@ -195,7 +220,12 @@ SCENARIOS = (
         spec={"offline": {"resultsDays": 14}},
         every="20m",
     ),
-    Scenario("old letters, and Redis was away", gauge("ballast_dead_letters", "7x20 _x10 7x60", QUEUE), "57m"),
+    Scenario(
+        "old letters, and Redis was away",
+        gauge("ballast_dead_letters", "7x20 _x10 7x60", QUEUE),
+        "57m",
+        over=LETTERS,
+    ),
     Scenario(
         "new letters after a job with letters was deleted",
         gauge("ballast_dead_letters", "9x50 2x5 5x60", QUEUE),
@@ -208,7 +238,12 @@ SCENARIOS = (
         "50m",
         {("BallastDeadLetters", WARNING)},
     ),
-    Scenario("letters of a queue that was new", gauge("ballast_dead_letters", "_x40 5x60", QUEUE), "1h15m"),
+    Scenario(
+        "letters of a queue that was new",
+        gauge("ballast_dead_letters", "_x40 5x60", QUEUE),
+        "1h15m",
+        over=LETTERS,
+    ),
     Scenario(
         "Redis is full, and entries of inboxes wait",
         gauge("ballast_feeder_failures_total", "0x20 1+60x30", TARGET + ',task="inbox"'),
@@ -353,7 +388,7 @@ SCENARIOS = (
     ),
     Scenario(
         "Ray starts a replica",
-        condition("Progressing", "RayReplicasPending", "1x9 _x30") | replicas("2x60", "2x60"),
+        condition("Progressing", "RayReplicasPending", "1x9 stale") | replicas("2x60", "2x60"),
         "15m",
         set(),
         ON_RAY,

@@ -28,9 +28,12 @@ def active(values: str, pod: str = "operator-0", labels: str = OPERATOR) -> dict
 def degraded(
     reason: str, values: str, *, status: str = "True", pod: str = "operator-0", name: str = "default/chat"
 ) -> dict[str, str]:
-    """Return the series of the condition, beside those of an active operator."""
-    labels = f'type="Degraded",status="{status}",reason="{reason}"'
-    return active("1x120") | operated("condition", values, labels, pod=pod, name=name)
+    """Return the series of the condition, beside those of an active operator and of a resource that serves."""
+    types = (f'type="Degraded",status="{status}",reason="{reason}"', 'type="Ready",status="True",reason="Serving"')
+    found = active("1x120")
+    for labels in types:
+        found |= operated("condition", values, labels, pod=pod, name=name)
+    return found
 
 
 def started(values: str, pod: str = "operator-0") -> dict[str, str]:
@@ -55,7 +58,12 @@ SCENARIOS = (
         {DOWN},
     ),
     Scenario("the operator restarts every eleven minutes", active("1x90") | started(starts(9, 9)), "70m", {DOWN}),
-    Scenario("the operator restarted often until half an hour ago", active("1x90") | started(starts(3, 6)), "1h"),
+    Scenario(
+        "the operator restarted often until half an hour ago",
+        active("1x90") | started(starts(3, 6)),
+        "1h",
+        over={DOWN},
+    ),
     Scenario(
         "an upgrade, and a lost lease of each replica",
         active("1x90") | started(starts(9, 1)) | started("_x20 1x5 2x60", "operator-1"),

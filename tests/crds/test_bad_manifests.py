@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from copy import deepcopy
 from typing import Any
 
@@ -14,6 +15,7 @@ from ballast_api.errors import InvalidConfig
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import API_VERSION, KIND
 from ballast_api.structural import leaves
+from ballast_api.vllm_arguments import OWNED
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -64,3 +66,13 @@ def test_an_argument_of_several_lines_is_refused_by_its_name(argument: str) -> N
 
     with pytest.raises(InvalidConfig, match="Ballast does not support headless"):
         InferenceDeployment.read(body, "here")
+
+
+def test_each_argument_that_a_refusal_names_is_refused() -> None:
+    listed = {
+        group: re.search(r"(?:decides?|sets|support) ([^.:]+?)(?: itself)?\. Remove", group.sentence) for group in OWNED
+    }
+    named = {group: re.split(", | and ", found[1].replace("*", "x")) for group, found in listed.items() if found}
+
+    assert len(named) == len(OWNED) - 1, "that of the parallelism lists no argument"
+    assert [name for group, names in named.items() for name in names if not group.has_name(name)] == []

@@ -159,10 +159,34 @@ PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
             )
         )
     ),
+    "slo": st.fixed_dictionaries(
+        {"slo": some(ttftMilliseconds=st.just(1), tpotMilliseconds=st.just(1), latencyMilliseconds=st.just(1))},
+        optional={"engine": some(backend=BACKENDS), "gpu": some(count=FEW)},
+    ),
+    "submitters": some(
+        redis=st.just({"secretName": "s"}),
+        offline=some(tenants=st.lists(st.just({"name": "t"}), max_size=1)),
+        queueAccess=some(
+            submitters=st.lists(
+                st.fixed_dictionaries(
+                    {"secretName": st.sampled_from(["a-ballast-submitter", "a-ballast-submitter-b"])},
+                    optional={"tenant": st.sampled_from(["t", "u"])},
+                ),
+                max_size=1,
+            )
+        ),
+    ),
+    "ray": some(
+        runtime=some(ray=some(nodes=st.integers(1, 3))),
+        engine=some(backend=BACKENDS),
+        gpu=some(count=FEW),
+        scaling=st.just({"maxReplicas": 2}),
+        network=some(tlsSecret=st.just("tls")),
+    ),
     "network": some(network=some(policy=st.booleans(), ingressFrom=PEERS, metricsFrom=PEERS)),
 }
 """Tested one by one. In a spec with several wrong parts, the other parts would hide a wrong rule."""
-NAMES = st.sampled_from(["a", "a-b", "a" * 52, "a" * 53, "7b"])
+NAMES = st.sampled_from(["a", "a-b", "a" * 40, "a" * 41, "a" * 52, "a" * 53, "7b"])
 
 
 @pytest.mark.envtest
@@ -171,7 +195,7 @@ NAMES = st.sampled_from(["a", "a-b", "a" * 52, "a" * 53, "7b"])
 @given(data=st.data())
 def test_the_model_and_the_api_server_agree(plane: ControlPlane, part: str, data: st.DataObject) -> None:
     spec = {"model": {"uri": "hf://a/b"}} | data.draw(PARTS[part])
-    name = data.draw(NAMES) if part == "model" else "a"
+    name = data.draw(NAMES) if part in {"model", "ray"} else "a"
     manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
     try:
         InferenceDeployment.read(manifest, "here")
@@ -194,7 +218,23 @@ def test_the_model_and_the_api_server_accept_the_same_values(plane: ControlPlane
     assert [is_accepted_by_model(each) for each in manifests] == [is_accepted_by(plane, each) for each in manifests]
 
 
-VALUES: tuple[Any, ...] = (True, 1, -1, 1.5, 10**7, "", "x", "A b", [], ["x"], [{}], {"a": "b"}, {"a": {"b": 1}})
+VALUES: tuple[Any, ...] = (
+    True,
+    0,
+    1,
+    -1,
+    1.5,
+    100,
+    10**7,
+    "",
+    "x",
+    "A b",
+    [],
+    ["x"],
+    [{}],
+    {"a": "b"},
+    {"a": {"b": 1}},
+)
 """Values of every kind, without whole floats, which the API server accepts only for some integers."""
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_api.errors import InvalidConfig
-from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.inference_deployment import GpuRequest, InferenceDeployment
 from ballast_api.names import API_VERSION, KIND, MOST_NAME_CHARACTERS, label_value, pod_labels, selector
 
 
@@ -63,3 +63,9 @@ def test_no_adapter_has_the_name_that_is_served(model: dict[str, str]) -> None:
 def read(model: dict[str, Any]) -> InferenceDeployment:
     manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "chat"}}
     return InferenceDeployment.read(manifest | {"spec": {"model": model}}, "here")
+
+
+def test_a_worker_has_longer_to_start_with_vllm_which_compiles_the_model() -> None:
+    specs = [read({"uri": "hf://a/b"}).spec.model_copy(update={"gpu": GpuRequest(count=count)}) for count in (0, 1)]
+
+    assert [spec.startup_seconds for spec in specs] == [600, 1800]

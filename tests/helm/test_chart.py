@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -198,6 +198,7 @@ def test_a_rendered_chart_equals_its_snapshot(helm: Helm, case: str) -> None:
     assert found == path.read_text(), "the rendered chart differs: check it, then run with UPDATE_SNAPSHOTS=1"
 
 
+LONGEST_RENEWAL = SCHEMA["properties"]["valkey"]["properties"]["tls"]["properties"]["renewDays"]["maximum"]
 NEEDS_CLUSTER = "valkey.tls.renewDays"
 """A value that only an upgrade uses: see test_release.py."""
 
@@ -256,6 +257,16 @@ def test_the_operator_reads_the_environment_of_the_chart(helm: Helm) -> None:
     assert read.runbook_base_url == "https://docs.example/runbooks"
     assert (read.gcs_redis_image, read.gcs_redis_storage) == ("valkey/valkey:8.1-alpine", "1Gi")
     assert read.gcs_redis_pod_security_context == VALKEY_SECURITY, "an upgrade restarts no Valkey of Ray"
+
+
+def test_the_chart_offers_the_log_levels_and_formats_of_the_operator() -> None:
+    offered = SCHEMA["properties"]["operator"]["properties"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ballast_operator", "--help"], capture_output=True, text=True, check=True
+    )
+
+    assert f"--log-level {{{','.join(offered['logLevel']['enum'])}}}" in done.stdout
+    assert f"--log-format {{{','.join(offered['logFormat']['enum'])}}}" in done.stdout
 
 
 @pytest.mark.parametrize("removed", [("runAsUser", "fsGroup"), None], ids=["its ids", "all of it"])
@@ -549,6 +560,7 @@ def test_a_memory_limit_that_the_data_of_valkey_would_exceed_is_refused(
         pytest.param("7b", {"nameOverride": "x"}, "", id="a digit first"),
         pytest.param("team.ballast", {}, "", id="a dot"),
         pytest.param("7b", {"fullnameOverride": "mine"}, "mine", id="a prefix of its own"),
+        pytest.param("b" * 51, {"valkey": {"enabled": False}}, "b" * 51, id="a name that is cut before its hyphen"),
     ],
 )
 def test_a_release_whose_services_would_have_no_valid_name_is_refused(
@@ -587,6 +599,10 @@ WITH_PODS = {"Deployment", "StatefulSet", "DaemonSet", "Job", "Pod"}
 def pod_of(rendered: dict[str, Any]) -> dict[str, Any]:
     """Return the spec of the pod, or of the pods that the object makes."""
     return rendered["spec"] if rendered["kind"] == "Pod" else rendered["spec"]["template"]["spec"]
+
+
+def labels_of_pod(rendered: dict[str, Any]) -> dict[str, str]:
+    return (rendered if rendered["kind"] == "Pod" else rendered["spec"]["template"])["metadata"]["labels"]
 
 
 LONGEST_LABEL = 63
@@ -636,6 +652,28 @@ def test_no_pod_gets_variables_of_the_services_in_its_namespace(helm: Helm) -> N
         "Deployment/ballast-operator": False,
         "StatefulSet/ballast-valkey": False,
         "Pod/ballast-test": False,
+    }
+
+
+def test_every_pod_is_pulled_and_labelled_as_the_values_say_and_only_the_operator_has_a_token(helm: Helm) -> None:
+    values = {"image": {"pullSecrets": ["pull"], "pullPolicy": "Always"}, "commonLabels": {"team": "inference"}}
+    objects = [each for each in helm.objects(values).values() if each["kind"] in WITH_PODS]
+    found = {
+        each["metadata"]["name"]: (
+            pod.get("imagePullSecrets"),
+            [container["imagePullPolicy"] for container in pod["containers"]],
+            labels_of_pod(each).get("team"),
+            pod.get("automountServiceAccountToken", True),
+        )
+        for each in objects
+        for pod in [pod_of(each)]
+    }
+    expected = [{"name": "pull"}], ["Always"], "inference"
+
+    assert found == {
+        "ballast-operator": (*expected, True),
+        "ballast-valkey": (*expected, False),
+        "ballast-test": (*expected, False),
     }
 
 
@@ -774,6 +812,44 @@ def test_only_pods_that_need_the_queue_reach_the_bundled_valkey(helm: Helm) -> N
     assert not admitted({"app": "anything"}, is_near=True)
 
 
+def test_a_selector_matches_pods_of_its_own_component_and_release_only(helm: Helm) -> None:
+    """Two releases in one namespace, of which each has all objects."""
+    values = helm.values(CASES["monitored"], "values.yaml")
+    where = ("-n", "system", "--kube-version", "1.35.0", "-f", values)
+    objects = [
+        each
+        for release in ("ballast", "second")
+        for each in yaml.safe_load_all(helm.run("template", release, str(CHART), *where).stdout)
+        if each
+    ]
+    pods = {each["metadata"]["name"]: labels_of_pod(each) for each in objects if each["kind"] in WITH_PODS}
+    services = {each["metadata"]["name"]: each["metadata"]["labels"] for each in objects if each["kind"] == "Service"}
+    found = []
+    for each in objects:
+        spec = each.get("spec", {})
+        if selector := spec.get("podSelector", spec.get("selector")):
+            wanted = selector.get("matchLabels", selector).items()
+            candidates = services if each["kind"] == "ServiceMonitor" else pods
+            matched = [name for name, labels in candidates.items() if wanted <= labels.items()]
+            found.append((each["kind"], each["metadata"]["name"], matched))
+
+    assert len(found) == 2 * 8
+    assert [(kind, name, matched) for kind, name, matched in found if matched != [name]] == []
+
+
+def test_a_service_and_its_monitor_name_ports_that_exist(helm: Helm) -> None:
+    objects = helm.objects(CASES["monitored"])
+    pods = [pod_of(each) for each in objects.values() if each["kind"] in WITH_PODS]
+    listened = {port["name"] for pod in pods for each in pod["containers"] for port in each.get("ports", ())}
+    service = objects["Service/ballast-operator"]["spec"]["ports"]
+    scraped = objects["ServiceMonitor/ballast-operator"]["spec"]["endpoints"]
+
+    assert {
+        port["targetPort"] for each in objects.values() if each["kind"] == "Service" for port in each["spec"]["ports"]
+    } == listened
+    assert [each["port"] for each in scraped] == [each["name"] for each in service]
+
+
 @pytest.mark.parametrize("password", ["plain", 'a"b\\c', "with space", "#hash$dollar"])
 def test_the_bundled_valkey_starts_with_its_password_and_is_fit_to_hold_work(
     helm: Helm, tmp_path: Path, password: str
@@ -826,8 +902,13 @@ def test_the_generated_certificate_names_the_service_and_its_authority(helm: Hel
     assert "unable to get" in handshake(server, ssl.create_default_context(), str(address.hostname))
 
 
+def valid_days(certificate: Mapping[str, Any]) -> float:
+    begin, end = (ssl.cert_time_to_seconds(certificate[name]) for name in ("notBefore", "notAfter"))
+    return (end - begin) / 86400
+
+
 def handshake(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> str:
-    """Return `agreed`, or why the client refuses the server."""
+    """Return `agreed`, or why the client refuses the server. The certificate must be valid until it is renewed."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = (
         client.wrap_bio(to_client, to_server, server_hostname=host),
@@ -841,7 +922,10 @@ def handshake(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> str:
                 continue
             except ssl.SSLCertVerificationError as error:
                 return error.verify_message
-    return "agreed" if sides[0].getpeercert() else "no certificate"
+    certificate, (authority,) = sides[0].getpeercert(), client.get_ca_certs()
+    assert certificate
+    assert min(map(valid_days, (certificate, authority))) >= LONGEST_RENEWAL
+    return "agreed"
 
 
 def test_an_existing_certificate_is_used_and_none_is_generated(helm: Helm) -> None:
@@ -874,6 +958,15 @@ def test_an_install_for_some_namespaces_has_roles_in_them_and_no_cluster_role(he
 
     assert not [each for each in objects if each["kind"].startswith("ClusterRole")]
     assert granted["chat"] == granted["research"] == permissions.rules(permissions.NAMESPACES)
+    bound = {
+        (each["metadata"]["namespace"], each["roleRef"]["name"]): [
+            (to["name"], to["namespace"]) for to in each["subjects"]
+        ]
+        for each in objects
+        if each["kind"] == "RoleBinding"
+    }
+    account = ("ballast-operator", "system")
+    assert bound == {(each["metadata"]["namespace"], each["metadata"]["name"]): [account] for each in roles}
     secrets = [rule for rule in granted["system"] if rule["resources"] == ["secrets"]]
     assert secrets == [
         {"apiGroups": [""], "resources": ["secrets"], "resourceNames": names, "verbs": verbs}
@@ -900,9 +993,10 @@ def test_the_usual_roles_of_kubernetes_get_rights_on_resources_and_not_on_their_
 
     assert verbs["view"] == {("inferencedeployments", verb) for verb in ("get", "list", "watch")}
     assert verbs["edit"] == verbs["admin"]
-    assert ("inferencedeployments", "create") in verbs["edit"]
-    assert ("inferencedeployments/scale", "patch") in verbs["edit"]
-    assert not [resource for resource, _ in verbs["edit"] if "status" in resource]
+    assert verbs["edit"] == {
+        *(("inferencedeployments", verb) for verb in ("create", "update", "patch", "delete", "deletecollection")),
+        *(("inferencedeployments/scale", verb) for verb in ("get", "update", "patch")),
+    }
 
 
 @pytest.mark.parametrize(("repository", "backend"), [("", "native"), ("ballast-worker-vllm", "vllm")])

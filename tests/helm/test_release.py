@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,10 +129,16 @@ def test_a_password_changed_in_the_secret_is_taken_over_by_an_upgrade(release: R
 
 
 def test_an_upgrade_keeps_the_certificate_until_it_is_old(release: Release, cluster: ControlPlane) -> None:
+    def age(days: float) -> None:
+        secret = release.get("secret", "ballast-valkey-tls")
+        secret["metadata"]["annotations"]["ballast.dev/made"] = f"{time.time() - days * 86400:.0f}"
+        cluster.kubectl("apply", "--server-side", "--field-manager=helm", "-f", "-", manifest=secret)
+
     hashed, before = release.hash_of_valkey, release.certificate
+    age(days=364)
     release.run("upgrade", "--set", "operator.replicas=2")
     kept = release.certificate
-    cluster.kubectl("annotate", "secret", "ballast-valkey-tls", "-n", "system", "ballast.dev/made-")
+    age(days=366)
     release.run("upgrade")
     renewed = release.certificate
     release.run("upgrade")
@@ -186,16 +193,18 @@ def test_resources_outlive_the_release_and_meet_the_next_one(release: Release, c
     assert again["spec"] == kept["spec"]
 
 
-def test_everything_the_chart_can_make_is_taken_by_the_api_server(
+def test_everything_the_chart_can_make_is_taken_by_the_api_server_beside_another_release(
     release: Release, helm: Helm, cluster: ControlPlane
 ) -> None:
     values = ("crds.enabled=false", "grafana.dashboards.enabled=true", "valkey.persistence.enabled=false")
     sets = [part for value in values for part in ("--set", value)]
 
-    where = ("-n", "other", "--create-namespace", "--kubeconfig", str(cluster.kubeconfig))
+    where = ("-n", "system", "--kubeconfig", str(cluster.kubeconfig))
     helm.run("install", "second", CHART, *sets, *where)
+    release.run("upgrade")
 
-    made = json.loads(cluster.kubectl("get", "configmap,statefulset", "-n", "other", "-o", "json").stdout)["items"]
+    made = json.loads(cluster.kubectl("get", "configmap,statefulset", "-n", "system", "-o", "json").stdout)["items"]
+    helm.run("uninstall", "second", *where)
     assert {each["metadata"]["name"] for each in made} >= {"second-ballast-dashboards", "second-ballast-valkey"}
 
 
