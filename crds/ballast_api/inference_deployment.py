@@ -38,6 +38,8 @@ from ballast_api.worker_config import Slots
 FETCHED = "^(hf|s3)://"
 STARTUP_SECONDS = {"native": 600, "vllm": 1800}
 """Default of `rollout.startupSeconds` by backend."""
+MIG = "nvidia.com/mig-"
+"""How the resources of NVIDIA's MIG slices begin."""
 RESOURCE_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 ClaimName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 
@@ -153,6 +155,12 @@ class GpuRequest(ApiModel):
             lambda gpu: gpu.count > 0 or (gpu.resource_name is None and gpu.resource_claim_template is None),
             "gpu.count is 0, which means a worker on the CPU. Remove gpu.resourceName and gpu.resourceClaimTemplate, "
             "or set the count to 1",
+        ),
+        Rule(
+            f"self.count <= 1 || !has(self.resourceName) || !self.resourceName.startsWith('{MIG}')",
+            lambda gpu: gpu.count <= 1 or not (gpu.resource_name or "").startswith(MIG),
+            "gpu.count ({count}) is above 1, but MIG slices cannot share a model: a process uses only one of them. Set "
+            "the count to 1 and name a larger slice, or request whole GPUs",
         ),
     )
 
