@@ -104,7 +104,7 @@ def decode(peak: Accelerator, *, is_tiny: bool) -> dict[str, Any]:
     width = 4 if is_tiny else 2
     parameters = shape.computed_parameters
     kv_bytes = 2 * width * shape.layers * shape.kv_size
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder), shape, longest=8192, has_weights=False)
         for is_ballast in (False, True):
