@@ -18,7 +18,6 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from ballast_policy.learning.expectation import UNKNOWN
 from ballast_policy.plan import StepPlan
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
@@ -46,7 +45,7 @@ class Ruled:
         """Decide the next step."""
         if self._rule == "ballast":
             return plan(snapshot)
-        unknown = replace(snapshot, expectation=UNKNOWN)
+        unknown = replace(snapshot, expectation=replace(snapshot.expectation, outputs={}, unknown_share=0.0))
         if self._rule == "tail":
             return plan(unknown)
         longest = replace(snapshot.config, tail_tokens=1 << 30)
@@ -104,7 +103,7 @@ def main() -> None:
     parser.add_argument("--kv-tokens", default="440000,220000,110000")
     parser.add_argument("--load", default="0,40", help="online loads in percent")
     parser.add_argument("--reservation", type=float, default=0.0)
-    parser.add_argument("--minutes", type=float, default=6)
+    parser.add_argument("--minutes", type=float, default=20, help="a third of it is warm-up")
     parser.add_argument(
         "--offline",
         choices=("read", "write"),
