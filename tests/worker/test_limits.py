@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
 from math import inf
@@ -49,17 +51,26 @@ def test_a_full_queue_is_a_429_with_the_time_to_try_again(serve, make_config, ev
         serving.client() as client,
         ExitStack() as stack,
     ):
+        worker = serving.worker
         occupy(client, stack, 2)
+        worker.served = replace(worker.served, vocab_size=2**31)  # as if the tokenizer had more tokens than the model
+        invalid = client.post("/v1/completions", json=BODY | {"prompt": [2**31 - 1]})
+        with socket.create_connection((client.base_url.host, client.base_url.port)) as raw:
+            body = json.dumps(BODY).encode()
+            raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            eventually(lambda: worker.engine.stats().online.waiting == 1, "the third request to wait")
+            response = client.post("/v1/completions", json=BODY)
+        eventually(lambda: worker.loop.num_waiting(RequestClass.ONLINE) == 0, "the client that hung up to be forgotten")
         waiting = threading.Thread(target=lambda: client.post("/v1/completions", json=BODY))
         waiting.start()
-        eventually(lambda: serving.worker.engine.stats().online.waiting == 1, "the third request to wait")
-        response = client.post("/v1/completions", json=BODY)
+        eventually(lambda: worker.engine.stats().online.waiting == 1, "another request to wait")
+        again = client.post("/v1/completions", json=BODY)
         offline = client.post("/v1/completions", json=BODY | {"model": "?"}, headers={"x-ballast-class": "offline"})
         stack.close()
         waiting.join()
         accepted = client.post("/v1/completions", json=BODY)
 
-    assert response.status_code == 429
+    assert (invalid.status_code, response.status_code, again.status_code) == (400, 429, 429)
     assert int(response.headers["retry-after"]) >= 1
     assert response.json()["error"]["code"] == "queue_full"
     assert response.json()["error"]["type"] == "rate_limit_error"
