@@ -35,13 +35,12 @@ class ClientGone(Exception):
 class HttpExchange:
     """One request and its response."""
 
-    __slots__ = ("_receive", "_send", "headers", "is_last", "is_started", "method", "request_id")
+    __slots__ = ("_receive", "_send", "headers", "is_last", "is_started", "request_id")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, is_last: bool = False) -> None:
         """Read the head of a request. With `is_last`, the response closes the connection."""
         self._receive = receive
         self._send = send
-        self.method: str = scope["method"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         found = self.headers.get(b"x-request-id", b"")
         self.request_id = found if _REQUEST_ID.fullmatch(found) else uuid4().hex.encode()
@@ -83,7 +82,7 @@ class HttpExchange:
         """Send a whole response."""
         length = (b"content-length", b"%d" % len(body))
         await self._start(status, [*headers, length])
-        await send_in_parts(self._send, {"type": "http.response.body", "body": b"" if self.method == "HEAD" else body})
+        await send_in_parts(self._send, {"type": "http.response.body", "body": body})
 
     async def refuse(self, refused: Refused) -> None:
         """Send an error in OpenAI's format."""
