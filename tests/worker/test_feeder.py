@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import redis
+import yaml
 from queue_objects import SlowRunner, make_line
 
 from ballast_cli.explain import scene
@@ -38,14 +39,17 @@ def desk(valkey):
 def fed(serve, make_config, valkey, queue_name):
     """A worker that serves the test's queue, with a lease of a second."""
 
-    def start(build=build_engine, **changes):
+    def start(build=build_engine, path=None, **changes):
         config = {
             "offline": {"queue": queue_name, "leaseSeconds": 1},
             "runtime": {"redisUrl": valkey.url, "workerId": "w1"},
         }
         for section, change in changes.items():
             config[section] = {**config[section], **change} if section in config else change
-        return serve(make_config(**config), build=build)
+        made = make_config(**config)
+        if path is not None:
+            path.write_text(made.dump())
+        return serve(made, path, build=build)
 
     return start
 
@@ -686,20 +690,27 @@ def test_items_that_cannot_run_hold_up_no_item_behind_them(fed, queue, eventuall
     assert sum(waits) < 5, "two claims of six items each second take 20 seconds"
 
 
-@pytest.mark.parametrize("changer", ["this worker", "another worker"])
-def test_a_shorter_lease_is_in_force_at_once_and_returns_no_item(fed, queue, desk, eventually, changer) -> None:
-    runner = SlowRunner()
+@pytest.mark.parametrize("changer", ["the file of this worker", "another worker"])
+def test_a_shorter_lease_is_in_force_at_once_and_returns_no_item(
+    fed, queue, desk, eventually, *, tmp_path, changer
+) -> None:
+    runner, path = SlowRunner(), tmp_path / "config.yaml"
     job_id = queue.submissions.submit([make_line(index, max_tokens=1900, ignore_eos=True) for index in range(3)]).job_id
     leases = queue.store.keys.part(job_id, "leases")
 
     def is_short() -> bool:
         return all(expires < queue.now() + 100 for _, expires in desk.zrange(leases, 0, -1, withscores=True))
 
-    with fed(build=partial(build_engine, wrap=runner.around), offline={"leaseSeconds": 300}) as serving:
+    with fed(partial(build_engine, wrap=runner.around), path, offline={"leaseSeconds": 300}) as serving:
         feeder, stats = serving.worker.feeder, serving.worker.engine.stats
         eventually(lambda: stats().offline.decode_tokens > 150, "the items to be older than the shorter lease")
-        shorter = queue.settings.read().model_copy(update={"lease_seconds": 2.0, "generation": 1})
-        feeder.configure(shorter) if changer == "this worker" else queue.settings.apply(shorter)
+        if changer == "another worker":
+            queue.settings.apply(queue.settings.read().model_copy(update={"lease_seconds": 2.0, "generation": 1}))
+        else:
+            config = yaml.safe_load(path.read_text())
+            config["offline"]["leaseSeconds"], config["runtime"]["generation"] = 2, 1
+            (tmp_path / "new").write_text(yaml.safe_dump(config))
+            (tmp_path / "new").replace(path)
         eventually(is_short, "the leases to have the shorter time")
         returned = feeder.outcomes.total()
         queue.jobs.cancel(job_id)
@@ -728,6 +739,7 @@ def test_a_feeder_whose_thread_ended_states_it(serve, make_config, valkey, queue
 
     assert not was_dead
     assert not feeder.is_up
+    assert feeder.drained.is_set(), "no drain waits for it"
 
 
 def test_each_time_that_redis_is_full_for_a_task_is_in_the_log(fed, caplog):

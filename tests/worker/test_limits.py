@@ -45,6 +45,14 @@ def occupy(client, stack: ExitStack, count: int) -> None:
         stack.enter_context(begun(client))
 
 
+def waiting_by_tenant(worker: Worker) -> dict[str, int]:
+    async def read() -> dict[str, int]:
+        return worker.loop.waiting_by_tenant(RequestClass.ONLINE)
+
+    assert worker.loop.events is not None
+    return asyncio.run_coroutine_threadsafe(read(), worker.loop.events).result()
+
+
 def test_a_full_queue_is_a_429_with_the_time_to_try_again(serve, make_config, eventually) -> None:
     with (
         serve(make_config(slots=2, offline={"reservedPercent": 0}, limits={"maxQueuedRequests": 1})) as serving,
@@ -60,7 +68,7 @@ def test_a_full_queue_is_a_429_with_the_time_to_try_again(serve, make_config, ev
             raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
             eventually(lambda: worker.engine.stats().online.waiting == 1, "the third request to wait")
             response = client.post("/v1/completions", json=BODY)
-        eventually(lambda: worker.loop.num_waiting(RequestClass.ONLINE) == 0, "the client that hung up to be forgotten")
+        eventually(lambda: waiting_by_tenant(worker) == {}, "the client that hung up, and its tenant, to be forgotten")
         waiting = threading.Thread(target=lambda: client.post("/v1/completions", json=BODY))
         waiting.start()
         eventually(lambda: worker.engine.stats().online.waiting == 1, "another request to wait")
