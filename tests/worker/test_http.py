@@ -220,8 +220,12 @@ def test_offline_requests_are_taken_over_http_too(serving, http) -> None:
 
 
 def test_the_tenant_of_the_header_is_charged(serving, http) -> None:
-    http.post("/v1/completions", json=BODY, headers={"x-llm-d-inference-fairness-id": "team-x"})
+    name = "x-llm-d-inference-fairness-id"
+    same = http.post("/v1/completions", json=BODY, headers=[(name, "team-x"), (name, "team-x")])
+    two = http.post("/v1/completions", json=BODY, headers=[(name, "team-x"), (name, "team-y")])
 
+    assert (same.status_code, two.status_code) == (200, 400), "a client cannot add to what a gateway sets"
+    assert f"Header {name} is 'team-x, team-y'" in error_of(two)["message"]
     assert any(tenant == "team-x" for _, tenant in serving.worker.engine.stats().service)
 
 
