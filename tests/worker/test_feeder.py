@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from functools import partial
 
 import pytest
@@ -15,6 +16,7 @@ from ballast_engine.build import build_engine
 from ballast_engine.request import GenerationRequest
 from ballast_policy.jobs.choice import LEAST_AHEAD
 from ballast_policy.request import RequestClass
+from ballast_policy.step.planner import plan
 from ballast_queue import unused
 from ballast_queue.claimable import HEADS_OF_GROUP
 from ballast_queue.errors import QueueFull, RefusedCall
@@ -560,6 +562,23 @@ def test_a_feeder_that_ended_makes_the_worker_unhealthy(fed, eventually) -> None
     assert before == 200
     assert health.status_code == 503
     assert "offline" in health.json()["reason"]
+
+
+def test_items_go_back_to_the_queue_at_once_if_the_engine_dies(fed, queue, eventually) -> None:
+    broken = threading.Event()
+
+    def decide(snapshot):
+        if broken.is_set():
+            raise ZeroDivisionError
+        return plan(snapshot)
+
+    job_id = queue.submissions.submit([make_line(index, max_tokens=1900, ignore_eos=True) for index in range(3)]).job_id
+    with fed(partial(build_engine, planner=decide), offline={"leaseSeconds": 600}) as serving:
+        eventually(lambda: serving.worker.engine.stats().offline.running == 3, "the items to run")
+        broken.set()
+        counts = eventually(lambda: (found := queue.jobs.get(job_id).counts).leased == 0 and found, "no lease")
+
+    assert (counts.waiting, counts.failed) == (3, 0)
 
 
 def test_a_feeder_waits_between_its_rounds_while_the_engine_is_unhealthy(fed, eventually) -> None:

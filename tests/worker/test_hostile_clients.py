@@ -149,10 +149,11 @@ def test_a_client_that_offers_another_protocol_is_answered_in_http_1_1(serving, 
     assert [int(status) for status in re.findall(rb"HTTP/1.1 (\d+)", answer)] == statuses
 
 
-def test_large_headers_get_a_431(serving) -> None:
+def test_large_headers_get_a_431(serving, eventually) -> None:
     with connect(serving) as raw:
         raw.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\nx: " + b"a" * 70_000 + b"\r\n\r\n")
         answer = read_all(raw)
+        eventually(lambda: not serving.worker.connections.by_phase["closing"], "the server to wait no longer")
 
     assert status_of(answer) == 431
     assert code_of(answer) == "headers_too_large"
