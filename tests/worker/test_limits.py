@@ -27,6 +27,7 @@ from ballast_engine.stats import ClassStats
 from ballast_engine.tokenizer import Tokenizer
 from ballast_openai.body import COMPLETIONS_URL
 from ballast_policy.request import RequestClass
+from ballast_policy.reservation import Reservation
 from ballast_policy.step.planner import plan
 from ballast_worker.api import GenerateRoute
 from ballast_worker.drain import drain
@@ -223,7 +224,8 @@ def test_a_burst_after_an_idle_time_is_told_when_the_queue_has_gone(request_clas
         waiting = ClassStats(running=8, waiting=12 if second < 50 else 0)
         stats = make_stats(offline=waiting) if request_class is RequestClass.OFFLINE else make_stats()
         rates.sample(stats, {RequestClass.ONLINE: 1, RequestClass.OFFLINE: 4 * min(second, 50)}, float(second))
-    full = make_stats(online=ClassStats(running=6), offline=ClassStats(running=0))
+    of_each, reserved = ClassStats(running=3), Reservation(slots=4, in_use=3)
+    full = make_stats(online=of_each, offline=of_each, reservation=reserved)  # either class may take two slots
     with pytest.raises(Refused) as caught:
         limit.check(Limits(max_queued_requests=20), lambda: full, request_class, 22, lambda: (20.0, 20.0))
 
