@@ -110,6 +110,16 @@ def test_a_length_with_thousands_of_zeros_is_a_number(serving) -> None:
     assert status_of(answer) == 200
 
 
+def test_a_body_in_chunks_of_a_byte_is_read(serving) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    body = b" " * 20_000 + json.dumps(BODY).encode()
+    with connect(serving) as raw:
+        raw.sendall(head + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n")
+        answer = read_all(raw)
+
+    assert status_of(answer) == 200
+
+
 OFFER = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAARAAAAAAAIAAAAA")
 RAW_BODY = json.dumps(BODY).encode()
 

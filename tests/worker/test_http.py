@@ -157,17 +157,17 @@ def test_a_wrong_method_says_which_is_right(http) -> None:
 def test_a_connection_serves_request_after_request(serving) -> None:
     address = urlsplit(serving.url)
     body = json.dumps(BODY).encode()
-    request = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    headers = b"host: a\r\nx: %b\r\ncontent-length: %d\r\n\r\n" % (b"a" * 30_000, len(body))
     with socket.create_connection((address.hostname, address.port), timeout=60) as raw:
         answers = []
-        for _ in range(2):
-            raw.sendall(request)
+        for _ in range(3):  # together, their headers are longer than those of a request may be
+            raw.sendall(b"POST /v1/completions HTTP/1.1\r\n" + headers + body)
             stream = raw.makefile("rb")
             head = b"".join(iter(stream.readline, b"\r\n"))
             length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
             answers.append(json.loads(stream.read(length))["choices"][0]["text"])
 
-    assert answers[0] == answers[1]
+    assert answers[0] == answers[1] == answers[2]
 
 
 def test_a_stream_is_server_sent_events_that_end_with_done(http) -> None:

@@ -463,6 +463,22 @@ def test_a_request_arrives_with_the_end_of_its_body(serve, make_config) -> None:
     assert arrival == pytest.approx(arrivals[-1], abs=1e-6), "metrics and policy count from the same moment"
 
 
+def test_a_request_that_is_read_while_the_drain_ends_gets_a_503(serve, make_config) -> None:
+    class Closing:
+        def __getattr__(self, name):
+            return getattr(served, name)
+
+        def tokens(self, body):
+            serving.worker.is_closed = True
+            return served.tokens(body)
+
+    with serve(make_config()) as serving, serving.client() as client:
+        served, serving.worker.served = serving.worker.served, Closing()
+        answer = client.post("/v1/completions", json=BODY)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
+
+
 def test_a_request_that_fails_by_a_defect_before_the_engine_has_it_counts_as_failed(serve, make_config) -> None:
     with serve(make_config()) as serving, serving.client() as client:
         serving.worker.readers.close()
