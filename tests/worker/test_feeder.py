@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from functools import partial
@@ -24,6 +25,7 @@ from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_worker.claimer import FIRST_COST, MOST_REFUSED
+from ballast_worker.drain import drain
 from ballast_worker.feeder import FULL, Feeder
 from ballast_worker.items import GenerationReader
 from ballast_worker.requests import RequestOutcome
@@ -364,11 +366,11 @@ def test_metrics_show_the_queue(fed, queue, queue_name, eventually) -> None:
 
 
 def test_a_worker_that_stops_after_draining_leaves_no_lease_and_spends_no_attempt(fed, queue, eventually) -> None:
-    with fed() as serving:
+    with fed(partial(build_engine, wrap=SlowRunner().around)) as serving:
+        worker = serving.worker
         job_id = queue.submissions.submit([make_line(i, max_tokens=1500, ignore_eos=True) for i in range(6)]).job_id
-        eventually(lambda: serving.worker.engine.stats().offline.decode_tokens > 40, "some tokens")
-        serving.worker.feeder.drain()
-        assert serving.worker.feeder.drained.wait(30)
+        eventually(lambda: worker.engine.stats().offline.decode_tokens > 40, "some tokens")
+        asyncio.run_coroutine_threadsafe(drain(worker, hang_up=lambda: None), worker.loop.events).result(60)
         counts = queue.jobs.get(job_id).counts
     claimed = queue.leases.claim(job_id, 6, "other")
     prefixes = [item.prefix for item in claimed if item.prefix is not None]
