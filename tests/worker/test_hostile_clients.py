@@ -112,7 +112,7 @@ def test_a_length_with_thousands_of_zeros_is_a_number(serving) -> None:
 
 def test_a_body_in_chunks_of_a_byte_is_read(serving) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
-    body = b" " * 20_000 + json.dumps(BODY).encode()
+    body = b" " * 60_000 + json.dumps(BODY).encode()
     with connect(serving) as raw:
         raw.sendall(head + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n")
         answer = read_all(raw)
