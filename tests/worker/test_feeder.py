@@ -282,21 +282,20 @@ def test_higher_priority_jobs_go_first(fed, queue, eventually) -> None:
     assert queue.jobs.get(high).finished < queue.jobs.get(low).finished
 
 
-def test_tenants_take_turns(fed, queue, eventually) -> None:
+def test_tenants_take_turns_by_weight(fed, queue, eventually) -> None:
     jobs = {
-        tenant: queue.submissions.submit(
-            [make_line(i, max_tokens=20, ignore_eos=True) for i in range(12)], tenant=tenant
-        ).job_id
+        tenant: queue.submissions.submit([make_line(i, ignore_eos=True) for i in range(12)], tenant=tenant).job_id
         for tenant in ("a", "b")
     }
-    with fed(slots=2):
-        eventually(lambda: queue.jobs.get(jobs["b"]).counts.succeeded >= 4, "the second tenant to be served")
+    weights = {"tenants": [{"name": "a"}, {"name": "b", "weight": 5}]}
+    with fed(partial(build_engine, wrap=SlowRunner().around), slots=2, offline=weights):
+        eventually(lambda: queue.jobs.get(jobs["b"]).counts.succeeded >= 10, "the second tenant to be served")
         first = queue.jobs.get(jobs["a"]).counts
         for job_id in jobs.values():
             wait_for(queue, job_id, eventually)
         service = eventually(lambda: len(s := queue.ledger.charge({}).tenants) == 2 and s, "the ledger to be posted")
 
-    assert first.done < 12, "the first tenant's job must not be done before the second's begins"
+    assert 0 < first.done < 6, "the first tenant gets a fifth of what the second gets"
     assert set(service) == {"a", "b"}
 
 
