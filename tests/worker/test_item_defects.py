@@ -329,6 +329,20 @@ def test_failures_and_returns_stay_while_redis_is_away(queue_name) -> None:
     assert [kept.leases() for kept in (failed, returned)] == [[claimed.lease]] * 2
 
 
+@pytest.mark.parametrize("is_same", [True, False])
+def test_the_tokens_of_an_earlier_attempt_are_continued_by_the_same_weights_only(serve, make_config, is_same) -> None:
+    with serve(make_config()) as serving:
+        reader = GenerationReader(serving.worker.served, serving.worker.loop.submit)
+        revision = reader.revision if is_same else "of another worker"
+        claimed = Claimed(
+            job_id="j", index=0, custom_id="a", url="/v1/completions", body=json.loads(make_line(0))["body"],
+            tenant="t", token=1, seed=3, prefix=Prefix(token_ids=(1, 2), seed=3, model_revision=revision),
+        )  # fmt: skip
+        request = reader.prepare("x", claimed, 0.0).request
+
+    assert request.generated == ((1, 2) if is_same else ())
+
+
 def test_an_item_that_is_given_back_without_a_new_token_keeps_what_earlier_attempts_computed() -> None:
     earlier = Prefix(token_ids=(1, 2), seed=3, model_revision="of another worker", num_computed=9)
     claimed = Claimed(
