@@ -410,6 +410,12 @@ def test_an_update_in_place_may_use_the_space_of_the_files_that_it_replaces(
     assert json.loads((model / MANIFEST).read_text()) == whole, "the copy stays complete"
     assert (model / "model.safetensors").read_bytes() == old
     hub.files["model.safetensors"] = old[::-1]
+    (tmp_path / "link").hardlink_to(model / "model.safetensors")
+    assert fetch(FROM_HUB, model) == 1
+    assert "has 1.0 MB free, but the model needs 3.1 MB more" in capsys.readouterr().err, (
+        "a second name keeps its space"
+    )
+    (tmp_path / "link").unlink()
     assert fetch(FROM_HUB, model) == 0
     assert holds(model, hub.files, NEEDED)
 

@@ -391,8 +391,10 @@ def test_a_restored_directory_is_read_once_and_not_downloaded(
         content = (tmp_path / "model" / name).read_bytes()
         (tmp_path / "model" / name).unlink()
         (tmp_path / "model" / name).write_bytes(content)
+    (tmp_path / "model" / f"{WEIGHTS}.part").write_bytes(b"left by a process that was killed")
     hub.requests.clear()
     assert fetch(FROM_HUB, tmp_path / "model") == 0
+    assert not (tmp_path / "model" / f"{WEIGHTS}.part").exists()
     monkeypatch.setattr(store, "verified", None)  # a second start reads no file
 
     assert fetch(FROM_HUB, tmp_path / "model") == 0
@@ -437,6 +439,12 @@ def test_another_hub_cannot_put_its_files_under_the_name_of_a_model(
         hub.files[WEIGHTS] = weights
         fetch(FROM_HUB, tmp_path / "model")
         assert (tmp_path / "model" / WEIGHTS).read_bytes() == weights
+    monkeypatch.setenv("HF_ENDPOINT", bad)
+    fetch(FROM_HUB, tmp_path / "theirs", "--cache", cache)  # the copy that the name had last
+    monkeypatch.setenv("HF_ENDPOINT", good)
+    hub.is_away = True
+    assert fetch(FROM_HUB, tmp_path / "away", "--cache", cache) == 0
+    assert (tmp_path / "away").resolve() == (tmp_path / "ours").resolve()
 
 
 # Objects in S3

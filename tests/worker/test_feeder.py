@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from functools import partial
 
 import pytest
 import redis
+import yaml
 from queue_objects import SlowRunner, make_line
 
 from ballast_cli.explain import scene
@@ -14,6 +17,7 @@ from ballast_engine.build import build_engine
 from ballast_engine.request import GenerationRequest
 from ballast_policy.jobs.choice import LEAST_AHEAD
 from ballast_policy.request import RequestClass
+from ballast_policy.step.planner import plan
 from ballast_queue import unused
 from ballast_queue.claimable import HEADS_OF_GROUP
 from ballast_queue.errors import QueueFull, RefusedCall
@@ -21,6 +25,7 @@ from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_worker.claimer import FIRST_COST, MOST_REFUSED
+from ballast_worker.drain import drain
 from ballast_worker.feeder import FULL, Feeder
 from ballast_worker.items import GenerationReader
 from ballast_worker.requests import RequestOutcome
@@ -38,14 +43,17 @@ def desk(valkey):
 def fed(serve, make_config, valkey, queue_name):
     """A worker that serves the test's queue, with a lease of a second."""
 
-    def start(build=build_engine, **changes):
+    def start(build=build_engine, path=None, **changes):
         config = {
             "offline": {"queue": queue_name, "leaseSeconds": 1},
             "runtime": {"redisUrl": valkey.url, "workerId": "w1"},
         }
         for section, change in changes.items():
             config[section] = {**config[section], **change} if section in config else change
-        return serve(make_config(**config), build=build)
+        made = make_config(**config)
+        if path is not None:
+            path.write_text(made.dump())
+        return serve(made, path, build=build)
 
     return start
 
@@ -274,21 +282,20 @@ def test_higher_priority_jobs_go_first(fed, queue, eventually) -> None:
     assert queue.jobs.get(high).finished < queue.jobs.get(low).finished
 
 
-def test_tenants_take_turns(fed, queue, eventually) -> None:
+def test_tenants_take_turns_by_weight(fed, queue, eventually) -> None:
     jobs = {
-        tenant: queue.submissions.submit(
-            [make_line(i, max_tokens=20, ignore_eos=True) for i in range(12)], tenant=tenant
-        ).job_id
+        tenant: queue.submissions.submit([make_line(i, ignore_eos=True) for i in range(12)], tenant=tenant).job_id
         for tenant in ("a", "b")
     }
-    with fed(slots=2):
-        eventually(lambda: queue.jobs.get(jobs["b"]).counts.succeeded >= 4, "the second tenant to be served")
+    weights = {"tenants": [{"name": "a"}, {"name": "b", "weight": 5}]}
+    with fed(partial(build_engine, wrap=SlowRunner().around), slots=2, offline=weights):
+        eventually(lambda: queue.jobs.get(jobs["b"]).counts.succeeded >= 10, "the second tenant to be served")
         first = queue.jobs.get(jobs["a"]).counts
         for job_id in jobs.values():
             wait_for(queue, job_id, eventually)
         service = eventually(lambda: len(s := queue.ledger.charge({}).tenants) == 2 and s, "the ledger to be posted")
 
-    assert first.done < 12, "the first tenant's job must not be done before the second's begins"
+    assert 0 < first.done < 6, "the first tenant gets a fifth of what the second gets"
     assert set(service) == {"a", "b"}
 
 
@@ -358,11 +365,11 @@ def test_metrics_show_the_queue(fed, queue, queue_name, eventually) -> None:
 
 
 def test_a_worker_that_stops_after_draining_leaves_no_lease_and_spends_no_attempt(fed, queue, eventually) -> None:
-    with fed() as serving:
+    with fed(partial(build_engine, wrap=SlowRunner().around)) as serving:
+        worker = serving.worker
         job_id = queue.submissions.submit([make_line(i, max_tokens=1500, ignore_eos=True) for i in range(6)]).job_id
-        eventually(lambda: serving.worker.engine.stats().offline.decode_tokens > 40, "some tokens")
-        serving.worker.feeder.drain()
-        assert serving.worker.feeder.drained.wait(30)
+        eventually(lambda: worker.engine.stats().offline.decode_tokens > 40, "some tokens")
+        asyncio.run_coroutine_threadsafe(drain(worker, hang_up=lambda: None), worker.loop.events).result(60)
         counts = queue.jobs.get(job_id).counts
     claimed = queue.leases.claim(job_id, 6, "other")
     prefixes = [item.prefix for item in claimed if item.prefix is not None]
@@ -558,6 +565,23 @@ def test_a_feeder_that_ended_makes_the_worker_unhealthy(fed, eventually) -> None
     assert "offline" in health.json()["reason"]
 
 
+def test_items_go_back_to_the_queue_at_once_if_the_engine_dies(fed, queue, eventually) -> None:
+    broken = threading.Event()
+
+    def decide(snapshot):
+        if broken.is_set():
+            raise ZeroDivisionError
+        return plan(snapshot)
+
+    job_id = queue.submissions.submit([make_line(index, max_tokens=1900, ignore_eos=True) for index in range(3)]).job_id
+    with fed(partial(build_engine, planner=decide), offline={"leaseSeconds": 600}) as serving:
+        eventually(lambda: serving.worker.engine.stats().offline.running == 3, "the items to run")
+        broken.set()
+        counts = eventually(lambda: (found := queue.jobs.get(job_id).counts).leased == 0 and found, "no lease")
+
+    assert (counts.waiting, counts.failed) == (3, 0)
+
+
 def test_a_feeder_waits_between_its_rounds_while_the_engine_is_unhealthy(fed, eventually) -> None:
     waits: list[float] = []
 
@@ -686,20 +710,27 @@ def test_items_that_cannot_run_hold_up_no_item_behind_them(fed, queue, eventuall
     assert sum(waits) < 5, "two claims of six items each second take 20 seconds"
 
 
-@pytest.mark.parametrize("changer", ["this worker", "another worker"])
-def test_a_shorter_lease_is_in_force_at_once_and_returns_no_item(fed, queue, desk, eventually, changer) -> None:
-    runner = SlowRunner()
+@pytest.mark.parametrize("changer", ["the file of this worker", "another worker"])
+def test_a_shorter_lease_is_in_force_at_once_and_returns_no_item(
+    fed, queue, desk, eventually, *, tmp_path, changer
+) -> None:
+    runner, path = SlowRunner(), tmp_path / "config.yaml"
     job_id = queue.submissions.submit([make_line(index, max_tokens=1900, ignore_eos=True) for index in range(3)]).job_id
     leases = queue.store.keys.part(job_id, "leases")
 
     def is_short() -> bool:
         return all(expires < queue.now() + 100 for _, expires in desk.zrange(leases, 0, -1, withscores=True))
 
-    with fed(build=partial(build_engine, wrap=runner.around), offline={"leaseSeconds": 300}) as serving:
+    with fed(partial(build_engine, wrap=runner.around), path, offline={"leaseSeconds": 300}) as serving:
         feeder, stats = serving.worker.feeder, serving.worker.engine.stats
         eventually(lambda: stats().offline.decode_tokens > 150, "the items to be older than the shorter lease")
-        shorter = queue.settings.read().model_copy(update={"lease_seconds": 2.0, "generation": 1})
-        feeder.configure(shorter) if changer == "this worker" else queue.settings.apply(shorter)
+        if changer == "another worker":
+            queue.settings.apply(queue.settings.read().model_copy(update={"lease_seconds": 2.0, "generation": 1}))
+        else:
+            config = yaml.safe_load(path.read_text())
+            config["offline"]["leaseSeconds"], config["runtime"]["generation"] = 2, 1
+            (tmp_path / "new").write_text(yaml.safe_dump(config))
+            (tmp_path / "new").replace(path)
         eventually(is_short, "the leases to have the shorter time")
         returned = feeder.outcomes.total()
         queue.jobs.cancel(job_id)
@@ -728,6 +759,7 @@ def test_a_feeder_whose_thread_ended_states_it(serve, make_config, valkey, queue
 
     assert not was_dead
     assert not feeder.is_up
+    assert feeder.drained.is_set(), "no drain waits for it"
 
 
 def test_each_time_that_redis_is_full_for_a_task_is_in_the_log(fed, caplog):

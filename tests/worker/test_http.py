@@ -157,17 +157,17 @@ def test_a_wrong_method_says_which_is_right(http) -> None:
 def test_a_connection_serves_request_after_request(serving) -> None:
     address = urlsplit(serving.url)
     body = json.dumps(BODY).encode()
-    request = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    headers = b"host: a\r\nx: %b\r\ncontent-length: %d\r\n\r\n" % (b"a" * 30_000, len(body))
     with socket.create_connection((address.hostname, address.port), timeout=60) as raw:
         answers = []
-        for _ in range(2):
-            raw.sendall(request)
+        for _ in range(3):  # together, their headers are longer than those of a request may be
+            raw.sendall(b"POST /v1/completions HTTP/1.1\r\n" + headers + body)
             stream = raw.makefile("rb")
             head = b"".join(iter(stream.readline, b"\r\n"))
             length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
             answers.append(json.loads(stream.read(length))["choices"][0]["text"])
 
-    assert answers[0] == answers[1]
+    assert answers[0] == answers[1] == answers[2]
 
 
 def test_a_stream_is_server_sent_events_that_end_with_done(http) -> None:
@@ -220,8 +220,12 @@ def test_offline_requests_are_taken_over_http_too(serving, http) -> None:
 
 
 def test_the_tenant_of_the_header_is_charged(serving, http) -> None:
-    http.post("/v1/completions", json=BODY, headers={"x-llm-d-inference-fairness-id": "team-x"})
+    name = "x-llm-d-inference-fairness-id"
+    same = http.post("/v1/completions", json=BODY, headers=[(name, "team-x"), (name, "team-x")])
+    two = http.post("/v1/completions", json=BODY, headers=[(name, "team-x"), (name, "team-y")])
 
+    assert (same.status_code, two.status_code) == (200, 400), "a client cannot add to what a gateway sets"
+    assert f"Header {name} is 'team-x, team-y'" in error_of(two)["message"]
     assert any(tenant == "team-x" for _, tenant in serving.worker.engine.stats().service)
 
 

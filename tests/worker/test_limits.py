@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
 from math import inf
@@ -25,6 +27,7 @@ from ballast_engine.stats import ClassStats
 from ballast_engine.tokenizer import Tokenizer
 from ballast_openai.body import COMPLETIONS_URL
 from ballast_policy.request import RequestClass
+from ballast_policy.reservation import Reservation
 from ballast_policy.step.planner import plan
 from ballast_worker.api import GenerateRoute
 from ballast_worker.drain import drain
@@ -43,23 +46,40 @@ def occupy(client, stack: ExitStack, count: int) -> None:
         stack.enter_context(begun(client))
 
 
+def waiting_by_tenant(worker: Worker) -> dict[str, int]:
+    async def read() -> dict[str, int]:
+        return worker.loop.waiting_by_tenant(RequestClass.ONLINE)
+
+    assert worker.loop.events is not None
+    return asyncio.run_coroutine_threadsafe(read(), worker.loop.events).result()
+
+
 def test_a_full_queue_is_a_429_with_the_time_to_try_again(serve, make_config, eventually) -> None:
     with (
         serve(make_config(slots=2, offline={"reservedPercent": 0}, limits={"maxQueuedRequests": 1})) as serving,
         serving.client() as client,
         ExitStack() as stack,
     ):
+        worker = serving.worker
         occupy(client, stack, 2)
+        worker.served = replace(worker.served, vocab_size=2**31)  # as if the tokenizer had more tokens than the model
+        invalid = client.post("/v1/completions", json=BODY | {"prompt": [2**31 - 1]})
+        with socket.create_connection((client.base_url.host, client.base_url.port)) as raw:
+            body = json.dumps(BODY).encode()
+            raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            eventually(lambda: worker.engine.stats().online.waiting == 1, "the third request to wait")
+            response = client.post("/v1/completions", json=BODY)
+        eventually(lambda: waiting_by_tenant(worker) == {}, "the client that hung up, and its tenant, to be forgotten")
         waiting = threading.Thread(target=lambda: client.post("/v1/completions", json=BODY))
         waiting.start()
-        eventually(lambda: serving.worker.engine.stats().online.waiting == 1, "the third request to wait")
-        response = client.post("/v1/completions", json=BODY)
+        eventually(lambda: worker.engine.stats().online.waiting == 1, "another request to wait")
+        again = client.post("/v1/completions", json=BODY)
         offline = client.post("/v1/completions", json=BODY | {"model": "?"}, headers={"x-ballast-class": "offline"})
         stack.close()
         waiting.join()
         accepted = client.post("/v1/completions", json=BODY)
 
-    assert response.status_code == 429
+    assert (invalid.status_code, response.status_code, again.status_code) == (400, 429, 429)
     assert int(response.headers["retry-after"]) >= 1
     assert response.json()["error"]["code"] == "queue_full"
     assert response.json()["error"]["type"] == "rate_limit_error"
@@ -204,10 +224,15 @@ def test_a_burst_after_an_idle_time_is_told_when_the_queue_has_gone(request_clas
         waiting = ClassStats(running=8, waiting=12 if second < 50 else 0)
         stats = make_stats(offline=waiting) if request_class is RequestClass.OFFLINE else make_stats()
         rates.sample(stats, {RequestClass.ONLINE: 1, RequestClass.OFFLINE: 4 * min(second, 50)}, float(second))
-    full = make_stats(online=ClassStats(running=6), offline=ClassStats(running=0))
+    of_each, reserved = ClassStats(running=3), Reservation(slots=4, in_use=3)
+    full = make_stats(online=of_each, offline=of_each, reservation=reserved)  # either class may take two slots
+    limits = Limits(max_queued_requests=20)
+    with pytest.raises(Refused) as much_later:
+        limit.check(limits, lambda: full, request_class, 2002, lambda: (2000.0, 2000.0))
     with pytest.raises(Refused) as caught:
-        limit.check(Limits(max_queued_requests=20), lambda: full, request_class, 22, lambda: (20.0, 20.0))
+        limit.check(limits, lambda: full, request_class, 22, lambda: (20.0, 20.0))
 
+    assert much_later.value.headers == {"retry-after": "30"}, "clients do not wait for minutes"
     assert caught.value.headers == {"retry-after": "5"}
     assert f"The waiting queue is full: 20 {request_class} requests wait, the limit is 20" in str(caught.value)
 
@@ -436,6 +461,22 @@ def test_a_request_arrives_with_the_end_of_its_body(serve, make_config) -> None:
 
     assert complete_at <= arrivals[-1]
     assert arrival == pytest.approx(arrivals[-1], abs=1e-6), "metrics and policy count from the same moment"
+
+
+def test_a_request_that_is_read_while_the_drain_ends_gets_a_503(serve, make_config) -> None:
+    class Closing:
+        def __getattr__(self, name):
+            return getattr(served, name)
+
+        def tokens(self, body):
+            serving.worker.is_closed = True
+            return served.tokens(body)
+
+    with serve(make_config()) as serving, serving.client() as client:
+        served, serving.worker.served = serving.worker.served, Closing()
+        answer = client.post("/v1/completions", json=BODY)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
 
 
 def test_a_request_that_fails_by_a_defect_before_the_engine_has_it_counts_as_failed(serve, make_config) -> None:

@@ -170,7 +170,7 @@ def test_a_drain_without_redis_gives_up_the_items_and_ends(own_valkey, fed, queu
     server = own_valkey()
     queue = Queue.connect(server.connection_url, queue_name)
     job_id = queue.submissions.submit([make_line(i, max_tokens=1500, ignore_eos=True) for i in range(4)]).job_id
-    with fed(server.connection_url) as serving:
+    with fed(server.connection_url, leaseSeconds=600) as serving:  # no item leaves because its lease expires
         eventually(lambda: serving.worker.engine.stats().offline.running == 4, "the items to run")
         server.stop()
         eventually(lambda: not serving.worker.feeder.is_up, "the feeder to see it")

@@ -34,7 +34,7 @@ from enum import Enum
 ApplicationStatus = Enum("ApplicationStatus", ["RUNNING", "DEPLOY_FAILED"])
 """,
     "dashboard/modules/serve/sdk.py": """
-import os, signal
+import re
 from types import SimpleNamespace
 from ray import serve
 from ray.serve.schema import ApplicationStatus
@@ -43,9 +43,10 @@ class ServeSubmissionClient:
     def deploy_applications(self, document):
         (application,) = document["applications"]
         serve.applications[application["name"]] = SimpleNamespace(status=ApplicationStatus.RUNNING)
-        is_changed = "ttftMilliseconds: 7" in str(application)
-        print("changed" if is_changed else "first", flush=True)
-        if is_changed: os.kill(os.getpid(), signal.SIGTERM)
+        found = re.findall(r"ttftMilliseconds: ([0-9]+)", application["deployments"][0]["user_config"]["config"])
+        ttft = (found or ["none"])[0]
+        if ttft == "6": raise RuntimeError("busy")
+        print("deployed", ttft, application["args"]["cold_fields"], flush=True)
 """,
 }
 """A Ray that runs nothing. Its import, which takes seconds in the real one, changes the configuration file."""
@@ -152,7 +153,7 @@ def test_a_model_over_several_nodes_is_refused_on_one_machine(show):
     assert "runtime.nodes is 2, and the Ray of this program has one node" in said
 
 
-def test_a_file_that_changes_while_ray_is_imported_is_applied(tmp_path):
+def test_a_file_that_changes_is_applied_and_a_wrong_one_leaves_the_last_one_in_force(tmp_path):
     path = tmp_path / "worker.yaml"
     path.write_text("model: {uri: /models/m}\n")
     for name, text in RAY.items():
@@ -161,6 +162,30 @@ def test_a_file_that_changes_while_ray_is_imported_is_applied(tmp_path):
         module.write_text(text)
     environment = os.environ | {"CHANGED": str(path), "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     command = [sys.executable, "-m", "ballast_serve", "--config", str(path)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
 
-    assert (ended.returncode, ended.stdout.split()) == (0, ["first", "changed"]), ended.stderr
+        def said(words: str) -> str:
+            return next(line for line in process.stdout if words in line)
+
+        def write(text: str) -> None:
+            (tmp_path / "new").write_text(text)
+            (tmp_path / "new").replace(path)
+
+        try:
+            deployed = [said("deployed "), said("deployed ")]  # the second while the program imports Ray
+            write("model: [")
+            said("invalid configuration file, the old configuration stays in force")
+            write("model: {uri: /models/m}\nslo: {ttftMilliseconds: 6}")
+            said("the old configuration stays in force, change the file again")
+            write("model: {uri: /models/other}\nslo: {ttftMilliseconds: 8}")
+            deployed.append(said("deployed "))
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+    _, times, cold = zip(*map(str.split, deployed), strict=True)
+    assert times[1:] == ("7", "8")
+    assert len(set(cold)) == 1, "Serve would restart the replica for a field that is not hot"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn
 from uuid import uuid4
 
@@ -35,14 +35,13 @@ class ClientGone(Exception):
 class HttpExchange:
     """One request and its response."""
 
-    __slots__ = ("_receive", "_send", "headers", "is_last", "is_started", "method", "request_id")
+    __slots__ = ("_receive", "_send", "headers", "is_last", "is_started", "request_id")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, is_last: bool = False) -> None:
         """Read the head of a request. With `is_last`, the response closes the connection."""
         self._receive = receive
         self._send = send
-        self.method: str = scope["method"]
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.headers = _by_name(scope["headers"])
         found = self.headers.get(b"x-request-id", b"")
         self.request_id = found if _REQUEST_ID.fullmatch(found) else uuid4().hex.encode()
         self.is_last = is_last
@@ -83,7 +82,7 @@ class HttpExchange:
         """Send a whole response."""
         length = (b"content-length", b"%d" % len(body))
         await self._start(status, [*headers, length])
-        await send_in_parts(self._send, {"type": "http.response.body", "body": b"" if self.method == "HEAD" else body})
+        await send_in_parts(self._send, {"type": "http.response.body", "body": body})
 
     async def refuse(self, refused: Refused) -> None:
         """Send an error in OpenAI's format."""
@@ -104,6 +103,20 @@ class HttpExchange:
         if self.is_last:
             headers.append((b"connection", b"close"))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+def _by_name(lines: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Return the value of each header. Lines of one name that differ are a list, as HTTP defines.
+
+    So a line that a client adds to that of a gateway makes a wrong value, and does not replace it.
+    """
+    headers = dict(lines)
+    if len(headers) < len(lines):
+        values: dict[bytes, dict[bytes, None]] = {}
+        for name, value in lines:
+            values.setdefault(name, {})[value] = None
+        headers = {name: b", ".join(found) for name, found in values.items()}
+    return headers
 
 
 async def send_in_parts(send: Send, message: Message) -> None:
