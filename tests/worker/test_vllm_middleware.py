@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -435,14 +436,45 @@ async def test_a_draining_server_finishes_its_requests_and_takes_no_others(varia
     async with running() as found:
         post = asyncio.create_task(found.client.post("/v1/completions", json=BODY))
         await found.sent("r1")
+        raw, is_begun = json.dumps(BODY).encode(), asyncio.Event()
+
+        async def parts():
+            is_begun.set()
+            yield raw[:5]
+            await _until(lambda: found.server.is_closed)
+            yield raw[5:]
+
+        upload = asyncio.create_task(found.client.post("/v1/completions", content=parts()))
+        await is_begun.wait()
         drain = asyncio.create_task(found.server.drain.run())
         await _until(lambda: found.server.is_closed)
         seen = await found.client.get("/ready"), await found.client.post("/v1/completions", json=BODY)
         health = await found.client.get("/health")
+        await _until(lambda: upload.done() or "r2" in found.engine.sent)
         found.engine.give("r1", 5, reason="length")
         await drain
 
-        assert [response.status_code for response in (*seen, health, await post)] == [503, 503, 200, 200]
+        assert list(found.engine.sent) == ["r1"]
+        assert [response.status_code for response in (*seen, await upload, health, await post)] == [503] * 3 + [200] * 2
+
+
+async def test_a_server_is_unready_before_it_refuses_requests_and_a_second_signal_stops_it_at_once(variables):
+    variables("BALLAST_RUNTIME_UNREADY_SECONDS", "3600")
+    http = HttpServer(Starlette(), Connections(HttpLimits()))
+    async with running() as found:
+        Drain(found.server, http).take_signals()
+        signal.raise_signal(signal.SIGTERM)
+        await _until(lambda: found.server.is_draining)
+        ready = await found.client.get("/ready")
+        post = asyncio.create_task(found.client.post("/v1/completions", json=BODY))
+        await found.sent("r1")
+        found.engine.give("r1", 5, reason="length")
+        answered, is_first_over = await post, http.should_exit
+        signal.raise_signal(signal.SIGTERM)
+        await _until(lambda: http.should_exit)
+
+    assert (ready.status_code, answered.status_code, answered.headers["connection"]) == (503, 200, "close")
+    assert (is_first_over, http.force_exit) == (False, True)
 
 
 async def test_a_web_socket_that_a_proxy_of_ray_serve_passes_on_is_closed(variables):
@@ -853,6 +885,13 @@ def test_a_file_of_the_model_that_cannot_be_read_is_named(tmp_path, make):
         model_revision(config, tmp_path)
 
 
+async def test_the_queue_learns_of_an_adapter_that_is_loaded_later(fed):
+    async with running() as found:
+        await _until(lambda: fed.settings.read().models)
+        found.app.state.openai_serving_models.lora_requests["late"] = object()
+        await _until(lambda: "late" in fed.settings.read().models)
+
+
 async def test_a_model_without_a_url_of_items_serves_online_and_refuses_items_with_a_sentence(fed, as_item):
     because = "the model of this queue serves no URL of items"
     early = await asyncio.to_thread(fed.submissions.submit, [as_item("a")])
@@ -1060,11 +1099,18 @@ async def test_a_body_counts_with_its_objects_until_its_response_ends(variables)
 
 
 @pytest.mark.parametrize(("number", "status"), [(3, 200), (4, 400)])
-async def test_a_call_with_too_many_conversations_is_refused_before_vllm_renders_them(variables, number, status):
+@pytest.mark.parametrize("path", ["/v1/chat/completions/batch", "/v1/chat/completions"])
+async def test_a_call_fills_the_slots_and_the_queue_and_not_more(variables, path, number, status):
+    """Several conversations are counted before vLLM renders them, and several choices (`n`) by vLLM."""
     variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "1")
-    body = {"messages": [[{"role": "user", "content": "Hi"}]] * number}
-    async with running() as found, before_app(found.server, accept) as client:
-        response = await client.post("/v1/chat/completions/batch", json=body)
+    body, is_batch = {"messages": [[{"role": "user", "content": "Hi"}]] * number}, path.endswith("batch")
+
+    async def app(scope, receive, send):
+        found.engine.check_admission(1 if is_batch else number)
+        await accept(scope, receive, send)
+
+    async with running() as found, before_app(found.server, app) as client:
+        response = await client.post(path, json=body)
 
     assert response.status_code == status
 
