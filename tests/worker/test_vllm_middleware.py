@@ -111,9 +111,10 @@ async def running(**arguments: Any) -> AsyncIterator[Running]:
 async def test_a_request_reaches_enginecore_with_its_place_and_an_unchanged_body(variables):
     variables("BALLAST_OFFLINE_TENANTS", "[{name: lab, maxPriority: 3}]")
     async with running() as found:
-        headers = {"x-llm-d-inference-fairness-id": "lab", "x-ballast-class": "offline"}
-        forged = {"sampling": {"extra_args": {"ballast": {"class": "online"}, "mine": 1}}, "priority": -7}
-        answer = asyncio.create_task(found.client.post("/v1/completions", json=BODY | forged, headers=headers))
+        headers = {"x-llm-d-inference-fairness-id": "lab"}
+        body = BODY | {"service_tier": "flex", "priority": -7}
+        forged = {"sampling": {"extra_args": {"ballast": {"class": "online"}, "mine": 1}}}
+        answer = asyncio.create_task(found.client.post("/v1/completions", json=body | forged, headers=headers))
         request = await found.sent("r1")
         found.engine.give("r1", 5)
         found.engine.give("r1", 6, reason="length")
@@ -529,6 +530,23 @@ async def test_a_request_that_does_not_reach_enginecore_is_forgotten(variables):
         )
 
 
+async def test_a_request_that_vllm_gives_up_after_the_end_of_its_call_is_forgotten_then(variables):
+    async def app(scope, receive, send):
+        left.append(asyncio.ensure_future(found.engine.generate(1, {})))
+        await found.sent("r1")
+        await accept(scope, receive, send)
+
+    left = []
+    async with running() as found, before_app(found.server, app) as client:
+        await client.post("/v1/completions", json=BODY)
+        before = found.server.engine.stats().online.waiting
+        left[0].cancel()
+        await _until(lambda: not found.server.tap.live)
+        after = found.server.engine.stats().online.waiting
+
+    assert (before, after, found.server.tap.by_tenant["online"]) == (1, 0, {})
+
+
 async def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_its_request(variables):
     async with running() as found:
         received, answered = asyncio.Queue(), asyncio.Queue()
@@ -640,6 +658,7 @@ async def test_an_item_that_is_given_back_goes_on_after_its_tokens(fed, as_item)
     assert request.sampling_params.max_tokens == 6
     assert request.sampling_params.extra_args["ballast"]["num_computed"] == 5
     assert last.prompt_token_ids == [1, 2, 3, 11, 12, 13]
+    assert last.sampling_params.extra_args["ballast"]["num_computed"] == 6
     assert result.body["tokens"] == [11, 12, 13, 14]
     assert (result.tokens_in, result.tokens_out) == (3, 4)
 
@@ -740,9 +759,10 @@ async def test_an_item_with_many_prompts_at_the_cap_of_its_tenant_leaves_the_oth
     assert any("its cap: 1 item of 40 requests under lease, at most 3 slots" in sentence for sentence in said), said
 
 
-async def test_an_item_that_cannot_go_on_starts_again_and_its_tokens_count_as_computed(fed, as_item):
+@pytest.mark.parametrize("sampling", [{"logprobs": 1}, {"max_tokens": 1}], ids=["logprobs", "nothing is left"])
+async def test_an_item_that_cannot_go_on_starts_again_and_its_tokens_count_as_computed(fed, as_item, sampling):
     async with running() as first:
-        await submit(fed, [as_item("a", sampling={"logprobs": 1})])
+        await submit(fed, [as_item("a", sampling=sampling)])
         await first.sent("r1")
         first.engine.give("r1", 11)
         await first.server.drain.run()
