@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+import torch
 from small_models import make_tokenizer
 
 from ballast_policy.request import RequestClass
@@ -47,13 +48,19 @@ def test_reasons_have_the_names_that_ballast_compares():
     assert {str(FinishReason.LENGTH), str(FinishReason.ABORT)} == {"length", "abort"}
 
 
-def test_a_plain_greedy_request_of_the_model_can_be_continued():
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [({}, True), ({"lora_request": LoRARequest("a", 1, "/a")}, False), ({"prompt_embeds": torch.zeros(2)}, False),
+     ({"resumable": True}, False)],
+    ids=["plain", "an adapter", "vectors", "streamed input"],
+)  # fmt: skip
+def test_a_plain_greedy_request_of_the_model_can_be_continued(more, expected):
     """Another worker may have another adapter under the same name."""
     request = make_request(stop=["z"], max_tokens=9, logit_bias={3: 1.0}, ignore_eos=True)
-    assert can_continue(request)
+    for name, value in more.items():
+        setattr(request, name, value)
 
-    request.lora_request = LoRARequest("a", 1, "/a")
-    assert not can_continue(request)
+    assert can_continue(request) == expected
 
 
 @pytest.mark.parametrize(
