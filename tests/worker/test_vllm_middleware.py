@@ -1133,6 +1133,7 @@ async def test_a_call_fills_the_slots_and_the_queue_and_not_more(variables, path
         response = await client.post(path, json=body)
 
     assert response.status_code == status
+    assert not found.server.recorder.outcomes["online", "stop"], "EngineCore got no request"
 
 
 @pytest.mark.parametrize(
