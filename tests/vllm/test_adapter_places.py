@@ -198,8 +198,13 @@ def test_offline_requests_are_held_up_while_online_requests_hold_all_places(tiny
     for _ in range(2):
         core.step()
     found.append(held_up(core))
+    core.add("offline", prompt=16, output=10)
+    another = core.add("offline", prompt=16, output=4, adapter=2)
+    for _ in range(2):
+        core.step()
+    found.append(held_up(core))  # two others run in the two reserved slots
 
-    assert found == [([], True), ([other], False), ([other], True)]
+    assert found == [([], True), ([other], False), ([other], True), ([other, another], True)]
     assert core.scheduler.ballast_stats()["held_up"] == [], "it waits for a moment only so far"
     run(core)
 

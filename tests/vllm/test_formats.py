@@ -138,6 +138,13 @@ def test_a_schema_that_passes_the_check_compiles(manager, answer, schema, text, 
         assert not passes or answer(kind.name, compiled, text)[0] == num_accepted
 
 
+def test_threads_that_compile_grammars_at_once_share_no_text(manager):
+    """The library of vLLM keeps the text in a field for a moment."""
+    manager.backend.compile_grammar(StructuredOutputOptions.CHOICE, '["yes","no"]')
+
+    assert not hasattr(vars(manager.backend)["_guidance"], "serialized_grammar")
+
+
 @pytest.mark.parametrize(("model", "can_guide"), [(models.BPE, True), (models.WordPiece, False)])
 def test_a_tokenizer_that_llguidance_cannot_read_keeps_the_choice_of_vllm(model, can_guide):
     inner = Tokenizer(model(vocab={"a": 0, "</s>": 1}, **({"merges": []} if can_guide else {"unk_token": "a"})))

@@ -54,6 +54,7 @@ def test_blocks_that_are_used_again_are_not_cached_any_more(tiny_model):
 
     assert (before.kv_used, before.kv_cached, before.kv_free) == (0, 31, 8)
     assert (after.kv_used, after.kv_cached, after.kv_free) == (32, 7, 0)
+    assert (before.kv_waste_ratio, after.kv_waste_ratio) == (0, 12 / 512)
 
 
 def test_each_step_is_reported_once(tiny_model):

@@ -51,6 +51,14 @@ def test_a_body_that_is_nested_too_deeply_is_refused(field):
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
 
 
+def test_vllm_neither_streams_nor_keeps_the_answer_of_an_item():
+    url, body = "/v1/responses", {"model": "m", "input": "Once", "store": True, "stream": True}
+    claimed = Claimed(job_id="j", index=0, custom_id="a", url=url, body=body, tenant="t", token=1, seed=1)
+    item = HttpReader("revision", [url], lambda: ["m"], lambda _: None).prepare("r", claimed, 0.0)
+
+    assert json.loads(item.body) == body | {"store": False, "stream": False}
+
+
 def test_items_of_an_adapter_that_are_held_up_keep_further_ones_in_the_queue():
     fake, url = FakeEngine(), "/v1/completions"
     tap = EngineTap(fake, lambda: 0.0)
@@ -152,15 +160,21 @@ async def test_an_item_whose_answer_is_no_json_is_refused_with_what_to_change():
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("has_answer", [True, False])
-async def test_an_item_that_enginecore_gives_up_is_returned_and_spends_no_attempt(*, has_answer: bool):
+@pytest.mark.parametrize(("status", "is_returned"), [(200, True), (0, True), (500, False)])
+async def test_an_item_that_enginecore_gives_up_is_returned_unless_vllm_answers_with_an_error(status, is_returned):
+    """An item that is returned spends no attempt."""
     engine = FakeEngine()
     EngineTap(engine, lambda: 0.0)
     app = FakeVllm(engine)
 
     async def route(scope: Scope, receive: Receive, send: Send) -> None:
+        async def answer(message: Message) -> None:
+            if not status:
+                raise RuntimeError("a defect of a route")
+            await send(message | ({"status": status} if "status" in message else {}))
+
         asyncio.get_running_loop().call_later(0, give_up)
-        await app(scope, receive, send if has_answer else broken)
+        await app(scope, receive, answer)
 
     def give_up() -> None:
         if "r1" in engine.sent:
@@ -168,13 +182,10 @@ async def test_an_item_that_enginecore_gives_up_is_returned_and_spends_no_attemp
         else:
             asyncio.get_running_loop().call_later(0, give_up)
 
-    async def broken(_: Message) -> None:
-        raise RuntimeError("a defect of a route")
-
     in_flight, _ = await run_item(route)
 
-    assert (in_flight.results, in_flight.failures) == ([], [])
-    assert [claimed.custom_id for claimed, _ in in_flight.returns] == ["a"]
+    assert (in_flight.results, len(in_flight.failures)) == ([], not is_returned)
+    assert [claimed.custom_id for claimed, _ in in_flight.returns] == ["a"] * is_returned
 
 
 def test_an_item_has_the_api_key_of_vllm():

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -110,9 +111,10 @@ async def running(**arguments: Any) -> AsyncIterator[Running]:
 async def test_a_request_reaches_enginecore_with_its_place_and_an_unchanged_body(variables):
     variables("BALLAST_OFFLINE_TENANTS", "[{name: lab, maxPriority: 3}]")
     async with running() as found:
-        headers = {"x-llm-d-inference-fairness-id": "lab", "x-ballast-class": "offline"}
-        forged = {"sampling": {"extra_args": {"ballast": {"class": "online"}, "mine": 1}}, "priority": -7}
-        answer = asyncio.create_task(found.client.post("/v1/completions", json=BODY | forged, headers=headers))
+        headers = {"x-llm-d-inference-fairness-id": "lab"}
+        body = BODY | {"service_tier": "flex", "priority": -7}
+        forged = {"sampling": {"extra_args": {"ballast": {"class": "online"}, "mine": 1}}}
+        answer = asyncio.create_task(found.client.post("/v1/completions", json=body | forged, headers=headers))
         request = await found.sent("r1")
         found.engine.give("r1", 5)
         found.engine.give("r1", 6, reason="length")
@@ -435,14 +437,45 @@ async def test_a_draining_server_finishes_its_requests_and_takes_no_others(varia
     async with running() as found:
         post = asyncio.create_task(found.client.post("/v1/completions", json=BODY))
         await found.sent("r1")
+        raw, is_begun = json.dumps(BODY).encode(), asyncio.Event()
+
+        async def parts():
+            is_begun.set()
+            yield raw[:5]
+            await _until(lambda: found.server.is_closed)
+            yield raw[5:]
+
+        upload = asyncio.create_task(found.client.post("/v1/completions", content=parts()))
+        await is_begun.wait()
         drain = asyncio.create_task(found.server.drain.run())
         await _until(lambda: found.server.is_closed)
         seen = await found.client.get("/ready"), await found.client.post("/v1/completions", json=BODY)
         health = await found.client.get("/health")
+        await _until(lambda: upload.done() or "r2" in found.engine.sent)
         found.engine.give("r1", 5, reason="length")
         await drain
 
-        assert [response.status_code for response in (*seen, health, await post)] == [503, 503, 200, 200]
+        assert list(found.engine.sent) == ["r1"]
+        assert [response.status_code for response in (*seen, await upload, health, await post)] == [503] * 3 + [200] * 2
+
+
+async def test_a_server_is_unready_before_it_refuses_requests_and_a_second_signal_stops_it_at_once(variables):
+    variables("BALLAST_RUNTIME_UNREADY_SECONDS", "3600")
+    http = HttpServer(Starlette(), Connections(HttpLimits()))
+    async with running() as found:
+        Drain(found.server, http).take_signals()
+        signal.raise_signal(signal.SIGTERM)
+        await _until(lambda: found.server.is_draining)
+        ready = await found.client.get("/ready")
+        post = asyncio.create_task(found.client.post("/v1/completions", json=BODY))
+        await found.sent("r1")
+        found.engine.give("r1", 5, reason="length")
+        answered, is_first_over = await post, http.should_exit
+        signal.raise_signal(signal.SIGTERM)
+        await _until(lambda: http.should_exit)
+
+    assert (ready.status_code, answered.status_code, answered.headers["connection"]) == (503, 200, "close")
+    assert (is_first_over, http.force_exit) == (False, True)
 
 
 async def test_a_web_socket_that_a_proxy_of_ray_serve_passes_on_is_closed(variables):
@@ -495,6 +528,23 @@ async def test_a_request_that_does_not_reach_enginecore_is_forgotten(variables):
             {},
             0,
         )
+
+
+async def test_a_request_that_vllm_gives_up_after_the_end_of_its_call_is_forgotten_then(variables):
+    async def app(scope, receive, send):
+        left.append(asyncio.ensure_future(found.engine.generate(1, {})))
+        await found.sent("r1")
+        await accept(scope, receive, send)
+
+    left = []
+    async with running() as found, before_app(found.server, app) as client:
+        await client.post("/v1/completions", json=BODY)
+        before = found.server.engine.stats().online.waiting
+        left[0].cancel()
+        await _until(lambda: not found.server.tap.live)
+        after = found.server.engine.stats().online.waiting
+
+    assert (before, after, found.server.tap.by_tenant["online"]) == (1, 0, {})
 
 
 async def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_its_request(variables):
@@ -608,6 +658,7 @@ async def test_an_item_that_is_given_back_goes_on_after_its_tokens(fed, as_item)
     assert request.sampling_params.max_tokens == 6
     assert request.sampling_params.extra_args["ballast"]["num_computed"] == 5
     assert last.prompt_token_ids == [1, 2, 3, 11, 12, 13]
+    assert last.sampling_params.extra_args["ballast"]["num_computed"] == 6
     assert result.body["tokens"] == [11, 12, 13, 14]
     assert (result.tokens_in, result.tokens_out) == (3, 4)
 
@@ -708,9 +759,10 @@ async def test_an_item_with_many_prompts_at_the_cap_of_its_tenant_leaves_the_oth
     assert any("its cap: 1 item of 40 requests under lease, at most 3 slots" in sentence for sentence in said), said
 
 
-async def test_an_item_that_cannot_go_on_starts_again_and_its_tokens_count_as_computed(fed, as_item):
+@pytest.mark.parametrize("sampling", [{"logprobs": 1}, {"max_tokens": 1}], ids=["logprobs", "nothing is left"])
+async def test_an_item_that_cannot_go_on_starts_again_and_its_tokens_count_as_computed(fed, as_item, sampling):
     async with running() as first:
-        await submit(fed, [as_item("a", sampling={"logprobs": 1})])
+        await submit(fed, [as_item("a", sampling=sampling)])
         await first.sent("r1")
         first.engine.give("r1", 11)
         await first.server.drain.run()
@@ -851,6 +903,13 @@ def test_a_file_of_the_model_that_cannot_be_read_is_named(tmp_path, make):
 
     with pytest.raises(NotServed, match=rf"{tmp_path}/generation_config\.json cannot be read"):
         model_revision(config, tmp_path)
+
+
+async def test_the_queue_learns_of_an_adapter_that_is_loaded_later(fed):
+    async with running() as found:
+        await _until(lambda: fed.settings.read().models)
+        found.app.state.openai_serving_models.lora_requests["late"] = object()
+        await _until(lambda: "late" in fed.settings.read().models)
 
 
 async def test_a_model_without_a_url_of_items_serves_online_and_refuses_items_with_a_sentence(fed, as_item):
@@ -1088,13 +1147,21 @@ async def test_a_body_counts_with_its_objects_until_its_response_ends(variables)
 
 
 @pytest.mark.parametrize(("number", "status"), [(3, 200), (4, 400)])
-async def test_a_call_with_too_many_conversations_is_refused_before_vllm_renders_them(variables, number, status):
+@pytest.mark.parametrize("path", ["/v1/chat/completions/batch", "/v1/chat/completions"])
+async def test_a_call_fills_the_slots_and_the_queue_and_not_more(variables, path, number, status):
+    """Several conversations are counted before vLLM renders them, and several choices (`n`) by vLLM."""
     variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "1")
-    body = {"messages": [[{"role": "user", "content": "Hi"}]] * number}
-    async with running() as found, before_app(found.server, accept) as client:
-        response = await client.post("/v1/chat/completions/batch", json=body)
+    body, is_batch = {"messages": [[{"role": "user", "content": "Hi"}]] * number}, path.endswith("batch")
+
+    async def app(scope, receive, send):
+        found.engine.check_admission(1 if is_batch else number)
+        await accept(scope, receive, send)
+
+    async with running() as found, before_app(found.server, app) as client:
+        response = await client.post(path, json=body)
 
     assert response.status_code == status
+    assert not found.server.recorder.outcomes["online", "stop"], "EngineCore got no request"
 
 
 @pytest.mark.parametrize(

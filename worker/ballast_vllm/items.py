@@ -31,7 +31,7 @@ from ballast_vllm.engine_client import EngineTap
 from ballast_worker.errors import Refused
 from ballast_worker.http_exchange import TOO_DEEP
 from ballast_worker.items import NO_PLACE, ItemFailure
-from ballast_worker.loop import Ended, EndedItems, failed
+from ballast_worker.loop import Ended, EndedItems
 from ballast_worker.openai import MODEL_NOT_FOUND, Caller
 from ballast_worker.requests import RequestTiming
 from ballast_worker.responses import AnswerBuffer
@@ -207,11 +207,8 @@ class HttpItemLoop(EndedItems):
         return self.failure is None
 
     def start(self, item: HttpItem) -> None:
-        """Start an item. Its end comes from `take_ended`."""
+        """Start an item. Its end comes from `take_ended`, or from the feeder if EngineCore ended."""
         self.engine.items[item.request_id] = item
-        if self.failure is not None:
-            self._end(item, failed(item.request_id, self.failure))
-            return
         item.call.on_begin = self._began
         self.events.call_soon_threadsafe(self._spawn, item)
 

@@ -161,6 +161,7 @@ def test_no_first_token_and_no_request_leaves_a_step_for_its_size():
     plan = StepPlan(grants=((decode, 1), (online, 70), (short, 7)))
 
     assert even_step(plan, 64) is plan
+    assert even_step(plan, 71) is plan
 
 
 def test_a_step_of_less_than_the_multiple_stays():

@@ -37,7 +37,7 @@ def test_a_message_sets_every_field_that_does_not_follow_from_vllm():
         batch_window=0.01,
         max_interference=0.2,
         objective=0.99,
-        watermark=0.2,
+        watermark=1.0,
         tail_tokens=32,
     )
     other = PolicyConfig(slots=1, num_blocks=100, can_suspend=False)

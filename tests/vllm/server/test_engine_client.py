@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+import torch
 from small_models import make_tokenizer
 
 from ballast_policy.request import RequestClass
@@ -23,8 +24,10 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch and vLLM use what others deprecated
     from vllm.config import StructuredOutputsConfig
     from vllm.exceptions import VLLMValidationError
+    from vllm.lora.request import LoRARequest
     from vllm.sampling_params import SamplingParams, StructuredOutputsParams
     from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+    from vllm.v1.metrics.stats import PrefillStats
 
 
 def make_request(request_id="r", prompt=(1, 2), **params) -> EngineCoreRequest:
@@ -45,8 +48,19 @@ def test_reasons_have_the_names_that_ballast_compares():
     assert {str(FinishReason.LENGTH), str(FinishReason.ABORT)} == {"length", "abort"}
 
 
-def test_a_plain_greedy_request_can_be_continued():
-    assert can_continue(make_request(stop=["z"], max_tokens=9, logit_bias={3: 1.0}, ignore_eos=True))
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [({}, True), ({"lora_request": LoRARequest("a", 1, "/a")}, False), ({"prompt_embeds": torch.zeros(2)}, False),
+     ({"resumable": True}, False)],
+    ids=["plain", "an adapter", "vectors", "streamed input"],
+)  # fmt: skip
+def test_a_plain_greedy_request_of_the_model_can_be_continued(more, expected):
+    """Another worker may have another adapter under the same name."""
+    request = make_request(stop=["z"], max_tokens=9, logit_bias={3: 1.0}, ignore_eos=True)
+    for name, value in more.items():
+        setattr(request, name, value)
+
+    assert can_continue(request) == expected
 
 
 @pytest.mark.parametrize(
@@ -119,9 +133,12 @@ class Engine:
         self.output_processor.known.add(request.request_id)
         asyncio.run(self.engine_core.add_request_async(request))
 
-    def output(self, request_id, *token_ids, reason=None):
-        made = EngineCoreOutput(request_id, list(token_ids), finish_reason=reason)
+    def output(self, request_id, *token_ids, reason=None, num_cached=0):
+        """Return the cached tokens of the prompt that vLLM reports to the client."""
+        prefill = PrefillStats(num_cached_tokens=num_cached)
+        made = EngineCoreOutput(request_id, list(token_ids), finish_reason=reason, prefill_stats=prefill)
         self.output_processor.process_outputs([made])
+        return prefill.num_cached_tokens
 
 
 @pytest.fixture
@@ -182,11 +199,12 @@ def test_the_queue_is_not_checked_for_items_and_for_a_request_after_the_end_of_a
 def test_only_the_first_request_of_an_item_continues_the_earlier_attempt(engine, tap, begin):
     begin(RequestClass.OFFLINE, is_item=True, generated=(7, 8))
     engine.add(make_request("first", max_tokens=9))
-    engine.output("first", 9, reason=FinishReason.STOP)
+    num_cached = engine.output("first", 9, reason=FinishReason.STOP, num_cached=3)
     engine.add(make_request("after the tool", (1, 2, 7, 8, 9, 3), max_tokens=9))
 
     assert [request.prompt_token_ids for request in engine.sent] == [[1, 2, 7, 8], [1, 2, 7, 8, 9, 3]]
     assert [request.sampling_params.max_tokens for request in engine.sent] == [7, 9]
+    assert num_cached == 2, "the prompt of the client has two tokens"
 
 
 @pytest.mark.parametrize(

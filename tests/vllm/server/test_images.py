@@ -104,6 +104,7 @@ def test_no_url_of_a_client_or_of_an_item_is_opened(serving, run_job, as_line):
         ("https://a.invalid/x", {"allowed_local_media_path": "/tmp"}, "with --allowed-media-domains"),
         ("file:///etc/passwd", {"allowed_local_media_path": "/tmp"}, "must be a subpath"),
         ("file:///etc/passwd", {"allowed_media_domains": ["b.invalid"]}, "with --allowed-local-media-path"),
+        ("FILE:///etc/passwd", {"allowed_media_domains": ["b.invalid"]}, "with --allowed-local-media-path"),
         ("/etc/passwd", {"allowed_local_media_path": "/tmp"}, "with --allowed-media-domains"),
     ],
 )
