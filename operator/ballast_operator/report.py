@@ -46,7 +46,7 @@ PASSING = frozenset(
         ConditionReason.QUEUE_NOT_ALLOWED,
     }
 )
-"""Reasons of a spec that is not applied which end without a change of the resource: the operator tries again, or another
+"""Reasons of a spec that is not applied that end without a change of the resource: the operator tries again, or another
 object comes or goes."""
 COUNTS = ("replicas", "ready_replicas", "updated_replicas", "workers", "conditions")
 """Fields of a status that change while a rollout proceeds."""
