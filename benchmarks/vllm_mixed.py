@@ -60,6 +60,10 @@ PART, PARTS = 171, 4
 CAPPED = {f"Ballast, cap of {cap:.0%}": {"max_interference": cap} for cap in (0.10, 0.25)}
 """Sides with Ballast of `--caps`, and the settings in which they differ."""
 SIDES = ("offline alone", "online alone", PRIORITIES, BALLAST)
+MOST_TUNED = 2
+"""Most settings of vLLM's priorities that are compared at a load."""
+MEMORY = 0.9 / (len(SIDES) + max(MOST_TUNED, len(CAPPED)))
+"""Share of a GPU's memory for each engine, so that all of them fit at the same time."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,7 @@ class Side:
     def __init__(self, clock: Clock | WallClock, setup: Setup, side: str) -> None:
         self.vllm = VllmEngine(
             clock, setup.model, side if side in SCHEDULERS else PLAIN, slots=setup.slots, longest=setup.longest + 32,
-            dtype=setup.dtype, enforce_eager=setup.clock == "cpu", gpu_memory_utilization=0.2,
+            dtype=setup.dtype, enforce_eager=setup.clock == "cpu", gpu_memory_utilization=MEMORY,
         )  # fmt: skip
         self.slots = setup.slots
         self.trace = azure(20_000, scale=setup.scale, longest=setup.longest)
@@ -220,12 +224,22 @@ class Process(SideProcess):
         return Found(**self.replay(asdict(run)))
 
 
+def started(side: str, setup: Setup) -> Process:
+    """Start a side, and wait until it is ready.
+
+    No side loads its model while another one is measured, or finds out how much memory of a GPU is left.
+    """
+    process = Process(side, setup)
+    process.run(Run("ready", seconds=0.1))
+    return process
+
+
 class Turns:
     """Lets processes replay runs, in turns if their clocks follow the pace of the machine."""
 
     def __init__(self, setup: Setup) -> None:
         """Start plain vLLM, which measures the pace and what offline work alone reaches."""
-        self.plain = Process("offline alone", setup)
+        self.plain = started("offline alone", setup)
         self._pace = Pace(self._measure) if setup.clock == "cpu" else None
 
     def _measure(self) -> float:
@@ -289,9 +303,7 @@ def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
     wanted = [each] if asked.quick else [int(text) for text in asked.requests.split(",")]
     names = ("online alone", "Ballast") if asked.caps else SIDES[1:]
     turns = Turns(setup)
-    sides = {side: Process(side, setup) for side in names}
-    for process in sides.values():
-        process.run(Run("ready", seconds=0.1))  # no side loads its model while another one is measured
+    sides = {side: started(side, setup) for side in names}
     offline = turns.run(sides["online alone"], Run("offline alone", seconds=5.0 if asked.quick else 60.0))
     ceiling = offline.offline_tokens / offline.seconds
     print(f"Offline alone: {ceiling:,.0f} tokens/s.")
@@ -314,7 +326,7 @@ def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
             cases.append(("priorities", sides["priorities"], runs("priorities")))
             for seqs, budget in best(turns, sides, Run("tuning", TUNING_START, tuning, rate), slo, setup.slots):
                 name = f"priorities, {seqs} seqs, {budget} tokens"
-                cases.append((name, Process("priorities", setup), runs(name, seqs=seqs, budget=budget)))
+                cases.append((name, started("priorities", setup), runs(name, seqs=seqs, budget=budget)))
         policy: dict[str, Any] = {"ttft": slo[0], "tpot": slo[1]}
         if asked.caps:
             turns.run(sides["Ballast"], Run("warm", TUNING_START, tuning, rate, fills=False, policy=policy))
@@ -322,7 +334,7 @@ def compare(asked: argparse.Namespace, setup: Setup) -> dict[str, Any]:
             cases.append((name, sides["Ballast"], runs(name, fills=False, policy=policy)))
         warm = CAP_WARM * tuning if asked.caps and not asked.quick else tuning
         for name, setting in (CAPPED if asked.caps else {"Ballast": {}}).items():  # each learns from its own turns only
-            process = Process("Ballast", setup) if setting else sides["Ballast"]
+            process = started("Ballast", setup) if setting else sides["Ballast"]
             # Ballast learns the cost of steps with online and offline work.
             turns.run(process, Run("warm", TUNING_START, warm, rate, policy=policy | setting))
             cases.append((name, process, runs(name, policy=policy | setting)))
@@ -365,7 +377,7 @@ def best(
     most = max(tried, key=lambda setting: (tried[setting][1] >= alone - LOSS, tried[setting][0]))
     safest = max(tried, key=lambda setting: (tried[setting][1], tried[setting][0]))
     good = [most, safest] if tried[most][1] >= alone - LOSS else [safest]
-    return list(dict.fromkeys(good))
+    return list(dict.fromkeys(good))[:MOST_TUNED]
 
 
 def goals(alone: dict[str, Any], plain: dict[str, Any], tuned: list[dict[str, Any]], ballast: dict[str, Any]) -> None:

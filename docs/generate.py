@@ -29,14 +29,15 @@ from ballast_api.hot import HOT
 from ballast_api.inference_deployment import Spec
 from ballast_api.status import Status
 from ballast_api.worker_config import WorkerConfig
+from ballast_engine.counters import EngineCounters
 from ballast_engine.footprint import Footprint
-from ballast_engine.stats import ClassStats, EngineStats
 from ballast_operator import permissions
 from ballast_operator.metrics import PHASES, REPLICA_STATES
 from ballast_operator.metrics import Metrics as OperatorMetrics
 from ballast_operator.settings import PREFIX, OperatorSettings
+from ballast_policy.host import Host
 from ballast_policy.request import RequestClass
-from ballast_policy.reservation import Reservation
+from ballast_policy.snapshot import PolicyConfig
 from ballast_queue.job import RequestCounts
 from ballast_queue.status import QueueStats
 from ballast_worker.http_connection import Connections, HttpLimits
@@ -189,13 +190,9 @@ def commands() -> str:
 
 def nothing_yet() -> ScrapeData:
     """Return the metrics of a worker that has served no request."""
-    counted = ClassStats()
-    stats = EngineStats(
-        slots=1, online=counted, offline=counted, kv_used=0, kv_cached=0, kv_free=0, kv_offline=0,
-        kv_waste_ratio=0, prefix_query_tokens=0, prefix_hit_tokens=0, steps=0, failed_steps=0, suspended_steps=0,
-        deferred_grants=0, batch_ceiling=1, reservation=Reservation(),
-        service={(RequestClass.ONLINE, "default"): 0.0},
-    )  # fmt: skip
+    counters = EngineCounters(service={(RequestClass.ONLINE, "default"): 0.0})
+    host = Host(PolicyConfig(slots=1, num_blocks=1))
+    stats = counters.stats(host, kv_used=0, kv_cached=0, kv_free=1, kv_waste_ratio=0.0)
     items = QueueStats(at=0, items=RequestCounts(), inbox=0, oldest_waiting_seconds=0, dead_letters=0, jobs={})
     return ScrapeData(
         model="model", stats=stats, steps=StepMetrics(), recorders=(Recorder(),), spending=Spending(0.0),

@@ -35,6 +35,15 @@ ONE_BILLION = LlamaShape(hidden=2048, layers=16, heads=32, kv_heads=8, intermedi
 TINY = LlamaShape(hidden=256, layers=4, heads=4, kv_heads=2, intermediate=688, vocabulary=258)
 BATCHES = (1, 8, 32, 64, 128, 256)
 CONTEXT, STEPS = 512, 64
+PREFILL = 1024
+"""Tokens of prompts that each step computes at least, beside decodes: half of vLLM's smallest default."""
+DEVICES = {
+    "NVIDIA A100-SXM4-80GB": "a100",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H200": "h200",
+    "NVIDIA L4": "l4",
+}
+"""The GPUs of `GPUS` by the name that the driver reports. GPUs with similar names, and MIG slices, have other peaks."""
 SCHEDULER = {
     "scheduler_cls": "ballast_vllm.scheduler.BallastScheduler",
     "additional_config": {"ballast": {"ttft": 100.0, "tpot": 10.0, "offline_share": 0.0}},
@@ -95,16 +104,19 @@ def decode(peak: Accelerator, *, is_tiny: bool) -> dict[str, Any]:
     width = 4 if is_tiny else 2
     parameters = shape.computed_parameters
     kv_bytes = 2 * width * shape.layers * shape.kv_size
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder), shape, longest=8192, has_weights=False)
         for is_ballast in (False, True):
             engine = make_engine(
                 model, slots=max(batches), dtype=dtype, is_ballast=is_ballast, load_format="dummy",
-                max_model_len=CONTEXT + num_steps + 64, enforce_eager=is_tiny,
+                max_model_len=CONTEXT + longest(max(batches), num_steps), enforce_eager=is_tiny,
             )  # fmt: skip
             for batch in batches:
-                seconds = timed(engine, batch, num_steps)
+                seconds, fewest = timed(engine, batch, num_steps)
+                if fewest < batch:  # the others wait, such as for KV blocks
+                    print(f"batch {batch} is left out: a step computed only {fewest} of its requests", flush=True)
+                    continue
                 moved = parameters * width + batch * kv_bytes * (CONTEXT + num_steps // 2)
                 rows.append({
                     "side": "Ballast" if is_ballast else "vLLM", "batch": batch, "step_ms": 1e3 * seconds,
@@ -115,26 +127,33 @@ def decode(peak: Accelerator, *, is_tiny: bool) -> dict[str, Any]:
     print(f"{'side':10}{'batch':>6}{'step':>12}{'MBU':>7}{'MFU':>7}")
     for row in rows:
         print(f"{row['side']:10}{row['batch']:6}{row['step_ms']:9.2f} ms{row['mbu']:7.0%}{row['mfu']:7.1%}", flush=True)
+    if any(row["mbu"] > 1 for row in rows):
+        raise SystemExit(f"An MBU is above 100 %, so the device has another peak than {peak.name}. Name another --gpu.")
     return {"gpu": peak.name, "rows": rows}
 
 
-def timed(engine: Any, batch: int, num_steps: int) -> float:
-    """Return the median seconds of a step that decodes one token of `batch` requests."""
+def longest(batch: int, num_steps: int) -> int:
+    """Return the most tokens of an answer: all requests decode until the last step, also while others are prefilled."""
+    return num_steps + batch * CONTEXT // PREFILL + 32
+
+
+def timed(engine: Any, batch: int, num_steps: int) -> tuple[float, int]:
+    """Return the median seconds of a step that decodes `batch` requests, and the fewest requests of a step."""
     for i in range(batch):
         prompt = Random(f"{batch} {i}").choices(range(5, 255), k=CONTEXT)
-        engine.add_request(f"{batch}-{i}", {"prompt_token_ids": prompt}, sampling(num_steps + 32))
+        engine.add_request(f"{batch}-{i}", {"prompt_token_ids": prompt}, sampling(longest(batch, num_steps)))
     began: set[str] = set()
     while len(began) < batch:
         began |= {out.request_id for out in engine.step()}
-    times = []
+    times, sizes = [], []
     for _ in range(num_steps):
         begin = time.perf_counter()
-        engine.step()
+        sizes.append(len(engine.step()))
         times.append(time.perf_counter() - begin)
     engine.abort_request([f"{batch}-{i}" for i in range(batch)])
     while engine.has_unfinished_requests():
         engine.step()
-    return median(times)
+    return median(times), min(sizes)
 
 
 def mixed(*, is_tiny: bool) -> dict[str, Any]:
@@ -152,21 +171,27 @@ def mixed(*, is_tiny: bool) -> dict[str, Any]:
 
 def accelerator(name: str | None) -> Accelerator:
     """Return the peak rates of the GPU of this machine, or of the named one."""
-    if name is None:
-        import torch  # noqa: PLC0415
+    if name is not None:
+        return GPUS[name]
+    import torch  # noqa: PLC0415
 
-        device = torch.cuda.get_device_name().lower() if torch.cuda.is_available() else "none"
-        name = next((known for known in GPUS if known in device), None)
-        if name is None:
-            raise SystemExit(f"The device is {device!r}. Name one with the same peak: --gpu {'|'.join(GPUS)}")
-    return GPUS[name]
+    return peak_of(torch.cuda.get_device_name() if torch.cuda.is_available() else "none")
+
+
+def peak_of(device: str) -> Accelerator:
+    """Return the peak rates of a device by its name."""
+    if device not in DEVICES:
+        raise SystemExit(f"The device is {device!r}. Name one with the same peak: --gpu {'|'.join(GPUS)}")
+    return GPUS[DEVICES[device]]
 
 
 def main() -> int:
     """Run the parts that were asked for, each in a process of its own."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--only", default=",".join(PARTS), help="the parts, separated by commas")
-    options.add_argument("--gpu", choices=tuple(GPUS), help="the GPU, if its name does not say it")
+    options.add_argument(
+        "--gpu", choices=tuple(GPUS), help="the GPU with the same peak, if the name of the device is not known"
+    )
     options.add_argument("--tiny", action="store_true", help="tiny models, to try the script without a GPU")
     options.add_argument("--json", type=Path, help="write the figures there")
     options.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)

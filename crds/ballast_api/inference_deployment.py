@@ -42,6 +42,8 @@ UNREADY_SECONDS = 5
 """Default of `rollout.unreadySeconds`: the time until Services of Kubernetes and most routers send no more requests."""
 RAY_UNREADY_SECONDS = 10
 """The same on Ray. Serve ends a replica in a pod that stays, and Services learn of it only from the next probe."""
+MIG = "nvidia.com/mig-"
+"""How the resources of NVIDIA's MIG slices begin."""
 RESOURCE_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 ClaimName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 
@@ -159,6 +161,12 @@ class GpuRequest(ApiModel):
             lambda gpu: gpu.count > 0 or (gpu.resource_name is None and gpu.resource_claim_template is None),
             "gpu.count is 0, which means a worker on the CPU. Remove gpu.resourceName and gpu.resourceClaimTemplate, "
             "or set the count to 1",
+        ),
+        Rule(
+            f"self.count <= 1 || !has(self.resourceName) || !self.resourceName.startsWith('{MIG}')",
+            lambda gpu: gpu.count <= 1 or not (gpu.resource_name or "").startswith(MIG),
+            "gpu.count ({count}) is above 1, but MIG slices cannot share a model: a process uses only one of them. Set "
+            "the count to 1 and name a larger slice, or request whole GPUs",
         ),
     )
 

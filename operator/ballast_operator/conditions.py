@@ -59,8 +59,8 @@ def _is_ready_enough(given: Given) -> ConditionValue | None:
         return ConditionValue(
             "True",
             ConditionReason.SERVING_ON_CPU,
-            f"{figures} and run on the CPU: a worker found no GPU although spec.gpu requests one. Check the driver and "
-            "that the image has vLLM for GPUs, or set spec.gpu.count to 0",
+            f"{figures} and run on the CPU although spec.gpu requests a GPU: the image of a worker has vLLM for CPUs. "
+            "Name one with vLLM for GPUs, or set spec.gpu.count to 0",
         )
     held = _held_back(given)
     return ConditionValue("True", ConditionReason.SERVING, f"{figures}; {held}" if held else figures)

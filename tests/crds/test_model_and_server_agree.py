@@ -109,7 +109,13 @@ PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
             )
         },
     ),
-    "gpu": some(gpu=some(count=FEW, resourceName=st.just("nvidia.com/gpu"), resourceClaimTemplate=st.just("one"))),
+    "gpu": some(
+        gpu=some(
+            count=FEW,
+            resourceName=st.sampled_from(["nvidia.com/gpu", "nvidia.com/mig-1g.10gb"]),
+            resourceClaimTemplate=st.just("one"),
+        )
+    ),
     "engine": some(
         engine=some(
             backend=BACKENDS,

@@ -159,7 +159,8 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
     "all serve": ({}, Type.READY, "True", Reason.SERVING, "2 of 2"),
     "all serve, without the GPU asked for": (
         {"poll": make_poll(make_worker(device="cpu"))},
-        Type.READY, "True", Reason.SERVING_ON_CPU, "2 of 2 workers are ready and run on the CPU",
+        Type.READY, "True", Reason.SERVING_ON_CPU,
+        "2 of 2 workers are ready and run on the CPU although spec.gpu requests a GPU: the image of a worker has vLLM",
     ),
     "all serve on the CPU, as asked for": (
         {"resource": make_resource(gpus=0), "poll": make_poll(make_worker(device="cpu"))},

@@ -25,9 +25,11 @@ import ballast_vllm
 from ballast_openai.item_body import MOST_REQUESTS
 from ballast_policy.fairness.ledger import INPUT_COST
 from ballast_policy.request import OFFLINE
+from ballast_vllm.core_failure import SENTENCES, STREAM_VARIABLE
 from ballast_vllm.internals import PlanQueue
 from ballast_vllm.refusals import CHECKS
 from ballast_vllm.served_app import admit_prompts
+from ballast_vllm.server import STEP_LIMIT, STEP_SECONDS
 
 CHUNKS = {"chunk_tokens": 32}
 OWN = {path.stem: path.read_text() for path in Path(ballast_vllm.__file__).parent.glob("*.py")}
@@ -273,6 +275,32 @@ def test_the_parser_of_a_server_takes_the_model_first_and_has_its_own_checks():
     assert "'model_tag'" in ast.unparse(source.function(file, "make_arg_parser"))
     assert source.function_parameters(file, "validate_parsed_serve_args") == ["args"]
     assert source.parameters("ServeSubcommand", "cmd") == ["args"]
+    assert "uvloop.run(run_server(args))" in source.text("ServeSubcommand", "cmd")
+
+
+def test_a_server_is_started_as_ballast_starts_it_but_for_its_signals():
+    body = source.function("entrypoints/launchers/api_server/entry.py", "run_server").body
+
+    assert [ast.unparse(statement) for statement in body if not isinstance(statement, ast.FunctionDef)][1:] == [
+        "decorate_logs('APIServer', skip_if_decorated=True)",
+        "signal.signal(signal.SIGTERM, _interrupt_init)",
+        "listen_address, sock = setup_server(args, reuse_port=False)",
+        "await run_server_worker(listen_address, sock, args, **uvicorn_kwargs)",
+    ]
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_vllm_logs_why_a_process_ends_to_the_stream_that_a_variable_names(sentence):
+    code = "".join(
+        (source.root() / "v1" / file).read_text() for file in ("engine/core.py", "executor/multiproc_executor.py")
+    )
+
+    assert f'logger.exception("{sentence}")' in code
+    assert f'"stream": envs.{STREAM_VARIABLE}' in (source.root() / "logger.py").read_text()
+
+
+def test_the_longest_step_has_the_variable_and_the_default_of_vllm():
+    assert f'os.getenv("{STEP_LIMIT}", "{STEP_SECONDS:g}")' in (source.root() / "envs.py").read_text()
 
 
 # The installed version

@@ -14,14 +14,15 @@ from ballast_api.worker_config import WorkerConfig
 from ballast_vllm.arguments import MIDDLEWARE, SCHEDULER, NodeRank, serve_arguments
 from ballast_vllm.errors import BadArguments
 from ballast_vllm.versions import UnsupportedVllm
-from ballast_worker.errors import NotServed
+from ballast_worker.errors import NotServed, WorkerError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch and vLLM use what others deprecated
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.platforms.interface import UnspecifiedPlatform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from ballast_vllm.serve import check, parsed
+    from ballast_vllm.serve import check, parsed, prepared
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +175,15 @@ def test_a_kv_cache_that_vllm_lacks_on_a_cpu_is_refused_before_anything_is_loade
 @pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2", "bfloat16", None])
 def test_a_kv_cache_that_vllm_has_on_a_cpu_is_accepted(kv_dtype: str | None, tiny_model: Path) -> None:
     check(parsed(own(tiny_model, engine={} if kv_dtype is None else {"kvDtype": kv_dtype}), []))
+
+
+def test_without_a_gpu_the_sentence_states_what_to_check(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ballast_vllm.serve.current_platform", UnspecifiedPlatform())
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    config = WorkerConfig.model_validate({"model": {"uri": str(tiny_model)}, "engine": {"backend": "vllm"}})
+
+    with pytest.raises(WorkerError, match=r"vLLM found no GPU.* set template.runtimeClassName to nvidia"):
+        prepared(config, log_level="info", log_format="json")
 
 
 def test_a_setting_that_ballast_does_not_support_is_refused_before_anything_is_loaded(tiny_model: Path) -> None:

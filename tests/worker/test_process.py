@@ -159,6 +159,21 @@ def test_without_its_packages_the_worker_names_the_extra(tmp_path: Path) -> None
     assert "torch" in ended.stderr
 
 
+@pytest.mark.parametrize("package", ["ballast_worker", "ballast_vllm"])
+def test_a_signal_before_the_model_is_loaded_is_handled(package: str, tmp_path: Path) -> None:
+    program = (
+        "import os, signal\n"
+        f"from {package}.__main__ import main\n"
+        f"main(['--config', {str(tmp_path / 'none.yaml')!r}])\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "signal.pause()\n"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
+
+    assert ended.returncode == 128 + signal.SIGTERM, "process 1 of a container ignores a signal without a handler"
+
+
 @pytest.mark.slow
 def test_a_signal_finishes_online_requests_and_refuses_new_ones(run_worker, make_config, tmp_path) -> None:
     with run_worker(make_config(), tmp_path) as running, running.client() as client, running.client() as other:

@@ -904,6 +904,34 @@ async def test_items_in_flight_are_tried_again_when_enginecore_ends(fed, as_item
     assert (counts.leased, counts.waiting) == (0, 1)
 
 
+async def test_items_in_flight_are_tried_again_when_enginecore_hangs_and_the_server_has_failed(fed, as_item, variables):
+    variables("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "1")
+    async with running() as found:
+        job_id = await submit(fed, [as_item("a")])
+        await found.sent("r1")
+        core, goes_on = found.engine.engine_core, asyncio.Event()
+        call = core.call_utility_async
+
+        async def hanging(method, argument):
+            await goes_on.wait()
+            return await call(method, argument)
+
+        core.call_utility_async = hanging
+        await _until(lambda: fed.jobs.get(job_id).counts.waiting)
+        goes_on.set()
+        polled = found.server.engine.latest
+        await _until(lambda: found.server.engine.latest is not polled)
+        probes = [await found.client.get(path) for path in ("/health", "/ready")]
+        refused = await found.client.post("/v1/completions", json=BODY)
+    counts = fed.jobs.get(job_id).counts
+
+    assert (counts.leased, counts.waiting) == (0, 1)
+    reason = "EngineCore of vLLM has not answered for 1 s (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)"
+    assert [probe.status_code for probe in probes] == [503, 503]
+    assert all(probe.json()["reason"].startswith(reason) for probe in probes)
+    assert refused.status_code == 500
+
+
 @pytest.fixture
 def as_item():
     def line(custom_id: str, **body: Any) -> str:

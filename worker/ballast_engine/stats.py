@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ballast_engine.footprint import PhaseWork
-from ballast_policy.learning.interference import UNCHECKED, Allowance
+from ballast_policy.learning.interference import Allowance
 from ballast_policy.plan import Reason
 from ballast_policy.request import RequestClass
 from ballast_policy.reservation import Reservation
@@ -78,7 +78,7 @@ class ClassStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Everything the engine counts."""
+    """Everything the engine counts. No field has a default: a figure that `EngineCounters` forgets is an error."""
 
     slots: int
     online: ClassStats
@@ -106,11 +106,11 @@ class EngineStats:
     """The reservation of offline work, and whether it was met in the last step."""
     service: Mapping[tuple[RequestClass, str], float]
     """Service by class and tenant: tokens weighted as in the policy (input 1, output 2)."""
-    work: Mapping[str, PhaseWork] = field(default_factory=dict)
+    work: Mapping[str, PhaseWork]
     """Work by phase; 0 inside vLLM, where nothing reads it."""
-    allowance: Allowance = UNCHECKED
+    allowance: Allowance
     """The limits of offline work, from the measured latencies."""
-    interference: float | None = None
+    interference: float | None
     """Under a cap: what offline added to online latency recently, the largest of TTFT and TPOT, median and p99."""
 
     def of(self, request_class: RequestClass) -> ClassStats:

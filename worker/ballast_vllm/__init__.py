@@ -22,6 +22,7 @@ vLLM documents its arguments, the parameters of requests, and its configuration.
     server, adapters  the state of the app: vLLM's arguments, the names of models, and the adapters, which they replace
     middleware, drain the same state, and the HTTP server in it: its TLS context and its exit
     serve, hosted     the parser, the checks, and the functions that start a server
+    core_failure      the sentences with which vLLM's processes log why they end, and the stream of their logs
     engine_replay     the scheduler of an engine in the same process
 
 `tests/vllm/support/members.py` lists every member by module. `tests/vllm/test_contract.py` finds each of them in the

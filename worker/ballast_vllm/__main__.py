@@ -19,17 +19,18 @@ from ballast_vllm import configuration, versions
 from ballast_vllm.arguments import NodeRank
 from ballast_vllm.errors import BadArguments
 from ballast_vllm.versions import UnsupportedVllm
-from ballast_worker.command_line import BAD_CONFIG, INTERRUPTED, fail, parser, require
+from ballast_worker.command_line import BAD_CONFIG, INTERRUPTED, end_at_sigterm, fail, parser, require
 from ballast_worker.errors import MissingWorkerExtra, NotServed, WorkerError
 
 NEEDED = ("httpx", "numpy", "prometheus_client")
 BAD_ARGUMENTS = 64
-MOST_SHOWN = 1500
-"""Characters of the last line. Kubernetes keeps 2,048 bytes of the output."""
+MOST_SHOWN, MOST_SHOWN_WITH_VLLM = 1500, 550
+"""Characters of the last line. Kubernetes keeps 2,048 bytes of the output, and a library of vLLM adds 1,430."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run until a signal and return the exit code."""
+    end_at_sigterm()
     options = _parse(arguments)
     ballast_log.configure(options.log_level, options.log_format)
     try:
@@ -98,7 +99,8 @@ def _node(options: argparse.Namespace) -> NodeRank | None:
 
 
 def _say(message: str, exit_code: int) -> int:
-    return fail("ballast-vllm", " ".join(message.split())[:MOST_SHOWN], exit_code)
+    most = MOST_SHOWN_WITH_VLLM if "vllm" in sys.modules else MOST_SHOWN
+    return fail("ballast-vllm", " ".join(message.split())[:most], exit_code)
 
 
 if __name__ == "__main__":

@@ -35,11 +35,12 @@ class Admission:
         """HTTP requests that wait for an answer."""
 
     def check_open(self) -> None:
-        """Refuse a request if the server shuts down or EngineCore ended."""
+        """Refuse a request if the server shuts down, or EngineCore ended or hangs."""
         if self._server.is_closed:
             raise stopping()
-        if self._tap.is_dead:
-            raise Refused(500, DIED, code="engine_failed", kind="server_error")
+        why = DIED if self._tap.is_dead else self._server.loop.failure
+        if why is not None:
+            raise Refused(500, why, code="engine_failed", kind="server_error")
 
     def check_queue(self, caller: Caller, *, num_more: int = 0) -> None:
         """Refuse a request if the waiting queue of its class is full: 429 with a time for the next try.

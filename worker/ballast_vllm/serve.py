@@ -8,23 +8,30 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
+import psutil  # type: ignore[import-untyped]  # vLLM installs it
+import uvloop
 from pydantic import ValidationError
 from vllm import AsyncEngineArgs
 from vllm.entrypoints.cli.serve import ServeSubcommand
+from vllm.entrypoints.launchers.api_server.entry import run_server_worker, setup_server
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 from vllm.logger import configure_logging_from_args
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.utils.system_utils import decorate_logs
 from vllm.v1.kv_cache_interface import is_quantized_kv_cache
 
 from ballast_api.vllm_arguments import refusal
 from ballast_api.worker_config import WorkerConfig
 from ballast_log import Log
+from ballast_vllm import core_failure
 from ballast_vllm.arguments import LAUNCHED, NodeRank, serve_arguments
 from ballast_vllm.compiler import OFF, missing_compiler
 from ballast_vllm.errors import BadArguments
@@ -34,6 +41,10 @@ from ballast_worker.errors import WorkerError
 log = Log(__name__)
 
 FIELD = "engine.vllm.args"
+NO_GPU = (
+    "vLLM found no GPU, and this build of it needs one. Check the driver and the device plugin of the node. With "
+    "NVIDIA's GPU operator, set template.runtimeClassName to nvidia"
+)
 
 
 class ServeParser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM has no types here
@@ -51,14 +62,49 @@ def serve(config: WorkerConfig, *, log_level: str, log_format: str, node: NodeRa
         BadArguments: vLLM refuses the arguments, or one of `engine.vllm.args` belongs to Ballast.
         UnsupportedVllm: Ballast does not support a setting of vLLM.
         NotServed: a directory has no checkpoint.
-        WorkerError: EngineCore ended, and with it the server, which in vLLM itself ends with status 0. Or the feeder
-            had ended before a signal ended the server.
+        WorkerError: vLLM found no GPU, or did not start. EngineCore ended, and with it the server, which in vLLM itself
+            ends with status 0. Or EngineCore hung, or the feeder had ended, before a signal ended the server.
     """
-    arguments = prepared(config, log_level=log_level, log_format=log_format, node=node)
-    ServeSubcommand.cmd(arguments)
-    failure = getattr(arguments, "ballast_failure", None)
-    if failure is not None:
-        raise WorkerError(failure)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
+    with core_failure.noted() as reason:
+        arguments = prepared(config, log_level=log_level, log_format=log_format, node=node)
+        try:
+            _run(arguments)
+        except Exception as error:
+            if (found := reason()) is None:
+                raise
+            raise WorkerError(f"vLLM did not start: {found}") from error
+        failure = getattr(arguments, "ballast_failure", None)
+        if failure is not None:
+            raise WorkerError(" ".join(filter(None, (failure, reason()))))
+
+
+def _end(number: int, _: object) -> None:
+    """End this process and its children. `Drain` takes the signals as soon as the server can serve.
+
+    No child may stay: EngineCore does not end before it has loaded the model.
+    """
+    os.write(2, f"ballast-vllm: {signal.Signals(number).name} ended the start of vLLM\n".encode())
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            child.kill()
+    os._exit(128 + number)
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    arguments.model = arguments.model_tag
+    if arguments.headless:
+        ServeSubcommand.cmd(arguments)
+    else:
+        uvloop.run(_serve(arguments))
+
+
+async def _serve(arguments: argparse.Namespace) -> None:
+    """Do what vLLM's `run_server` does after it has taken SIGTERM. While EngineCore loads, vLLM loses the signal."""
+    decorate_logs("APIServer", skip_if_decorated=True)
+    address, listener = setup_server(arguments, reuse_port=False)
+    await run_server_worker(address, listener, arguments)
 
 
 def prepared(
@@ -70,8 +116,11 @@ def prepared(
         BadArguments: vLLM refuses the arguments, or one of `engine.vllm.args` belongs to Ballast.
         UnsupportedVllm: Ballast does not support a setting of vLLM.
         NotServed: a directory has no checkpoint.
+        WorkerError: vLLM found no GPU.
     """
     cli_env_setup()
+    if current_platform.is_unspecified():
+        raise WorkerError(NO_GPU)
     if current_platform.is_cpu() and (compiler := missing_compiler()) is not None:
         os.environ[OFF] = "1"  # EngineCore and its ranks are processes that start with it
         log.warning("C++ compiler not found, torch compiles nothing", compiler=compiler, because=f"{OFF}=1 is set")

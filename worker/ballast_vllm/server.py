@@ -66,6 +66,9 @@ REPORT_SECONDS = 3.0
 """Time that the feeder has for its last reports."""
 CONFIGURE_SECONDS = 30.0
 """Time that EngineCore has to answer a change of the configuration."""
+STEP_LIMIT, STEP_SECONDS = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", 300.0
+"""vLLM's variable for the longest step, and its default. vLLM checks it only for ranks in processes of their own."""
+HUNG = "EngineCore of vLLM has not answered for {:g} s ({}): a step may hang on the GPU."
 
 
 class VllmServer(ModelServer):
@@ -85,6 +88,8 @@ class VllmServer(ModelServer):
         self.tenant_metrics = ServerMetrics(self._figures, shows_tenants=True)
         self._app, self._inner, self._path = app, inner, path
         self._num_steps = 0
+        self._silence, self._most_silence = 0.0, float(os.environ.get(STEP_LIMIT) or STEP_SECONDS)
+        """Seconds since EngineCore last answered, and after how many the server has failed."""
         self.admission = Admission(self)
         self.calls = self.admission.calls
         self.tap.check_queue = self.admission.check_requests
@@ -275,6 +280,8 @@ class VllmServer(ModelServer):
         """Why only a restart helps; None while the server works."""
         if self.tap.is_dead:
             return DIED
+        if self.loop.failure is not None:  # also after EngineCore answers again: its items are given up
+            return self.loop.failure
         if self.feeder is not None and self.feeder.is_dead:
             return "The feeder ended, so the server does no offline work."
         return None
@@ -307,6 +314,8 @@ class VllmServer(ModelServer):
             found = await self.tap.stats(self._num_steps)
         except EngineDead:
             return  # `_watch` reports it
+        finally:
+            self._silence = 0.0  # an error is an answer, too
         stats = engine_stats(found)
         self._num_steps = stats.steps
         self.engine.take(stats)
@@ -318,10 +327,14 @@ class VllmServer(ModelServer):
             self.admission.add_step(record.seconds)
 
     async def _watch(self) -> None:
-        """Fail the items in flight if EngineCore ended: it answers no call, not even with an error."""
-        if self.tap.is_dead and self.loop.failure is None:
-            log.error("engine failed", because=DIED)
-            self.loop.fail(DIED)
+        """Fail the items in flight if EngineCore ended or hangs: it answers no call, not even with an error."""
+        self._silence += POLL_SECONDS  # not by a clock, which goes on while this process is stopped, too
+        why = DIED if self.tap.is_dead else None
+        if why is None and self._silence > self._most_silence:
+            why = HUNG.format(self._most_silence, STEP_LIMIT)
+        if why is not None and self.loop.failure is None:
+            log.error("engine failed", because=why)
+            self.loop.fail(why)
 
     async def _sweep(self) -> None:
         """Close the connections whose time is over."""

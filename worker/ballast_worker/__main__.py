@@ -7,7 +7,7 @@ import sys
 import ballast_log
 from ballast_api.errors import InvalidConfig
 from ballast_api.worker_config import WorkerConfig
-from ballast_worker.command_line import BAD_CONFIG, INTERRUPTED, fail, parser, require
+from ballast_worker.command_line import BAD_CONFIG, INTERRUPTED, end_at_sigterm, fail, parser, require
 from ballast_worker.errors import WorkerError
 
 NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "starlette", "uvicorn", "httptools",
@@ -17,6 +17,7 @@ PROG = "ballast-worker"
 
 def main(arguments: list[str] | None = None) -> int:
     """Run until a signal and return the exit code."""
+    end_at_sigterm()
     options = parser(
         PROG,
         "Serve one model to online requests and offline jobs on this machine.",

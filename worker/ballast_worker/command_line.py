@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +23,11 @@ def parser(prog: str, description: str, *, config_help: str) -> argparse.Argumen
     found.add_argument("--log-format", choices=("text", "json"), default="text")
     found.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return found
+
+
+def end_at_sigterm() -> None:
+    """End the process at SIGTERM until a server handles it: process 1 of a container ignores it without a handler."""
+    signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
 
 
 def require(packages: Sequence[str], *, program: str, extra: str) -> None:

@@ -136,7 +136,9 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., AbstractCo
     """`with launch(path, config) as serving` writes a configuration to a file, and runs `ballast-vllm` with it."""
 
     @contextmanager
-    def launched(path: Path, config: Mapping[str, Any], **variables: str) -> Iterator[Serving]:
+    def launched(
+        path: Path, config: Mapping[str, Any], *, is_awaited: bool = True, **variables: str
+    ) -> Iterator[Serving]:
         log, port = tmp_path_factory.mktemp("server") / "log", free_port()
         runtime = {"host": "127.0.0.1", "port": port, "metricsPort": free_port(), **config.get("runtime", {})}
         path.write_text(json.dumps({**config, "runtime": runtime}))
@@ -144,7 +146,8 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., AbstractCo
         with _run(command, port, log, **variables) as serving:
             if "tlsCertFile" in runtime:
                 serving.url = f"https://localhost:{port}"
-            _eventually(lambda: _is_ready(serving), "the server to be ready")
+            if is_awaited:
+                _eventually(lambda: _is_ready(serving), "the server to be ready")
             yield serving
 
     return launched

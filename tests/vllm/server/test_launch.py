@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -90,6 +92,46 @@ def test_the_death_of_engine_core_is_stated_and_no_success(launch, tiny_model, t
 
     assert code == WorkerError.exit_code
     assert "ballast-vllm: EngineCore of vLLM ended." in serving.log.read_text().splitlines()
+
+
+def test_a_hang_of_engine_core_is_stated_and_a_signal_ends_it(launch, tiny_model, tmp_path, eventually):
+    limit = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "20"}
+    with launch(tmp_path / "worker.yaml", config_of(tiny_model, slots=2), **limit) as serving:
+        core = serving.engine_core()
+        os.kill(core, signal.SIGSTOP)
+        eventually(lambda: httpx.get(f"{serving.url}/health", timeout=60).status_code == 503, "the health to turn bad")
+        serving.process.send_signal(signal.SIGTERM)  # as the kubelet does
+        code = serving.process.wait(120)
+        eventually(lambda: is_gone(core), "EngineCore to end")
+
+    assert code == WorkerError.exit_code
+    assert "\nballast-vllm: EngineCore of vLLM has not answered for 20 s" in serving.log.read_text()
+
+
+def test_a_signal_while_engine_core_loads_ends_all_processes(launch, tiny_model, tmp_path, eventually):
+    with launch(tmp_path / "worker.yaml", config_of(tiny_model, slots=2), is_awaited=False) as serving:
+        eventually(lambda: "Initializing a V1 LLM engine" in serving.log.read_text(), "EngineCore to load")
+        core = serving.engine_core()
+        serving.process.send_signal(signal.SIGTERM)
+
+        assert serving.process.wait(120) == 128 + signal.SIGTERM
+        eventually(lambda: is_gone(core), "EngineCore to end")
+
+
+def is_gone(pid: int) -> bool:
+    found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    return not found.strip() or found.startswith("Z")
+
+
+def test_why_a_rank_does_not_start_is_in_the_part_of_the_output_that_kubernetes_keeps(launch, tiny_model, tmp_path):
+    shutil.copytree(tiny_model, tmp_path / "broken")
+    (weights,) = (tmp_path / "broken").glob("*.safetensors")
+    os.truncate(weights, weights.stat().st_size - 1)
+    with launch(tmp_path / "worker.yaml", config_of(tmp_path / "broken", slots=2), is_awaited=False) as serving:
+        code = serving.process.wait(600)
+
+    assert code == WorkerError.exit_code
+    assert b"\nballast-vllm: vLLM did not start: SafetensorError: " in serving.log.read_bytes()[-2048:]
 
 
 def test_without_a_compiler_vllm_answers_with_logprobs_and_compiles_nothing(launch, tiny_model, tmp_path):

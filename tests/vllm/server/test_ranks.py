@@ -54,7 +54,7 @@ def test_the_death_of_a_rank_ends_the_server_with_a_sentence_and_loses_no_item(s
         os.kill(serving.ranks()[1], signal.SIGKILL)
 
         assert serving.process.wait(120) == WorkerError.exit_code
-        assert "ballast-vllm: EngineCore of vLLM ended." in serving.log.read_text().splitlines()
+        assert "\nballast-vllm: EngineCore of vLLM ended." in serving.log.read_text()
     counts = queue.jobs.get(job_id).counts
     assert (counts.leased, counts.waiting + counts.succeeded) == (0, len(lengths))
     assert counts.waiting > 0
