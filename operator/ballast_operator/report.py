@@ -175,7 +175,7 @@ def status_manifest(kind: Kind, about: Metadata, wanted: ResourceStatus) -> Body
     return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, "status": content}
 
 
-def is_complete(content: Body, status: ResourceStatus) -> bool:
+def has_standard_conditions(content: Body, status: ResourceStatus) -> bool:
     """Return whether a reported status has the standard conditions of `status`. Other versions may report others."""
     found = [each for each in content.get("conditions") or () if each["type"] in STANDARD]
     return [_identity(each) for each in found] == [_identity(each) for each in _standard_conditions(status)]
