@@ -84,9 +84,10 @@ class PodTemplate(ApiModel):
     """Names of the Secrets to pull the image with."""
     labels: dict[str, str] = Field(default={})
     """Labels to add to the pods, e.g. `kueue.x-k8s.io/queue-name`. Labels that the operator sets win. On Ray, the head
-    and its Valkey have them too, except those of Kueue."""
+    and its Valkey have them too, except those of Kueue. To select workers by them, also name
+    `app.kubernetes.io/name: ballast-worker`."""
     annotations: dict[str, str] = Field(default={})
-    """Annotations to add to the pods. On Ray, the head and its Valkey have them too."""
+    """Annotations to add to the pods. On Ray, the head and its Valkey have them too, except those of Kueue."""
     node_selector: dict[str, str] = Field(default={})
     """Labels that a node must have."""
     tolerations: tuple[Toleration, ...] = Field(default=(), max_length=64)

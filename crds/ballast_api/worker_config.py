@@ -80,8 +80,7 @@ class Runtime(ApiModel):
     """File with a YAML mapping from API key to tenant. If it is set, a request without a known key gets status 401."""
     unready_seconds: Hot[float] = Field(default=0, ge=0)
     """Time after SIGTERM in which `/ready` fails while the worker still accepts new requests, so that Services and load
-    balancers stop sending requests before the worker refuses them. The operator sets
-    it to `rollout.unreadySeconds`."""
+    balancers stop sending requests before the worker refuses them. The operator sets it to `rollout.unreadySeconds`."""
     drain_seconds: Hot[float] = Field(default=30, ge=0)
     """Time that online requests have to finish after the unready time."""
 

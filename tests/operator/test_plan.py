@@ -147,12 +147,19 @@ def test_each_running_version_keeps_its_file_which_follows_the_hot_part() -> Non
     third = plan(make_resource(3, slots=8, slo={"ttftMilliseconds": 8}), there, CONTEXT)
     there = replace(after(third, there), pods=())
     fourth = plan(make_resource(4, slots=8, slo={"ttftMilliseconds": 9}), there, CONTEXT)
+    there = replace(after(fourth, there), pods=(make_pod("old", fourth.version),))
+    patient = {"slots": 8, "slo": {"ttftMilliseconds": 5}, "rollout": {"unreadySeconds": 60}}
+    fifth = files(plan(make_resource(5, **patient), there, CONTEXT))
 
     both = {f"worker-{first.version}.yaml": 4, f"worker-{second.version}.yaml": 8}
     for done, milliseconds in ((second, 7), (third, 8)):
         assert {name: config.slots for name, config in files(done).items()} == both
         assert {config.slo.ttft_milliseconds for config in files(done).values()} == {milliseconds}
     assert files(fourth).keys() == {f"worker-{second.version}.yaml"}, "no pod reads the other one"
+    assert {config.slo.ttft_milliseconds for config in fifth.values()} == {5}
+    kept = fifth.pop(f"worker-{second.version}.yaml")
+    assert kept.runtime.unready_seconds == 5, "its pods have a grace period for this time"
+    assert [config.runtime.unready_seconds for config in fifth.values()] == [60]
 
 
 def test_a_change_that_no_worker_reads_leaves_the_files_alone() -> None:

@@ -100,6 +100,14 @@ def test_a_claim_with_files_and_the_cache_is_one_volume(case: str) -> None:
     assert volume(made, fetched) == {"emptyDir": {}}
 
 
+def test_the_volumes_of_files_keep_their_order_so_that_an_upgrade_rolls_no_pods() -> None:
+    uris = "hf://a/sql", "pvc://more/sql", "pvc://models/sql"
+    adapters = [{"name": f"a{number}", "uri": uri} for number, uri in enumerate(uris)]
+    made = pod({"uri": "pvc://models/b", "adapters": adapters, "cache": {"persistentVolumeClaim": {"claimName": "c"}}})
+
+    assert [each["name"] for each in made["volumes"]][-4:] == ["models", "fetched", "claim-0", "cache"]
+
+
 def test_a_claim_per_pod_holds_the_model_itself() -> None:
     made = pod(PER_POD)
     (worker,), (fetch,) = made["containers"], made["initContainers"]

@@ -383,7 +383,8 @@ def test_by_default_the_operator_runs_a_redis_for_the_head_alone():
 def test_labels_and_annotations_of_the_template_reach_head_and_redis_and_make_neither_of_them_a_worker():
     mesh, taken = {"sidecar.istio.io/inject": "false"}, {RAY_LABEL: "other", "app.kubernetes.io/component": "other"}
     labels = mesh | taken | selector("other") | {"kueue.x-k8s.io/queue-name": "q", "llm-d.ai/inference-serving": "true"}
-    template = {"labels": labels, "annotations": {"linkerd.io/inject": "disabled"}}
+    sidecar = {"linkerd.io/inject": "disabled"}
+    template = {"labels": labels, "annotations": sidecar | {"kueue.x-k8s.io/podset-required-topology": "rack"}}
 
     found, before = (plan(make_resource(**more), EMPTY, OWN_GCS) for more in ({"template": template}, {}))
 
@@ -391,7 +392,7 @@ def test_labels_and_annotations_of_the_template_reach_head_and_redis_and_make_ne
         lambda done: spec_of(done)["rayClusterConfig"]["headGroupSpec"]["template"]["metadata"],
         lambda done: made(done, STATEFUL_SET, "llm-ballast-gcs")["spec"]["template"]["metadata"],
     ):
-        assert read(found) == {"labels": mesh | read(before)["labels"], "annotations": template["annotations"]}
+        assert read(found) == {"labels": mesh | read(before)["labels"], "annotations": sidecar}
 
 
 @pytest.mark.parametrize(("storage", "volumes"), [("1Gi", ["password", "run"]), ("", ["password", "run", "data"])])

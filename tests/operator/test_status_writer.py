@@ -18,8 +18,9 @@ from queue_objects import make_status
 from reconciled import UNPLANNABLE, make_reconciler
 
 from ballast_api.conditions import ConditionReason, ConditionType
+from ballast_api.inference_deployment import Metadata
 from ballast_api.names import INSTANCE_LABEL, NAME_LABEL, RAY_HEAD_LABEL, RAY_LABEL, WORKER
-from ballast_api.status import ClassSlots, Status
+from ballast_api.status import ClassSlots, Condition, Status
 from ballast_operator import report
 from ballast_operator.cache import Cache
 from ballast_operator.context import OperatorContext
@@ -420,8 +421,7 @@ def test_kstatus_and_argo_cd_see_a_rollout_and_its_failure_while_old_workers_ser
     bench.count(2)
     bench.reconcile()
     look()
-    bench.grants.is_refusing = True
-    bench.put(template={"labels": {"a": "c"}})
+    bench.put(template={"serviceAccountName": "x"})
     bench.reconcile()
     look()
 
@@ -429,6 +429,71 @@ def test_kstatus_and_argo_cd_see_a_rollout_and_its_failure_while_old_workers_ser
     current, going, failed = ("Current", "Healthy"), ("InProgress", "Progressing"), ("Failed", "Degraded")
     assert found == [current, going, going, failed, current, failed]
     assert said(Status.model_validate(bench.cache.resources[LLM]["status"]))["Ready"][0] == "True"
+
+
+COMPLETE, ROLLING = ("False", "Complete", 2), ("True", "RollingOut", 2)
+FINE = ("False", "Healthy")
+STANDARD: dict[str, tuple[tuple[str, str, int], tuple[str, str], list[tuple[str, str]]]] = {
+    "nothing goes on": (COMPLETE, FINE, []),
+    "a pod fails after the rollout": (COMPLETE, ("True", "Crashing"), []),
+    "no report shows the versions of workers on Ray": (("Unknown", "Stale", 2), FINE, []),
+    "a rollout": (ROLLING, FINE, [("Reconciling", "RollingOut")]),
+    "a rollout waits for the quota, as for old pods that end": (
+        ROLLING, ("True", "Quota"), [("Reconciling", "RollingOut")],
+    ),
+    "a rollout is stuck": (("False", "RolloutStuck", 2), ("True", "RolloutStuck"), [("Stalled", "RolloutStuck")]),
+    "a child has the name of another object": (
+        ("False", "NameTaken", 2), ("True", "NameTaken"), [("Stalled", "NameTaken")],
+    ),
+    "a write fails": (ROLLING, ("True", "NotApplied"), [("Reconciling", "NotApplied")]),
+    "a write fails after the rollout": (COMPLETE, ("True", "NotApplied"), [("Reconciling", "NotApplied")]),
+    "a new spec is blocked": (("False", "Complete", 1), ("True", "NotPermitted"), [("Stalled", "NotPermitted")]),
+    "a new spec is blocked in a rollout": (
+        ("True", "RollingOut", 1), ("True", "InvalidSpec"), [("Stalled", "InvalidSpec")],
+    ),
+    "a new spec waits for a Secret": (
+        ("False", "Complete", 1), ("True", "SecretNotAllowed"), [("Reconciling", "SecretNotAllowed")],
+    ),
+    "the spec in force is blocked": (("Unknown", "Stale", 2), ("True", "NotPermitted"), [("Stalled", "NotPermitted")]),
+    "the spec in force conflicts with another": (
+        ("Unknown", "Stale", 2), ("True", "QueueConflict"), [("Reconciling", "QueueConflict")],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STANDARD)
+def test_the_standard_condition_follows_from_the_status(case: str) -> None:
+    (status, reason, generation), degraded, wanted = STANDARD[case]
+    found = [make_condition("Progressing", status, reason, generation), make_condition("Degraded", *degraded, 2)]
+    reported = Status(observed_generation=2, conditions=tuple(found))
+
+    content = report.status_manifest(INFERENCE_DEPLOYMENT, Metadata(name="llm"), reported)["status"]
+
+    assert [(each["type"], each["reason"]) for each in content["conditions"][2:]] == wanted
+    assert all((each["status"], each["observedGeneration"]) == ("True", 2) for each in content["conditions"][2:])
+
+
+def make_condition(kind: str, status: Any, reason: str, generation: int) -> Condition:
+    at = "2026-01-01T00:00:00Z"
+    return Condition(type=kind, status=status, reason=reason, last_transition_time=at, observed_generation=generation)
+
+
+def test_a_resource_that_is_blocked_at_the_same_generation_has_a_standard_condition_also_after_an_upgrade() -> None:
+    bench = Bench()
+    bench.serve()
+    bench.grants.is_refusing = True
+    bench.reconcile()
+    written, body = len(bench.cluster.statuses), bench.cache.resources[LLM]
+    assert kstatus(bench) == "InProgress"
+
+    content, metadata = body["status"], body["metadata"] | {"resourceVersion": str(next(VERSIONS))}
+    older = [each for each in content["conditions"] if each["type"] != "Reconciling"]
+    bench.cache.put(INFERENCE_DEPLOYMENT, body | {"metadata": metadata, "status": content | {"conditions": older}})
+    bench.start()
+    assert kstatus(bench) == "Current", "as an older operator wrote it"
+    bench.reconcile()
+
+    assert (kstatus(bench), len(bench.cluster.statuses)) == ("InProgress", written + 1)
 
 
 def test_a_resource_that_was_never_reconciled_is_not_ready_and_rolls_nothing_out() -> None:

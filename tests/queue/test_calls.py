@@ -20,6 +20,7 @@ from ballast_queue import functions as stubs
 from ballast_queue.connection import REVISION, SOURCE, Connection
 from ballast_queue.errors import (
     CommandForbidden,
+    CommandMissing,
     HostNotAdmitted,
     JobNotFound,
     LibraryUnfit,
@@ -118,12 +119,12 @@ REFUSALS = {
     ),
     "a command that the server disables": (
         redis.ResponseError("unknown command 'ACL', with args beginning with: 'SETUSER' 'hunter2'"),
-        CommandForbidden,
+        CommandMissing,
         "does not know a command that Ballast needs: check that the server does not disable or rename it",
     ),
     "a part of a command that the server lacks": (
         redis.ResponseError("Unknown subcommand or wrong number of arguments for 'SETUSER'. Try ACL HELP."),
-        CommandForbidden,
+        CommandMissing,
         "does not know a command that Ballast needs: check that the server does not disable or rename it",
     ),
     "no memory": (

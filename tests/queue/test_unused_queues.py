@@ -55,18 +55,37 @@ def publish(queue: Queue) -> None:
 
 
 def test_an_unused_queue_is_kept_for_its_time_and_then_removed_without_a_trace(queue, line, release) -> None:
-    queue.settings.apply(QueueSettings(owner="team/deleted", max_attempts=9))
     fill(queue, line)
     assert unused(queue, release).update({queue.name}) == []
-    assert queue.settings.read().max_attempts == 9
     assert unused(queue, release).update(set()) == [], "it is unused since now"
-    assert queue.settings.read() == UNCONFIGURED
     assert unused(queue, release, 3600).update(set()) == []
     assert keys_of(queue)
 
     assert unused(queue, release).update(set()) == [queue.name]
     assert keys_of(queue) == []
     assert unused(queue, release).update(set()) == []
+
+
+def test_the_settings_of_a_deleted_resource_leave_its_queue_at_any_audit_without_a_user(queue, release) -> None:
+    of_a_resource = QueueSettings(owner="team/deleted", created=1.0, max_attempts=9)
+    mine, theirs = (unused(queue, name, 3600) for name in (release, f"{release}-other"))
+    mine.update({queue.name})
+    theirs.update({queue.name})
+
+    def left(*audits: UnusedQueues, settings: QueueSettings = of_a_resource) -> bool:
+        queue.settings.apply(settings)
+        for audit in audits:
+            audit.update(set())
+        is_left = queue.settings.read() != UNCONFIGURED
+        queue.settings.drop(settings.owner)
+        return is_left
+
+    assert left(mine), "the other release uses it"
+    assert not left(theirs)
+    assert not left(mine), "it was unused before"
+    assert left(mine, theirs, settings=QueueSettings(owner="team/own-pods", max_attempts=9)), "no operator wrote them"
+    publish(queue)
+    assert left(mine, theirs), "a worker serves the queue"
 
 
 @pytest.mark.parametrize("part", ["jobs", "workers", "timers", "totals", "settings"])

@@ -57,6 +57,26 @@ def test_blocks_that_are_used_again_are_not_cached_any_more(tiny_model):
     assert (before.kv_waste_ratio, after.kv_waste_ratio) == (0, 12 / 512)
 
 
+def test_the_shared_blocks_of_offline_requests_are_not_counted_at_each_call_of_the_figures(tiny_model, monkeypatch):
+    core = BareCore(tiny_model, blocks=100, scheduler=SyncTimed)
+    shared = list(range(16 * 10))
+    for number in range(3):
+        core.add("offline", prompt=shared + [number] * 20, output=400)
+        core.step()
+    stats = core.scheduler.ballast_stats
+    plenty = stats()["stats"]
+    monkeypatch.setattr(core.scheduler.kv_blocks, "tables", {})
+
+    assert (plenty.kv_used, plenty.kv_offline) == (10 + 3 * 2, 3 * 2)
+    assert stats()["stats"].kv_offline == plenty.kv_offline, "it read no table"
+    monkeypatch.undo()
+    while core.scheduler.kv_blocks.num_free >= 24:
+        core.step()
+    core.step()
+    tight = stats()["stats"]
+    assert tight.kv_offline == tight.kv_used - 10 > 60, "the step counted them"
+
+
 def test_each_step_is_reported_once(tiny_model):
     core = BareCore(tiny_model)
     core.add(prompt=40, output=4)

@@ -61,6 +61,15 @@ def test_a_client_cannot_override_the_header_that_a_gateway_sets(name: bytes) ->
         OPEN.caller({**of_gateway, name: b"1"})
 
     assert (caught.value.status, caught.value.code) == (400, "conflicting_headers")
+    assert "90" not in str(caught.value), "the client does not learn the value of the gateway"
+
+
+def test_headers_with_equal_numbers_do_not_differ() -> None:
+    headers = {b"x-ballast-slo-ttft-ms": b"500", b"x-llm-d-slo-ttft-ms": b"500.0", b"x-slo-ttft-ms": b"5e2"}
+
+    assert OPEN.caller(headers).ttft_seconds == 0.5
+    with pytest.raises(Refused, match="send one of them"):
+        OPEN.caller(headers | {b"x-slo-ttft-ms": b"soon"})
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from ballast_cli.errors import CliError, NotFound, NotNow, SubmitterOnly, Unreac
 from ballast_queue.address import parse_address
 from ballast_queue.errors import (
     CommandForbidden,
+    CommandMissing,
     InvalidAddress,
     InvalidSubmission,
     JobNotFound,
@@ -192,6 +193,8 @@ def open_queue(place: Place, *, loads_functions: bool = False) -> Iterator[Queue
             connected = Queue.connect(
                 place.url, place.queue, password=place.password, ca=place.ca, loads_functions=loads_functions
             )
+        except CommandMissing:
+            raise
         except CommandForbidden as error:
             raise SubmitterOnly(
                 f"{_sentence(error)} The address was {place.shown_url}. A user that may only submit can run "

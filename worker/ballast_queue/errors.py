@@ -3,7 +3,8 @@
 QueueError
 ├── QueueUnavailable        Redis is unreachable or cannot serve the call now: repeat it later
 ├── QueueForbidden          Redis refuses the user
-│   └── CommandForbidden    The user may not run a command, or Redis lacks it
+│   └── CommandForbidden    the user may not run a command
+│       └── CommandMissing  Redis lacks it for every user
 ├── QueueFull               Redis is out of memory and accepts no more work
 ├── ServerUnfit             Redis is too old, or evicts keys
 ├── LibraryUnfit            Redis lacks the functions of this version
@@ -46,7 +47,11 @@ class QueueForbidden(QueueError):
 
 
 class CommandForbidden(QueueForbidden):
-    """The user may not run a command, or not on a key, or the server does not know the command."""
+    """The user may not run a command, or not on a key."""
+
+
+class CommandMissing(CommandForbidden):
+    """No user may run a command: the server does not know it."""
 
 
 class QueueFull(QueueError):

@@ -11,7 +11,15 @@ import ssl
 
 from redis import exceptions as refusals
 
-from ballast_queue.errors import CommandForbidden, QueueError, QueueForbidden, QueueFull, QueueUnavailable, RefusedCall
+from ballast_queue.errors import (
+    CommandForbidden,
+    CommandMissing,
+    QueueError,
+    QueueForbidden,
+    QueueFull,
+    QueueUnavailable,
+    RefusedCall,
+)
 from ballast_queue.reply_limits import ReplyTooLarge
 
 _KINDS: tuple[tuple[type[BaseException], str], ...] = (
@@ -55,7 +63,7 @@ def failure_of(error: Exception) -> QueueError:
     if is_refused_command(error):
         return CommandForbidden("Redis refused a command to this user: check the ACL rules of the user")
     if _is_unknown_command(error):
-        return CommandForbidden(
+        return CommandMissing(
             "Redis does not know a command that Ballast needs: check that the server does not disable or rename it"
         )
     if isinstance(error, refusals.AuthenticationError | refusals.AuthorizationError):

@@ -75,7 +75,10 @@ class UnusedQueues:
                 if not self._is_watched(name):
                     if "" in others:
                         self._forget(name)
-                elif self._end(queue, since, is_shared=bool(others)):
+                    continue
+                if "" not in others:
+                    _drop_settings(queue)
+                if self._end(queue, since, is_shared=bool(others)):
                     removed.append(name)
             except (RefusedCall, UnreadableValue, QueueFull) as error:  # a user can write anything into its queue
                 log.warning("an unused queue was skipped", queue=name, error=type(error).__name__)
@@ -86,8 +89,6 @@ class UnusedQueues:
         if _has_workers(queue):
             self._note(queue.name, "")
         elif not since:
-            if not is_shared:
-                _drop_settings(queue)
             self._note(queue.name, repr(queue.now()))
         elif queue.now() - float(since) >= self.keep_seconds:
             if not is_shared:
@@ -126,9 +127,14 @@ def _has_workers(queue: Queue) -> bool:
 
 
 def _drop_settings(queue: Queue) -> None:
-    """Remove the settings of a queue, whose owner is gone. Redis may have been away when it was deleted."""
+    """Remove the settings of a resource. It is gone, and Redis may have been away when it was deleted.
+
+    Settings of workers outside the operator have no time of creation. They stay, also while no worker runs.
+    """
     with contextlib.suppress(RefusedCall, UnreadableValue):
-        queue.settings.drop(queue.settings.renew("").owner)
+        found = queue.settings.renew("")
+        if found.created and not _has_workers(queue):
+            queue.settings.drop(found.owner)
 
 
 def run_timers(queue: Queue) -> None:

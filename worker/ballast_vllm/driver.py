@@ -118,6 +118,8 @@ class Driver:
         """The plan of the last step."""
         self._snapshot_waiting: Sequence[Request] = ()
         self._is_counting = False
+        self._num_private_offline: int | None = None
+        """The blocks that offline requests held alone when the last step began; None: they were not counted."""
         self.slos: dict[int, tuple[float | None, float | None]] = {}
         """TTFT and TPOT of requests with an SLO of their own."""
 
@@ -282,14 +284,26 @@ class Driver:
             ids = self.ids
             for seq, record in host.residents.items():
                 record.num_private_blocks = record.num_blocks - (blocks.shared(ids[seq]) if is_tight else 0)
+        self._num_private_offline = sum([r.num_private_blocks for r in self._offline()]) if is_tight else None
         self._is_counting = is_tight or blocks.mixed is not None  # a plan may have counted fewer
 
+    def _offline(self) -> list[Request]:
+        return [record for record in self.host.residents.values() if record.request_class is OFFLINE]
+
     @property
-    def num_offline_blocks(self) -> int:
-        """Return the blocks that an offline request holds alone, so that its preemption frees them."""
+    def num_offline_blocks(self) -> int | None:
+        """Return the blocks that an offline request holds alone, so that its preemption frees them.
+
+        While requests share blocks and KV is plenty, no step counts them, and the result is None.
+        """
+        if self.blocks.num_shared_blocks:
+            return self._num_private_offline
+        return sum([record.num_blocks for record in self._offline()])
+
+    def count_offline_blocks(self) -> int:
+        """Count the same. Read each shared block of each offline request, which takes as long as a step."""
         blocks, ids = self.blocks, self.ids
-        offline = [record for record in self.host.residents.values() if record.request_class is OFFLINE]
-        return sum([record.num_blocks - blocks.shared(ids[record.seq]) for record in offline])
+        return sum([record.num_blocks - blocks.shared(ids[record.seq]) for record in self._offline()])
 
     def dispatched(self, scheduled: Mapping[str, int], now: float) -> None:
         """Note the batch of the step, which vLLM built from the grants. `scheduled`: its tokens by request id."""

@@ -40,8 +40,8 @@ log = Log(__name__)
 
 IDLE_SECONDS = 0.001
 """Time that EngineCore sleeps after a step without a batch. vLLM would plan again at once."""
-CACHED_SECONDS = 5.0
-"""Age of the count of cached blocks. Bounds the cost: a count reads every block."""
+COUNTED_SECONDS = 5.0
+"""Age of the counts of blocks, cached ones and offline ones. Bounds the cost: a count reads every block."""
 
 
 class _Ballast(PlannedBatch):
@@ -66,7 +66,7 @@ class _Ballast(PlannedBatch):
         self.driver = self.new_driver()
         self.on_preempted = self._note_preempted
         self._is_planned = False
-        self._cached = (-inf, 0)
+        self._counted = (-inf, 0, 0)
 
     def clock(self) -> float:
         """Return the time in seconds."""
@@ -166,15 +166,16 @@ class _Ballast(PlannedBatch):
         """Return all figures, and the steps after the step with the number `since`."""
         now = self.clock()
         self.driver.leave(self.finished_req_ids, now)
-        if now - self._cached[0] > CACHED_SECONDS:
-            self._cached = now, self.kv_blocks.num_cached
-        kv_free = self.kv_blocks.num_free
+        if now - self._counted[0] > COUNTED_SECONDS:
+            self._counted = now, self.kv_blocks.num_cached, self.driver.count_offline_blocks()
+        _, num_cached, num_counted = self._counted
+        kv_free, kv_offline = self.kv_blocks.num_free, self.driver.num_offline_blocks
         return stats.message(
             self.driver.counters,
             self.driver.host,
             kv_free=kv_free,
-            kv_cached=min(kv_free, self._cached[1]),
-            kv_offline=self.driver.num_offline_blocks,
+            kv_cached=min(kv_free, num_cached),
+            kv_offline=num_counted if kv_offline is None else kv_offline,
             num_blocked=self.driver.num_blocked,
             held_up=self.driver.held_up(now),
             since=since,

@@ -176,20 +176,26 @@ def _text(headers: Headers, name: bytes) -> str:
     return headers.get(name, b"").decode("latin-1").strip()
 
 
-def _only(headers: Headers, names: Sequence[bytes]) -> tuple[str, str]:
+def _only(headers: Headers, names: Sequence[bytes], *, is_number: bool = False) -> tuple[str, str]:
     """Return the first of the headers that a request has, and its text; "" if it has none.
 
-    Refuse a request whose headers differ: a gateway may set one of them for clients, and a client may send another.
+    Refuse a request whose headers differ: a gateway may set one of them for clients, and a client may send another. The
+    message has no value, because that of the gateway may be no business of the client.
     """
     found = [(name.decode(), text) for name in names if (text := _text(headers, name))] or [("", "")]
     for name, text in found[1:]:
-        if text != found[0][1]:
-            raise Refused(
-                400,
-                f"Header {found[0][0]} is {found[0][1]!r:.80}, and {name} is {text!r:.80}: send one of them.",
-                code="conflicting_headers",
-            )
+        if text != found[0][1] and not (is_number and _number(text) == _number(found[0][1])):
+            message = f"Headers {found[0][0]} and {name} differ: send one of them."
+            raise Refused(400, message, code="conflicting_headers")
     return found[0]
+
+
+def _number(text: str) -> float:
+    """Return a number, or NaN, which equals nothing."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _request_class(headers: Headers, default: RequestClass) -> RequestClass:
@@ -219,13 +225,10 @@ def _priority(headers: Headers, band: int) -> int:
 
 
 def _milliseconds(headers: Headers, names: Sequence[bytes]) -> float | None:
-    name, text = _only(headers, names)
+    name, text = _only(headers, names, is_number=True)
     if not text:
         return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _number(text)
     if not (math.isfinite(value) and value > 0):
         raise Refused(400, f"Header {name} is {text!r:.80}: send milliseconds, a number above 0.", code="invalid_slo")
     return value / 1000

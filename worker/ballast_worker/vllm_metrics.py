@@ -18,7 +18,9 @@ from ballast_worker.requests import Recorder
 
 _ONLINE = RequestClass.ONLINE
 _LABELS = ("model_name",)
-WITHOUT_BORROWED = "The blocks that offline requests hold beyond their reservation do not count."
+WITHOUT_BORROWED = (
+    "The blocks that offline requests hold beyond their reservation do not count, unless another request uses them too."
+)
 
 
 def vllm_metrics(
@@ -33,7 +35,8 @@ def vllm_metrics(
 def kv_load(stats: EngineStats) -> float:
     """Return the share of the KV blocks that are in use, without those that offline requests borrow.
 
-    Blocks that only the prefix cache uses are free, as in vLLM. Blocks that requests share count as used.
+    Blocks that only the prefix cache uses are free, as in vLLM. Blocks that requests share count as used, also those
+    that offline requests share.
 
         (used - max(0, offline - reserved)) / all
     """

@@ -1,8 +1,8 @@
 """The `WorkerConfig` of each version of a resource, in one ConfigMap. PURE.
 
 All fields that are not hot make a version: a worker reads them only at its start. While pods of an old version run, the
-file of that version stays in the ConfigMap, and its hot fields follow the resource. A container of an old pod that
-restarts therefore reads its old version again.
+file of that version stays in the ConfigMap, and its hot fields follow the resource, except the unready time. So a
+container of an old pod that restarts reads its old version again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ballast_api.errors import InvalidConfig
 from ballast_api.hot import with_hot_fields
-from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.inference_deployment import RAY_UNREADY_SECONDS, UNREADY_SECONDS, InferenceDeployment
 from ballast_api.names import HTTP_PORT, METRICS_PORT, config_map, redis_secret
 from ballast_api.sections import Adapter, EngineSettings, Model
 from ballast_api.wildcard import ANY
@@ -144,11 +144,26 @@ def own_redis(secret_name: str, keys: Collection[str]) -> Redis:
 
 
 def version_of(config: WorkerConfig) -> str:
-    """Return the version of a configuration: a hash of all fields that are not hot."""
-    return hash_of(with_hot_fields(config, _NEUTRAL).model_dump(mode="json", exclude_defaults=True))[:10]
+    """Return the version of a configuration: a hash of all fields that are not hot, and of an unusual unready time.
+
+    The grace period of a pod contains its unready time. So pods that are being replaced must keep theirs, in a file of
+    their own. The usual times count as none, as before the resource could set one.
+    """
+    fields = with_hot_fields(config, _NEUTRAL).model_dump(mode="json", exclude_defaults=True)
+    seconds = config.runtime.unready_seconds
+    return hash_of(fields if seconds in _USUAL else fields | {"unready_seconds": seconds})[:10]
 
 
 _NEUTRAL = WorkerConfig(model=Model(uri="/"))
+_USUAL = (UNREADY_SECONDS, RAY_UNREADY_SECONDS)
+"""They differ by less than the time that a pod has to exit."""
+
+
+def _of_older_pods(found: WorkerConfig, config: WorkerConfig) -> WorkerConfig:
+    """Return a present file with the hot fields of `config`, without the unready time."""
+    wanted = with_hot_fields(found, config)
+    kept = {"unready_seconds": found.runtime.unready_seconds}
+    return wanted.model_copy(update={"runtime": wanted.runtime.model_copy(update=kept)})
 
 
 def config_texts(config: WorkerConfig, present: Mapping[str, str], running: AbstractSet[str]) -> dict[str, str]:
@@ -163,7 +178,7 @@ def config_texts(config: WorkerConfig, present: Mapping[str, str], running: Abst
     for version, text in present.items():
         found = _parsed(text)
         if found is not None:
-            texts.setdefault(version, with_hot_fields(found, config))
+            texts.setdefault(version, _of_older_pods(found, config))
     files = {version: _settled(wanted, present.get(version)) for version, wanted in texts.items()}
     if files == present:
         return files

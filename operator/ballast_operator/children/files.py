@@ -16,6 +16,7 @@ FETCHED_DIRECTORY = "/fetched"
 """Directory of fetched adapters if a claim is mounted at `MODEL_DIRECTORY`."""
 CLAIMS_DIRECTORY = "/claims"
 """Directory of the claims of adapters and draft model."""
+READ_ONLY = {"readOnly": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +103,19 @@ def fetched_directory(model: FileSource) -> str:
 
 
 def file_volumes(resource: InferenceDeployment) -> Iterator[Body]:
-    """Yield the volumes of the files, and that of a cache."""
+    """Yield the volumes of the files, and that of a cache. Another order would roll the pods."""
     model, *others = sources(resource)
+    claims = [
+        {"name": name, "persistentVolumeClaim": {"claimName": claim} | ({} if name == CACHE_VOLUME else READ_ONLY)}
+        for claim, name in _claim_volumes(resource).items()
+    ]
     if model.is_fetched:
         yield {"name": "models"} | _fetched_files(resource)
-    elif any(source.is_fetched for source in others):
+    elif model.claim is not None:
+        yield claims.pop(0)
+    if not model.is_fetched and any(source.is_fetched for source in others):
         yield {"name": "fetched"} | _fetched_files(resource)
-    for claim, name in _claim_volumes(resource).items():
-        access = {} if name == CACHE_VOLUME else {"readOnly": True}
-        yield {"name": name, "persistentVolumeClaim": {"claimName": claim} | access}
+    yield from claims
     if resource.spec.model.cache_path is not None:
         path = resource.spec.model.cache_path
         yield {"name": CACHE_VOLUME, "hostPath": {"path": path, "type": "DirectoryOrCreate"}}

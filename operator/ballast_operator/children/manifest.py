@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import API_VERSION, KIND, KUEUE, SPEC_HASH, child_labels, pod_labels
@@ -39,15 +40,17 @@ def manifest(
 def beside_workers(resource: InferenceDeployment, labels: dict[str, str]) -> Body:
     """Return the metadata of a pod that is no worker: `labels`, and labels and annotations of the template.
 
-    Labels that the operator sets on workers are left out: Services, budgets and routers select by them. So are those
-    of Kueue: its quota is for the workers, which use the GPUs.
+    Labels that the operator sets on workers are left out: Services, budgets and routers select by them. So is what
+    Kueue reads: its quota is for the workers, which use the GPUs.
     """
     template, of_workers = resource.spec.template, pod_labels(resource.metadata.name, resource.spec.served_name)
-    found = {
-        name: value for name, value in template.labels.items() if name not in of_workers and not name.startswith(KUEUE)
-    }
-    metadata: Body = {"labels": found | labels}
-    return metadata | ({"annotations": dict(template.annotations)} if template.annotations else {})
+    found = {name: value for name, value in _without_kueue(template.labels) if name not in of_workers}
+    annotations = dict(_without_kueue(template.annotations))
+    return {"labels": found | labels} | ({"annotations": annotations} if annotations else {})
+
+
+def _without_kueue(found: dict[str, str]) -> Iterator[tuple[str, str]]:
+    return ((name, value) for name, value in found.items() if not name.startswith(KUEUE))
 
 
 def owner(resource: InferenceDeployment) -> Body:
