@@ -18,6 +18,7 @@ STREAM_VARIABLE = "VLLM_LOGGING_STREAM"
 FILE_VARIABLE = "BALLAST_CORE_FAILURE_FILE"
 SENTENCES = ("WorkerProc failed to start.", "EngineCore failed to start.", "EngineCore encountered a fatal error.")
 """What vLLM logs with the exception, in the block that caught it."""
+NOT_STARTED = "vLLM did not start: {}"
 MOST_SHOWN = 480
 """Characters of a reason. The last line of the output has others before it, and is bounded, too."""
 _SECRETS = re.compile(r"(?<=://)[^/\s@]+(?=@)|(?<=\?)[^\s'\"=?]*=[^\s'\"]*")
