@@ -79,10 +79,12 @@ class Release:
 def release(helm: Helm, cluster: ControlPlane) -> Iterator[Release]:
     cluster.kubectl("create", "namespace", "system", check=False)
     release = Release(helm, cluster)
-    release.run("install", "--set", "operator.replicas=1")
-    yield release
-    helm.run("uninstall", "ballast", "-n", "system", "--kubeconfig", str(cluster.kubeconfig), check=False)
-    cluster.kubectl("delete", "crd", CRD_NAME, "--ignore-not-found")
+    try:
+        release.run("install", "--set", "operator.replicas=1")
+        yield release
+    finally:
+        helm.run("uninstall", "ballast", "-n", "system", "--kubeconfig", str(cluster.kubeconfig), check=False)
+        cluster.kubectl("delete", "crd", CRD_NAME, "--ignore-not-found")
 
 
 def test_an_upgrade_keeps_the_password_and_restarts_nothing(release: Release) -> None:
@@ -200,11 +202,13 @@ def test_everything_the_chart_can_make_is_taken_by_the_api_server_beside_another
     sets = [part for value in values for part in ("--set", value)]
 
     where = ("-n", "system", "--kubeconfig", str(cluster.kubeconfig))
-    helm.run("install", "second", CHART, *sets, *where)
-    release.run("upgrade")
+    try:
+        helm.run("install", "second", CHART, *sets, *where)
+        release.run("upgrade")
+        made = json.loads(cluster.kubectl("get", "configmap,statefulset", "-n", "system", "-o", "json").stdout)["items"]
+    finally:
+        helm.run("uninstall", "second", *where, check=False)
 
-    made = json.loads(cluster.kubectl("get", "configmap,statefulset", "-n", "system", "-o", "json").stdout)["items"]
-    helm.run("uninstall", "second", *where)
     assert {each["metadata"]["name"] for each in made} >= {"second-ballast-dashboards", "second-ballast-valkey"}
 
 
@@ -236,10 +240,13 @@ def test_a_kept_definition_is_taken_over_by_a_release_of_another_name(
     release.run("uninstall")
     where = ("-n", "elsewhere", "--create-namespace", "--kubeconfig", str(cluster.kubeconfig))
 
-    refused = helm.run("install", "third", CHART, *where, check=False)
-    helm.run("uninstall", "third", *where[:2], *where[3:], check=False)
-    adopt(helm, cluster, "third", where)
+    try:
+        refused = helm.run("install", "third", CHART, *where, check=False)
+        helm.run("uninstall", "third", *where[:2], *where[3:], check=False)
+        adopt(helm, cluster, "third", where)
+        labels = json.loads(cluster.kubectl("get", "crd", CRD_NAME, "-o", "json").stdout)["metadata"]["labels"]
+    finally:
+        helm.run("uninstall", "third", *where[:2], *where[3:], check=False)
 
     assert "invalid ownership metadata" in refused.stderr
-    labels = json.loads(cluster.kubectl("get", "crd", CRD_NAME, "-o", "json").stdout)["metadata"]["labels"]
     assert labels["app.kubernetes.io/instance"] == "third"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
+from itertools import count
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -44,6 +46,7 @@ class Engine:
 
     def __init__(self, fits: int) -> None:
         self._fits, self._left = fits, dict[str, int]()
+        self.engine_core = SimpleNamespace(shutdown=lambda: None)
 
     def add_request(self, request_id: str, _: Any, params: Any) -> None:
         self._left[request_id] = params.max_tokens
@@ -64,3 +67,30 @@ class Engine:
 @pytest.mark.parametrize(("fits", "fewest"), [(8, 8), (5, 3)])
 def test_a_step_counts_the_requests_that_it_computes(gpu: ModuleType, fits: int, fewest: int) -> None:
     assert gpu.timed(Engine(fits), 8, num_steps=4)[1] == fewest
+
+
+def test_an_mbu_above_the_peak_fails_and_leaves_the_figures(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "VLLM_LOGGING_LEVEL"):
+        monkeypatch.setenv(name, "0")  # undone after the test
+    vllm = sys.modules["vllm"]
+    vllm.EngineArgs, vllm.LLMEngine = SimpleNamespace, SimpleNamespace(from_engine_args=lambda _: Engine(8))
+    monkeypatch.setattr("time.perf_counter", count(step=1e-9).__next__)
+    figures, said = tmp_path / "figures.json", list[str]()
+
+    def run(command: list[str], **_: Any) -> SimpleNamespace:
+        """Run a part in this process, with the engine and the clock of the test."""
+        monkeypatch.setattr(sys, "argv", command[2:])
+        try:
+            return SimpleNamespace(returncode=gpu.main())
+        except SystemExit as error:
+            said.append(str(error))
+            return SimpleNamespace(returncode=1)
+
+    monkeypatch.setattr("subprocess.run", run)
+    monkeypatch.setattr(sys, "argv", ["gpu", "--only=decode", "--tiny", "--gpu=l4", f"--json={figures}"])
+
+    assert gpu.main() == 1
+    assert "another peak than l4" in " ".join(said)
+    assert [row["batch"] for row in json.loads(figures.read_text())["decode"]["rows"]] == [1, 8, 1, 8]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,14 @@ def later_engines_in_this_process() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatcher, "_rebind_kernels", without_llvmlite)
         yield
+
+
+@pytest.fixture
+def sigterm() -> Iterator[None]:
+    """Take the handler of SIGTERM back that the program sets in this process."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="session")

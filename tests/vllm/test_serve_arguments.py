@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import os
+import sys
 import warnings
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from small_models import config_of
 
 from ballast_api.vllm_arguments import OWNED
 from ballast_api.worker_config import WorkerConfig
+from ballast_vllm.__main__ import BAD_ARGUMENTS, main
 from ballast_vllm.arguments import MIDDLEWARE, SCHEDULER, NodeRank, serve_arguments
 from ballast_vllm.errors import BadArguments
 from ballast_vllm.versions import UnsupportedVllm
@@ -22,6 +29,7 @@ with warnings.catch_warnings():
     from vllm.platforms.interface import UnspecifiedPlatform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    from ballast_vllm.hosted import open_app
     from ballast_vllm.serve import check, parsed, prepared
 
 
@@ -177,13 +185,76 @@ def test_a_kv_cache_that_vllm_has_on_a_cpu_is_accepted(kv_dtype: str | None, tin
     check(parsed(own(tiny_model, engine={} if kv_dtype is None else {"kvDtype": kv_dtype}), []))
 
 
+@pytest.fixture
+def environment() -> Iterator[None]:
+    """Take back the variables that a start sets for the processes of vLLM."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.mark.usefixtures("environment")
 def test_without_a_gpu_the_sentence_states_what_to_check(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ballast_vllm.serve.current_platform", UnspecifiedPlatform())
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     config = WorkerConfig.model_validate({"model": {"uri": str(tiny_model)}, "engine": {"backend": "vllm"}})
+    sentence = r"vLLM found no GPU.* set template.runtimeClassName to nvidia"
 
-    with pytest.raises(WorkerError, match=r"vLLM found no GPU.* set template.runtimeClassName to nvidia"):
+    with pytest.raises(WorkerError, match=sentence):
         prepared(config, log_level="info", log_format="json")
+    with pytest.raises(NotServed, match=sentence):
+        start_replica(config)
+
+
+def start_replica(config: WorkerConfig) -> None:
+    async def start() -> None:
+        async with open_app(config, Path("worker.yaml")):
+            pass
+
+    asyncio.run(start())
+
+
+@pytest.fixture
+def no_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """EngineCore does not start: its process logs why, and vLLM raises another error in this one."""
+    core = (
+        "import logging, os\n"
+        "from logging.config import dictConfig\n"
+        "own = {'class': 'logging.StreamHandler', 'stream': os.environ['VLLM_LOGGING_STREAM']}\n"
+        "dictConfig({'version': 1, 'handlers': {'own': own}, 'root': {'handlers': ['own']}})\n"
+        "try:\n"
+        "    raise MemoryError('GPU 0 is full')\n"
+        "except MemoryError:\n"
+        "    logging.exception('EngineCore failed to start.')\n"
+    )
+
+    @contextlib.asynccontextmanager
+    async def ends(_: object) -> AsyncIterator[None]:
+        await (await asyncio.create_subprocess_exec(sys.executable, "-c", core)).wait()
+        raise RuntimeError("See root cause above.")
+        yield
+
+    monkeypatch.setattr("vllm.entrypoints.launchers.api_server.entry.build_async_engine_client", ends)
+
+
+@pytest.mark.usefixtures("environment", "no_core")
+def test_a_replica_states_why_engine_core_does_not_start(tiny_model: Path) -> None:
+    config = WorkerConfig.model_validate(config_of(tiny_model, slots=2))
+
+    with pytest.raises(NotServed, match=r"^vLLM did not start: MemoryError: GPU 0 is full$"):
+        start_replica(config)
+
+
+@pytest.mark.usefixtures("environment", "sigterm")
+def test_the_last_line_before_a_start_is_cut_at_bytes(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "worker.yaml"
+    config.write_text(json.dumps(config_of(tiny_model, slots=2)))
+
+    assert main(["--config", str(config), "--node-rank=1", f"--master={'é' * 3000}"]) == BAD_ARGUMENTS
+    assert 1500 < len(capsys.readouterr().err.splitlines()[-1].encode()) <= len("ballast-vllm: ") + 1500
 
 
 def test_a_setting_that_ballast_does_not_support_is_refused_before_anything_is_loaded(tiny_model: Path) -> None:

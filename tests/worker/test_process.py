@@ -159,11 +159,11 @@ def test_without_its_packages_the_worker_names_the_extra(tmp_path: Path) -> None
     assert "torch" in ended.stderr
 
 
-@pytest.mark.parametrize("package", ["ballast_worker", "ballast_vllm"])
-def test_a_signal_before_the_model_is_loaded_is_handled(package: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["worker", "vllm"])
+def test_a_signal_before_the_model_is_loaded_is_handled(name: str, tmp_path: Path) -> None:
     program = (
         "import os, signal\n"
-        f"from {package}.__main__ import main\n"
+        f"from ballast_{name}.__main__ import main\n"
         f"main(['--config', {str(tmp_path / 'none.yaml')!r}])\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
         "signal.pause()\n"
@@ -172,6 +172,7 @@ def test_a_signal_before_the_model_is_loaded_is_handled(package: str, tmp_path: 
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
 
     assert ended.returncode == 128 + signal.SIGTERM, "process 1 of a container ignores a signal without a handler"
+    assert ended.stderr.splitlines()[-1].startswith(f"ballast-{name}: SIGTERM ended the start. ".encode())
 
 
 @pytest.mark.slow

@@ -33,7 +33,10 @@ def make_watcher(path: Path, taken: Taken, also: Path | None = None) -> ConfigWa
 
 
 def rewrite(path: Path, text: str) -> None:
-    """Replace the file by a rename, as an editor or the kubelet does: within one clock tick, only the inode changes."""
+    """Replace the file by a rename, as an editor or the kubelet does, within one tick of the clock.
+
+    Only the inode tells both apart, so check in between: the next file may get the inode of the one before.
+    """
     new = path.with_suffix(".new")
     new.write_text(text, errors="surrogateescape")
     os.utime(new, ns=(0, path.stat().st_mtime_ns if path.exists() else 0))

@@ -89,6 +89,7 @@ def file(variables, tmp_path):
 async def running(**arguments: Any) -> AsyncIterator[Running]:
     """Run the app with the middleware, as an ASGI server does."""
     engine = FakeEngine(arguments.pop("slots", 2))
+    engine.vllm_config.device_config.device_type = arguments.pop("device", "cpu")
     vars(engine.model_config).update(arguments.pop("model_config", {}))
     app = FakeVllm(engine, **arguments)
     app.add_middleware(BallastMiddleware)
@@ -989,6 +990,19 @@ async def test_items_in_flight_are_tried_again_when_enginecore_hangs_and_the_ser
     assert [probe.status_code for probe in probes] == [503, 503]
     assert all(probe.json()["reason"].startswith(reason) for probe in probes)
     assert refused.status_code == 500
+
+
+@pytest.mark.parametrize(
+    ("limit", "device", "has_failed"),
+    [("", "cuda", True), ("", "cpu", False), ("100", "cpu", True), ("0", "cuda", False), ("-1", "cuda", False)],
+)
+async def test_a_silent_enginecore_has_failed_where_a_limit_applies(variables, limit, device, has_failed):
+    variables("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", limit)
+    async with running(device=device) as found:
+        for _ in range(1201):  # 300 s, in which no other task runs
+            await found.server._watch()  # noqa: SLF001 -- the server does it four times a second
+
+        assert (found.server.failure is not None) is has_failed
 
 
 @pytest.fixture

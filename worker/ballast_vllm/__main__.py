@@ -17,20 +17,21 @@ from ballast_api.errors import InvalidConfig
 from ballast_api.worker_config import WorkerConfig
 from ballast_vllm import configuration, versions
 from ballast_vllm.arguments import NodeRank
-from ballast_vllm.errors import BadArguments
+from ballast_vllm.errors import BadArguments, ServerFailed
 from ballast_vllm.versions import UnsupportedVllm
 from ballast_worker.command_line import BAD_CONFIG, INTERRUPTED, end_at_sigterm, fail, parser, require
 from ballast_worker.errors import MissingWorkerExtra, NotServed, WorkerError
 
 NEEDED = ("httpx", "numpy", "prometheus_client")
 BAD_ARGUMENTS = 64
-MOST_SHOWN, MOST_SHOWN_WITH_VLLM = 1500, 550
-"""Characters of the last line. Kubernetes keeps 2,048 bytes of the output, and a library of vLLM adds 1,430."""
+PROG = "ballast-vllm"
+MOST_SHOWN, MOST_SHOWN_AFTER_START = 1500, 550
+"""Bytes of the last line. Kubernetes keeps 2,048 bytes of the output. After a start, Triton (nanobind) adds 1,430."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run until a signal and return the exit code."""
-    end_at_sigterm()
+    end_at_sigterm(PROG)
     options = _parse(arguments)
     ballast_log.configure(options.log_level, options.log_format)
     try:
@@ -45,6 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
         return _say(str(error), BAD_CONFIG)
     except (BadArguments, UnsupportedVllm) as error:
         return _say(str(error), BAD_ARGUMENTS)
+    except ServerFailed as error:
+        return _say(str(error), error.exit_code, MOST_SHOWN_AFTER_START)
     except WorkerError as error:
         return _say(str(error), error.exit_code)
     except KeyboardInterrupt:
@@ -80,7 +83,7 @@ def prepare_config(config: WorkerConfig, path: Path) -> None:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     found = parser(
-        "ballast-vllm",
+        PROG,
         "Serve one model with vLLM and Ballast's scheduler.",
         config_help="engine.backend is vllm. The server applies changes of hot fields while it runs.",
     )
@@ -98,9 +101,9 @@ def _node(options: argparse.Namespace) -> NodeRank | None:
     return NodeRank(options.node_rank, host, int(port))
 
 
-def _say(message: str, exit_code: int) -> int:
-    most = MOST_SHOWN_WITH_VLLM if "vllm" in sys.modules else MOST_SHOWN
-    return fail("ballast-vllm", " ".join(message.split())[:most], exit_code)
+def _say(message: str, exit_code: int, most: int = MOST_SHOWN) -> int:
+    shown = " ".join(message.split()).encode(errors="backslashreplace")[:most].decode(errors="ignore")
+    return fail(PROG, shown, exit_code)
 
 
 if __name__ == "__main__":

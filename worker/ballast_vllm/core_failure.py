@@ -7,6 +7,7 @@ names. A file with a logging configuration would also replace that of vLLM's HTT
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,8 +18,11 @@ STREAM_VARIABLE = "VLLM_LOGGING_STREAM"
 FILE_VARIABLE = "BALLAST_CORE_FAILURE_FILE"
 SENTENCES = ("WorkerProc failed to start.", "EngineCore failed to start.", "EngineCore encountered a fatal error.")
 """What vLLM logs with the exception, in the block that caught it."""
+NOT_STARTED = "vLLM did not start: {}"
 MOST_SHOWN = 480
 """Characters of a reason. The last line of the output has others before it, and is bounded, too."""
+_SECRETS = re.compile(r"(?<=://)[^/\s@]+(?=@)|(?<=\?)[^\s'\"=?]*=[^\s'\"]*")
+"""The user and the query of a URL, such as a signature. More people can read the condition than the model."""
 
 
 @contextmanager
@@ -28,7 +32,7 @@ def noted() -> Iterator[Callable[[], str | None]]:
         path = Path(folder) / "reason"
         os.environ[FILE_VARIABLE] = str(path)
         os.environ.setdefault(STREAM_VARIABLE, f"ext://{__name__}.STREAM")
-        yield lambda: path.read_text(encoding="utf-8") if path.exists() else None
+        yield lambda: path.read_text(encoding="utf-8") or None if path.exists() else None
 
 
 class LogStream:
@@ -38,7 +42,8 @@ class LogStream:
         """Write a line of the log."""
         error = sys.exc_info()[1]
         if error is not None and any(sentence in text for sentence in SENTENCES):
-            _note(error)
+            with suppress(Exception):  # the line of the log states the reason, too
+                _note(error)
         return sys.stdout.write(text)
 
     def flush(self) -> None:
@@ -51,6 +56,9 @@ STREAM = LogStream()
 
 def _note(error: BaseException) -> None:
     """Note the reason. The first process that fails is the cause, and others only name it."""
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-    with suppress(KeyError, OSError), Path(os.environ[FILE_VARIABLE]).open("x", encoding="utf-8") as file:
-        file.write(f"{type(error).__name__}: {first}"[:MOST_SHOWN])
+    path = Path(os.environ[FILE_VARIABLE])
+    message = _SECRETS.sub("…", " ".join(str(error).split()) or "no message")
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8", errors="backslashreplace") as file:
+        file.write(f"{type(error).__name__}: {message}"[:MOST_SHOWN])
+        file.flush()
+        os.link(file.name, path)  # a link fails if another process was first, and never shows a part of the text

@@ -10,11 +10,12 @@ from pathlib import Path
 from starlette.applications import Starlette
 
 from ballast_api.worker_config import WorkerConfig
+from ballast_vllm import core_failure
 from ballast_vllm.__main__ import check_installed, prepare_config
 from ballast_vllm.arguments import NodeRank
 from ballast_vllm.errors import BadArguments
 from ballast_vllm.versions import UnsupportedVllm
-from ballast_worker.errors import NotServed
+from ballast_worker.errors import NotServed, WorkerError
 
 
 @contextlib.asynccontextmanager
@@ -27,7 +28,7 @@ async def open_app(config: WorkerConfig, path: Path, node: NodeRank | None = Non
     With `node`, the model spans several nodes. The other nodes run `ballast-vllm --node-rank`.
 
     Raises:
-        NotServed: the message states what vLLM or Ballast refuses.
+        NotServed: the message states what vLLM or Ballast refuses, or why EngineCore did not start.
     """
     try:
         check_installed()
@@ -45,10 +46,17 @@ async def open_app(config: WorkerConfig, path: Path, node: NodeRank | None = Non
     prepare_config(config, path)
     try:
         arguments = prepared(config, log_level="info", log_format="text", node=node)
-    except (BadArguments, UnsupportedVllm) as error:
+    except (BadArguments, UnsupportedVllm, WorkerError) as error:
         raise NotServed(str(error)) from error
     arguments.model = arguments.model_tag
-    async with build_async_engine_client(arguments) as client:
+    async with contextlib.AsyncExitStack() as stack:
+        reason = stack.enter_context(core_failure.noted())
+        try:
+            client = await stack.enter_async_context(build_async_engine_client(arguments))
+        except Exception as error:
+            if (found := reason()) is None:
+                raise
+            raise NotServed(core_failure.NOT_STARTED.format(found)) from error
         tasks = await client.get_supported_tasks()
         app = build_app(arguments, tasks, client.model_config)
         await init_app_state(client, app.state, arguments, tasks)

@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
+from multiprocessing import resource_tracker
 from typing import Any, NoReturn
 
 import psutil  # type: ignore[import-untyped]  # vLLM installs it
@@ -34,8 +35,9 @@ from ballast_log import Log
 from ballast_vllm import core_failure
 from ballast_vllm.arguments import LAUNCHED, NodeRank, serve_arguments
 from ballast_vllm.compiler import OFF, missing_compiler
-from ballast_vllm.errors import BadArguments
+from ballast_vllm.errors import BadArguments, ServerFailed
 from ballast_vllm.refusals import check_config
+from ballast_worker.command_line import state_signal
 from ballast_worker.errors import WorkerError
 
 log = Log(__name__)
@@ -45,6 +47,8 @@ NO_GPU = (
     "vLLM found no GPU, and this build of it needs one. Check the driver and the device plugin of the node. With "
     "NVIDIA's GPU operator, set template.runtimeClassName to nvidia"
 )
+TRACKER, TRACKER_SECONDS = "multiprocessing.resource_tracker", 3.0
+"""What its command contains, and the time that it has for its end."""
 
 
 class ServeParser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM has no types here
@@ -62,8 +66,9 @@ def serve(config: WorkerConfig, *, log_level: str, log_format: str, node: NodeRa
         BadArguments: vLLM refuses the arguments, or one of `engine.vllm.args` belongs to Ballast.
         UnsupportedVllm: Ballast does not support a setting of vLLM.
         NotServed: a directory has no checkpoint.
-        WorkerError: vLLM found no GPU, or did not start. EngineCore ended, and with it the server, which in vLLM itself
-            ends with status 0. Or EngineCore hung, or the feeder had ended, before a signal ended the server.
+        WorkerError: vLLM found no GPU, or did not start.
+        ServerFailed: EngineCore ended, and with it the server, which in vLLM itself ends with status 0. Or EngineCore
+            hung, or the feeder had ended, before a signal ended the server.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
@@ -74,21 +79,31 @@ def serve(config: WorkerConfig, *, log_level: str, log_format: str, node: NodeRa
         except Exception as error:
             if (found := reason()) is None:
                 raise
-            raise WorkerError(f"vLLM did not start: {found}") from error
+            raise WorkerError(core_failure.NOT_STARTED.format(found)) from error
         failure = getattr(arguments, "ballast_failure", None)
         if failure is not None:
-            raise WorkerError(" ".join(filter(None, (failure, reason()))))
+            raise ServerFailed(" ".join(filter(None, (failure, reason()))))
 
 
 def _end(number: int, _: object) -> None:
     """End this process and its children. `Drain` takes the signals as soon as the server can serve.
 
-    No child may stay: EngineCore does not end before it has loaded the model.
+    No child may stay: EngineCore does not end before it has loaded the model. The tracker of multiprocessing ends by
+    itself, after it has removed the shared memory that the others leave. A container that starts again would keep it.
     """
-    os.write(2, f"ballast-vllm: {signal.Signals(number).name} ended the start of vLLM\n".encode())
+    state_signal("ballast-vllm", number)
+    trackers = []
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            child.kill()
+            if TRACKER in " ".join(child.cmdline()):
+                trackers.append(child)
+            else:
+                child.kill()
+    if trackers:
+        with suppress(Exception):
+            if (end := resource_tracker.getfd()) is not None:
+                os.close(end)  # the tracker waits for the last process that holds this end
+        psutil.wait_procs(trackers, timeout=TRACKER_SECONDS)
     os._exit(128 + number)
 
 

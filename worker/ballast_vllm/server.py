@@ -88,8 +88,9 @@ class VllmServer(ModelServer):
         self.tenant_metrics = ServerMetrics(self._figures, shows_tenants=True)
         self._app, self._inner, self._path = app, inner, path
         self._num_steps = 0
-        self._silence, self._most_silence = 0.0, float(os.environ.get(STEP_LIMIT) or STEP_SECONDS)
-        """Seconds since EngineCore last answered, and after how many the server has failed."""
+        default = 0.0 if self.tap.device == "cpu" else STEP_SECONDS  # a step on a CPU may take longer
+        self._silence, self._most_silence = 0.0, float(os.environ.get(STEP_LIMIT) or default)
+        """Seconds since EngineCore last answered, and after how many the server has failed: at 0, after no number."""
         self.admission = Admission(self)
         self.calls = self.admission.calls
         self.tap.check_queue = self.admission.check_requests
@@ -330,7 +331,7 @@ class VllmServer(ModelServer):
         """Fail the items in flight if EngineCore ended or hangs: it answers no call, not even with an error."""
         self._silence += POLL_SECONDS  # not by a clock, which goes on while this process is stopped, too
         why = DIED if self.tap.is_dead else None
-        if why is None and self._silence > self._most_silence:
+        if why is None and 0 < self._most_silence < self._silence:
             why = HUNG.format(self._most_silence, STEP_LIMIT)
         if why is not None and self.loop.failure is None:
             log.error("engine failed", because=why)

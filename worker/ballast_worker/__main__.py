@@ -17,7 +17,7 @@ PROG = "ballast-worker"
 
 def main(arguments: list[str] | None = None) -> int:
     """Run until a signal and return the exit code."""
-    end_at_sigterm()
+    end_at_sigterm(PROG)
     options = parser(
         PROG,
         "Serve one model to online requests and offline jobs on this machine.",

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ballast_worker.errors import MissingWorkerExtra
@@ -25,9 +26,21 @@ def parser(prog: str, description: str, *, config_help: str) -> argparse.Argumen
     return found
 
 
-def end_at_sigterm() -> None:
+def end_at_sigterm(prog: str) -> None:
     """End the process at SIGTERM until a server handles it: process 1 of a container ignores it without a handler."""
-    signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
+
+    def end(number: int, _: object) -> None:
+        state_signal(prog, number)
+        os._exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+
+
+def state_signal(prog: str, number: int) -> None:
+    """Print, in the handler of a signal, that it ends the start."""
+    why = "Kubernetes sends SIGTERM if the start takes longer than rollout.startupSeconds"
+    with suppress(OSError):
+        os.write(2, f"{prog}: {signal.Signals(number).name} ended the start. {why}\n".encode())
 
 
 def require(packages: Sequence[str], *, program: str, extra: str) -> None:

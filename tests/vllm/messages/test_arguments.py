@@ -164,6 +164,7 @@ def test_each_server_refuses_the_backend_of_the_other(places: dict[str, Path], t
     ("missing", "sentence"),
     [("httpx", "run `pip install 'ballast[vllm]'`"), ("vllm", "vLLM is not installed: install it")],
 )
+@pytest.mark.usefixtures("sigterm")
 def test_the_program_names_what_to_install(
     missing: str, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

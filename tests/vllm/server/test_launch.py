@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -112,10 +113,31 @@ def test_a_signal_while_engine_core_loads_ends_all_processes(launch, tiny_model,
     with launch(tmp_path / "worker.yaml", config_of(tiny_model, slots=2), is_awaited=False) as serving:
         eventually(lambda: "Initializing a V1 LLM engine" in serving.log.read_text(), "EngineCore to load")
         core = serving.engine_core()
+        os.kill(core, signal.SIGSTOP)  # or it could have loaded the model before the signal arrives
         serving.process.send_signal(signal.SIGTERM)
 
         assert serving.process.wait(120) == 128 + signal.SIGTERM
         eventually(lambda: is_gone(core), "EngineCore to end")
+
+
+def test_a_signal_while_the_server_starts_leaves_neither_a_process_nor_shared_memory(eventually):
+    """The tracker of multiprocessing removes what EngineCore leaves. A container that starts again would keep it."""
+    program = (
+        "import os, signal, subprocess\n"
+        "from multiprocessing.shared_memory import SharedMemory\n"
+        "from ballast_vllm.serve import _end\n"
+        "signal.signal(signal.SIGTERM, _end)\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        "print(child.pid, SharedMemory(create=True, size=8).name, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
+    pid, name = ended.stdout.split()
+
+    assert ended.returncode == 128 + signal.SIGTERM
+    assert not Path("/dev/shm", name).exists()
+    eventually(lambda: is_gone(int(pid)), "the child to end")
 
 
 def is_gone(pid: int) -> bool:
