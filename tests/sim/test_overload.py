@@ -21,7 +21,7 @@ POOL = [Arrival(0.0, 60 + 29 * i % 300, 4 + 11 * i % 50) for i in range(120)]
 @pytest.mark.parametrize(
     ("pool", "least", "most"),
     [
-        pytest.param(POOL, 0.0, 0.002, id="that is met"),
+        pytest.param(POOL, 0.0, 0.005, id="that is met, but for a step after some answers"),
         pytest.param([Arrival(0.0, 38_000, 1)], 0.5, 1.0, id="whose KV holds no such prompt"),
     ],
 )
