@@ -23,7 +23,7 @@ _EARLY = 0.25
 """Part of a mean answer in which it may catch up in any case. All of it costs 9 points of TPOT
 (`tests/sim/test_alike.py`)."""
 SUSPENDED_SHARE = 0.4
-"""Share of the time for which decodes can wait that nested steps may take. 0.85 costs 0.6 points of TPOT and 1.4 of the
+"""Share of the time for which decodes can wait that nested steps may take. 0.85 costs 0.4 points of TPOT and 1.4 of the
 total (fast-steps-20)."""
 _FULL = 1.25
 """Least time that offline borrows beside online decodes, in readings of their missing experts (`llm_d_protocol.py`)."""
