@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -21,7 +22,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_vllm import FakeEngine, FakeVllm
-from prometheus_client import REGISTRY, Gauge
+from prometheus_client import REGISTRY, Gauge, make_asgi_app
 from starlette.applications import Starlette
 from starlette.responses import Response
 
@@ -1239,13 +1240,24 @@ async def test_series_that_name_private_adapters_need_a_key(variables, tmp_path,
     series.labels("contracts").set(1)
     try:
         async with running() as found:
+            found.app.mount("/metrics", make_asgi_app())
+            found.app.routes[-1].path_regex = re.compile("^/metrics(?P<path>.*)$")  # as vLLM mounts its exporter
             public = (await found.client.get("/metrics")).text
+            tried = [
+                (method, f"/metrics{end}") for method in ("GET", "POST", "OPTIONS") for end in ("", "/", "x", "/x")
+            ]
+            answers = {sent: await found.client.request(*sent) for sent in tried}
             owned = (await found.client.get("/ballast/metrics", headers={"authorization": "Bearer secret"})).text
     finally:
         REGISTRY.unregister(series)
 
     assert ("contracts" in public) == (not access)
     assert "contracts" in owned
+    assert {sent for sent, answer in answers.items() if answer.is_success} == {
+        ("GET", "/metrics"),
+        ("GET", "/metrics/"),
+    }
+    assert not [sent for sent, answer in answers.items() if ("contracts" in answer.text) and access]
 
 
 async def test_routers_see_online_requests_only(variables):
