@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import warnings
 from collections.abc import AsyncIterator, Iterator
@@ -168,6 +169,46 @@ def test_an_unknown_quantization_is_refused_before_anything_is_loaded(tiny_model
 
     with pytest.raises(BadArguments, match="Unknown quantization method: nonsense"):
         check(arguments)
+
+
+SPECULATORS = {
+    "speculators_model_type": "eagle3",
+    "speculators_config": {
+        "proposal_methods": [{"speculative_tokens": 3}],
+        "verifier": {"name_or_path": "other/model"},
+    },
+    "transformer_layer_config": {},
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (json.dumps(SPECULATORS), r"names another model to serve, 'other/model'.*in model\.uri"),
+        ("{", "valid JSON file"),
+    ],
+    ids=["a draft that names its model", "no JSON"],
+)
+def test_a_directory_is_served_as_itself_or_not_at_all(text: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+
+    with pytest.raises(BadArguments, match=sentence):
+        check(parsed(own(tmp_path), []))
+
+
+@pytest.mark.parametrize("stated", [None, "0"])
+def test_vllm_downloads_nothing_unless_a_variable_states_otherwise(stated: str | None) -> None:
+    code = (
+        "import os, sys; from ballast_vllm.__main__ import main; main(['--config', '/none']); "
+        "print('huggingface_hub' in sys.modules, os.environ['HF_HUB_OFFLINE'])"
+    )
+    variables = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    variables |= {} if stated is None else {"HF_HUB_OFFLINE": stated}
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], env=variables, capture_output=True, text=True, check=True
+    )
+
+    assert found.stdout.split() == ["False", stated or "1"]
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "nvfp4", "fp8_per_token_head"])

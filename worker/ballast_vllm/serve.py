@@ -24,6 +24,7 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed
 from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 from vllm.logger import configure_logging_from_args
 from vllm.platforms import current_platform
+from vllm.transformers_utils.config import maybe_override_with_speculators
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.system_utils import decorate_logs
@@ -46,6 +47,14 @@ FIELD = "engine.vllm.args"
 NO_GPU = (
     "vLLM found no GPU, and this build of it needs one. Check the driver and the device plugin of the node. With "
     "NVIDIA's GPU operator, set template.runtimeClassName to nvidia"
+)
+ANOTHER_MODEL = (
+    "config.json in {} names another model to serve, {!r}: the directory has a draft in the format of speculators. "
+    "Name the directory or the URI of that model in model.uri. Ballast does not support drafts of this format yet"
+)
+NO_HUB = (
+    "If a file of a hub is missing: vLLM downloads none here, because config.json could name any. Fetch it into the "
+    "directory of the model, or set the variable HF_HUB_OFFLINE to 0"
 )
 TRACKER, TRACKER_SECONDS = "multiprocessing.resource_tracker", 3.0
 """What its command contains, and the time that it has for its end."""
@@ -178,15 +187,25 @@ def check(arguments: argparse.Namespace) -> None:
     arguments = argparse.Namespace(**vars(arguments))
     arguments.model = arguments.model_tag
     try:
+        _check_model(arguments.model)
         config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config(UsageContext.OPENAI_API_SERVER)
     except ValidationError as error:
         sentences = "; ".join(str(problem["msg"]) for problem in error.errors(include_url=False))
         raise BadArguments(f"vLLM refuses the configuration: {sentences}") from error
+    except OSError as error:  # of a file, or of a hub
+        raise BadArguments(f"vLLM refuses the configuration: {str(error).rstrip('.')}. {NO_HUB}") from error
     except (TypeError, ValueError, NotImplementedError) as error:
         raise BadArguments(f"vLLM refuses the configuration: {error}") from error
     check_config(config)
     if current_platform.is_cpu():
         _check_cpu(arguments, config)
+
+
+def _check_model(model: str) -> None:
+    """Refuse a directory whose config.json makes vLLM serve another model than that of the directory."""
+    served, _, _ = maybe_override_with_speculators(model, tokenizer=None, trust_remote_code=False)
+    if served != model:
+        raise BadArguments(ANOTHER_MODEL.format(model, served))
 
 
 def _check_cpu(arguments: argparse.Namespace, config: Any) -> None:
