@@ -76,6 +76,13 @@ USED: dict[str, dict[str, str]] = {
         "EngineCoreRequest": "lora_request prompt_embeds prompt_token_ids resumable sampling_params",
         "SamplingParams": f"temperature {' '.join(NEUTRAL)}",
     },
+    "costs": {
+        "RepetitionDetectionParams": "max_pattern_size min_count min_pattern_size",
+        "SamplingParams": (
+            "all_stop_token_ids allowed_token_ids bad_words bad_words_token_ids logit_bias repetition_detection "
+            "stop_token_ids"
+        ),
+    },
     "engine_client": {
         "AsyncLLM": (
             "abort add_request check_admission engine_core errored input_processor model_config output_processor "
