@@ -7,6 +7,7 @@ changed.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -71,6 +72,16 @@ class EngineRequest:
 
 
 @dataclass(slots=True, eq=False)
+class Media:
+    """The images and other media of a call. A small file may hold a large image."""
+
+    num_bytes: int = 0
+    """Memory of those that are decoded."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while one is decoded, so that each one sees the memory of the others."""
+
+
+@dataclass(slots=True, eq=False)
 class Call:
     """One HTTP request or one item."""
 
@@ -108,6 +119,7 @@ class Call:
     """Called at the first output."""
     refused: Refused | None = None
     """Why the call gets an error after vLLM read its body."""
+    media: Media = field(default_factory=Media)
     hang_up: Callable[[], None] = lambda: None
     """Makes vLLM believe that the client closed the connection, so that it aborts the call."""
 

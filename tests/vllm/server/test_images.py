@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import io
 import os
 import socket
 
+import numpy as np
 import pytest
+from PIL import Image
 from small_models import make_idefics, picture
 from vllm.exceptions import VLLMValidationError
+from vllm.multimodal.media.base import MediaWithBytes
 
-from ballast_vllm.internals import DataUrls, limit_media
+from ballast_policy.request import RequestClass
+from ballast_vllm.calls import CALL, Call
+from ballast_vllm.internals import DataUrls, limit_media, num_bytes
+from ballast_worker.openai import Caller
+from ballast_worker.requests import RequestTiming
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -113,6 +123,42 @@ def test_vllm_checks_the_urls_that_an_option_admits(url, options, sentence):
         DataUrls(**options).load_from_url(url, None)
 
 
+def data_url(width, height):
+    file = io.BytesIO()
+    Image.new("1", (width, height)).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+@pytest.mark.parametrize(("pixels", "num_read"), [(str(64 * 64), 6), ("0", 20)])
+@pytest.mark.parametrize("is_item", [False, True])
+def test_images_of_one_call_are_decoded_up_to_a_limit_of_memory(monkeypatch, pixels, num_read, is_item):
+    monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", pixels)
+    request_class = RequestClass.OFFLINE if is_item else RequestClass.ONLINE
+
+    async def load(*sizes):
+        CALL.set(Call(Caller("lab", request_class, 0), RequestTiming(request_class, 0.0), is_item=is_item))
+        urls = DataUrls()
+        return await asyncio.gather(
+            *(urls.fetch_image_async(data_url(*size)) for size in sizes), return_exceptions=True
+        )
+
+    found = asyncio.run(load(*[(64, 64)] * 20))
+    [large] = asyncio.run(load((65, 64)))
+    refused = [image for image in found if isinstance(image, VLLMValidationError)]
+
+    assert len(found) - len(refused) == num_read, "as many as begin below 16 bytes for each pixel of the largest image"
+    assert all("raise VLLM_MAX_IMAGE_PIXELS" in str(error) for error in refused)
+    assert isinstance(large, ValueError) == (pixels != "0")
+
+
+def test_the_media_of_vllm_have_the_memory_of_their_content():
+    frames, audio = np.zeros((2, 3, 4, 3), np.uint8), np.zeros(10, np.float32)
+
+    assert num_bytes(MediaWithBytes((frames, {}), b"")) == 72
+    assert num_bytes((audio, 16000)) == 40
+    assert num_bytes(MediaWithBytes(Image.new("RGBA", (5, 2)), b"")) == 40
+
+
 def test_the_reasoning_is_apart_from_the_answer(online):
     whole, ended = (online[name]["choices"][0]["message"] for name in ("red", "end of reasoning"))
 
@@ -129,8 +175,10 @@ def test_an_item_with_images_has_the_answer_of_the_same_online_request(online, r
         assert results[name].tokens_in == expected["usage"]["prompt_tokens"], name
 
 
-def test_vllm_follows_no_redirect_from_a_host_that_may_serve_media(monkeypatch):
+def test_vllm_follows_no_redirect_from_a_host_that_may_serve_media_and_reads_no_huge_image(monkeypatch):
     monkeypatch.delenv("VLLM_MEDIA_URL_ALLOW_REDIRECTS", raising=False)
+    monkeypatch.delenv("VLLM_MAX_IMAGE_PIXELS", raising=False)
     limit_media()
 
     assert os.environ["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
+    assert os.environ["VLLM_MAX_IMAGE_PIXELS"] == "16777216"
