@@ -16,6 +16,16 @@ MOST_STOP_TOKENS = 128
 """Tokens that end an answer, with those of the model."""
 MOST_CHARACTERS = 16 * 1024
 """Characters of bad words. vLLM tokenizes them on its event loop. 1,024 tokens are hardly ever longer."""
+MOST_CHOICES = 10_000
+"""Choices of an answer. The time to check them grows with the square of their number: 60,000 take 3 s, twice."""
+MOST_GRAMMAR = 64 * 1024
+"""Characters of a grammar. vLLM translates 1 MB in 4 s, in which it stops other threads for up to 0.5 s."""
+
+COMPARISONS = (
+    "comparisons of tokens after each new token: the sum of all sizes from min_pattern_size to max_pattern_size, times "
+    "min_count - 1. Choose smaller numbers"
+)
+WORDS = "tokens. Most words count twice, with and without a space in front"
 
 
 def excess(params: Any) -> tuple[str, str] | None:
@@ -25,9 +35,10 @@ def excess(params: Any) -> tuple[str, str] | None:
     parameters have to be checked, too.
     """
 
-    def part(name: str) -> Any:
-        return getattr(params, name, None) or ()
+    def part(name: str, owner: Any = params) -> Any:
+        return getattr(owner, name, None) or ()
 
+    form = part("structured_outputs")
     for name, number, most, unit in (
         ("repetition_detection", _comparisons(part("repetition_detection")), MOST_COMPARISONS, COMPARISONS),
         ("logit_bias", len(part("logit_bias")), MOST_TOKENS, "tokens"),
@@ -36,17 +47,12 @@ def excess(params: Any) -> tuple[str, str] | None:
         ("stop_token_ids", len(part("all_stop_token_ids")), MOST_STOP_TOKENS, "tokens, with those of the model"),
         ("bad_words", sum(map(len, part("bad_words"))), MOST_CHARACTERS, "characters"),
         ("bad_words", sum(map(len, part("bad_words_token_ids"))), MOST_TOKENS, WORDS),
+        ("structured_outputs", len(part("choice", form)), MOST_CHOICES, "choices"),
+        ("structured_outputs", len(part("grammar", form)), MOST_GRAMMAR, "characters of a grammar"),
     ):
         if number > most:
             return name, f"{name} asks for more than {most} {unit}."
     return None
-
-
-COMPARISONS = (
-    "comparisons of tokens after each new token: the sum of all sizes from min_pattern_size to max_pattern_size, times "
-    "min_count - 1. Choose smaller numbers"
-)
-WORDS = "tokens. Most words count twice, with and without a space in front"
 
 
 def _comparisons(detection: Any) -> int:
@@ -54,4 +60,5 @@ def _comparisons(detection: Any) -> int:
     if not detection:
         return 0
     least, most = max(1, detection.min_pattern_size), detection.max_pattern_size
-    return max(0, detection.min_count - 1) * max(0, most - least + 1) * (least + most) // 2
+    num_pairs: int = max(0, detection.min_count - 1) * max(0, most - least + 1) * (least + most) // 2
+    return num_pairs

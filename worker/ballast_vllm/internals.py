@@ -30,12 +30,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache, cached_property, wraps
 from typing import Any
 
 from PIL.Image import Image
 from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
+from vllm.multimodal.video_decoders import opencv
 from vllm.sampling_params import check_json_nesting
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import RequestQueue
@@ -70,6 +71,8 @@ PIXELS_VARIABLE, MOST_PIXELS = "VLLM_MAX_IMAGE_PIXELS", 4096 * 4096
 """vLLM's variable for the pixels of an image or of a frame of a video, and the default here, a tenth of vLLM's."""
 MEDIA_BYTES = 16
 """Memory of the media of one call, for each pixel of the largest image: 256 MiB by default."""
+CAPTURE_SIZE = 3, 4
+"""OpenCV's numbers of the width and the height of a video."""
 TOO_LARGE = (
     "The images and other media of the request take more than {} MiB when they are decoded. Send fewer or smaller "
     f"ones, or ask the administrator to raise {PIXELS_VARIABLE}, which decides the limit."
@@ -390,9 +393,7 @@ class DataUrls(MediaConnector):  # type: ignore[misc]
         if call is None:
             return await super().load_from_url_async(url, *args, **kwargs)
         async with call.media.turn if url[:5].lower() == "data:" else nullcontext():
-            most = MEDIA_BYTES * int(os.environ.get(PIXELS_VARIABLE, MOST_PIXELS))
-            if 0 < most <= call.media.num_bytes:
-                raise VLLMValidationError(TOO_LARGE.format(most // 2**20))
+            _check_memory(call.media.num_bytes + 1)
             found = await super().load_from_url_async(url, *args, **kwargs)
             call.media.num_bytes += num_bytes(found)
             return found
@@ -409,6 +410,30 @@ class DataUrls(MediaConnector):  # type: ignore[misc]
         )
 
 
+def limit_frames(decode: Callable[..., Any]) -> Callable[..., Any]:
+    """Return vLLM's decoder of videos with a limit of memory for the frames that a model samples of one video."""
+
+    @wraps(decode)
+    def limited(loader: Any, *args: Any, **kwargs: Any) -> Any:
+        class LimitedFrames(loader):  # type: ignore[misc]
+            @classmethod
+            def read_frames(cls, video: Any, frames: Any, *args: Any, **kwargs: Any) -> Any:
+                width, height = (int(video.get(number)) for number in CAPTURE_SIZE)
+                _check_memory(3 * width * height * len(set(frames)))
+                return super().read_frames(video, frames, *args, **kwargs)
+
+        return decode(LimitedFrames, *args, **kwargs)
+
+    return limited
+
+
+def _check_memory(num_bytes: int) -> None:
+    """Refuse media that take more memory than a call may use for them."""
+    most = MEDIA_BYTES * int(os.environ.get(PIXELS_VARIABLE, MOST_PIXELS))
+    if 0 < most < num_bytes:
+        raise VLLMValidationError(TOO_LARGE.format(most // 2**20))
+
+
 def num_bytes(media: Any) -> int:
     """Return the memory of an image, of the frames of a video, or of audio, as vLLM has decoded it."""
     content = getattr(media, "media", media)
@@ -420,6 +445,8 @@ def num_bytes(media: Any) -> int:
 def limit_media() -> None:
     """Let vLLM read media with `DataUrls` in this process, unless VLLM_MEDIA_CONNECTOR names another reader."""
     os.environ.setdefault(PIXELS_VARIABLE, str(MOST_PIXELS))  # read for each image, too
+    if not hasattr(opencv.decode_opencv, "__wrapped__"):
+        opencv.decode_opencv = limit_frames(opencv.decode_opencv)
     # vLLM compares only the first URL with --allowed-media-domains, and would follow its redirect to any host. It reads
     # the variable for each URL.
     os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")

@@ -276,6 +276,10 @@ def test_a_beam_search_is_one_request_of_its_prompt_and_its_longest_answer(engin
     assert call.ending(is_complete=True, is_dead=False) == "length"
 
 
+def form(**fields):
+    return {"structured_outputs": StructuredOutputsParams(**fields)}
+
+
 def repetition(**sizes):
     return {"repetition_detection": RepetitionDetectionParams(**sizes)}
 
@@ -295,6 +299,8 @@ def repetition(**sizes):
         pytest.param({"_all_stop_token_ids": set(range(129))}, "stop_token_ids", id="stop tokens of the model"),
         pytest.param({"bad_words": ["a" * 9000, "b" * 9000]}, "bad_words", id="characters of bad words"),
         pytest.param({"_bad_words_token_ids": [[1] * 500] * 3}, "bad_words", id="tokens of bad words"),
+        pytest.param(form(choice=["a"] * 10_001), "structured_outputs", id="choices"),
+        pytest.param(form(grammar="root ::= 'a'" * 9000), "structured_outputs", id="a grammar"),
     ],
 )
 def test_a_parameter_that_holds_up_or_ends_enginecore_is_refused(engine, tap, begin, params, refused):

@@ -8,6 +8,7 @@ import io
 import os
 import socket
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
@@ -149,6 +150,24 @@ def test_images_of_one_call_are_decoded_up_to_a_limit_of_memory(monkeypatch, pix
     assert len(found) - len(refused) == num_read, "as many as begin below 16 bytes for each pixel of the largest image"
     assert all("raise VLLM_MAX_IMAGE_PIXELS" in str(error) for error in refused)
     assert isinstance(large, ValueError) == (pixels != "0")
+
+
+@pytest.mark.parametrize(("num_frames", "is_read"), [(5, True), (6, False), (40, False)])
+def test_the_frames_of_a_video_have_a_limit_of_memory(monkeypatch, tmp_path, num_frames, is_read):
+    monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", str(64 * 64))
+    limit_media()
+    path = tmp_path / "video.avi"
+    video = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10, (64, 64))
+    for _ in range(num_frames):
+        video.write(np.zeros((64, 64, 3), np.uint8))
+    video.release()
+    url = f"data:video/avi;base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+    if is_read:
+        assert num_bytes(asyncio.run(DataUrls().fetch_video_async(url))) == num_frames * 64 * 64 * 3
+    else:
+        with pytest.raises(VLLMValidationError, match="raise VLLM_MAX_IMAGE_PIXELS"):
+            asyncio.run(DataUrls().fetch_video_async(url))
 
 
 def test_the_media_of_vllm_have_the_memory_of_their_content():

@@ -80,8 +80,9 @@ USED: dict[str, dict[str, str]] = {
         "RepetitionDetectionParams": "max_pattern_size min_count min_pattern_size",
         "SamplingParams": (
             "all_stop_token_ids allowed_token_ids bad_words bad_words_token_ids logit_bias repetition_detection "
-            "stop_token_ids"
+            "stop_token_ids structured_outputs"
         ),
+        "StructuredOutputsParams": "choice grammar",
     },
     "engine_client": {
         "AsyncLLM": (
