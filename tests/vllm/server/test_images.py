@@ -108,6 +108,21 @@ def test_no_url_of_a_client_or_of_an_item_is_opened(serving, run_job, as_line):
     assert result.error["message"] == messages[0]
 
 
+def test_what_would_hold_up_or_end_the_server_gets_400_and_fails_the_item(serving, run_job, as_line):
+    large = {"type": "image_url", "image_url": {"url": data_url(4096, 4096)}}
+    repetition = {"max_pattern_size": 10**9, "min_pattern_size": 8000, "min_count": 2}
+    bodies = {"images": body(*[large] * 20), "repetition": body(text("What is it?"), repetition_detection=repetition)}
+    with serving.client() as client:
+        found = {name: client.post(URL, json={"model": "m", **sent}) for name, sent in bodies.items()}
+    results = run_job(QUEUE, [as_line(name, URL, **sent) for name, sent in bodies.items()])
+
+    assert {name: response.status_code for name, response in found.items()} == dict.fromkeys(bodies, 400)
+    messages = {name: response.json()["error"]["message"] for name, response in found.items()}
+    assert "take more than 256 MiB when they are decoded" in messages["images"]
+    assert "repetition_detection asks for more than 500 comparisons" in messages["repetition"]
+    assert {name: result.error["message"] for name, result in results.items()} == messages
+
+
 @pytest.mark.parametrize(
     ("url", "options", "sentence"),
     [
