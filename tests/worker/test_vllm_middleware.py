@@ -34,7 +34,7 @@ from ballast_engine.stats import StepKind, StepRecord
 from ballast_policy.request import RequestClass
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
-from ballast_vllm.calls import Call, EngineRequest
+from ballast_vllm.calls import CALL, Call, EngineRequest
 from ballast_vllm.drain import Drain
 from ballast_vllm.engine_client import DECIDING
 from ballast_vllm.middleware import BallastMiddleware
@@ -1109,6 +1109,21 @@ async def accept(scope, receive, send):
     """Answer with 200."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b""})
+
+
+async def test_a_call_gives_its_place_for_media_back_when_it_ends_without_a_request(variables):
+    has_place = []
+
+    async def app(scope, receive, send):
+        await CALL.get().take_media()
+        has_place.append(CALL.get().media.has_place)
+        await accept(scope, receive, send)
+
+    async with running() as found, before_app(found.server, app) as client:
+        for _ in range(7):  # more than there are places
+            await client.post("/v1/completions", json=BODY)
+
+    assert has_place == [True] * 7
 
 
 async def test_a_large_response_of_vllm_waits_for_its_client_between_parts(variables):

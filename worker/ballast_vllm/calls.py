@@ -7,7 +7,6 @@ changed.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 from ballast_engine.request import FinishReason
 from ballast_policy.request import RequestClass
 from ballast_queue.settings import MAX_PRIORITY, MIN_PRIORITY
+from ballast_vllm.media import PLACES, Media
 from ballast_vllm.requests import RequestPlace
 from ballast_worker.errors import Refused
 from ballast_worker.openai import Caller
@@ -69,16 +69,6 @@ class EngineRequest:
     def is_counted(self) -> bool:
         """Whether it counts in the waiting queue of HTTP requests by itself."""
         return not (self.call.is_item or self.call.counts_once)
-
-
-@dataclass(slots=True, eq=False)
-class Media:
-    """The images and other media of a call. A small file may hold a large image."""
-
-    num_bytes: int = 0
-    """Memory of those that are decoded."""
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while one is decoded, so that each one sees the memory of the others."""
 
 
 @dataclass(slots=True, eq=False)
@@ -165,6 +155,14 @@ class Call:
     def is_waited_for(self) -> bool:
         """Whether EngineCore computes a request of the call."""
         return any(not request.is_over for request in reversed(self.requests))
+
+    async def take_media(self) -> None:
+        """Return when the call may decode media."""
+        await PLACES[self.request_class].take(self.media)
+
+    def leave_media(self) -> None:
+        """Let another call decode media: EngineCore has a request of this one, or it ended."""
+        PLACES[self.request_class].leave(self.media)
 
     def ending(self, *, is_complete: bool, is_dead: bool) -> FinishReason:
         """Return how it ended. `is_complete`: its response is. `is_dead`: EngineCore ended, maybe after the call.

@@ -234,6 +234,7 @@ class EngineTap:
             raise _invalid(found[1], found[0])
         call = CALL.get()
         if call is not None:
+            call.leave_media()
             request = self._placed(request, call)
         try:
             await self._add(request)

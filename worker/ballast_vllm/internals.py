@@ -27,7 +27,6 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import cache, cached_property, wraps
@@ -382,7 +381,7 @@ class DataUrls(MediaConnector):  # type: ignore[misc]
         return super().load_from_url(url, *args, **kwargs)
 
     async def load_from_url_async(self, url: str, *args: Any, **kwargs: Any) -> Any:
-        """Return the content of a URL. The data URLs of a call are decoded one after the other, up to a limit.
+        """Return the content of a URL. Data URLs are decoded for some calls at a time, one after the other for each.
 
         vLLM would decode all of them before it counts their tokens.
         """
@@ -390,9 +389,10 @@ class DataUrls(MediaConnector):  # type: ignore[misc]
 
         self._check(url)
         call = CALL.get()
-        if call is None:
+        if call is None or url[:5].lower() != "data:":
             return await super().load_from_url_async(url, *args, **kwargs)
-        async with call.media.turn if url[:5].lower() == "data:" else nullcontext():
+        async with call.media.turn:
+            await call.take_media()
             _check_memory(call.media.num_bytes + 1)
             found = await super().load_from_url_async(url, *args, **kwargs)
             call.media.num_bytes += num_bytes(found)

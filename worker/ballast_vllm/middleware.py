@@ -171,6 +171,7 @@ class BallastMiddleware:
             if passed.status is not None:
                 raise
         finally:
+            call.leave_media()
             refusal = call.refused if passed.status is None else None
             status = refusal.status if refusal else passed.status
             if status is None or status < 400 or (is_queued and server.has_route(scope)):

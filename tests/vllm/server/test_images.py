@@ -152,11 +152,14 @@ def test_images_of_one_call_are_decoded_up_to_a_limit_of_memory(monkeypatch, pix
     request_class = RequestClass.OFFLINE if is_item else RequestClass.ONLINE
 
     async def load(*sizes):
-        CALL.set(Call(Caller("lab", request_class, 0), RequestTiming(request_class, 0.0), is_item=is_item))
+        call = Call(Caller("lab", request_class, 0), RequestTiming(request_class, 0.0), is_item=is_item)
+        CALL.set(call)
         urls = DataUrls()
-        return await asyncio.gather(
-            *(urls.fetch_image_async(data_url(*size)) for size in sizes), return_exceptions=True
-        )
+        loaded = (urls.fetch_image_async(data_url(*size)) for size in sizes)
+        try:
+            return await asyncio.gather(*loaded, return_exceptions=True)
+        finally:
+            call.leave_media()
 
     found = asyncio.run(load(*[(64, 64)] * 20))
     [large] = asyncio.run(load((65, 64)))
