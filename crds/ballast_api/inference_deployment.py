@@ -85,6 +85,13 @@ def _revision_in(uri: str) -> str:
     return uri.partition("@")[2].rstrip("/") if uri.startswith("hf://") else ""
 
 
+SERVED_NAME = (
+    "[has(self.servedName) ? self.servedName : "
+    "(self.uri.startsWith('hf://') ? self.uri.split('@')[0] : self.uri).find('[^/]+/*$').split('@')[0].split('/')[0]]"
+)
+"""CEL expression over a `ServedModel`: a list with its served name."""
+
+
 class ServedModel(Model):
     """The model, and how a pod gets it. A change of this section rolls the pods."""
 
@@ -101,14 +108,21 @@ class ServedModel(Model):
             "model.revision and the part of model.uri after @ name two revisions. Remove one of them",
         ),
         Rule(
-            "!has(self.adapters) || [has(self.servedName) ? self.servedName : "
-            "(self.uri.startsWith('hf://') ? self.uri.split('@')[0] : self.uri).find('[^/]+/*$')"
-            ".split('@')[0].split('/')[0]].all(name, "
-            "self.adapters.all(each, each.name != name))",
+            f"!has(self.adapters) || {SERVED_NAME}.all(name, self.adapters.all(each, each.name != name))",
             lambda model: (
                 (model.served_name or default_served_name(model.uri)) not in {each.name for each in model.adapters}
             ),
             "model.adapters contains an adapter with the name of the model. Use another name, or set model.servedName",
+        ),
+        Rule(
+            f"!has(self.aliases) || {SERVED_NAME}.all(name, self.aliases.all(alias, alias != name)) && "
+            "(!has(self.adapters) || self.adapters.all(each, self.aliases.all(alias, alias != each.name)))",
+            lambda model: {
+                model.served_name or default_served_name(model.uri),
+                *(each.name for each in model.adapters),
+            }.isdisjoint(model.aliases),
+            "model.aliases contains the name of the model or of an adapter, which clients use already. Remove it from "
+            "the list",
         ),
         Rule(
             "!(has(self.cachePath) && has(self.cache))",

@@ -86,6 +86,9 @@ class Model(ApiModel):
     path."""
     served_name: Name | None = None
     """The model name that clients use; by default the name of the directory."""
+    aliases: tuple[Name, ...] = Field(default=(), max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"})
+    """Further model names that clients may use, in requests and in items of jobs. Answers, metrics and the status have
+    the served name."""
     revision: str = ""
     """Name of this version of the weights. A partly generated answer is continued only under the same revision, and,
     unless it is a commit of 40 hexadecimal digits, only with the same files."""
@@ -101,6 +104,7 @@ class Model(ApiModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        refuse_twice("model.aliases", self.aliases, "name")
         refuse_twice("model.adapters", [adapter.name for adapter in self.adapters], "adapter")
         return self
 

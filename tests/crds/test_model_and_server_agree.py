@@ -77,6 +77,7 @@ ADAPTERS = st.lists(
     ),
     max_size=1,
 )
+ALIASES = st.lists(st.sampled_from(["a", "b", "a/b", "c"]), max_size=2, unique=True)
 BACKENDS = st.sampled_from(["native", "vllm"])
 ARGUMENTS = st.sampled_from(
     ["--enforce-eager", "--port", "--port=1", "--no-enable_lora", "-tp", "--data-parallel-size=2", "--watermark.a=b",
@@ -143,7 +144,7 @@ PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
                     ["hf://a/b", "hf://a/b@c/a", "s3://a/b//", "s3://a/b@v1", "s3://a/b@v1/a", "pvc://b"]
                 )
             },
-            optional={"adapters": ADAPTERS, "servedName": st.sampled_from(["a", "b/a"])},
+            optional={"adapters": ADAPTERS, "aliases": ALIASES, "servedName": st.sampled_from(["a", "b/a"])},
         ),
     ),
     "shares": some(offline=some(reservedPercent=PERCENT, maxPercent=PERCENT)),

@@ -62,6 +62,7 @@ OTHER: dict[str, Any] = {
     "engine.quantization": "fp8",
     "engine.vllm.args": ["--enforce-eager"],
     "model.adapters[].tenants": ["legal"],
+    "model.aliases": ["a", "b"],
     "model.cache.volumeClaimTemplate": {"spec": TEMPLATE["spec"] | {"storageClassName": "fast"}},
     "model.uri": "hf://Qwen/Qwen3-4B",
     "gpu.count": 0,

@@ -61,6 +61,7 @@ def test_a_field_of_the_configuration_arrives_in_vllm(tiny_model: Path, tmp_path
             tiny_model,
             model={
                 "servedName": "tiny",
+                "aliases": ["org/tiny", "old"],
                 "dtype": "float32",
                 "maxModelLen": 256,
                 "loadFormat": "dummy",
@@ -79,7 +80,7 @@ def test_a_field_of_the_configuration_arrives_in_vllm(tiny_model: Path, tmp_path
         [],
     )
 
-    assert (found.model_tag, found.served_model_name) == (str(tiny_model), ["tiny"])
+    assert (found.model_tag, found.served_model_name) == (str(tiny_model), ["tiny", "org/tiny", "old"])
     assert (found.dtype, found.max_model_len, found.load_format) == ("float32", 256, "dummy")
     assert (found.host, found.port) == ("127.0.0.1", 8123)
     assert (found.max_num_seqs, found.tensor_parallel_size) == (6, 2)

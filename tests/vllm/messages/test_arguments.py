@@ -36,6 +36,7 @@ def arguments(places: dict[str, Path], *, is_cpu: bool = False, **sections: Any)
 
 FIELDS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "servedName": ({"model": {"servedName": "llama"}}, ["--served-model-name=llama"]),
+    "aliases": ({"model": {"aliases": ["org/m"]}}, ["--served-model-name", "model", "org/m"]),
     "dtype": ({"model": {"dtype": "float16"}}, ["--dtype=float16"]),
     "maxModelLen": ({"model": {"maxModelLen": 4096}}, ["--max-model-len=4096"]),
     "loadFormat": ({"model": {"loadFormat": "dummy"}}, ["--load-format=dummy"]),
@@ -134,6 +135,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no adapter": ({"name": "a", "uri": "file:///none"}, "directory /none does not exist"),
     "a model": ({"name": "a", "uri": "file://MODEL"}, "states no rank"),
     "the name of the model": ({"name": "model", "uri": "file://MODEL"}, "an adapter has the name of the model"),
+    "an alias": ({"name": "org/m", "uri": "file://MODEL"}, "an adapter has the name of the model, org/m"),
 }
 
 
@@ -143,7 +145,7 @@ def test_a_directory_without_an_adapter_is_refused(case: str, places: dict[str, 
     adapter = adapter | {"uri": adapter["uri"].replace("MODEL", str(places["model"]))}
 
     with pytest.raises(NotServed, match=sentence):
-        arguments(places, model={"adapters": [adapter]})
+        arguments(places, model={"adapters": [adapter], "aliases": ["org/m"]})
 
 
 def test_each_server_refuses_the_backend_of_the_other(places: dict[str, Path], tmp_path: Path) -> None:
