@@ -36,7 +36,7 @@ class Rule:
         """Return the condition as the API server reads it."""
         if not self.stored:
             return {"rule": self.cel}
-        # The API server bounds the cost of a comparison by its left side.
+        # Kubernetes 1.30 and newer know `optionalOldSelf`. They bound the cost of a comparison by its left side.
         old = "oldSelf.value()"
         parts = [field.split(".")[: size + 1] for field in self.stored for size in range(field.count(".") + 1)]
         known = [f"has({old}.{'.'.join(part)})" for part in parts]
