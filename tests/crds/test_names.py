@@ -32,6 +32,7 @@ def test_a_served_name_is_the_last_part_of_the_address_without_its_revision() ->
     assert served("hf://Qwen/Qwen3-8B@v2") == served("hf://Qwen/Qwen3-8B@refs/pr/1/") == "Qwen3-8B"
     assert served("s3://bucket/models/llama/") == "llama"
     assert served("hf://a/b", servedName="mine") == "mine"
+    assert served("hf://a/b", servedName="qwen2.5:7b") == served("pvc://models/qwen2.5:7b") == "qwen2.5:7b"
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,9 @@ def test_vllm_listens_where_kubernetes_probes_its_pod(
     assert f"--host={host}" in arguments(places, runtime={"host": "0.0.0.0"})
 
 
-def test_only_the_number_of_adapters_in_a_step_may_also_be_an_argument_of_the_resource(places: dict[str, Path]) -> None:
+def test_only_the_adapters_in_a_step_and_the_load_format_may_also_be_arguments_of_the_resource(
+    places: dict[str, Path],
+) -> None:
     sections: dict[str, Any] = {
         "model": {"uri": str(places["model"]), "adapters": [{"name": "a", "uri": f"file://{places['eight']}"}]},
         "engine": {"backend": "vllm"},
@@ -92,7 +94,7 @@ def test_only_the_number_of_adapters_in_a_step_may_also_be_an_argument_of_the_re
     found = serve_arguments(config, NodeRank(1, "10.0.0.1", 29500))
     names = {each.removeprefix("--").partition("=")[0] for each in found if each.startswith("--")}
 
-    assert {name for name in names if refusal([name]) is None} == {"max-loras"}
+    assert {name for name in names if refusal([name]) is None} == {"max-loras", "load-format"}
 
 
 def test_without_a_field_vllm_decides(places: dict[str, Path]) -> None:
