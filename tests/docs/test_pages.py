@@ -26,6 +26,8 @@ from ballast_operator.children.files import sources
 from ballast_operator.children.service import service
 from ballast_operator.named_secrets import named_secrets
 from ballast_operator.permitted import PodRules
+from ballast_policy.request import RequestClass
+from ballast_worker.tenancy import Tenancy
 
 ROOT = Path(__file__).parents[2]
 HOW_TO = ROOT / "docs" / "how-to"
@@ -336,6 +338,26 @@ def test_the_api_server_accepts_the_policies_of_the_pages(plane: ControlPlane, n
         plane.kubectl("create", "--validate=strict", "-n", namespace, "-f", "-", manifest=policy)
 
     assert [len(texts) for texts in blocks] == [4, 2]
+    assert len({policy["metadata"]["name"] for policy in policies}) == len(policies), (
+        "policies of one name replace another"
+    )
+
+
+@pytest.mark.envtest
+def test_the_api_server_finds_no_difference_in_a_resource_with_defaults_in_lists(plane: ControlPlane, namespace: str):
+    spec = {
+        "model": {"uri": "file:///m"},
+        "offline": {"tenants": [{"name": "blue"}]},
+        "template": {"tolerations": [{"key": "gpu", "value": "a"}]},
+    }
+    body = {"apiVersion": "ballast.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": "chat"}}
+    there = ("-n", namespace, "-f", "-")
+    plane.kubectl("apply", *there, manifest=body | {"spec": spec})
+
+    argo_cd = ("--server-side", "--force-conflicts", "--field-manager=argocd-controller")
+    difference = plane.kubectl("diff", *argo_cd, *there, manifest=body | {"spec": spec}, check=False)
+
+    assert (difference.returncode, difference.stdout) == (0, ""), difference.stderr
 
 
 def documented(page: str, name: str) -> Any:
@@ -359,7 +381,9 @@ def test_the_steps_of_a_move_select_the_workers_and_the_old_pods_again(plane: Co
         spec = json.loads(plane.kubectl("get", "-n", namespace, "service", "llama", "-o", "json").stdout)["spec"]
         return spec["selector"], spec["ports"][0]["targetPort"]
 
-    there, back = (after(each) for each in re.findall(r"^kubectl patch service .*?\]'$", page, re.DOTALL | re.MULTILINE))
+    there, back = (
+        after(each) for each in re.findall(r"^kubectl patch service .*?\]'$", page, re.DOTALL | re.MULTILINE)
+    )
     (port,) = workers["spec"]["ports"]
     assert (there, back) == ((workers["spec"]["selector"], port["targetPort"]), ({"app": "llama"}, 8000))
     assert [(each["name"], each["port"]) for each in route["spec"]["rules"][0]["backendRefs"]] == [
@@ -376,30 +400,22 @@ def test_the_nightly_job_uses_the_secret_of_the_workers(plane: ControlPlane, nam
     (container,) = pod["containers"]
 
     secrets = [each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each]
-    secrets += [
-        each["valueFrom"]["secretKeyRef"]["name"] for each in container["env"] if "secretKeyRef" in str(each)
-    ]
+    secrets += [each["valueFrom"]["secretKeyRef"]["name"] for each in container["env"] if "secretKeyRef" in str(each)]
     script = f"```sh\n{container['args'][0]}```"
     assert set(secrets) == {redis_secret("chat")}
     assert [name for name, _ in commands(script)] == ["submit", "results"]
     assert not unknown_commands(script)
-    assert len({policy["metadata"]["name"] for policy in policies}) == len(policies), (
-        "policies of one name replace another"
-    )
 
 
-@pytest.mark.envtest
-def test_the_api_server_finds_no_difference_in_a_resource_with_defaults_in_lists(plane: ControlPlane, namespace: str):
-    spec = {
-        "model": {"uri": "file:///m"},
-        "offline": {"tenants": [{"name": "blue"}]},
-        "template": {"tolerations": [{"key": "gpu", "value": "a"}]},
-    }
-    body = {"apiVersion": "ballast.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": "chat"}}
-    there = ("-n", namespace, "-f", "-")
-    plane.kubectl("apply", *there, manifest=body | {"spec": spec})
+def test_the_route_of_a_batch_gateway_makes_its_requests_offline():
+    (rule,) = documented((HOW_TO / "configure-a-worker.md").read_text(), "batch-route")["spec"]["rules"]
+    (changed,) = rule["filters"]
+    sent = [header for match in rule["matches"] for header in match["headers"]]
+    sent.append({"name": "x-dynamo-request-priority", "value": "7"})
 
-    argo_cd = ("--server-side", "--force-conflicts", "--field-manager=argocd-controller")
-    difference = plane.kubectl("diff", *argo_cd, *there, manifest=body | {"spec": spec}, check=False)
+    def read(headers: list[dict[str, str]]) -> tuple[RequestClass, int]:
+        caller = Tenancy((), None).caller({each["name"].encode(): each["value"].encode() for each in headers})
+        return caller.request_class, caller.priority
 
-    assert (difference.returncode, difference.stdout) == (0, ""), difference.stderr
+    assert read(sent) == (RequestClass.ONLINE, 0)
+    assert read([*sent, *changed["requestHeaderModifier"]["set"]]) == (RequestClass.OFFLINE, 0)
