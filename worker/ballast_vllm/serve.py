@@ -38,12 +38,16 @@ from ballast_vllm.arguments import LAUNCHED, NodeRank, serve_arguments
 from ballast_vllm.compiler import OFF, missing_compiler
 from ballast_vllm.errors import BadArguments, ServerFailed
 from ballast_vllm.refusals import check_config
+from ballast_vllm.settings import StepLimits
 from ballast_worker.command_line import state_signal
 from ballast_worker.errors import WorkerError
 
 log = Log(__name__)
 
 FIELD = "engine.vllm.args"
+LOG_LEVEL = "VLLM_LOGGING_LEVEL"
+LEVELS = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET")
+"""What this variable may be. It comes from `template.env`, and replaces the level of the command line."""
 NO_GPU = (
     "vLLM found no GPU, and this build of it needs one. Check the driver and the device plugin of the node. With "
     "NVIDIA's GPU operator, set template.runtimeClassName to nvidia"
@@ -148,13 +152,25 @@ def prepared(
     if current_platform.is_cpu() and (compiler := missing_compiler()) is not None:
         os.environ[OFF] = "1"  # EngineCore and its ranks are processes that start with it
         log.warning("C++ compiler not found, torch compiles nothing", compiler=compiler, because=f"{OFF}=1 is set")
-    logging = {"log_level": log_level.upper(), "formatter": log_format}
+    logging = {"log_level": (os.environ.get(LOG_LEVEL) or log_level).upper(), "formatter": log_format}
+    if logging["log_level"] not in LEVELS:
+        raise BadArguments(f"{LOG_LEVEL} is {logging['log_level']}. Set one of {', '.join(LEVELS)}")
     own = [*serve_arguments(config, node, is_cpu=current_platform.is_cpu()), f"--logging-config={json.dumps(logging)}"]
     arguments = parsed(own, config.engine.vllm.args)
-    os.environ["VLLM_LOGGING_LEVEL"] = logging["log_level"]
+    os.environ[LOG_LEVEL] = logging["log_level"]
     os.environ[LAUNCHED] = "1"
     configure_logging_from_args(arguments)
-    check(arguments)
+    found = check(arguments)
+    if arguments.max_num_batched_tokens is not None and found.model_config.runner_type != "pooling":
+        scheduler = found.scheduler_config
+        limits = StepLimits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, found.num_speculative_tokens)
+        if (most := limits.most_filled(config.engine.prefill_chunk_tokens)) < limits.max_step_tokens:
+            log.warning(
+                "steps stay smaller than --max-num-batched-tokens",
+                tokens=limits.max_step_tokens,
+                most=most,
+                because="engine.prefillChunkTokens limits the prompt tokens of a step",
+            )
     return arguments
 
 
@@ -170,6 +186,8 @@ def parsed(own: Sequence[str], others: Sequence[str]) -> argparse.Namespace:
     refused = refusal([name.replace("_", "-") for name in changed])
     if refused is not None:
         raise BadArguments(f"{FIELD} sets {refused}")
+    if "load_format" in changed and "dummy" in {without.load_format, arguments.load_format}:
+        raise BadArguments(f"{FIELD} sets --load-format: model.loadFormat decides about dummy. Remove the argument")
     try:
         validate_parsed_serve_args(arguments)
     except (TypeError, ValueError) as error:
@@ -177,8 +195,8 @@ def parsed(own: Sequence[str], others: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-def check(arguments: argparse.Namespace) -> None:
-    """Check what vLLM makes of the arguments and of the model's config.json, before it loads anything.
+def check(arguments: argparse.Namespace) -> Any:
+    """Check what vLLM makes of the arguments and of the model's config.json, before it loads anything. Return it.
 
     Raises:
         BadArguments: vLLM refuses the combination.
@@ -199,6 +217,7 @@ def check(arguments: argparse.Namespace) -> None:
     check_config(config)
     if current_platform.is_cpu():
         _check_cpu(arguments, config)
+    return config
 
 
 def _check_model(model: str) -> None:

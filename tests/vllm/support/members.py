@@ -119,9 +119,12 @@ USED: dict[str, dict[str, str]] = {
     "serve": {
         "AsyncEngineArgs": "",
         "BaseFrontendArgs": "lora_modules",
-        "EngineArgs": "create_engine_config enable_lora from_cli_args max_loras",
+        "EngineArgs": ("create_engine_config enable_lora from_cli_args load_format max_loras max_num_batched_tokens"),
+        "ModelConfig": "runner_type",
+        "SchedulerConfig": "max_num_batched_tokens max_num_seqs",
         "ServeSubcommand": "cmd",
         "UsageContext": "OPENAI_API_SERVER",
+        "VllmConfig": "model_config num_speculative_tokens scheduler_config",
     },
     "hosted": {"AsyncLLM": "get_supported_tasks model_config"},
     "engine_replay": {
