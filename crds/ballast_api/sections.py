@@ -96,7 +96,9 @@ class Model(ApiModel):
     path."""
     served_name: ModelName | None = None
     """The model name that clients use; by default the name of the directory."""
-    aliases: tuple[ModelName, ...] = Field(default=(), max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"})
+    aliases: tuple[ModelName, ...] = Field(
+        default=(), max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"}
+    )
     """Further model names that clients may use, in requests and in items of jobs. Answers, metrics and the status have
     the served name."""
     revision: str = ""

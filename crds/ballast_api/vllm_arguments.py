@@ -64,8 +64,8 @@ OWNED = (
         ("model", "served-model-name", "dtype", "max-model-len", "enable-lora", "lora-modules", "max-lora-rank"),
         (),
         "the section model decides model, served-model-name, dtype, max-model-len, enable-lora, lora-modules and "
-        "max-lora-rank. Remove the argument, and set model.servedName, model.aliases, model.adapters or another field of "
-        "the section",
+        "max-lora-rank. Remove the argument, and set model.servedName, model.aliases, model.adapters or another field "
+        "of the section",
     ),
     OwnedArguments(
         ("revision", "download-dir", "hf-token"),
