@@ -12,6 +12,8 @@ from ballast_api.kinds import mismatch
 from ballast_api.rules import Rule
 
 VALIDATIONS = "x-kubernetes-validations"
+STORED = "stored"
+"""In the context of a validation: the API server has admitted the resource, maybe by the rules of an older version."""
 
 
 def keyed_by(field: str) -> JsonDict:
@@ -21,10 +23,10 @@ def keyed_by(field: str) -> JsonDict:
 
 def _carry_rules(schema: dict[str, Any], model: type[ApiModel]) -> None:
     """Add the rules to the JSON schema of a model."""
-    rules: list[dict[str, str]] = []
+    rules: list[dict[str, Any]] = []
     for rule in model.rules:
         figures = {"messageExpression": rule.expression} if rule.expression else {}
-        rules.append({"rule": rule.cel, "message": rule.plain, **figures})
+        rules.append({**rule.admission, "message": rule.plain, **figures})
     if rules:
         schema[VALIDATIONS] = rules
 
@@ -55,8 +57,10 @@ class ApiModel(BaseModel):
         return value
 
     @model_validator(mode="after")
-    def _keep_rules(self) -> Self:
-        broken = [rule.sentence(self) for rule in self.rules if not rule.holds(self)]
+    def _keep_rules(self, info: ValidationInfo) -> Self:
+        is_stored = info.context is not None and info.context.get(STORED, False)
+        rules = (rule for rule in self.rules if not (is_stored and rule.stored))
+        broken = [rule.sentence(self) for rule in rules if not rule.holds(self)]
         if broken:
             raise ValueError("; ".join(broken))
         return self

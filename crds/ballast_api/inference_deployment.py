@@ -12,10 +12,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from ballast_api.base import ApiModel, keyed_by
+from ballast_api.base import STORED, ApiModel, keyed_by
 from ballast_api.errors import InvalidConfig
 from ballast_api.names import API_VERSION, KIND, MOST_NAME_CHARACTERS, MOST_RAY_CHARACTERS, SUBMITTER_SUFFIX
-from ballast_api.pods import Json, PodTemplate, SecretKey, SecretName
+from ballast_api.pods import GPUS, MIG, Json, PodTemplate, SecretKey, SecretName, is_gpu
 from ballast_api.ray import ServingRuntime
 from ballast_api.rules import Rule
 from ballast_api.sections import (
@@ -42,8 +42,6 @@ UNREADY_SECONDS = 5
 """Default of `rollout.unreadySeconds`: the time until Services of Kubernetes and most routers send no more requests."""
 RAY_UNREADY_SECONDS = 10
 """The same on Ray. Serve ends a replica in a pod that stays, and Services learn of it only from the next probe."""
-MIG = "nvidia.com/mig-"
-"""How the resources of NVIDIA's MIG slices begin."""
 RESOURCE_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 ClaimName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 
@@ -85,6 +83,13 @@ def _revision_in(uri: str) -> str:
     return uri.partition("@")[2].rstrip("/") if uri.startswith("hf://") else ""
 
 
+SERVED_NAME = (
+    "[has(self.servedName) ? self.servedName : "
+    "(self.uri.startsWith('hf://') ? self.uri.split('@')[0] : self.uri).find('[^/]+/*$').split('@')[0].split('/')[0]]"
+)
+"""CEL expression over a `ServedModel`: a list with its served name."""
+
+
 class ServedModel(Model):
     """The model, and how a pod gets it. A change of this section rolls the pods."""
 
@@ -101,14 +106,21 @@ class ServedModel(Model):
             "model.revision and the part of model.uri after @ name two revisions. Remove one of them",
         ),
         Rule(
-            "!has(self.adapters) || [has(self.servedName) ? self.servedName : "
-            "(self.uri.startsWith('hf://') ? self.uri.split('@')[0] : self.uri).find('[^/]+/*$')"
-            ".split('@')[0].split('/')[0]].all(name, "
-            "self.adapters.all(each, each.name != name))",
+            f"!has(self.adapters) || {SERVED_NAME}.all(name, self.adapters.all(each, each.name != name))",
             lambda model: (
                 (model.served_name or default_served_name(model.uri)) not in {each.name for each in model.adapters}
             ),
             "model.adapters contains an adapter with the name of the model. Use another name, or set model.servedName",
+        ),
+        Rule(
+            f"!has(self.aliases) || {SERVED_NAME}.all(name, self.aliases.all(alias, alias != name)) && "
+            "(!has(self.adapters) || self.adapters.all(each, self.aliases.all(alias, alias != each.name)))",
+            lambda model: {
+                model.served_name or default_served_name(model.uri),
+                *(each.name for each in model.adapters),
+            }.isdisjoint(model.aliases),
+            "model.aliases contains the name of the model or of an adapter, which clients use already. Remove it from "
+            "the list",
         ),
         Rule(
             "!(has(self.cachePath) && has(self.cache))",
@@ -124,8 +136,9 @@ class ServedModel(Model):
     )
 
     uri: str = Field(min_length=1, max_length=2048, examples=["hf://Qwen/Qwen3-8B"])
-    """`hf://owner/name`, `s3://bucket/prefix`, `pvc://claim/path`, or `file:///directory`. With `file://`, the image
-    or a volume of the template contains the directory."""
+    """`hf://owner/name`, `s3://bucket/prefix`, `pvc://claim/path`, or `file:///directory`. With `pvc://`, the whole
+    claim is mounted read-only at `/models`, so `template.volumes` must not name it. With `file://`, the image or a
+    volume of the template contains the directory."""
     revision: str = Field(default="", max_length=253)
     """Version of the weights: on `hf://` a branch, tag or commit, elsewhere any name. A partly generated answer is
     continued only under the same revision, and, unless it is a commit of 40 hexadecimal digits, only with the same
@@ -370,6 +383,34 @@ USES_VLLM = "has(self.engine.backend) ? self.engine.backend == 'vllm' : self.gpu
 """CEL condition of a `Spec`, with the same value as `backend == "vllm"`."""
 
 
+def _no_gpu(place: str) -> str:
+    """Return the CEL condition of a `Spec` that requests or limits of the template name no GPU."""
+    names = f"self.template.resources.{place}"
+    known = f"{list(GPUS)}.exists(name, name in {names})"
+    named = f"has(self.gpu.resourceName) && self.gpu.resourceName in {names}"
+    return f"(!has({names}) || !({known} || {named} || {names}.exists(name, name.startsWith('{MIG}'))))"
+
+
+def _is_named(uri: str) -> str:
+    """Return the CEL condition of a `Spec` that a volume of the template is the claim of a location."""
+    return f"({uri}.startsWith('pvc://') && [{uri}.split('/')[2]].exists(claim, {NAMED}))"
+
+
+NAMED = (
+    "self.template.volumes.exists(volume, has(volume.persistentVolumeClaim) && "
+    "volume.persistentVolumeClaim.claimName == claim)"
+)
+MOUNTED = (
+    "(has(self.model.cache) && has(self.model.cache.persistentVolumeClaim) && "
+    f"[self.model.cache.persistentVolumeClaim.claimName].exists(claim, {NAMED})) || "
+    f"{_is_named('self.model.uri')} || "
+    f"(has(self.model.adapters) && self.model.adapters.exists(each, {_is_named('each.uri')})) || "
+    "(has(self.engine.speculative) && has(self.engine.speculative.draftUri) && "
+    f"{_is_named('self.engine.speculative.draftUri')})"
+)
+"""CEL condition of a `Spec` that a volume of the template is one of `Spec.claims`."""
+
+
 class Spec(ApiModel):
     """The desired state."""
 
@@ -438,6 +479,29 @@ class Spec(ApiModel):
             "runtime.ray.nodes above 1 needs vLLM, and does not support the section scaling. Set engine.backend to "
             "vllm, or remove the section or the field",
         ),
+        Rule(
+            f"!has(self.template) || !has(self.template.resources) || ({_no_gpu('requests')} && {_no_gpu('limits')})",
+            lambda spec: (
+                not any(map(spec.is_gpu, (*spec.template.resources.requests, *spec.template.resources.limits)))
+            ),
+            "template.resources names a GPU, and gpu.count requests the GPUs of a worker. Remove it from requests and "
+            "limits, and set gpu.count, with gpu.resourceName if it is not nvidia.com/gpu",
+            stored=("template.resources",),
+        ),
+        Rule(
+            f"!has(self.template) || !has(self.template.volumes) || !({MOUNTED})",
+            lambda spec: (
+                not any(
+                    volume.persistent_volume_claim is not None
+                    and volume.persistent_volume_claim.claim_name in spec.claims
+                    for volume in spec.template.volumes
+                )
+            ),
+            "template.volumes has a claim that Ballast mounts for the model, an adapter, the draft model or the cache, "
+            "and a pod with two volumes of one claim may not start. Remove the volume: the whole claim of model.uri is "
+            "below /models, the other claims are below /claims/NAME, and the cache is below /cache",
+            stored=("template.volumes", "model"),
+        ),
     )
 
     model: ServedModel
@@ -479,6 +543,20 @@ class Spec(ApiModel):
         draft = None if speculative is None else speculative.draft_uri
         uris = (self.model.uri, draft or "", *(adapter.uri for adapter in self.model.adapters))
         return any(re.match(FETCHED, uri) for uri in uris)
+
+    @property
+    def claims(self) -> frozenset[str]:
+        """The claims that Ballast mounts."""
+        speculative, cache = self.engine.speculative, self.model.cache
+        draft = None if speculative is None else speculative.draft_uri
+        uris = (self.model.uri, draft or "", *(adapter.uri for adapter in self.model.adapters))
+        shared = None if cache is None else cache.persistent_volume_claim
+        found = {uri.split("/")[2] for uri in uris if uri.startswith("pvc://")}
+        return frozenset(found if shared is None else {*found, shared.claim_name})
+
+    def is_gpu(self, name: str) -> bool:
+        """Return whether a resource of a container is a GPU."""
+        return is_gpu(name) or name == self.gpu.resource_name
 
     @property
     def served_name(self) -> str:
@@ -542,14 +620,19 @@ class InferenceDeployment(ApiModel):
     status: Status = Status()
 
     @classmethod
-    def read(cls, manifest: Any, source: str) -> Self:
+    def read(cls, manifest: Any, source: str, *, is_stored: bool = False) -> Self:
         """Parse an object from the API server or from a file.
+
+        Args:
+            manifest: The object.
+            source: What the message names as its place.
+            is_stored: The API server has admitted the object, maybe by the rules of an older version.
 
         Raises:
             InvalidConfig: The message names each wrong field, what was found there, and what was expected.
         """
         try:
-            return cls.model_validate(manifest)
+            return cls.model_validate(manifest, context={STORED: is_stored})
         except ValidationError as error:
             raise InvalidConfig(source, InvalidConfig.sentences(error)) from error
 

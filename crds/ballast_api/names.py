@@ -6,6 +6,7 @@ Labels follow `app.kubernetes.io/*`. Pods also have labels `llm-d.ai/*`, so that
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 GROUP = "ballast.dev"
 VERSION = "v1alpha1"
@@ -60,6 +61,12 @@ RAY_HEAD_LABEL = f"{GROUP}/ray-head"
 """Label of the head of a Ray cluster: the name of the resource. The head has no labels by which a Service selects."""
 
 
+OWN_VOLUMES = ("models", "fetched", "cache", "config", "tmp", "shared-memory", "redis", "api-keys", "tls")
+"""Volumes that the operator may add to a pod, besides those of claims."""
+CLAIM_VOLUME = "claim-"
+"""How the name of the volume of a claim begins. A number follows."""
+
+
 def selector(name: str) -> dict[str, str]:
     """Return the fixed labels of the pods of one resource: the selector of Deployment, Service, budget and pool."""
     return {NAME_LABEL: WORKER, INSTANCE_LABEL: name}
@@ -74,13 +81,25 @@ def child_labels(name: str) -> dict[str, str]:
     }
 
 
-def pod_labels(name: str, served_name: str) -> dict[str, str]:
-    """Return the labels of the pods: those of all children, and those that the routers of llm-d need.
+def pod_labels(name: str, served_name: str, others: Mapping[str, str] = {}) -> dict[str, str]:
+    """Return the labels of the worker pods.
+
+    Args:
+        name: Name of the resource. The labels of all its children win over the others.
+        served_name: The model name that clients use.
+        others: Labels of the template. They win over those for routers: with them, a pod joins each InferencePool that
+            selects one of these labels, also of another owner.
+    """
+    return router_labels(served_name) | dict(others) | child_labels(name)
+
+
+def router_labels(served_name: str) -> dict[str, str]:
+    """Return the labels that the routers of llm-d need.
 
     The engine type decides which metrics the endpoint picker of a router reads. Workers export the metric names of
     vLLM. The role means that a pod both prefills and decodes.
     """
-    return child_labels(name) | {
+    return {
         "llm-d.ai/inference-serving": "true",
         "llm-d.ai/role": "both",
         "llm-d.ai/model": label_value(served_name),

@@ -6,11 +6,13 @@ condition `Degraded` shows its message.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from ballast_api.base import ApiModel, keyed_by
+from ballast_api.names import CLAIM_VOLUME, OWN_VOLUMES
 from ballast_api.rules import Rule
 
 SecretName = Annotated[
@@ -20,8 +22,21 @@ SecretName = Annotated[
 SecretKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
 KEEP_FREE = "BALLAST_KEEP_FREE_PERCENT"
 """A variable of `ballast fetch`, which no field sets."""
+OWN_VOLUME = f"^({'|'.join(OWN_VOLUMES)}|{CLAIM_VOLUME}[0-9]+)$"
+"""The name of a volume of Ballast, for both Python and CEL (RE2)."""
+GPUS = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe")
+"""Resources of whole or shared GPUs. Others with such a prefix are parts of a request, such as HAMi's memory of a GPU,
+or network cards."""
+MIG = "nvidia.com/mig-"
+"""How the resources of NVIDIA's MIG slices begin."""
+
 Json = dict[str, Any]
 """An object of a Kubernetes type."""
+
+
+def is_gpu(name: str) -> bool:
+    """Return whether a resource of a container is a GPU."""
+    return name in GPUS or name.startswith(MIG)
 
 
 class Toleration(ApiModel):
@@ -59,21 +74,54 @@ class EnvVar(ApiModel):
     """Source of the value: `secretKeyRef`, `configMapKeyRef`, `fieldRef` or `resourceFieldRef`."""
 
 
+class VolumeClaim(ApiModel):
+    """A claim as a volume. Its other fields are passed on."""
+
+    model_config = ConfigDict(extra="allow")
+
+    claim_name: str = Field(max_length=253)
+    """Name of the PersistentVolumeClaim. It must not be one that Ballast mounts itself, such as that of `model.uri`."""
+
+
+class Volume(ApiModel):
+    """A volume, as in a pod. Its other fields, such as `configMap` or `emptyDir`, are passed on."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(max_length=63)
+    """Name of the volume, which must not be one of Ballast's own volumes."""
+    persistent_volume_claim: VolumeClaim | None = None
+
+    def manifest(self) -> Json:
+        """Return the volume as it was written."""
+        return self.model_dump(by_alias=True, exclude_unset=True)
+
+
 class Resources(ApiModel):
-    """Requests and limits of the worker container, without the GPU that `spec.gpu` requests. The container that fetches
-    the model has the same. If neither requests nor limits name `cpu`, the request is 250m, so that other pods of the
-    node cannot take all CPU time. With vLLM, the default request of `memory` is 4Gi, and 2Gi more for
-    each GPU after the first: what the processes need beside model and KV.
+    """Requests and limits of the worker container, without the GPUs, which `spec.gpu` requests. The container that
+    fetches the model has the same. If neither requests nor limits name `cpu`, the request is 250m, so that other pods
+    of the node cannot take all CPU time. With vLLM, the default request of `memory` is 4Gi, and 2Gi more for each GPU
+    after the first: what the processes need beside model and KV.
     """
 
-    requests: dict[str, str | int] = Field(default={})
+    requests: dict[str, str | int] = Field(default={}, max_length=64)
     """Resources that the scheduler sets aside."""
-    limits: dict[str, str | int] = Field(default={})
+    limits: dict[str, str | int] = Field(default={}, max_length=64)
     """Resources that the container cannot exceed."""
 
 
 class PodTemplate(ApiModel):
     """Changes to the worker pods. A change of this section rolls the pods."""
+
+    rules = (
+        Rule(
+            f"!has(self.volumes) || self.volumes.all(volume, !volume.name.matches('{OWN_VOLUME}'))",
+            lambda template: not any(re.fullmatch(OWN_VOLUME, volume.name) for volume in template.volumes),
+            f"template.volumes has the name of a volume that Ballast adds: {', '.join(OWN_VOLUMES)}, or {CLAIM_VOLUME} "
+            "with a number. Use another name",
+            stored=("volumes",),
+        ),
+    )
 
     image: str | None = Field(default=None, min_length=1, max_length=1024)
     """Image of the worker; by default the image that the operator was installed with for the engine, with Ray for
@@ -83,8 +131,9 @@ class PodTemplate(ApiModel):
     image_pull_secrets: tuple[SecretName, ...] = Field(default=(), max_length=16)
     """Names of the Secrets to pull the image with."""
     labels: dict[str, str] = Field(default={})
-    """Labels to add to the pods, e.g. `kueue.x-k8s.io/queue-name`. Labels that the operator sets win. On Ray, the head
-    and its Valkey have them too, except those of Kueue. To select workers by them, also name
+    """Labels to add to the pods, e.g. `kueue.x-k8s.io/queue-name`. The operator's labels `app.kubernetes.io/*` win. Its
+    labels `llm-d.ai/*`, by which an InferencePool may select the pods, can be replaced here. On Ray, the head and its
+    Valkey have the labels too, except those of Kueue and of llm-d. To select workers by them, also name
     `app.kubernetes.io/name: ballast-worker`."""
     annotations: dict[str, str] = Field(default={})
     """Annotations to add to the pods. On Ray, the head and its Valkey have them too, except those of Kueue."""
@@ -108,7 +157,7 @@ class PodTemplate(ApiModel):
     resources: Resources = Resources()
     env: tuple[EnvVar, ...] = Field(default=(), max_length=128, json_schema_extra=keyed_by("name"))
     """Environment variables to add to the worker container and to the container that fetches the model."""
-    volumes: tuple[Json, ...] = Field(default=(), max_length=64)
+    volumes: tuple[Volume, ...] = Field(default=(), max_length=64, json_schema_extra=keyed_by("name"))
     """Volumes to add to the pod."""
     volume_mounts: tuple[Json, ...] = Field(default=(), max_length=64)
     """Volume mounts to add to the worker container and to the container that fetches the model."""

@@ -22,11 +22,26 @@ class Rule:
         cel: Expression over `self`, the section as written in YAML with defaults filled in.
         holds: The same condition over the pydantic model. A property test compares both on a real API server.
         message: What was found, what was expected, and what to do. Values appear as ` ({camelCase.path})`.
+        stored: Fields of `self` that break the rule. An older version had no such rule, and its resources run. So a
+            stored one may keep the values of these fields, and the operator reconciles it.
     """
 
     cel: str
     holds: Callable[[Any], bool]
     message: str
+    stored: tuple[str, ...] = ()
+
+    @property
+    def admission(self) -> dict[str, Any]:
+        """Return the condition as the API server reads it."""
+        if not self.stored:
+            return {"rule": self.cel}
+        # Kubernetes 1.30 and newer know `optionalOldSelf`. They bound the cost of a comparison by its left side.
+        old = "oldSelf.value()"
+        parts = [field.split(".")[: size + 1] for field in self.stored for size in range(field.count(".") + 1)]
+        known = [f"has({old}.{'.'.join(part)})" for part in parts]
+        kept = " && ".join([*known, *(f"self.{field} == {old}.{field}" for field in self.stored)])
+        return {"rule": f"({self.cel}) || (oldSelf.hasValue() && {kept})", "optionalOldSelf": True}
 
     def sentence(self, section: BaseModel) -> str:
         """Return the message with the values of `section`."""

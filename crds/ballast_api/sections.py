@@ -23,9 +23,19 @@ Name = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS, pattern=NA
 """A name that is safe in Redis keys, metric labels and Kubernetes annotations."""
 
 
+MODEL_NAME = NAME.replace("/-]", "/:-]")
+ModelName = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS, pattern=MODEL_NAME)]
+"""The name of a model for clients, such as `qwen2.5:7b`. No Redis key contains it."""
+
+
 def is_name(text: str) -> bool:
     """Return whether a text is a `Name`."""
     return len(text) <= MOST_CHARACTERS and re.fullmatch(NAME, text) is not None
+
+
+def is_model_name(text: str) -> bool:
+    """Return whether a text is a `ModelName`."""
+    return len(text) <= MOST_CHARACTERS and re.fullmatch(MODEL_NAME, text) is not None
 
 
 def refuse_twice(field: str, names: Sequence[str], entry: str) -> None:
@@ -42,8 +52,8 @@ LOCATION = (
 """The location of a model, for Python and CEL (RE2). After two slashes of `file://`, the first part of a path would
 be a host. A bucket may be an ARN, which has colons. No part of the path in a claim is `..`, as for `ballast fetch`."""
 LOCATIONS = (
-    "hf://OWNER/NAME, s3://BUCKET/PREFIX, pvc://CLAIM/PATH or file:///DIRECTORY, e.g. hf://Qwen/Qwen3-8B, "
-    "s3://bucket/prefix, pvc://claim/path or file:///directory/in/the/image"
+    "hf://OWNER/NAME (or hf://OWNER/NAME@REVISION), s3://BUCKET/PREFIX, pvc://CLAIM/PATH or file:///DIRECTORY, e.g. "
+    "hf://Qwen/Qwen3-8B, s3://bucket/prefix, pvc://claim/path or file:///directory/in/the/image"
 )
 LocationUri = Annotated[str, Field(min_length=1, max_length=2048)]
 
@@ -70,7 +80,7 @@ class Adapter(ApiModel):
         ),
     )
 
-    name: Name
+    name: ModelName
     """The model name that clients use."""
     uri: LocationUri
     """Location of the adapter (`adapter_config.json`, `*.safetensors`), with the forms of the model's `uri`."""
@@ -84,8 +94,13 @@ class Model(ApiModel):
     uri: str = Field(min_length=1, examples=["file:///models/llama-3-8b"])
     """Directory of the checkpoint (`config.json`, `*.safetensors`, `tokenizer.json`), as a `file://` URI or a plain
     path."""
-    served_name: Name | None = None
+    served_name: ModelName | None = None
     """The model name that clients use; by default the name of the directory."""
+    aliases: tuple[ModelName, ...] = Field(
+        default=(), max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"}
+    )
+    """Further model names that clients may use, in requests and in items of jobs. Answers, metrics and the status have
+    the served name."""
     revision: str = ""
     """Name of this version of the weights. A partly generated answer is continued only under the same revision, and,
     unless it is a commit of 40 hexadecimal digits, only with the same files."""
@@ -101,6 +116,7 @@ class Model(ApiModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        refuse_twice("model.aliases", self.aliases, "name")
         refuse_twice("model.adapters", [adapter.name for adapter in self.adapters], "adapter")
         return self
 
@@ -174,7 +190,9 @@ class EngineSettings(ApiModel):
     """Memory for KV, on each GPU. By default the native engine uses half of the free memory, and at most what `slots`
     requests of maximum length need. vLLM has its own default."""
     prefill_chunk_tokens: Hot[int] = Field(default=512, ge=1)
-    """Maximum prefill tokens in a step."""
+    """Maximum prefill tokens in a step with lent offline prompts, or of unknown time. Online prompts fill up to four
+    times as many if the SLO leaves time for them. With vLLM, they also fit into `--max-num-batched-tokens`, beside a
+    token for each slot."""
     prefix_cache: bool = True
     """Reuse the KV of equal prompt prefixes."""
     isolate_tenants: bool = False

@@ -19,6 +19,9 @@ Schema = dict[str, Any]
 HOT_NOTE = " Running workers apply a change."
 """Added to the description of a hot field."""
 
+PRESERVED = {"x-kubernetes-preserve-unknown-fields": True}
+"""Of an object that has other fields than those that the schema names."""
+
 _KEPT = (
     "type", "format", "description", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems",
     "maxItems", "maxProperties", "required", VALIDATIONS, "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
@@ -95,26 +98,31 @@ def _resolved(schema: Schema, definitions: Schema, where: str) -> Schema:
 
 
 def _members(schema: Schema, definitions: Schema, where: str) -> Schema:
-    if "properties" in schema:
-        return {
-            "properties": {
-                name: _node(member, definitions, f"{where}.{name}") for name, member in schema["properties"].items()
-            }
-        }
     values = schema.get("additionalProperties")
+    if "properties" in schema:
+        known = {name: _node(member, definitions, f"{where}.{name}") for name, member in schema["properties"].items()}
+        return {"properties": known} | (PRESERVED if values is True else {})
     if isinstance(values, dict):
         return {"additionalProperties": _node(values, definitions, f"{where}.*")}
-    return {"x-kubernetes-preserve-unknown-fields": True}
+    return dict(PRESERVED)
 
 
 def leaves(schema: Schema, prefix: str = "") -> list[str]:
-    """Return the paths of all fields of a structural schema without fields of their own. `[]` means a list entry."""
-    if "properties" in schema:
+    """Return the paths of all fields of a structural schema without fields of their own. `[]` means a list entry.
+
+    An object of which the schema names only a part, such as a volume, is a leaf.
+    """
+    if is_closed(schema):
         return [
             leaf
             for name, member in schema["properties"].items()
             for leaf in leaves(member, f"{prefix}.{name}" if prefix else name)
         ]
-    if "properties" in schema.get("items", {}):
+    if is_closed(schema.get("items", {})):
         return leaves(schema["items"], f"{prefix}[]")
     return [prefix]
+
+
+def is_closed(schema: Schema) -> bool:
+    """Return whether a structural schema names all fields of an object."""
+    return "properties" in schema and not PRESERVED.items() <= schema.items()

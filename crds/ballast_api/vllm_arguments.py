@@ -61,11 +61,18 @@ class OwnedArguments:
 
 OWNED = (
     OwnedArguments(
-        ("model", "served-model-name", "dtype", "max-model-len", "load-format", "enable-lora", "lora-modules",
-         "max-lora-rank"),
+        ("model", "served-model-name", "dtype", "max-model-len", "enable-lora", "lora-modules", "max-lora-rank"),
         (),
-        "the section model decides model, served-model-name, dtype, max-model-len, load-format, enable-lora, "
-        "lora-modules and max-lora-rank. Remove the argument, and set model.adapters or another field of the section",
+        "the section model decides model, served-model-name, dtype, max-model-len, enable-lora, lora-modules and "
+        "max-lora-rank. Remove the argument, and set model.servedName, model.aliases, model.adapters or another field "
+        "of the section",
+    ),
+    OwnedArguments(
+        ("revision", "download-dir", "hf-token"),
+        (),
+        "the section model decides revision, download-dir and hf-token. Remove the argument, and set model.revision, "
+        "model.cache or model.credentialsSecret. vLLM reads the model from a directory, so the argument would have no "
+        "effect on its files",
     ),
     OwnedArguments(
         ("quantization", "kv-cache-dtype", "speculative-config", "spec-method", "spec-model", "spec-tokens",
@@ -84,13 +91,20 @@ OWNED = (
         "argument, and set gpu.count or replicas",
     ),
     OwnedArguments(
-        ("host", "port", "uds", "ssl-*", "enable-ssl-refresh", "api-key", "root-path", "middleware", "scheduler-cls",
-         "scheduling-policy", "additional-config", "shutdown-timeout", "logging-config", "log-config-file", "config",
+        ("api-key", "ssl-*", "enable-ssl-refresh"),
+        (),
+        "fields of the resource decide api-key, ssl-* and enable-ssl-refresh. Remove the argument, and set apiKeys or "
+        "network.tlsSecret (in the file of a worker: runtime.apiKeysFile, or runtime.tlsCertFile and "
+        "runtime.tlsKeyFile). Without these fields, any client may connect, over plain HTTP",
+    ),
+    OwnedArguments(
+        ("host", "port", "uds", "root-path", "middleware", "scheduler-cls", "scheduling-policy",
+         "additional-config", "shutdown-timeout", "logging-config", "log-config-file", "config",
          "disable-access-log-for-endpoints"),
         (),
-        "Ballast sets host, port, uds, ssl-*, enable-ssl-refresh, api-key, root-path, middleware, scheduler-cls, "
-        "scheduling-policy, additional-config, shutdown-timeout, logging-config, log-config-file, config and "
-        "disable-access-log-for-endpoints itself. Remove the argument",
+        "Ballast sets host, port, uds, root-path, middleware, scheduler-cls, scheduling-policy, additional-config, "
+        "shutdown-timeout, logging-config, log-config-file, config and disable-access-log-for-endpoints itself. Remove "
+        "the argument",
     ),
     OwnedArguments(
         ("headless", "grpc", "api-server-count", "kv-transfer-config", "ec-transfer-config", "kv-offloading-size",

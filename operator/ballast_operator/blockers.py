@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ballast_api.conditions import ConditionReason
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.sections import MOST_CHARACTERS, is_name
+from ballast_api.sections import MOST_CHARACTERS, is_model_name
 from ballast_operator.children.redis_users import has_malformed_url
 from ballast_operator.context import OperatorContext
 from ballast_operator.kinds import RAY_SERVICE, Body
@@ -42,12 +42,12 @@ def _lacks_user(resource: InferenceDeployment, context: OperatorContext) -> Cond
 
 def _has_no_name(resource: InferenceDeployment) -> ConditionValue | None:
     """Refuse a location whose last part is no name. The schema accepts it, because `model.servedName` replaces it."""
-    if is_name(resource.spec.served_name):
+    if is_model_name(resource.spec.served_name):
         return None
     message = (
         "the last part of model.uri cannot be the name of the model for clients: a name has at most "
-        f"{MOST_CHARACTERS} letters, digits and the characters . _ -, and begins and ends with a letter or digit. Set "
-        "model.servedName"
+        f"{MOST_CHARACTERS} letters, digits and the characters . _ / : -, and begins and ends with a letter or digit. "
+        "Set model.servedName"
     )
     return on_hold(ConditionReason.INVALID_SPEC, message)
 

@@ -422,7 +422,7 @@ RESOURCE_TYPE = ResourceType(
     kind=INFERENCE_DEPLOYMENT,
     children=CHILDREN,
     label=WORKER,
-    read=lambda body: InferenceDeployment.read(body, f"{KIND} {body['metadata']['name']}"),
+    read=lambda body: InferenceDeployment.read(body, f"{KIND} {body['metadata']['name']}", is_stored=True),
     read_status=Status.model_validate,
     plan=plan,
     conditions=conditions,

@@ -22,7 +22,8 @@ def named_secrets(resource: InferenceDeployment) -> tuple[str, ...]:
     found |= {spec.network.tls_secret, spec.model.credentials_secret, *template.image_pull_secrets}
     storage = spec.runtime.ray.gcs_redis if spec.runtime.ray is not None else None
     found.add(storage.password_secret if storage is not None else None)
-    found |= {name for each in (*template.volumes, *(env.value_from for env in template.env)) for name in _names(each)}
+    sources = (*(volume.manifest() for volume in template.volumes), *(env.value_from for env in template.env))
+    found |= {name for each in sources for name in _names(each)}
     return tuple(sorted(name for name in found if name))
 
 

@@ -63,7 +63,7 @@ class PodRules:
         for field, kind in _volumes_of_files(resource):
             if not _matches(kind, self.volumes):
                 yield f"{field}: a volume of the kind {kind} is not permitted (allowedVolumes)"
-        for volume in template.volumes:
+        for volume in (each.manifest() for each in template.volumes):
             for kind in sorted(volume.keys() - {"name"}):
                 if kind == "hostPath":
                     source = volume[kind]

@@ -59,6 +59,53 @@ def test_the_message_for_a_wrong_manifest_names_what_is_missing(change: dict[str
     assert said in str(caught.value)
 
 
+STORED: dict[str, dict[str, Any]] = {
+    "a GPU": {"template": {"resources": {"limits": {"nvidia.com/gpu": 4}}}},
+    "a slice": {"template": {"resources": {"requests": {"nvidia.com/mig-1g.10gb": 1}}}},
+    "the resource that is named": {
+        "gpu": {"resourceName": "example.com/a"},
+        "template": {"resources": {"limits": {"example.com/a": 1}}},
+    },
+    "a volume of Ballast": {"template": {"volumes": [{"name": "claim-12", "emptyDir": {}}]}},
+    "the claim of the model": {"model": {"uri": "pvc://c/m"}},
+    "the claim of an adapter": {"model": {"uri": "hf://a/b", "adapters": [{"name": "a", "uri": "pvc://c"}]}},
+    "the claim of the draft model": {
+        "engine": {"speculative": {"method": "draftModel", "draftUri": "pvc://c/d"}},
+    },
+    "the claim of the cache": {"model": {"uri": "hf://a/b", "cache": {"persistentVolumeClaim": {"claimName": "c"}}}},
+}
+
+
+@pytest.mark.parametrize("case", STORED)
+def test_a_later_rule_refuses_a_new_resource_and_not_a_stored_one(case: str) -> None:
+    claim = {"template": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}}
+    spec = {"model": {"uri": "hf://a/b"}} | claim | STORED[case]
+    body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "llm"}, "spec": spec}
+
+    with pytest.raises(InvalidConfig, match=r"spec(\.template)?: template\.(resources|volumes) "):
+        InferenceDeployment.read(body, "here")
+    assert InferenceDeployment.read(body, "here", is_stored=True).spec.model.uri == spec["model"]["uri"]
+    with pytest.raises(InvalidConfig, match="Extra inputs"):
+        InferenceDeployment.read(body | {"spec": spec | {"replica": 1}}, "here", is_stored=True)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        {"resources": {"limits": {"nvidia.com/gpumem": 3000, "rdma/hca": 1, "memory": "1Gi"}}},
+        {"volumes": [{"name": "models-2", "persistentVolumeClaim": {"claimName": "other"}}]},
+    ],
+    ids=["resources beside a GPU", "another claim"],
+)
+def test_resources_and_claims_that_ballast_does_not_add_are_admitted(template: dict[str, Any]) -> None:
+    spec = {"model": {"uri": "pvc://models/m"}, "template": template}
+    body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "llm"}, "spec": spec}
+
+    read = InferenceDeployment.read(body, "here").spec.template
+
+    assert read.model_dump(mode="json", by_alias=True, exclude_unset=True) == template
+
+
 @pytest.mark.parametrize("argument", ['--kv-transfer-config={\n"kv_role": "kv_both"}', "--headless\n"])
 def test_an_argument_of_several_lines_is_refused_by_its_name(argument: str) -> None:
     spec = {"model": {"uri": "hf://a/b"}, "engine": {"vllm": {"args": [argument]}}}

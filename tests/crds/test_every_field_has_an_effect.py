@@ -121,9 +121,9 @@ def derived(values: dict[str, Any]) -> tuple[Any, ...]:
     return (
         settings.engine_options(config, folder),
         settings.policy_config(config, PolicyConfig(slots=8, num_blocks=64)),
-        settings.queue_settings(config, "model"),
+        settings.queue_settings(config, ("model",)),
         settings.model_revision(config, folder),
-        settings.served_name(config, folder),
+        settings.served_names(config, folder),
     )
 
 

@@ -77,12 +77,27 @@ ADAPTERS = st.lists(
     ),
     max_size=1,
 )
+ALIASES = st.lists(st.sampled_from(["a", "b", "a/b", "c"]), max_size=2, unique=True)
 BACKENDS = st.sampled_from(["native", "vllm"])
 ARGUMENTS = st.sampled_from(
     ["--enforce-eager", "--port", "--port=1", "--no-enable_lora", "-tp", "--data-parallel-size=2", "--watermark.a=b",
-     "--max-loras=2", "x", "--portal", "--headless", "--headless\n", "--config={\n}", "--portal\n--port=1"]
+     "--max-loras=2", "--revision=a", "--tokenizer-revision=a", "--api-key", "--load-format=pt", "x", "--portal",
+     "--headless", "--headless\n", "--config={\n}", "--portal\n--port=1"]
 )  # fmt: skip
 PEERS = st.lists(st.just({"podSelector": {}}), max_size=1)
+QUANTITIES = st.dictionaries(
+    st.sampled_from(
+        ["cpu", "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/mig-1g.10gb", "a.com/gpu", "amd.com/gpu"]
+    ),
+    st.just(1),
+    max_size=2,
+)
+VOLUMES = st.fixed_dictionaries(
+    {"name": st.sampled_from(["v", "models", "models-2", "claim-", "claim-1", "tls"])},
+    optional={
+        "persistentVolumeClaim": st.fixed_dictionaries({"claimName": st.sampled_from(["a", "b", "c", "d", "e"])}),
+    },
+)
 PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "model": st.fixed_dictionaries({"model": MODELS}),
     "files": st.fixed_dictionaries(
@@ -143,7 +158,7 @@ PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
                     ["hf://a/b", "hf://a/b@c/a", "s3://a/b//", "s3://a/b@v1", "s3://a/b@v1/a", "pvc://b"]
                 )
             },
-            optional={"adapters": ADAPTERS, "servedName": st.sampled_from(["a", "b/a"])},
+            optional={"adapters": ADAPTERS, "aliases": ALIASES, "servedName": st.sampled_from(["a", "b/a"])},
         ),
     ),
     "shares": some(offline=some(reservedPercent=PERCENT, maxPercent=PERCENT)),
@@ -164,6 +179,25 @@ PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
                 unique_by=lambda variable: variable["name"],
             )
         )
+    ),
+    "devices": some(
+        gpu=some(resourceName=st.just("a.com/gpu")),
+        template=some(resources=some(requests=QUANTITIES, limits=QUANTITIES)),
+    ),
+    "volumes": st.fixed_dictionaries(
+        {
+            "model": st.fixed_dictionaries(
+                {"uri": st.sampled_from(["hf://a/b", "pvc://a", "pvc://b/c"])},
+                optional={
+                    "adapters": st.just([{"name": "x", "uri": "pvc://c/d"}]),
+                    "cache": st.just({"persistentVolumeClaim": {"claimName": "d"}}),
+                },
+            )
+        },
+        optional={
+            "engine": st.just({"speculative": {"method": "draftModel", "draftUri": "hf://a/b"}}),
+            "template": some(volumes=st.lists(VOLUMES, max_size=2, unique_by=lambda volume: volume["name"])),
+        },
     ),
     "slo": st.fixed_dictionaries(
         {"slo": some(ttftMilliseconds=st.just(1), tpotMilliseconds=st.just(1), latencyMilliseconds=st.just(1))},

@@ -32,6 +32,7 @@ def test_a_served_name_is_the_last_part_of_the_address_without_its_revision() ->
     assert served("hf://Qwen/Qwen3-8B@v2") == served("hf://Qwen/Qwen3-8B@refs/pr/1/") == "Qwen3-8B"
     assert served("s3://bucket/models/llama/") == "llama"
     assert served("hf://a/b", servedName="mine") == "mine"
+    assert served("hf://a/b", servedName="qwen2.5:7b") == served("pvc://models/qwen2.5:7b") == "qwen2.5:7b"
 
 
 @pytest.mark.parametrize(
@@ -49,15 +50,19 @@ def test_a_served_name_is_the_last_part_of_the_address_without_its_revision() ->
     ],
     ids=str,
 )
-def test_no_adapter_has_the_name_that_is_served(model: dict[str, str]) -> None:
-    def with_adapter(name: str) -> InferenceDeployment:
-        return read(model | {"adapters": [{"name": name, "uri": "hf://a/adapter"}]})
+def test_no_adapter_and_no_alias_has_the_name_that_is_served(model: dict[str, str]) -> None:
+    def with_adapter(name: str, *aliases: str) -> InferenceDeployment:
+        return read(model | {"adapters": [{"name": name, "uri": "hf://a/adapter"}], "aliases": aliases})
 
     served = read(model).spec.served_name
 
     assert with_adapter(f"{served}-sql").spec.served_name == served
     with pytest.raises(InvalidConfig, match="an adapter with the name of the model"):
         with_adapter(served)
+    assert with_adapter("sql", f"{served}-old", "org/old").spec.served_name == served
+    for alias in (served, "sql"):
+        with pytest.raises(InvalidConfig, match="contains the name of the model or of an adapter"):
+            with_adapter("sql", "org/old", alias)
 
 
 def read(model: dict[str, Any]) -> InferenceDeployment:

@@ -19,7 +19,7 @@ from ballast_api.base import VALIDATIONS
 from ballast_api.errors import InvalidConfig
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import API_VERSION, KIND
-from ballast_api.structural import leaves
+from ballast_api.structural import is_closed, leaves
 
 SAMPLES = Path(ballast_api.__file__).parents[2] / "docs" / "samples"
 GOOD = sorted(SAMPLES.glob("*.yaml"))
@@ -42,7 +42,7 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
     schema = deepcopy(schema)
     for member in [*schema.get("properties", {}).items()]:
         schema["properties"][member[0]] = closed(member[1])
-    if "properties" in schema:
+    if is_closed(schema):
         schema["additionalProperties"] = False
     if "items" in schema:
         schema["items"] = closed(schema["items"])

@@ -66,6 +66,7 @@ def test_a_dumped_configuration_reads_back_equal(
         pytest.param(MINIMAL + "engine: {kvDtype: int8}", "need vLLM, and the native engine", id="int8 KV"),
         pytest.param(MINIMAL + "engine: {speculative: {method: ngram}}", "engine.speculative and", id="speculation"),
         pytest.param(MINIMAL + "runtime: {tensorParallel: 2}", "(2) is above 1, and the native", id="several ranks"),
+        pytest.param(MINIMAL + "  aliases: [a, a]", "model.aliases contains a more than once", id="alias twice"),
         pytest.param(
             MINIMAL + "  adapters: [{name: a, uri: file:///a}, {name: a, uri: file:///b}]",
             "model.adapters contains a more than once",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -17,12 +18,16 @@ from documented_scaling import hand_over
 from pydantic.alias_generators import to_camel
 
 from ballast_api.inference_deployment import InferenceDeployment, Spec
+from ballast_api.names import redis_secret
 from ballast_api.pods import PodTemplate
 from ballast_api.worker_config import WorkerConfig
 from ballast_cli.app import app
 from ballast_operator.children.files import sources
+from ballast_operator.children.service import service
 from ballast_operator.named_secrets import named_secrets
 from ballast_operator.permitted import PodRules
+from ballast_policy.request import RequestClass
+from ballast_worker.tenancy import Tenancy
 
 ROOT = Path(__file__).parents[2]
 HOW_TO = ROOT / "docs" / "how-to"
@@ -353,3 +358,64 @@ def test_the_api_server_finds_no_difference_in_a_resource_with_defaults_in_lists
     difference = plane.kubectl("diff", *argo_cd, *there, manifest=body | {"spec": spec}, check=False)
 
     assert (difference.returncode, difference.stdout) == (0, ""), difference.stderr
+
+
+def documented(page: str, name: str) -> Any:
+    """Return the manifest of a page that a comment names."""
+    return yaml.safe_load(re.search(rf"<!-- manifest: {name} -->\n```yaml\n(.*?)```", page, re.DOTALL)[1])
+
+
+@pytest.mark.envtest
+def test_the_steps_of_a_move_select_the_workers_and_the_old_pods_again(plane: ControlPlane, namespace: str):
+    page = (HOW_TO / "move-to-ballast.md").read_text()
+    manifest, route = documented(page, "resource"), documented(page, "route")
+    workers = service(InferenceDeployment.read(manifest, "page"))
+    ported = [{"name": "http", "port": 80, "targetPort": 8000}]
+    old = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "llama"}}
+    for each in (manifest, old | {"spec": {"selector": {"app": "llama"}, "ports": ported}}):
+        plane.kubectl("create", "--validate=strict", "-n", namespace, "-f", "-", manifest=each)
+    kubectl = f"{assets() / 'kubectl'} --kubeconfig {plane.kubeconfig} -n {namespace}"
+
+    def after(command: str) -> tuple[dict[str, str], int | str]:
+        subprocess.run(["bash", "-c", command.replace("kubectl", kubectl, 1)], check=True, capture_output=True)
+        spec = json.loads(plane.kubectl("get", "-n", namespace, "service", "llama", "-o", "json").stdout)["spec"]
+        return spec["selector"], spec["ports"][0]["targetPort"]
+
+    there, back = (
+        after(each) for each in re.findall(r"^kubectl patch service .*?\]'$", page, re.DOTALL | re.MULTILINE)
+    )
+    (port,) = workers["spec"]["ports"]
+    assert (there, back) == ((workers["spec"]["selector"], port["targetPort"]), ({"app": "llama"}, 8000))
+    assert [(each["name"], each["port"]) for each in route["spec"]["rules"][0]["backendRefs"]] == [
+        ("llama", 80),
+        (workers["metadata"]["name"], port["port"]),
+    ]
+
+
+@pytest.mark.envtest
+def test_the_nightly_job_uses_the_secret_of_the_workers(plane: ControlPlane, namespace: str):
+    manifest = documented((HOW_TO / "submit-a-batch-file.md").read_text(), "nightly")
+    plane.kubectl("create", "--validate=strict", "-n", namespace, "-f", "-", manifest=manifest)
+    pod = manifest["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+
+    secrets = [each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each]
+    secrets += [each["valueFrom"]["secretKeyRef"]["name"] for each in container["env"] if "secretKeyRef" in str(each)]
+    script = f"```sh\n{container['args'][0]}```"
+    assert set(secrets) == {redis_secret("chat")}
+    assert [name for name, _ in commands(script)] == ["submit", "results"]
+    assert not unknown_commands(script)
+
+
+def test_the_route_of_a_batch_gateway_makes_its_requests_offline():
+    (rule,) = documented((HOW_TO / "configure-a-worker.md").read_text(), "batch-route")["spec"]["rules"]
+    (changed,) = rule["filters"]
+    sent = [header for match in rule["matches"] for header in match["headers"]]
+    sent.append({"name": "x-dynamo-request-priority", "value": "7"})
+
+    def read(headers: list[dict[str, str]]) -> tuple[RequestClass, int]:
+        caller = Tenancy((), None).caller({each["name"].encode(): each["value"].encode() for each in headers})
+        return caller.request_class, caller.priority
+
+    assert read(sent) == (RequestClass.ONLINE, 0)
+    assert read([*sent, *changed["requestHeaderModifier"]["set"]]) == (RequestClass.OFFLINE, 0)

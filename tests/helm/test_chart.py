@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ from ballast_api.inference_deployment import InferenceDeployment
 from ballast_operator import permissions
 from ballast_operator.context import VALKEY_SECURITY
 from ballast_operator.settings import PREFIX, OperatorSettings
-from ballast_queue.errors import QueueUnavailable
+from ballast_queue.errors import QueueFull, QueueUnavailable
 from ballast_queue.redis_store import Queue
 
 if TYPE_CHECKING:
@@ -527,14 +527,15 @@ def test_a_parent_chart_may_switch_the_chart_on(helm: Helm, tmp_path: Path) -> N
     ("maximum", "limit", "is_refused"),
     [
         ("1gb", "1228Mi", True),
-        ("1gb", "1229Mi", False),
-        ("1g", "1200M", False),
-        ("1g", "1199M", True),
-        ("2gb", "1.5Gi", True),
-        ("2gb", 1610612736, True),
-        ("2gb", 3221225472, False),
-        ("500000k", "600000000", False),
-        ("500000kb", "600000000", True),
+        ("1gb", "1949Mi", False),
+        ("1gb", "1948Mi", True),
+        ("1g", "1955M", False),
+        ("1g", "1954M", True),
+        ("2gb", "3.1Gi", True),
+        ("2gb", 3221225472, True),
+        ("2gb", 3435973837, False),
+        ("500000k", "1275000000", False),
+        ("500000kb", "1275000000", True),
         ("2gb", "1500000000000m", False),
         ("2gb", "1e9", True),
         ("2gb", "1E", False),
@@ -789,6 +790,41 @@ def test_clients_that_half_send_large_values_do_not_stop_the_writes_of_others(he
 
         assert others.set("b", "1"), "76 MB are half sent, and 64 MB is the limit"
         assert others.info("stats")["evicted_clients"] > 0
+
+
+def test_the_least_memory_limit_holds_what_empty_values_take_beside_full_data(helm: Helm) -> None:
+    values: dict[str, Any] = {"valkey": {"maxMemory": "64mb"}}
+    text = helm.objects(values)["ConfigMap/ballast-valkey"]["data"]["valkey.conf"]
+    conf = dict(line.split(None, 1) for line in text.splitlines() if line.startswith("maxmemory"))
+    values["valkey"]["resources"] = {"limits": {"memory": "1Mi"}}
+    least = re.search(r"is less than (\d+)Mi", helm.template(values, check=False).stderr)
+    assert least
+    with (
+        ValkeyServer(config=conf | {"appendonly": "yes"}) as server,
+        redis.Redis.from_url(server.connection_url) as others,
+        closing(Queue.connect(server.connection_url, "q", loads_functions=True)) as queue,
+        socket.create_connection((server.host, server.port)) as client,
+    ):
+        num = int(conf["maxmemory-clients"]) // 16 - 10_000
+        inbox = queue.store.keys.inbox
+        command = b"*%d\r\n$4\r\nXADD\r\n$%d\r\n%s\r\n$1\r\n*\r\n" % (3 + 2 * num, len(inbox), inbox)
+        client.sendall(command + b"$0\r\n\r\n" * 2 * num)
+        assert client.recv(1) == b"$", "an id"
+        with suppress(redis.exceptions.OutOfMemoryError):
+            for number in range(1000):
+                others.set(f"data-{number}", bytes(100_000))
+        client.sendall(command + b"$0\r\n\r\n" * (2 * num - 1))
+        while others.info("memory")["mem_clients_normal"] < 16 * num - 100:  # the server reads in parts
+            assert others.info("stats")["evicted_clients"] == 0
+            time.sleep(0.05)
+        with pytest.raises(QueueFull):
+            queue.inbox.take_in()
+        status = Path(f"/proc/{others.info('server')['process_id']}/status").read_text()
+
+    peak = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert peak
+    assert number > 300
+    assert int(peak[1]) <= 1024 * int(least[1])
 
 
 def test_only_pods_that_need_the_queue_reach_the_bundled_valkey(helm: Helm) -> None:

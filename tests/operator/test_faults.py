@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from control_plane import ControlPlane, control_plane
 from faults import Answer, Call, Proxy, proxy
 from operated import Cluster, Operator, installed, optional_kinds, running, until
+
+from ballast_api.base import VALIDATIONS
+from ballast_api.names import API_VERSION, KIND
 
 pytestmark = pytest.mark.envtest
 
@@ -251,6 +256,42 @@ def test_a_resource_of_an_older_schema_with_the_native_engine_on_gpus_keeps_its_
 
         own.patch("inferencedeployments", "gpus", {"spec": {"engine": {"backend": "vllm"}}})
         own.says("Degraded", "False", name="gpus")
+
+
+def test_a_resource_of_an_older_schema_goes_on_if_a_later_rule_admits_what_is_stored(
+    own: Cluster, tmp_path: Path
+) -> None:
+    text = CRD.read_text()
+    older = yaml.safe_load(text)
+    spec = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    for schema in (spec, spec["properties"]["template"]):
+        schema[VALIDATIONS] = [each for each in schema[VALIDATIONS] if not each.get("optionalOldSelf")]
+    claim = {"name": "cache", "persistentVolumeClaim": {"claimName": "models"}}
+    faults: list[dict[str, Any]] = [{"resources": {"limits": {"nvidia.com/gpu": 4}}}, {"volumes": [claim]}]
+
+    def asked(template: dict[str, Any]) -> str:
+        """Return the answer to the creation of a resource, which is dry."""
+        new = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "new"}}
+        new |= {"spec": {"model": {"uri": "pvc://models/a"}, "template": template}}
+        done = own.plane.kubectl("create", "--dry-run=server", "-f", "-", manifest=new, check=False)
+        return done.stdout + done.stderr
+
+    with running(own.plane.kubeconfig, tmp_path):
+        own.plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", manifest=older)
+        for number, template in enumerate(faults):
+            until(lambda: "created" in asked(template), said="the older schema")  # noqa: B023 - called at once
+            own.make(f"old-{number}", model={"uri": "pvc://models/a"}, template=template)
+        own.plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", manifest=yaml.safe_load(text))
+        for number, template in enumerate(faults):
+            name = f"old-{number}"
+            until(lambda: "is invalid" in asked(template), said="the newer schema")  # noqa: B023 - called at once
+            own.plane.kubectl("scale", "-n", own.namespace, f"infd/{name}", "--replicas=3")
+            own.patch("inferencedeployments", name, {"spec": {"slo": {"ttftMilliseconds": 250}}})
+            until(lambda: own.get("deployments", name)["spec"]["replicas"] == 3)  # noqa: B023 - called at once
+            own.says("Degraded", "False", name=name)
+        more = {"spec": {"template": {"resources": {"limits": {"nvidia.com/gpu": 8}}}}}
+        done = own.plane.kubectl("patch", "infd/old-0", "--type=merge", "-p", json.dumps(more), check=False)
+        assert "template.resources names a GPU" in done.stderr
 
 
 def test_kinds_of_others_may_come_and_go(own: Cluster, tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import pytest
 import yaml
 from control_plane import ControlPlane
 
+from ballast_api.errors import InvalidConfig
 from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.names import OWN_VOLUMES
 from ballast_operator.children.config import worker_config
 from ballast_operator.children.monitoring import service_monitor
 from ballast_operator.children.pods import CPU_REQUEST, LOST_NODE_TAINTS, deployment
@@ -27,9 +29,9 @@ PER_POD: dict[str, Any] = {"uri": FETCHED, "cache": {"volumeClaimTemplate": TEMP
 OF_THE_NODE: dict[str, Any] = {"uri": FETCHED, "cachePath": "/var/cache/ballast"}
 
 
-def pod(model: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+def pod(model: dict[str, Any] | None = None, *, is_stored: bool = False, **spec: Any) -> dict[str, Any]:
     manifest = {"metadata": {"name": "llm"}, "spec": {"model": model or {"uri": FETCHED}} | spec}
-    resource = InferenceDeployment.read(manifest, "test")
+    resource = InferenceDeployment.read(manifest, "test", is_stored=is_stored)
     made: dict[str, Any] = deployment(resource, "v", image="worker:1", own_keys=frozenset({"url"}))
     return dict(made["spec"]["template"]["spec"])
 
@@ -65,6 +67,58 @@ def test_the_fetch_container_has_the_resources_of_the_worker_without_the_gpu() -
     assert fetch["resources"] == {"requests": {"memory": "8Gi", "cpu": CPU_REQUEST}, "limits": {"memory": "16Gi"}}
     assert worker["resources"]["requests"] == fetch["resources"]["requests"]
     assert worker["resources"]["limits"] == {"memory": "16Gi", "nvidia.com/gpu": "1"}
+
+
+STORED_GPUS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "GPUs": ({"limits": {"nvidia.com/gpu": 4, "rdma/hca": 1}}, {"nvidia.com/gpu": "1", "rdma/hca": 1}),
+    "a slice": ({"limits": {"nvidia.com/mig-1g.10gb": 1, "rdma/hca": 1}},
+                {"nvidia.com/mig-1g.10gb": 1, "nvidia.com/gpu": "1", "rdma/hca": 1}),
+    "a part of a GPU": ({"limits": {"nvidia.com/gpumem": 3000, "rdma/hca": 1}},
+                        {"nvidia.com/gpumem": 3000, "rdma/hca": 1, "nvidia.com/gpu": "1"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STORED_GPUS)
+def test_the_fetch_container_of_a_stored_resource_has_no_gpu_and_its_worker_stays_as_it_was(case: str) -> None:
+    resources, limits = STORED_GPUS[case]
+    made = pod(is_stored=True, template={"resources": resources})
+    (worker,), (fetch,) = made["containers"], made["initContainers"]
+    kept = {name: number for name, number in resources["limits"].items() if not name.endswith(("/gpu", ".10gb"))}
+
+    assert worker["resources"]["limits"] == limits
+    assert fetch["resources"]["limits"] == kept
+    assert worker["resources"]["requests"] == fetch["resources"]["requests"]
+
+
+def test_the_fetch_container_has_none_of_the_resource_that_the_resource_names_for_its_gpu() -> None:
+    resources = {"requests": {"example.com/gpu": 1}, "limits": {"example.com/gpu": 1}}
+    made = pod(is_stored=True, gpu={"resourceName": "example.com/gpu"}, template={"resources": resources})
+
+    assert made["initContainers"][0]["resources"] == {"requests": {"cpu": CPU_REQUEST, "memory": "4096Mi"}}
+
+
+def test_each_volume_that_the_operator_adds_has_a_name_that_a_template_may_not_use() -> None:
+    adapters = [{"name": "sql", "uri": "pvc://more/sql"}, {"name": "law", "uri": "hf://a/law"}]
+    secrets: dict[str, Any] = {"redis": {"secretName": "r"}, "apiKeys": {"secretName": "k"}}
+    made = [
+        pod({"uri": "pvc://models/b", "adapters": adapters}, network={"tlsSecret": "t"}, **secrets),
+        pod(SHARED),
+        pod(OF_THE_NODE),
+    ]
+    names = {each["name"] for one in made for each in one["volumes"]}
+
+    assert {name for name in names if name not in OWN_VOLUMES} == {"claim-0"}
+    assert names >= set(OWN_VOLUMES)
+    for name in names:
+        with pytest.raises(InvalidConfig, match="the name of a volume that Ballast adds"):
+            pod(template={"volumes": [{"name": name, "emptyDir": {}}]})
+
+
+def test_a_volume_of_the_template_is_passed_on_as_it_was_written() -> None:
+    claim = {"name": "own", "persistentVolumeClaim": {"claimName": "scratch", "readOnly": True}}
+    other = {"name": "other", "csi": {"driver": "d", "volumeAttributes": {"aB_c": "1"}}}
+
+    assert pod({"uri": "pvc://models/b"}, template={"volumes": [claim, other]})["volumes"][-2:] == [claim, other]
 
 
 def test_a_shared_claim_is_written_by_the_fetch_and_read_by_the_worker() -> None:

@@ -14,7 +14,7 @@ from queue_objects import make_status
 from ballast_api.conditions import ConditionReason as Reason
 from ballast_api.conditions import ConditionType as Type
 from ballast_api.inference_deployment import UNREADY_SECONDS, InferenceDeployment
-from ballast_api.names import RAY_LABEL, child_labels, pod_labels, selector
+from ballast_api.names import RAY_LABEL, child_labels, router_labels, selector
 from ballast_api.status import Status
 from ballast_api.worker_config import WorkerConfig
 from ballast_operator.children.config import VERSION
@@ -316,14 +316,17 @@ def test_a_resource_that_moves_keeps_its_workers_until_the_others_serve(on_ray: 
 @pytest.mark.parametrize("on_ray", [True, False])
 def test_labels_that_the_operator_sets_win(on_ray: bool):
     """Services, budgets and routers select by them, and the operator finds children and pods by them."""
-    own = pod_labels("llm", "m")
-    given = dict.fromkeys(own, "mine") | {"team": "ml"}
+    own = child_labels("llm")
+    given = dict.fromkeys(own, "mine") | {"team": "ml", "llm-d.ai/inference-serving": "false"}
     resource = make_resource(on_ray=on_ray, template={"image": "ray:1", "labels": given}, monitoring={"labels": given})
     done = plan(resource, EMPTY, replace(CONTEXT, kinds=frozenset({"RayService", "ServiceMonitor", "PrometheusRule"})))
     workers = group_of(done)["template"] if on_ray else made(done, DEPLOYMENT)["spec"]["template"]
     found = workers["metadata"]["labels"]
 
-    assert {name: found[name] for name in (*own, "team")} == own | {"team": "ml"}
+    assert found.items() >= (own | {"team": "ml"}).items()
+    assert {name: found[name] for name in found if name.startswith("llm-d.ai/")} == router_labels("m") | {
+        "llm-d.ai/inference-serving": "false"  # a resource can leave the pool of another
+    }
     for step in done.apply:
         assert child_labels("llm").items() <= step.manifest["metadata"]["labels"].items(), step.key
     labeled = {step.key.kind for step in done.apply if step.manifest["metadata"]["labels"].get("team") == "ml"}

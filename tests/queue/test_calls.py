@@ -39,7 +39,7 @@ from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.settings_store import NUMBERS
 
-LIBRARY = (20, "a4836cf8c9e5c98988e7b91525b3893c4e7c49e33f75249676520c3d0d4d3609")
+LIBRARY = (21, "df0c13b2a0ebc2ffd9704ac9a76c4a952f97b43cb6c6c3d6f60acc3afc469e33")
 """The revision of the function library, and the SHA-256 of its text."""
 
 

@@ -445,6 +445,11 @@ def page_of(queue, limit=500, most=10**8):
     return queue.store.call(call)
 
 
+def add_pairs(desk, inbox, pairs, entry_id="*"):
+    """Add an entry whose fields may have the same name."""
+    desk.raw.execute_command("XADD", inbox, entry_id, *(text for pair in pairs for text in pair))
+
+
 def test_a_page_is_bounded_whatever_the_number_of_inboxes_and_the_size_of_an_entry(queue, desk, add):
     queue.settings.apply(OF_TENANTS)
     for tenant in ("a", "b", "c"):
@@ -504,14 +509,48 @@ def test_no_part_of_a_longer_line_is_accepted_in_its_place(queue, add, line):
 
 
 def test_a_worker_reads_the_fields_of_an_entry_and_one_other(queue, desk, add, line):
-    pairs = [("item", b"first"), *((f"x{i}", b"y") for i in range(1000)), ("item", line("a")), ("job", "j")]
-    desk.raw.execute_command("XADD", queue.store.keys.inbox, "*", *(text for pair in pairs for text in pair))
+    pairs = [("item", b"first"), *((f"x{i}", b"y") for i in range(61)), ("item", line("a")), ("job", "j")]
+    add_pairs(desk, queue.store.keys.inbox, pairs)
     ((_, fields),) = page_of(queue)
     desk.raw.delete(queue.store.keys.intake)
     queue.inbox.take_in()
 
-    assert fields == [b"item", line("a"), b"x999", b"y", b"job", b"j"]
+    assert fields == [b"item", line("a"), b"x60", b"y", b"job", b"j"]
     assert codes(queue, "j") == {"a": "invalid_entry"}
+
+
+def test_each_call_takes_an_entry_of_many_fields_away_also_if_nobody_gets_the_reply(queue, desk, add, line):
+    queue.settings.apply(OF_TENANTS)
+    inbox, pairs = queue.store.keys.inbox_of("a"), [("item", line("a")), ("job", "j"), *[("", "")] * 150_000]
+    for _ in range(3):
+        add_pairs(desk, inbox, pairs)
+    add_pairs(desk, inbox, [("item", line("short")), *[("item", line("late"))] * 64])
+    add(line("b"), of="b", job="j")
+    sizes = [desk.raw.memory_usage(inbox)]
+    while sizes[-1] > 100_000:
+        read = [fields for _, fields, position in page_of(queue) if position == 1]
+        sizes.append(desk.raw.memory_usage(inbox))
+        assert [fields for fields in read if fields == [b"item", line("a"), b"job", b"j", b"more than 64 fields", b""]]
+    left = desk.raw.xlen(inbox)
+    desk.raw.delete(queue.store.keys.intake)
+    while queue.inbox.take_in():
+        pass
+
+    assert sizes == sorted(sizes, reverse=True)
+    assert (len(sizes), left) == (4, 4)
+    assert codes(queue, "j@a") == {"a": "invalid_entry", "line:2": "invalid_entry", "line:3": "invalid_entry"}
+    assert [job.counts.failed for job in queue.jobs.all() if job.id.startswith("inbox-a-")] == [1]
+    assert queue.jobs.get("j@b").counts.waiting == 1
+
+
+def test_an_entry_of_many_fields_with_the_last_id_is_refused_and_holds_up_nothing(queue, desk, add, line):
+    add_pairs(desk, queue.store.keys.inbox, [("", "")] * 65, f"{2**64 - 1}-{2**64 - 1}")
+    queue.inbox.take_in()
+    add(line("a"), job="j")
+    queue.inbox.take_in()
+
+    assert sorted(job.counts.total for job in queue.jobs.all()) == [1, 1]
+    assert queue.stats().items.waiting == 1
 
 
 def test_a_worker_of_an_older_version_gets_lines_of_any_length(queue, add, line):

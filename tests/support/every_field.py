@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from ballast_api import crd
-from ballast_api.structural import leaves
+from ballast_api.structural import is_closed, leaves
 
 ROOT = Path(__file__).parents[2]
 EVERYTHING: dict[str, Any] = yaml.safe_load((ROOT / "docs" / "samples" / "everything.yaml").read_text())
@@ -62,6 +62,7 @@ OTHER: dict[str, Any] = {
     "engine.quantization": "fp8",
     "engine.vllm.args": ["--enforce-eager"],
     "model.adapters[].tenants": ["legal"],
+    "model.aliases": ["a", "b"],
     "model.cache.volumeClaimTemplate": {"spec": TEMPLATE["spec"] | {"storageClassName": "fast"}},
     "model.uri": "hf://Qwen/Qwen3-4B",
     "gpu.count": 0,
@@ -113,10 +114,10 @@ def get(value: Any, path: str) -> Any:
 
 def filled(value: Any, schema: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the leaves of the schema that a value has, and the value of each."""
-    if "properties" in schema:
+    if is_closed(schema):
         for name, member in value.items():
             yield from filled(member, schema["properties"][name], f"{prefix}.{name}" if prefix else name)
-    elif "properties" in schema.get("items", {}):
+    elif is_closed(schema.get("items", {})):
         for entry in value:
             yield from filled(entry, schema["items"], f"{prefix}[]")
     else:

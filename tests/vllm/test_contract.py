@@ -26,6 +26,7 @@ from ballast_openai.item_body import MOST_REQUESTS
 from ballast_policy.fairness.ledger import INPUT_COST
 from ballast_policy.request import OFFLINE
 from ballast_vllm.core_failure import SENTENCES, STREAM_VARIABLE
+from ballast_vllm.costs import MOST_STOP_TOKENS, MOST_TOKENS
 from ballast_vllm.internals import PlanQueue
 from ballast_vllm.refusals import CHECKS
 from ballast_vllm.served_app import admit_prompts
@@ -236,6 +237,18 @@ def test_structured_output_is_checked_in_one_place_that_ballast_replaces():
     assert source.parameters("AsyncLLM", "add_request")[:4] == ["self", "request_id", "prompt", "params"]
     assert "if self.backend is None:" in source.text("StructuredOutputManager", "grammar_init")
     assert source.parameters("GuidanceGrammar", "accept_tokens") == ["self", "request_id", "tokens"]
+
+
+def test_the_tables_of_a_step_have_the_sizes_that_no_request_exceeds():
+    """vLLM raises an exception in EngineCore for more."""
+    code = (source.root() / "v1/worker/gpu/sample/logit_bias.py").read_text()
+    words = (source.root() / "envs.py").read_text()
+
+    for name in ("ALLOWED_TOKEN_IDS", "LOGIT_BIAS_TOKENS"):
+        assert f"MAX_NUM_{name} = {MOST_TOKENS}\n" in code
+    assert f"MAX_NUM_STOP_TOKEN_IDS = {MOST_STOP_TOKENS}\n" in code
+    assert "stop_token_ids = sampling_params.all_stop_token_ids" in code
+    assert f"VLLM_MAX_BAD_WORDS_TOTAL_TOKENS: int = {MOST_TOKENS}\n" in words
 
 
 def test_scores_are_tokenized_in_one_place_that_awaits_nothing():

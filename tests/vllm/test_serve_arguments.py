@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import warnings
 from collections.abc import AsyncIterator, Iterator
@@ -61,6 +62,7 @@ def test_a_field_of_the_configuration_arrives_in_vllm(tiny_model: Path, tmp_path
             tiny_model,
             model={
                 "servedName": "tiny",
+                "aliases": ["org/tiny", "old"],
                 "dtype": "float32",
                 "maxModelLen": 256,
                 "loadFormat": "dummy",
@@ -79,7 +81,7 @@ def test_a_field_of_the_configuration_arrives_in_vllm(tiny_model: Path, tmp_path
         [],
     )
 
-    assert (found.model_tag, found.served_model_name) == (str(tiny_model), ["tiny"])
+    assert (found.model_tag, found.served_model_name) == (str(tiny_model), ["tiny", "org/tiny", "old"])
     assert (found.dtype, found.max_model_len, found.load_format) == ("float32", 256, "dummy")
     assert (found.host, found.port) == ("127.0.0.1", 8123)
     assert (found.max_num_seqs, found.tensor_parallel_size) == (6, 2)
@@ -99,6 +101,13 @@ def test_an_argument_of_the_resource_reaches_vllm(tiny_model: Path) -> None:
     assert (found.enforce_eager, found.tool_call_parser, found.enable_auto_tool_choice) == (True, "hermes", True)
 
 
+def test_an_argument_selects_a_format_that_vllm_loads_from_a_directory(tiny_model: Path) -> None:
+    found = parsed(own(tiny_model), ["--load-format=runai_streamer"])
+    check(parsed(own(tiny_model), ["--load-format=safetensors", "--tokenizer-revision=v2"]))
+
+    assert found.load_format == "runai_streamer"
+
+
 REFUSED = {
     "an unknown argument": (["--no-such"], "unrecognized arguments: --no-such"),
     "a wrong value": (["--max-num-batched-tokens=many"], "--max-num-batched-tokens: invalid"),
@@ -110,6 +119,9 @@ REFUSED = {
     "an underscore": (["--max_num_seqs=5"], "engine.vllm.args sets --max-num-seqs"),
     "a short name": (["-tp", "2"], "engine.vllm.args sets --tensor-parallel-size"),
     "a part of a structure": (["--speculative-config.method=ngram"], "engine.vllm.args sets --speculative-config"),
+    "another revision": (["--revisio=v2"], "engine.vllm.args sets --revision: the section model decides"),
+    "a key": (["--api-key=k"], "engine.vllm.args sets --api-key: fields of the resource decide"),
+    "a format without weights": (["--load-format=dummy"], "engine.vllm.args sets --load-format: model.loadFormat"),
     "another scheduler": (["--scheduler-cls=a.B"], "engine.vllm.args sets --scheduler-cls"),
     "another middleware": (["--middleware=a.b"], "engine.vllm.args sets --middleware"),
     "other paths outside the access log": (
@@ -170,6 +182,46 @@ def test_an_unknown_quantization_is_refused_before_anything_is_loaded(tiny_model
         check(arguments)
 
 
+SPECULATORS = {
+    "speculators_model_type": "eagle3",
+    "speculators_config": {
+        "proposal_methods": [{"speculative_tokens": 3}],
+        "verifier": {"name_or_path": "other/model"},
+    },
+    "transformer_layer_config": {},
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (json.dumps(SPECULATORS), r"names another model to serve, 'other/model'.*in model\.uri"),
+        ("{", "valid JSON file"),
+    ],
+    ids=["a draft that names its model", "no JSON"],
+)
+def test_a_directory_is_served_as_itself_or_not_at_all(text: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+
+    with pytest.raises(BadArguments, match=sentence):
+        check(parsed(own(tmp_path), []))
+
+
+@pytest.mark.parametrize("stated", [None, "0"])
+def test_vllm_downloads_nothing_unless_a_variable_states_otherwise(stated: str | None) -> None:
+    code = (
+        "import os, sys; from ballast_vllm.__main__ import main; main(['--config', '/none']); "
+        "print('huggingface_hub' in sys.modules, os.environ['HF_HUB_OFFLINE'])"
+    )
+    variables = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    variables |= {} if stated is None else {"HF_HUB_OFFLINE": stated}
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], env=variables, capture_output=True, text=True, check=True
+    )
+
+    assert found.stdout.split() == ["False", stated or "1"]
+
+
 @pytest.mark.parametrize("kv_dtype", ["int8", "nvfp4", "fp8_per_token_head"])
 def test_a_kv_cache_that_vllm_lacks_on_a_cpu_is_refused_before_anything_is_loaded(
     kv_dtype: str, tiny_model: Path
@@ -205,6 +257,49 @@ def test_without_a_gpu_the_sentence_states_what_to_check(tiny_model: Path, monke
         prepared(config, log_level="info", log_format="json")
     with pytest.raises(NotServed, match=sentence):
         start_replica(config)
+
+
+LEVELS = {"of the command line": (None, "WARNING"), "of the pod": ("debug", "DEBUG"), "empty": ("", "WARNING")}
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize("case", LEVELS)
+def test_the_level_of_the_logs_is_that_of_the_pod_if_it_has_one(
+    case: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, level = LEVELS[case]
+    monkeypatch.delenv("VLLM_LOGGING_LEVEL", raising=False)
+    if given is not None:
+        monkeypatch.setenv("VLLM_LOGGING_LEVEL", given)
+    found = prepared(
+        WorkerConfig.model_validate(config_of(tiny_model, slots=2)), log_level="warning", log_format="json"
+    )
+
+    assert os.environ["VLLM_LOGGING_LEVEL"] == found.logging_config.log_level == level
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "loud")
+    with pytest.raises(BadArguments, match=r"^VLLM_LOGGING_LEVEL is LOUD. Set one of CRITICAL, "):
+        prepared(WorkerConfig.model_validate(config_of(tiny_model, slots=2)), log_level="info", log_format="json")
+
+
+STEPS = {
+    "more than four chunks and the decodes": ("--max-num-batched-tokens=2057", True),
+    "no more": ("--max-num-batched-tokens=2056", False),
+    "the default of vLLM": ("--enforce-eager", False),
+}
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize("case", STEPS)
+def test_a_step_that_the_chunk_keeps_smaller_is_in_the_log(
+    case: str, tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    argument, is_logged = STEPS[case]
+    config = config_of(tiny_model, slots=8, engine={"backend": "vllm", "vllm": {"args": [argument]}})
+    with caplog.at_level("WARNING", logger="ballast_vllm.serve"):
+        prepared(WorkerConfig.model_validate(config), log_level="info", log_format="json")
+
+    found = [each for each in caplog.messages if each.startswith("steps stay smaller than --max-num-batched-tokens")]
+    assert len(found) == is_logged
 
 
 def start_replica(config: WorkerConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from functools import partial
 
@@ -88,6 +89,27 @@ def test_a_job_gets_the_answers_that_http_gives(fed, queue, eventually) -> None:
     assert {r.custom_id: r.body["choices"] for r in results} == {key: a["choices"] for key, a in asked.items()}
     assert job.tokens_out == sum(answer["usage"]["completion_tokens"] for answer in asked.values())
     assert {r.worker for r in results} == {"w1"}
+
+
+def test_requests_and_items_may_use_each_name_of_the_model_and_answers_have_the_first(fed, queue, eventually) -> None:
+    names = ["tiny", "org/Tiny", "old"]
+    with fed(model={"aliases": names[1:]}) as serving, serving.client() as client:
+        cards = client.get("/v1/models").json()["data"]
+        found = [client.get(f"/v1/models/{name}").json() for name in names]
+        asked = [client.post("/v1/completions", json=json.loads(make_line(0, model=name))["body"]) for name in names]
+        unknown = client.post("/v1/completions", json=json.loads(make_line(0, model="new"))["body"])
+        eventually(lambda: queue.settings.read().models == tuple(names), "the worker to configure the queue")
+        job_id = queue.submissions.submit([make_line(index, model=name) for index, name in enumerate(names)]).job_id
+        wait_for(queue, job_id, eventually)
+        labels = set(re.findall('model_name="(.*?)"', client.get("/metrics").text))
+    answers = [answer.json() for answer in asked] + [result.body for result in queue.results.read(job_id)]
+
+    assert [(card["id"], card["root"]) for card in cards] == [(name, "tiny") for name in names]
+    assert found == cards
+    assert [answer["model"] for answer in answers] == ["tiny"] * 6
+    assert len({answer["choices"][0]["text"] for answer in answers[:3]}) == 1
+    assert unknown.json()["error"]["message"].endswith("This worker serves 'tiny', 'org/Tiny', 'old'.")
+    assert labels == {"tiny"}
 
 
 def test_a_chat_item_gets_a_chat_answer(fed, queue, eventually) -> None:

@@ -25,6 +25,7 @@ from ballast_vllm.calls import CALL, Call, EngineRequest
 from ballast_vllm.counters import Counters
 from ballast_vllm.engine_client import EngineTap
 from ballast_vllm.items import HttpItem, HttpItemLoop, HttpReader, VllmEngine
+from ballast_vllm.media import Media, MediaPlaces
 from ballast_vllm.online_first import MOST_SECONDS, OnlineFirst
 from ballast_vllm.served_app import item_scope
 from ballast_worker.errors import Refused
@@ -186,6 +187,63 @@ async def test_an_item_that_enginecore_gives_up_is_returned_unless_vllm_answers_
 
     assert (in_flight.results, len(in_flight.failures)) == ([], not is_returned)
     assert [claimed.custom_id for claimed, _ in in_flight.returns] == ["a"] * is_returned
+
+
+@pytest.mark.anyio
+async def test_some_calls_have_decoded_media_at_a_time_and_every_place_returns():
+    places, media = MediaPlaces(2), [Media() for _ in range(9)]
+    takes = [asyncio.create_task(places.take(found)) for found in media[:6]]
+
+    async def holders() -> list[int]:
+        for _ in range(9):
+            await asyncio.sleep(0)
+        return [number for number, found in enumerate(media) if found.has_place]
+
+    seen = [await holders()]
+    takes[2].cancel()  # the client of a call that waits left
+    places.leave(media[3])  # and this call ended otherwise
+    places.leave(media[0])
+    seen.append(await holders())
+    places.leave(media[1])
+    takes[5].cancel()  # it has its place, and does not know it yet
+    places.leave(media[4])
+    places.leave(media[4])
+    seen.append(await holders())
+    takes = [asyncio.create_task(places.take(found)) for found in media[6:]]
+    seen.append(await holders())
+    takes[2].cancel()
+    await asyncio.gather(*takes, return_exceptions=True)
+
+    assert seen == [[0, 1], [1, 4], [], [6, 7]]
+
+
+@pytest.mark.anyio
+async def test_an_item_gives_its_place_back_when_enginecore_has_it_and_when_it_ends():
+    engine = FakeEngine()
+    EngineTap(engine, lambda: 0.0)
+    vllm, has_place = FakeVllm(engine), []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        call = CALL.get()
+        await call.take_media()
+        has_place.append(call.media.has_place)
+        if len(has_place) > 4:
+            asyncio.get_running_loop().call_later(0, look, call)
+            await vllm(scope, receive, send)
+        else:
+            await Response(b"no", 400)(scope, receive, send)
+
+    def look(call: Call) -> None:
+        if "r1" in engine.sent:
+            has_place.append(call.media.has_place)
+            engine.give("r1", 5, reason="stop")
+        else:
+            asyncio.get_running_loop().call_later(0, look, call)
+
+    for _ in range(5):  # more than the places of offline calls
+        await run_item(app)
+
+    assert has_place == [True] * 5 + [False]
 
 
 def test_an_item_has_the_api_key_of_vllm():

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -21,7 +22,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_vllm import FakeEngine, FakeVllm
-from prometheus_client import REGISTRY, Gauge
+from prometheus_client import REGISTRY, Gauge, make_asgi_app
 from starlette.applications import Starlette
 from starlette.responses import Response
 
@@ -33,7 +34,7 @@ from ballast_engine.stats import StepKind, StepRecord
 from ballast_policy.request import RequestClass
 from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
-from ballast_vllm.calls import Call, EngineRequest
+from ballast_vllm.calls import CALL, Call, EngineRequest
 from ballast_vllm.drain import Drain
 from ballast_vllm.engine_client import DECIDING
 from ballast_vllm.middleware import BallastMiddleware
@@ -1110,6 +1111,21 @@ async def accept(scope, receive, send):
     await send({"type": "http.response.body", "body": b""})
 
 
+async def test_a_call_gives_its_place_for_media_back_when_it_ends_without_a_request(variables):
+    has_place = []
+
+    async def app(scope, receive, send):
+        await CALL.get().take_media()
+        has_place.append(CALL.get().media.has_place)
+        await accept(scope, receive, send)
+
+    async with running() as found, before_app(found.server, app) as client:
+        for _ in range(7):  # more than there are places
+            await client.post("/v1/completions", json=BODY)
+
+    assert has_place == [True] * 7
+
+
 async def test_a_large_response_of_vllm_waits_for_its_client_between_parts(variables):
     sizes, content = [], bytes(range(256)) * 600
 
@@ -1239,13 +1255,24 @@ async def test_series_that_name_private_adapters_need_a_key(variables, tmp_path,
     series.labels("contracts").set(1)
     try:
         async with running() as found:
+            found.app.mount("/metrics", make_asgi_app())
+            found.app.routes[-1].path_regex = re.compile("^/metrics(?P<path>.*)$")  # as vLLM mounts its exporter
             public = (await found.client.get("/metrics")).text
+            tried = [
+                (method, f"/metrics{end}") for method in ("GET", "POST", "OPTIONS") for end in ("", "/", "x", "/x")
+            ]
+            answers = {sent: await found.client.request(*sent) for sent in tried}
             owned = (await found.client.get("/ballast/metrics", headers={"authorization": "Bearer secret"})).text
     finally:
         REGISTRY.unregister(series)
 
     assert ("contracts" in public) == (not access)
     assert "contracts" in owned
+    assert {sent for sent, answer in answers.items() if answer.is_success} == {
+        ("GET", "/metrics"),
+        ("GET", "/metrics/"),
+    }
+    assert not [sent for sent, answer in answers.items() if ("contracts" in answer.text) and access]
 
 
 async def test_routers_see_online_requests_only(variables):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,6 +12,9 @@ from typing import IO, Any, cast
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+_BEYOND_ASCII = re.compile(r"[^\n -~]+")
+"""JSON has line ends between values only. In texts, it escapes the other controls of ASCII itself, except DEL."""
 
 
 def stdout() -> Console:
@@ -62,13 +66,20 @@ def print_json(value: Any) -> None:
 
 
 def json_text(value: Any, *, encoding: str = "utf-8", indent: int | None = None) -> str:
-    """Return a value as JSON. If the encoding lacks a character of it, all characters beyond ASCII are escaped."""
-    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    """Return a value as JSON, with escapes for characters that would control a terminal.
+
+    If the encoding lacks a character of it, all characters beyond ASCII are escaped.
+    """
+    text = _BEYOND_ASCII.sub(_escaped, json.dumps(value, indent=indent, ensure_ascii=False))
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
         return json.dumps(value, indent=indent)
     return text
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in found[0])
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:

@@ -12,7 +12,7 @@ import typer
 from ballast_api.conditions import HEALTHY
 from ballast_cli.cluster import Context, Json, Namespace, events, resource, when
 from ballast_cli.connection import AsJson, CaFile, PasswordFile, Place, QueueName, RedisUrl, Running, open_queue
-from ballast_cli.console import examples, print_json, say
+from ballast_cli.console import examples, print_json, printable, say
 from ballast_cli.errors import CliError, NotFound, Unreachable
 from ballast_cli.get import condition
 from ballast_openai.errors import counted
@@ -76,11 +76,11 @@ def explain(
         print_json({"version": 1, "resource": found, "events": happened, "jobs": explained})
         return
     for line in lines(found, happened, datetime.now(UTC)):
-        typer.echo(line)
+        _show(line)
     for job, because in jobs:
-        typer.echo(f"  {job_line(job)}")
+        _show(f"  {job_line(job)}")
         for sentence in because:
-            typer.echo(f"    {sentence}")
+            _show(f"    {sentence}")
 
 
 def _resource(read: Callable[[], Json], name: str, place: Place | None, unreachable: Unreachable | None) -> Json:
@@ -109,10 +109,16 @@ def _explain_job(place: Place, job_id: str, *, as_json: bool) -> bool:
     if as_json:
         print_json({"version": 1, "queue": place.queue, "job": job.model_dump(mode="json"), "because": because})
         return True
-    typer.echo(job_line(job))
+    _show(job_line(job))
     for sentence in because:
-        typer.echo(f"  {sentence}")
+        _show(f"  {sentence}")
     return True
+
+
+def _show(text: str) -> None:
+    """Write a text of this program. A message in it may have several lines, and control no terminal."""
+    for line in text.splitlines():
+        typer.echo(printable(line))
 
 
 def _jobs(place: Place) -> list[tuple[Job, list[str]]]:

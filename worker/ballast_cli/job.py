@@ -31,7 +31,7 @@ def job(
         print_json({"version": 1, "queue": place.queue, "job": found.model_dump(mode="json")})
         return
     for label, value in _fields(found, now):
-        sys.stdout.write(f"{label:<12}{value}\n")
+        sys.stdout.write(f"{label:<12}{printable(value)}\n")
 
 
 def _fields(one: Job, now: float) -> list[tuple[str, str]]:
@@ -52,7 +52,7 @@ def _fields(one: Job, now: float) -> list[tuple[str, str]]:
     if one.appraised is not None and not one.state.is_over:
         fields.append(("", f"{duration(max(0.0, now - one.appraised))} ago: {one.because}"))
     if one.key:
-        fields.append(("key", printable(one.key)))
+        fields.append(("key", one.key))
     if one.finished is not None:
         fields.append(("finished", in_utc(one.finished)))
     if one.reason:

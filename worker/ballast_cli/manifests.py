@@ -40,7 +40,7 @@ def from_file(path: Path, namespace: str | None) -> tuple[InferenceDeployment, .
 
 def from_cluster(name: str, namespace: str | None, context: str | None = None) -> InferenceDeployment:
     """The resource as the API server has it; see `cluster.resource`."""
-    return _read(resource(name, namespace, context), f"{KIND} {name}", None)
+    return _read(resource(name, namespace, context), f"{KIND} {name}", None, is_stored=True)
 
 
 def _kind(document: object) -> str:
@@ -49,10 +49,12 @@ def _kind(document: object) -> str:
     return str(document.get("kind", "an object without kind"))
 
 
-def _read(manifest: dict[str, Any], source: str, namespace: str | None) -> InferenceDeployment:
+def _read(
+    manifest: dict[str, Any], source: str, namespace: str | None, *, is_stored: bool = False
+) -> InferenceDeployment:
     if namespace:
         manifest = manifest | {"metadata": manifest.get("metadata", {}) | {"namespace": namespace}}
     try:
-        return InferenceDeployment.read(manifest, source)
+        return InferenceDeployment.read(manifest, source, is_stored=is_stored)
     except InvalidConfig as error:
         raise Usage(str(error)) from error

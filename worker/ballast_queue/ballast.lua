@@ -58,7 +58,7 @@
 --   :ids                        set      custom ids, until the job is closed
 -- The items from `next` to `stored` - 1 wait and have an entry only in :items.
 
-local REVISION = 20
+local REVISION = 21
 
 local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
@@ -81,6 +81,8 @@ local OF_ENTRY = {item = true, job = true, tenant = true, priority = true, deadl
 local RUNS = {validating = true, in_progress = true}
 local OVER = {completed = true, failed = true, expired = true, cancelled = true}
 local MAX_PAGE_BYTES = 8 * 1024 * 1024
+local MAX_FIELDS = 64 -- of an entry: a longer one is refused. Each field takes FIELD_BYTES to read, beside its texts
+local FIELD_BYTES = 64
 local MAX_STATUS_BYTES, MAX_STATUSES, MAX_STATUSES_BYTES = 128 * 1024, 5000, 2 * 1024 * 1024
 local MAX_DECLARED = 2000
 local MOST_MEMORY = 1.2 -- times maxmemory: above it, a server leaves the items where they are
@@ -549,20 +551,42 @@ local function append(keys, argv)
 end
 
 -- Leaves in an entry the last value of each field of OF_ENTRY, and of all others together. Cuts names and values to
--- `most` bytes each. Returns the bytes that the entry had.
+-- `most` bytes each. Of an entry with more than MAX_FIELDS, only the first ones count. Returns the bytes that the entry took,
+-- which may be too few above MAX_PAGE_BYTES, and whether it has more fields.
 local function cut(entry, most)
   local bytes, texts, kept, places = 0, entry[2], {}, {}
+  local function keep(at, name, value)
+    local place = places[at] or #kept + 1
+    places[at], kept[place], kept[place + 1] = place, name, value
+  end
+  local function short(text)
+    return #text > most and string.sub(text, 1, most) or text
+  end
   for i = 1, #texts, 2 do
-    local field = OF_ENTRY[texts[i]] and texts[i] or ''
-    local place = places[field] or #kept + 1
-    places[field] = place
-    for j = 0, 1 do
-      local text = texts[i + j]
-      bytes = bytes + #text
-      kept[place + j] = #text > most and string.sub(text, 1, most) or text
+    bytes = bytes + #texts[i] + #texts[i + 1] + FIELD_BYTES
+    if i < 2 * MAX_FIELDS then
+      keep(OF_ENTRY[texts[i]] and texts[i] or '', short(texts[i]), short(texts[i + 1]))
+    elseif bytes >= MAX_PAGE_BYTES then
+      break
     end
   end
-  entry[2] = kept
+  local is_long = #texts > 2 * MAX_FIELDS
+  if is_long then keep('', 'more than ' .. MAX_FIELDS .. ' fields', '') end
+  entry[2], texts = kept, nil
+  -- The list of millions of fields takes more memory than any page, and would be there when the next one is read.
+  if is_long and bytes >= MAX_PAGE_BYTES then collectgarbage() end
+  return bytes, is_long
+end
+
+-- Cuts an entry of an inbox as `cut` does. One with more than MAX_FIELDS may take so long to read that the caller gives up
+-- before the reply, and nothing would remove it. So it leaves the inbox at once, and a short one comes last in its place.
+local function shorten(key, entry, most)
+  local bytes, is_long = cut(entry, most)
+  local id = is_long and redis.pcall('XADD', key, '*', unpack(entry[2]))
+  if type(id) == 'string' then -- otherwise, the last id of all is used: see `end_intake`
+    call('XDEL', key, entry[1])
+    entry[1] = id
+  end
   return bytes
 end
 
@@ -593,7 +617,7 @@ local function begin_intake(keys, argv)
       local entry = bytes < enough and call('XRANGE', inbox.key, from, '+', 'COUNT', 1)[1]
       if not entry then break end
       from = '(' .. entry[1]
-      bytes = bytes + cut(entry, most)
+      bytes = bytes + shorten(inbox.key, entry, most)
       entry[3] = inbox.tenant
       entries[#entries + 1] = entry
     end

@@ -35,6 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     ballast_log.configure(options.log_level, options.log_format)
     try:
+        stay_offline()
         check_installed()
         config = configuration.load(options.config)
         prepare_config(config, options.config)
@@ -66,6 +67,14 @@ def check_installed() -> None:
     if importlib.util.find_spec("vllm") is None:
         raise MissingWorkerExtra("vLLM is not installed: install it, or use an image of worker/Dockerfile.vllm")
     versions.check_installed()
+
+
+def stay_offline() -> None:
+    """Let vLLM load only files that are there. Call it before anything imports huggingface_hub.
+
+    A model is a directory here. Its config.json may name models of a hub, for which the configuration does not ask.
+    """
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def prepare_config(config: WorkerConfig, path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from ballast_api.sections import Adapter, EngineSettings, Model
 from ballast_api.worker_config import WorkerConfig
 from ballast_worker.errors import NotServed
-from ballast_worker.settings import directory_of, listening_host, model_directory, served_name
+from ballast_worker.settings import directory_of, listening_host, model_directory, served_names
 
 SCHEDULER = "ballast_vllm.scheduler.BallastScheduler"
 MIDDLEWARE = "ballast_vllm.middleware.BallastMiddleware"
@@ -51,10 +51,11 @@ def serve_arguments(config: WorkerConfig, node: NodeRank | None = None, *, is_cp
         raise NotServed("runtime.nodes above 1 needs a replica of Ray Serve. Set it to 1, or run the worker with Ray")
     directory = model_directory(config)
     runtime = config.runtime
+    names = served_names(config, directory)
     return [
         str(directory),
+        *(["--served-model-name", *names] if len(names) > 1 else [f"--served-model-name={names[0]}"]),
         *_named(
-            ("served-model-name", served_name(config, directory)),
             ("host", listening_host(config)),
             ("port", runtime.port),
             ("scheduler-cls", SCHEDULER),
@@ -68,7 +69,7 @@ def serve_arguments(config: WorkerConfig, node: NodeRank | None = None, *, is_cp
         *_nodes(config, node),
         *_named(*_model(config.model)),
         *_engine(config.engine),
-        *_adapters(config, served_name(config, directory), is_cpu=is_cpu),
+        *_adapters(config, names, is_cpu=is_cpu),
     ]
 
 
@@ -110,7 +111,7 @@ def _speculative(engine: EngineSettings) -> str | None:
     return json.dumps(config)
 
 
-def _adapters(config: WorkerConfig, model: str, *, is_cpu: bool) -> Iterator[str]:
+def _adapters(config: WorkerConfig, names: tuple[str, ...], *, is_cpu: bool) -> Iterator[str]:
     adapters = config.model.adapters
     if not adapters:
         return
@@ -119,8 +120,8 @@ def _adapters(config: WorkerConfig, model: str, *, is_cpu: bool) -> Iterator[str
     most = len(adapters) + 1 if is_cpu else min(len(adapters), MOST_ADAPTERS_AT_A_TIME)
     modules, ranks = [], []
     for adapter in adapters:
-        if adapter.name == model:
-            raise NotServed(f"model.adapters: an adapter has the name of the model, {model}. Use another name")
+        if adapter.name in names:
+            raise NotServed(f"model.adapters: an adapter has the name of the model, {adapter.name}. Use another name")
         directory, rank = _adapter(adapter)
         modules.append(json.dumps({"name": adapter.name, "path": str(directory)}))
         ranks.append(rank)

@@ -16,6 +16,7 @@ from typing import Any
 from ballast_engine.request import FinishReason
 from ballast_policy.request import RequestClass
 from ballast_queue.settings import MAX_PRIORITY, MIN_PRIORITY
+from ballast_vllm.media import PLACES, Media
 from ballast_vllm.requests import RequestPlace
 from ballast_worker.errors import Refused
 from ballast_worker.openai import Caller
@@ -108,6 +109,7 @@ class Call:
     """Called at the first output."""
     refused: Refused | None = None
     """Why the call gets an error after vLLM read its body."""
+    media: Media = field(default_factory=Media)
     hang_up: Callable[[], None] = lambda: None
     """Makes vLLM believe that the client closed the connection, so that it aborts the call."""
 
@@ -153,6 +155,14 @@ class Call:
     def is_waited_for(self) -> bool:
         """Whether EngineCore computes a request of the call."""
         return any(not request.is_over for request in reversed(self.requests))
+
+    async def take_media(self) -> None:
+        """Return when the call may decode media."""
+        await PLACES[self.request_class].take(self.media)
+
+    def leave_media(self) -> None:
+        """Let another call decode media: EngineCore has a request of this one, or it ended."""
+        PLACES[self.request_class].leave(self.media)
 
     def ending(self, *, is_complete: bool, is_dead: bool) -> FinishReason:
         """Return how it ended. `is_complete`: its response is. `is_dead`: EngineCore ended, maybe after the call.

@@ -3,8 +3,9 @@
 `EngineTap` replaces methods of the client object and of its parts. One adds the place in the policy to each request on
 its way to EngineCore. One sees each output on its way back. One checks the waiting queue for calls with several
 requests. One keeps the names of images apart by tenant, on vLLM's threads, which therefore get the context of a call,
-and do online work first. Two have work on threads that vLLM has on the event loop, and that may take seconds: the check
-of structured output, and the tokens of scores. No class of vLLM is changed.
+and do online work first. Two refuse parameters that would hold up the other requests. Two have work on threads that
+vLLM has on the event loop, and that may take seconds: the check of structured output, and the tokens of scores. No
+class of vLLM is changed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from ballast_log import Log
 from ballast_policy.request import RequestClass
 from ballast_vllm.calls import CALL, Call, EngineRequest, can_continue
+from ballast_vllm.costs import excess
 from ballast_vllm.daemon_threads import DaemonThreads
 from ballast_vllm.online_first import OnlineFirst
 from ballast_vllm.requests import KEY
@@ -198,7 +200,9 @@ class EngineTap:
         return self._name_media(data, items, names, request_id)
 
     async def _start_checked(self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
-        """Check the structured output of a request, and let vLLM add the request."""
+        """Check the cost and the structured output of a request, and let vLLM add the request."""
+        if (found := excess(params)) is not None:
+            raise _invalid(found[1], found[0])
         if getattr(params, "structured_outputs", None) is not None:
             check = partial(self._check_format, params)
             await asyncio.get_running_loop().run_in_executor(self._format_threads, check)
@@ -225,8 +229,12 @@ class EngineTap:
 
     async def _add_request(self, request: Any) -> None:
         await self._refuse_prompt_logprobs(request)
+        if (found := excess(request.sampling_params)) is not None:
+            await self._forget(request)
+            raise _invalid(found[1], found[0])
         call = CALL.get()
         if call is not None:
+            call.leave_media()
             request = self._placed(request, call)
         try:
             await self._add(request)

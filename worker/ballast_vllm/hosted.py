@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 
 from ballast_api.worker_config import WorkerConfig
 from ballast_vllm import core_failure
-from ballast_vllm.__main__ import check_installed, prepare_config
+from ballast_vllm.__main__ import check_installed, prepare_config, stay_offline
 from ballast_vllm.arguments import NodeRank
 from ballast_vllm.errors import BadArguments
 from ballast_vllm.versions import UnsupportedVllm
@@ -30,6 +30,7 @@ async def open_app(config: WorkerConfig, path: Path, node: NodeRank | None = Non
     Raises:
         NotServed: the message states what vLLM or Ballast refuses, or why EngineCore did not start.
     """
+    stay_offline()
     try:
         check_installed()
     except UnsupportedVllm as error:

@@ -11,7 +11,8 @@ vLLM's `schedule()` builds the batch as always. Three points make it do what the
 A request without a grant keeps its KV, but not its place in the cache of encoded images, which may hold only one large
 image: vLLM encodes an image again that another one replaced meanwhile.
 
-`limit_media` replaces vLLM's reader of media in the API server, so that clients cannot make the server open their URLs.
+`limit_media` replaces vLLM's reader of media in the API server, so that clients cannot make the server open their URLs,
+or decode small files to more than its memory.
 `check_format` and `Formats` decide which library carries out structured output.
 
 While drafts are off, `dynamic_sd_lookup`, vLLM's number of drafts by batch size, is 0 for each size. Then the drafter
@@ -28,11 +29,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache, cached_property, wraps
 from typing import Any
 
+from PIL.Image import Image
 from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
+from vllm.multimodal.video_decoders import opencv
 from vllm.sampling_params import check_json_nesting
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import RequestQueue
@@ -63,6 +66,16 @@ from ballast_vllm.formats import SLOW, has_slow_format, may_close
 ALLOCATED_AT_ONCE = CrossAttentionSpec, CircularBufferSpec, HiSparseHotSpec
 """Tables that get all blocks of a request at its admission."""
 UNLIMITED = 1 << 30
+PIXELS_VARIABLE, MOST_PIXELS = "VLLM_MAX_IMAGE_PIXELS", 4096 * 4096
+"""vLLM's variable for the pixels of an image or of a frame of a video, and the default here, a tenth of vLLM's."""
+MEDIA_BYTES = 16
+"""Memory of the media of one call, for each pixel of the largest image: 256 MiB by default."""
+CAPTURE_SIZE = 3, 4
+"""OpenCV's numbers of the width and the height of a video."""
+TOO_LARGE = (
+    "The images and other media of the request take more than {} MiB when they are decoded. Send fewer or smaller "
+    f"ones, or ask the administrator to raise {PIXELS_VARIABLE}, which decides the limit."
+)
 YIELDING = frozenset({"ngram", "draft_model", "eagle", "eagle3"})
 """Drafters of the V1 model runner that accept 0 as the number of drafts. The others fail, so they keep their number.
 
@@ -368,9 +381,22 @@ class DataUrls(MediaConnector):  # type: ignore[misc]
         return super().load_from_url(url, *args, **kwargs)
 
     async def load_from_url_async(self, url: str, *args: Any, **kwargs: Any) -> Any:
-        """Return the content of a URL."""
+        """Return the content of a URL. Data URLs are decoded for some calls at a time, one after the other for each.
+
+        vLLM would decode all of them before it counts their tokens.
+        """
+        from ballast_vllm.calls import CALL  # noqa: PLC0415 - EngineCore reads no media
+
         self._check(url)
-        return await super().load_from_url_async(url, *args, **kwargs)
+        call = CALL.get()
+        if call is None or url[:5].lower() != "data:":
+            return await super().load_from_url_async(url, *args, **kwargs)
+        async with call.media.turn:
+            await call.take_media()
+            _check_memory(call.media.num_bytes + 1)
+            found = await super().load_from_url_async(url, *args, **kwargs)
+            call.media.num_bytes += num_bytes(found)
+            return found
 
     def _check(self, url: str) -> None:
         start = url[:5].lower()
@@ -384,8 +410,43 @@ class DataUrls(MediaConnector):  # type: ignore[misc]
         )
 
 
+def limit_frames(decode: Callable[..., Any]) -> Callable[..., Any]:
+    """Return vLLM's decoder of videos with a limit of memory for the frames that a model samples of one video."""
+
+    @wraps(decode)
+    def limited(loader: Any, *args: Any, **kwargs: Any) -> Any:
+        class LimitedFrames(loader):  # type: ignore[misc]
+            @classmethod
+            def read_frames(cls, video: Any, frames: Any, *args: Any, **kwargs: Any) -> Any:
+                width, height = (int(video.get(number)) for number in CAPTURE_SIZE)
+                _check_memory(3 * width * height * len(set(frames)))
+                return super().read_frames(video, frames, *args, **kwargs)
+
+        return decode(LimitedFrames, *args, **kwargs)
+
+    return limited
+
+
+def _check_memory(num_bytes: int) -> None:
+    """Refuse media that take more memory than a call may use for them."""
+    most = MEDIA_BYTES * int(os.environ.get(PIXELS_VARIABLE, MOST_PIXELS))
+    if 0 < most < num_bytes:
+        raise VLLMValidationError(TOO_LARGE.format(most // 2**20))
+
+
+def num_bytes(media: Any) -> int:
+    """Return the memory of an image, of the frames of a video, or of audio, as vLLM has decoded it."""
+    content = getattr(media, "media", media)
+    if isinstance(content, Image):
+        return content.width * content.height * len(content.getbands())
+    return int(getattr(content[0] if isinstance(content, tuple) else content, "nbytes", 0))
+
+
 def limit_media() -> None:
     """Let vLLM read media with `DataUrls` in this process, unless VLLM_MEDIA_CONNECTOR names another reader."""
+    os.environ.setdefault(PIXELS_VARIABLE, str(MOST_PIXELS))  # read for each image, too
+    if not hasattr(opencv.decode_opencv, "__wrapped__"):
+        opencv.decode_opencv = limit_frames(opencv.decode_opencv)
     # vLLM compares only the first URL with --allowed-media-domains, and would follow its redirect to any host. It reads
     # the variable for each URL.
     os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")

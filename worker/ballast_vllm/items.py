@@ -244,6 +244,8 @@ class HttpItemLoop(EndedItems):
             await self._request(item)
         except Exception as error:  # noqa: BLE001 - a defect of one route must not keep the item
             log.warning("item failed", item=item.request_id, error=repr(error))
+        finally:
+            item.call.leave_media()
         self._settle(item)
 
     async def _request(self, item: HttpItem) -> None:

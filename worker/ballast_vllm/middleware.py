@@ -42,6 +42,7 @@ log = Log(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/version", "/openapi.json", "/ballast/status"})
 """Paths that need no API key."""
+METRICS_PATHS = frozenset({"/metrics", "/metrics/"})
 UNQUEUED = re.compile(
     r"/((de)?tokenize|ping|.*/(count_tokens|(de)?render)|v1/responses/[^/]+/cancel|v1/(un)?load_lora_adapter)"
 )
@@ -132,7 +133,7 @@ class BallastMiddleware:
         exchange = HttpExchange(scope, receive, send, is_last=server.is_draining)
         path, method = _path(scope), scope["method"]
         try:
-            if method == "GET" and await _own(server, path, exchange):
+            if await _own(server, method, path, exchange):
                 return
             if method == "POST" and path != "/ping":
                 with server.bodies.share() as share:
@@ -170,6 +171,7 @@ class BallastMiddleware:
             if passed.status is not None:
                 raise
         finally:
+            call.leave_media()
             refusal = call.refused if passed.status is None else None
             status = refusal.status if refusal else passed.status
             if status is None or status < 400 or (is_queued and server.has_route(scope)):
@@ -274,8 +276,13 @@ def _path(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", ""))
 
 
-async def _own(server: VllmServer, path: str, exchange: HttpExchange) -> bool:
+async def _own(server: VllmServer, method: str, path: str, exchange: HttpExchange) -> bool:
     """Answer a path of Ballast. Return whether it is one."""
+    if path.startswith("/metrics"):  # vLLM's exporter names adapters, and answers all of these, by any method
+        if path not in METRICS_PATHS or method not in {"GET", "HEAD"}:
+            raise Refused(404, f"There is no {method} {path[:200]}. Use GET /metrics.", code="not_found")
+    elif method != "GET":
+        return False
     match path:
         case "/health":
             status, body = (200, b"") if server.failure is None else (503, compact({"reason": server.failure}))
@@ -284,7 +291,7 @@ async def _own(server: VllmServer, path: str, exchange: HttpExchange) -> bool:
             why = server.failure or ("The server is draining." if server.is_draining else None)
             state: Mapping[str, object] = {"status": "ready"} if why is None else {"status": "not ready", "reason": why}
             await exchange.answer(200 if why is None else 503, compact(state))
-        case "/metrics":
+        case "/metrics" | "/metrics/":
             await exchange.answer(200, server.metrics.render(), [TEXT])
         case "/ballast/status":
             await exchange.answer(200, server.status().public().encode())

@@ -24,6 +24,7 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed
 from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 from vllm.logger import configure_logging_from_args
 from vllm.platforms import current_platform
+from vllm.transformers_utils.config import maybe_override_with_speculators
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.system_utils import decorate_logs
@@ -37,15 +38,27 @@ from ballast_vllm.arguments import LAUNCHED, NodeRank, serve_arguments
 from ballast_vllm.compiler import OFF, missing_compiler
 from ballast_vllm.errors import BadArguments, ServerFailed
 from ballast_vllm.refusals import check_config
+from ballast_vllm.settings import StepLimits
 from ballast_worker.command_line import state_signal
 from ballast_worker.errors import WorkerError
 
 log = Log(__name__)
 
 FIELD = "engine.vllm.args"
+LOG_LEVEL = "VLLM_LOGGING_LEVEL"
+LEVELS = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET")
+"""What this variable may be. It comes from `template.env`, and replaces the level of the command line."""
 NO_GPU = (
     "vLLM found no GPU, and this build of it needs one. Check the driver and the device plugin of the node. With "
     "NVIDIA's GPU operator, set template.runtimeClassName to nvidia"
+)
+ANOTHER_MODEL = (
+    "config.json in {} names another model to serve, {!r}: the directory has a draft in the format of speculators. "
+    "Name the directory or the URI of that model in model.uri. Ballast does not support drafts of this format yet"
+)
+NO_HUB = (
+    "If a file of a hub is missing: vLLM downloads none here, because config.json could name any. Fetch it into the "
+    "directory of the model, or set the variable HF_HUB_OFFLINE to 0"
 )
 TRACKER, TRACKER_SECONDS = "multiprocessing.resource_tracker", 3.0
 """What its command contains, and the time that it has for its end."""
@@ -139,13 +152,25 @@ def prepared(
     if current_platform.is_cpu() and (compiler := missing_compiler()) is not None:
         os.environ[OFF] = "1"  # EngineCore and its ranks are processes that start with it
         log.warning("C++ compiler not found, torch compiles nothing", compiler=compiler, because=f"{OFF}=1 is set")
-    logging = {"log_level": log_level.upper(), "formatter": log_format}
+    logging = {"log_level": (os.environ.get(LOG_LEVEL) or log_level).upper(), "formatter": log_format}
+    if logging["log_level"] not in LEVELS:
+        raise BadArguments(f"{LOG_LEVEL} is {logging['log_level']}. Set one of {', '.join(LEVELS)}")
     own = [*serve_arguments(config, node, is_cpu=current_platform.is_cpu()), f"--logging-config={json.dumps(logging)}"]
     arguments = parsed(own, config.engine.vllm.args)
-    os.environ["VLLM_LOGGING_LEVEL"] = logging["log_level"]
+    os.environ[LOG_LEVEL] = logging["log_level"]
     os.environ[LAUNCHED] = "1"
     configure_logging_from_args(arguments)
-    check(arguments)
+    found = check(arguments)
+    if arguments.max_num_batched_tokens is not None and found.model_config.runner_type != "pooling":
+        scheduler = found.scheduler_config
+        limits = StepLimits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, found.num_speculative_tokens)
+        if (most := limits.most_filled(config.engine.prefill_chunk_tokens)) < limits.max_step_tokens:
+            log.warning(
+                "steps stay smaller than --max-num-batched-tokens",
+                tokens=limits.max_step_tokens,
+                most=most,
+                because="engine.prefillChunkTokens limits the prompt tokens of a step",
+            )
     return arguments
 
 
@@ -161,6 +186,8 @@ def parsed(own: Sequence[str], others: Sequence[str]) -> argparse.Namespace:
     refused = refusal([name.replace("_", "-") for name in changed])
     if refused is not None:
         raise BadArguments(f"{FIELD} sets {refused}")
+    if "load_format" in changed and "dummy" in {without.load_format, arguments.load_format}:
+        raise BadArguments(f"{FIELD} sets --load-format: model.loadFormat decides about dummy. Remove the argument")
     try:
         validate_parsed_serve_args(arguments)
     except (TypeError, ValueError) as error:
@@ -168,8 +195,8 @@ def parsed(own: Sequence[str], others: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-def check(arguments: argparse.Namespace) -> None:
-    """Check what vLLM makes of the arguments and of the model's config.json, before it loads anything.
+def check(arguments: argparse.Namespace) -> Any:
+    """Check what vLLM makes of the arguments and of the model's config.json, before it loads anything. Return it.
 
     Raises:
         BadArguments: vLLM refuses the combination.
@@ -178,15 +205,26 @@ def check(arguments: argparse.Namespace) -> None:
     arguments = argparse.Namespace(**vars(arguments))
     arguments.model = arguments.model_tag
     try:
+        _check_model(arguments.model)
         config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config(UsageContext.OPENAI_API_SERVER)
     except ValidationError as error:
         sentences = "; ".join(str(problem["msg"]) for problem in error.errors(include_url=False))
         raise BadArguments(f"vLLM refuses the configuration: {sentences}") from error
+    except OSError as error:  # of a file, or of a hub
+        raise BadArguments(f"vLLM refuses the configuration: {str(error).rstrip('.')}. {NO_HUB}") from error
     except (TypeError, ValueError, NotImplementedError) as error:
         raise BadArguments(f"vLLM refuses the configuration: {error}") from error
     check_config(config)
     if current_platform.is_cpu():
         _check_cpu(arguments, config)
+    return config
+
+
+def _check_model(model: str) -> None:
+    """Refuse a directory whose config.json makes vLLM serve another model than that of the directory."""
+    served, _, _ = maybe_override_with_speculators(model, tokenizer=None, trust_remote_code=False)
+    if served != model:
+        raise BadArguments(ANOTHER_MODEL.format(model, served))
 
 
 def _check_cpu(arguments: argparse.Namespace, config: Any) -> None:

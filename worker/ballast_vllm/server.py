@@ -108,7 +108,7 @@ class VllmServer(ModelServer):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The names that clients use: of the model, and of its LoRA adapters."""
+        """The names that clients use: those of the model, and those of its LoRA adapters."""
         models = self._app.state.openai_serving_models
         return (*(model.name for model in models.base_model_paths), *models.lora_requests)
 
@@ -358,9 +358,8 @@ class VllmServer(ModelServer):
 
     def _queue_settings(self, config: WorkerConfig) -> QueueSettings:
         self._queue_models = self.models
-        found = settings.queue_settings(config, self._queue_models[0])
-        update = {"models": self._queue_models, "urls": self._urls, "serves_items": bool(self._urls)}
-        return found.model_copy(update=update)
+        found = settings.queue_settings(config, self._queue_models)
+        return found.model_copy(update={"urls": self._urls, "serves_items": bool(self._urls)})
 
     def _apply(self, loaded: Loaded) -> None:
         """Put a changed configuration in force, on the watcher's thread.

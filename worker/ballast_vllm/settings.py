@@ -65,11 +65,18 @@ class StepLimits:
         slots = max(1, min(config.slots, self.max_num_seqs))
         if self.is_encoder:
             return replace(config, slots=slots, chunk_tokens=self.max_step_tokens, tpot=inf, is_encoder=True)
-        left = self.max_step_tokens - slots * (1 + self.num_draft_tokens)
+        left = self.max_step_tokens - self._decodes(slots)
         chunk = max(1, min(config.chunk_tokens, max(LEAST_CHUNK, left // ONLINE_CHUNKS)))
         if (slots, chunk) == (config.slots, config.chunk_tokens):
             return config
         return replace(config, slots=slots, chunk_tokens=chunk)
+
+    def most_filled(self, chunk_tokens: int) -> int:
+        """Return the most tokens that the policy puts into a step of a model that generates text."""
+        return ONLINE_CHUNKS * chunk_tokens + self._decodes(self.max_num_seqs)
+
+    def _decodes(self, slots: int) -> int:
+        return slots * (1 + self.num_draft_tokens)
 
 
 def initial(

@@ -220,16 +220,16 @@ class ReadRoutes:
         self._worker = worker
 
     async def models(self, request: Request) -> Response:
-        """Return OpenAI's list of models, which has one entry."""
+        """Return OpenAI's list of models, which has an entry for each name of the served model."""
         self._check_key(request)
-        return Response(model_list(self._card()), media_type=JSON)
+        return Response(model_list(*map(self._card, self._worker.served.names)), media_type=JSON)
 
     async def model(self, request: Request) -> Response:
         """Return the served model."""
         self._check_key(request)
-        served = self._worker.served
-        served.check_name(request.path_params["name"])
-        return Response(compact(self._card()), media_type=JSON)
+        name = request.path_params["name"]
+        self._worker.served.check_name(name)
+        return Response(compact(self._card(name)), media_type=JSON)
 
     async def health(self, _: Request) -> Response:
         """Liveness: return 503 if only a restart helps."""
@@ -265,9 +265,9 @@ class ReadRoutes:
     def _check_key(self, request: Request) -> None:
         self._worker.tenancy.check_key(dict(request.scope["headers"]))
 
-    def _card(self) -> dict[str, object]:
+    def _card(self, name: str) -> dict[str, object]:
         served = self._worker.served
-        return model_card(served.name, served.created, served.max_model_len)
+        return model_card(name, served.name, served.created, served.max_model_len)
 
 
 def _answer_refused(refused: Refused) -> Response:

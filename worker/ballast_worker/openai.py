@@ -32,9 +32,10 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class PublishedModel:
-    """The model that this worker publishes to clients: its name and its limits for requests."""
+    """The model that this worker publishes to clients: its names and its limits for requests."""
 
-    name: str
+    names: tuple[str, ...]
+    """The names that clients use. The first one is in answers, metrics and the status."""
     revision: str
     """The name of the weights. A generated prefix is continued only under the same revision."""
     created: int
@@ -45,6 +46,11 @@ class PublishedModel:
     """Sampling parameters for requests that leave them out, by the name of the field."""
     longest_token_bytes: int | None = None
     """The most bytes of text in one token; None: unlimited."""
+
+    @property
+    def name(self) -> str:
+        """The name in answers, metrics and the status."""
+        return self.names[0]
 
     def read(self, url: str, data: object) -> Body:
         """Check a decoded JSON body.
@@ -62,10 +68,10 @@ class PublishedModel:
 
     def check_name(self, name: str) -> None:
         """Refuse any other model with 404."""
-        if name != self.name:
+        if name not in self.names:
             raise Refused(
                 404,
-                f"The model {name[:200]!r} does not exist. This worker serves {self.name!r}.",
+                f"The model {name[:200]!r} does not exist. This worker serves {', '.join(map(repr, self.names))}.",
                 code=MODEL_NOT_FOUND,
                 param="model",
             )

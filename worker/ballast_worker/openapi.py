@@ -65,7 +65,7 @@ def document() -> dict[str, Any]:
         "paths": {
             COMPLETIONS_URL: {"post": _generate("CompletionBody", "text_completion")},
             CHAT_URL: {"post": _generate("ChatBody", "chat.completion")},
-            "/v1/models": {"get": _read("The served model, in a list.", "401")},
+            "/v1/models": {"get": _read("The served model, once for each of its names.", "401")},
             "/v1/models/{name}": {"get": _read("The served model.", "401", "404") | {"parameters": [_NAME]}},
             "/health": {"get": _read("The worker works; 503 if only a restart helps.", "503")},
             "/ready": {"get": _read("The worker accepts requests; 503 while it does not.", "503")},

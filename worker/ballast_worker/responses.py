@@ -133,14 +133,14 @@ def error_event(refused: Refused) -> bytes:
     return b"data: " + refused.as_openai() + b"\n\n"
 
 
-def model_card(name: str, created: int, max_model_len: int) -> dict[str, object]:
-    """Return OpenAI's `model` object, with `max_model_len` as in vLLM."""
+def model_card(name: str, root: str, created: int, max_model_len: int) -> dict[str, object]:
+    """Return OpenAI's `model` object for a name of the model `root`, with `max_model_len` as in vLLM."""
     return {
         "id": name,
         "object": "model",
         "created": created,
         "owned_by": "ballast",
-        "root": name,
+        "root": root,
         "parent": None,
         "max_model_len": max_model_len,
     }

@@ -82,9 +82,9 @@ def directory_of(field: str, uri: str) -> Path:
     return path
 
 
-def served_name(config: WorkerConfig, directory: Path) -> str:
-    """Return the name of the model for clients."""
-    return config.model.served_name or directory.resolve().name
+def served_names(config: WorkerConfig, directory: Path) -> tuple[str, ...]:
+    """Return the names of the model for clients. The first one is in answers, metrics and the status."""
+    return tuple(dict.fromkeys((config.model.served_name or directory.resolve().name, *config.model.aliases)))
 
 
 def model_revision(config: WorkerConfig, directory: Path) -> str:
@@ -174,8 +174,8 @@ def policy_config(config: WorkerConfig, current: PolicyConfig) -> PolicyConfig:
     )
 
 
-def queue_settings(config: WorkerConfig, name: str) -> QueueSettings:
-    """Return the settings of the queue. `name` is the model that it accepts."""
+def queue_settings(config: WorkerConfig, names: tuple[str, ...]) -> QueueSettings:
+    """Return the settings of the queue. `names` are the models that it accepts."""
     offline = config.offline
     return QueueSettings(
         owner=f"{config.runtime.namespace}/{config.runtime.name}",
@@ -185,7 +185,7 @@ def queue_settings(config: WorkerConfig, name: str) -> QueueSettings:
             TenantSettings(name=tenant.name, weight=tenant.weight, max_priority=tenant.max_priority)
             for tenant in offline.tenants
         ),
-        models=(name,),
+        models=names,
         max_attempts=offline.max_attempts,
         lease_seconds=offline.lease_seconds,
         results_seconds=offline.results_days * DAY,

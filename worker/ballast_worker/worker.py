@@ -228,7 +228,7 @@ class Worker(ModelServer):
         self._put_in_force(loaded, self.connections)
 
     def _queue_settings(self, config: WorkerConfig) -> QueueSettings:
-        return settings.queue_settings(config, self.served.name)
+        return settings.queue_settings(config, self.served.names)
 
     def _watch(self, path: Path, loaded: Loaded) -> ConfigWatcher:
         also = settings.watched_files(
@@ -267,7 +267,7 @@ def _load(config: WorkerConfig, build: Build) -> tuple[Engine, PublishedModel]:
     engine = build(settings.engine_options(config, directory), tokenizer=tokenizer)
     engine.configure(settings.policy_config(config, engine.policy))
     served = PublishedModel(
-        name=settings.served_name(config, directory),
+        names=settings.served_names(config, directory),
         revision=settings.model_revision(config, directory),
         created=int((directory / "config.json").stat().st_mtime),
         max_model_len=engine.max_tokens,

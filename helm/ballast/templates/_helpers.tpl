@@ -98,6 +98,15 @@ app.kubernetes.io/component: queue
 {{- if and $number $unit }}{{ mulf $number $unit }}{{ end }}
 {{- end }}
 
+{{- /*
+The bytes of `maxmemory-clients` in the bundled Valkey. The longest results need 72 MB. Of a larger Valkey, more suffices for
+more workers.
+*/ -}}
+{{- define "ballast.valkeyClientBytes" -}}
+{{- $data := include "ballast.bytes" .Values.valkey.maxMemory }}
+{{- minf (mulf $data 0.15) (maxf 83886080 (mulf $data 0.04)) | int64 }}
+{{- end }}
+
 {{- /* The Secret with the certificate of the bundled Valkey. Empty if there is none. */ -}}
 {{- define "ballast.valkeyTlsSecret" -}}
 {{- if and .Values.valkey.enabled .Values.valkey.tls.enabled }}

@@ -98,6 +98,7 @@ def _model(resource: InferenceDeployment) -> Model:
     return Model(
         uri=f"file://{model_source(resource).path}",
         served_name=resource.spec.served_name,
+        aliases=source.aliases,
         revision=source.revision,
         max_model_len=source.max_model_len,
         dtype=source.dtype,

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import API_VERSION, KIND, KUEUE, SPEC_HASH, child_labels, pod_labels
+from ballast_api.names import API_VERSION, KIND, KUEUE, SPEC_HASH, child_labels, router_labels
 from ballast_operator.kinds import Body, Kind
 
 
@@ -43,7 +43,8 @@ def beside_workers(resource: InferenceDeployment, labels: dict[str, str]) -> Bod
     Labels that the operator sets on workers are left out: Services, budgets and routers select by them. So is what
     Kueue reads: its quota is for the workers, which use the GPUs.
     """
-    template, of_workers = resource.spec.template, pod_labels(resource.metadata.name, resource.spec.served_name)
+    template = resource.spec.template
+    of_workers = child_labels(resource.metadata.name) | router_labels(resource.spec.served_name)
     found = {name: value for name, value in _without_kueue(template.labels) if name not in of_workers}
     annotations = dict(_without_kueue(template.annotations))
     return {"labels": found | labels} | ({"annotations": annotations} if annotations else {})

@@ -66,7 +66,7 @@ def deployment(resource: InferenceDeployment, version: str, *, image: str, own_k
         own_keys: Keys of the Secret for resources that name no Redis; empty if the operator has none.
     """
     rollout = resource.spec.rollout
-    labels = resource.spec.template.labels | pod_labels(resource.metadata.name, resource.spec.served_name)
+    labels = pod_labels(resource.metadata.name, resource.spec.served_name, resource.spec.template.labels)
     spec = {
         "replicas": resource.spec.replicas,
         "selector": {"matchLabels": selector(resource.metadata.name)},
@@ -93,7 +93,7 @@ def worker_pod(resource: InferenceDeployment, version: str, *, image: str, own_k
     template, seconds = resource.spec.template, resource.spec.rollout.drain_seconds + resource.spec.unready_seconds
     pod: Body = {
         "containers": [_worker(resource, version, image=image, own_keys=own_keys)],
-        "volumes": [*_volumes(resource, own_keys=own_keys), *template.volumes],
+        "volumes": [*_volumes(resource, own_keys=own_keys), *(volume.manifest() for volume in template.volumes)],
         "terminationGracePeriodSeconds": seconds + backend_of(resource).exit_seconds,
         "securityContext": _pod_security(resource),
     }
@@ -210,7 +210,7 @@ def _fetch(resource: InferenceDeployment, source: FileSource, *, image: str) -> 
         "command": command,
         "env": _environment(resource),
         "volumeMounts": [*mounts, *resource.spec.template.volume_mounts],
-        "resources": _resources(resource),
+        "resources": _fetch_resources(resource),
     }
     if model.credentials_secret is not None:
         container["envFrom"] = [{"secretRef": {"name": model.credentials_secret}}]
@@ -282,6 +282,18 @@ def _resources(resource: InferenceDeployment) -> Body:
     if memory is not None and "memory" not in requests | asked.limits:
         requests["memory"] = memory
     return {name: values for name, values in (("requests", requests), ("limits", dict(asked.limits))) if values}
+
+
+def _fetch_resources(resource: InferenceDeployment) -> Body:
+    """Return the resources of the container that fetches, which uses no GPU.
+
+    A stored resource may have one in its template. The pod would hold that many, and the worker uses `gpu.count`.
+    """
+    found: Body = {}
+    for field, values in _resources(resource).items():
+        without = {name: value for name, value in values.items() if not resource.spec.is_gpu(name)}
+        found |= {field: without} if without else {}
+    return found
 
 
 def _worker_resources(resource: InferenceDeployment) -> Body:

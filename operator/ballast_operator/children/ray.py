@@ -194,7 +194,7 @@ def _worker(resource: InferenceDeployment, context: OperatorContext) -> Body:
     named = {each["name"] for each in container["env"]}
     own = [each for each in _variables() if each["name"] not in named]
     container["env"] = [*container["env"], *own, {"name": "BALLAST_RAY_POD", "value": "1"}]
-    labels = resource.spec.template.labels | pod_labels(resource.metadata.name, resource.spec.served_name)
+    labels = pod_labels(resource.metadata.name, resource.spec.served_name, resource.spec.template.labels)
     labels |= {RAY_LABEL: resource.metadata.name}
     return {"metadata": {"labels": labels, "annotations": dict(resource.spec.template.annotations)}, "spec": pod}
 

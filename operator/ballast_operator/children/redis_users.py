@@ -57,7 +57,7 @@ def kept_users(body: Body, served: Sequence[str], context: OperatorContext) -> t
     """
     submitters: tuple[Submitter, ...] = ()
     with suppress(InvalidConfig):
-        submitters = InferenceDeployment.read(body, "").spec.queue_access.submitters
+        submitters = InferenceDeployment.read(body, "", is_stored=True).spec.queue_access.submitters
     users = _users(Metadata.model_validate(body["metadata"]), served, submitters, context)
     return tuple(replace(user, keeps_passwords=not context.user_keys.is_first) for _, user in users)
 

@@ -36,6 +36,7 @@ def arguments(places: dict[str, Path], *, is_cpu: bool = False, **sections: Any)
 
 FIELDS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "servedName": ({"model": {"servedName": "llama"}}, ["--served-model-name=llama"]),
+    "aliases": ({"model": {"aliases": ["org/m"]}}, ["--served-model-name", "model", "org/m"]),
     "dtype": ({"model": {"dtype": "float16"}}, ["--dtype=float16"]),
     "maxModelLen": ({"model": {"maxModelLen": 4096}}, ["--max-model-len=4096"]),
     "loadFormat": ({"model": {"loadFormat": "dummy"}}, ["--load-format=dummy"]),
@@ -78,7 +79,9 @@ def test_vllm_listens_where_kubernetes_probes_its_pod(
     assert f"--host={host}" in arguments(places, runtime={"host": "0.0.0.0"})
 
 
-def test_only_the_number_of_adapters_in_a_step_may_also_be_an_argument_of_the_resource(places: dict[str, Path]) -> None:
+def test_only_the_adapters_in_a_step_and_the_load_format_may_also_be_arguments_of_the_resource(
+    places: dict[str, Path],
+) -> None:
     sections: dict[str, Any] = {
         "model": {"uri": str(places["model"]), "adapters": [{"name": "a", "uri": f"file://{places['eight']}"}]},
         "engine": {"backend": "vllm"},
@@ -91,7 +94,7 @@ def test_only_the_number_of_adapters_in_a_step_may_also_be_an_argument_of_the_re
     found = serve_arguments(config, NodeRank(1, "10.0.0.1", 29500))
     names = {each.removeprefix("--").partition("=")[0] for each in found if each.startswith("--")}
 
-    assert {name for name in names if refusal([name]) is None} == {"max-loras"}
+    assert {name for name in names if refusal([name]) is None} == {"max-loras", "load-format"}
 
 
 def test_without_a_field_vllm_decides(places: dict[str, Path]) -> None:
@@ -134,6 +137,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no adapter": ({"name": "a", "uri": "file:///none"}, "directory /none does not exist"),
     "a model": ({"name": "a", "uri": "file://MODEL"}, "states no rank"),
     "the name of the model": ({"name": "model", "uri": "file://MODEL"}, "an adapter has the name of the model"),
+    "an alias": ({"name": "org/m", "uri": "file://MODEL"}, "an adapter has the name of the model, org/m"),
 }
 
 
@@ -143,7 +147,7 @@ def test_a_directory_without_an_adapter_is_refused(case: str, places: dict[str, 
     adapter = adapter | {"uri": adapter["uri"].replace("MODEL", str(places["model"]))}
 
     with pytest.raises(NotServed, match=sentence):
-        arguments(places, model={"adapters": [adapter]})
+        arguments(places, model={"adapters": [adapter], "aliases": ["org/m"]})
 
 
 def test_each_server_refuses_the_backend_of_the_other(places: dict[str, Path], tmp_path: Path) -> None:

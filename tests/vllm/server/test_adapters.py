@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -17,18 +18,23 @@ pytestmark = pytest.mark.timeout(900)
 
 QUEUE = "test/adapters"
 NAMES = ("m", "a", "b", "c")
+ALIAS = "org/m"
 
 
 @pytest.fixture(scope="module")
 def config(wandering_model, valkey, tmp_path_factory):
-    """Three adapters, of which `b` belongs to the tenant `legal`."""
+    """A model with an alias, and three adapters, of which `b` belongs to the tenant `legal`."""
     folder = tmp_path_factory.mktemp("adapters")
     adapters = [
         {"name": name, "uri": f"file://{make_adapter(folder / name, wandering_model, seed=seed)}"}
         for seed, name in enumerate("abc")
     ]
     adapters[1]["tenants"] = ["legal"]
-    sections = {"model": {"adapters": adapters}, "offline": {"queue": QUEUE}, "runtime": {"redisUrl": valkey.url}}
+    sections = {
+        "model": {"adapters": adapters, "aliases": [ALIAS]},
+        "offline": {"queue": QUEUE},
+        "runtime": {"redisUrl": valkey.url},
+    }
     return config_of(wandering_model, slots=5, **sections)
 
 
@@ -80,11 +86,18 @@ def test_each_adapter_answers_by_its_name_for_its_tenants(serving, texts):
         listed = {model["id"] for model in client.get("/v1/models").json()["data"]}
     refused = ask(serving, "b", "research")
 
-    assert listed == {*NAMES}
+    assert listed == {*NAMES, ALIAS}
     assert len(set(texts.values())) == len(NAMES)
     assert ask(serving, "a", "research").json()["choices"][0]["text"] == texts["a"]
     assert refused.status_code == 404
     assert refused.json()["error"]["message"].startswith("The model `b` does not exist")
+
+
+def test_an_alias_is_answered_under_the_name_of_the_model_and_makes_no_series(serving, run, texts):
+    answers = [ask(serving, ALIAS, "research").json(), run((ALIAS,), "research")[0].body]
+
+    assert [(each["model"], each["choices"][0]["text"]) for each in answers] == [("m", texts["m"])] * 2
+    assert {label for name in serving.series() for label in re.findall('model_name="(.*?)"', name)} == {"m"}
 
 
 def test_items_of_the_model_and_of_adapters_in_the_same_steps_have_the_online_answers(run, texts):

@@ -16,6 +16,7 @@ from small_models import make_tokenizer
 
 from ballast_policy.request import RequestClass
 from ballast_vllm.calls import CALL, Call, can_continue
+from ballast_vllm.costs import excess
 from ballast_vllm.engine_client import EngineTap
 from ballast_worker.openai import Caller
 from ballast_worker.requests import RequestTiming
@@ -25,7 +26,8 @@ with warnings.catch_warnings():
     from vllm.config import StructuredOutputsConfig
     from vllm.exceptions import VLLMValidationError
     from vllm.lora.request import LoRARequest
-    from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+    from vllm.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+    from vllm.v1.core.sched.utils import check_sequence_repetition
     from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
     from vllm.v1.metrics.stats import PrefillStats
 
@@ -123,6 +125,11 @@ class Engine:
 
     async def add_request_async(self, request):
         self.sent.append(request)
+
+    async def abort(self, request_id, *, internal):
+        """Forget a request."""
+        assert internal
+        self.output_processor.known.discard(request_id)
 
     def _process_mm_uuids(self, data, items, names, request_id):
         return names
@@ -267,6 +274,79 @@ def test_a_beam_search_is_one_request_of_its_prompt_and_its_longest_answer(engin
     assert call.slowest[0] == call.last_at - call.timing.first_at
     assert tap.num_answered["online"] == 1
     assert call.ending(is_complete=True, is_dead=False) == "length"
+
+
+def form(**fields):
+    return {"structured_outputs": StructuredOutputsParams(**fields)}
+
+
+def repetition(**sizes):
+    return {"repetition_detection": RepetitionDetectionParams(**sizes)}
+
+
+@pytest.mark.parametrize(
+    ("params", "refused"),
+    [
+        pytest.param(repetition(max_pattern_size=31, min_count=2), None, id="sizes 1 to 31"),
+        pytest.param(repetition(max_pattern_size=10**30, min_pattern_size=8000, min_count=2), "repetition", id="sizes"),
+        pytest.param(repetition(max_pattern_size=32, min_count=2), "repetition", id="sizes 1 to 32"),
+        pytest.param(repetition(max_pattern_size=1, min_count=10**30), "repetition", id="a count"),
+        pytest.param({"logit_bias": dict.fromkeys(range(1024), 1.0)}, None, id="1024 biases"),
+        pytest.param({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "logit_bias", id="biases"),
+        pytest.param({"allowed_token_ids": [1] * 1025}, "allowed_token_ids", id="allowed tokens"),
+        pytest.param({"stop_token_ids": list(range(128))}, None, id="128 stop tokens"),
+        pytest.param({"stop_token_ids": list(range(129))}, "stop_token_ids", id="stop tokens"),
+        pytest.param({"_all_stop_token_ids": set(range(129))}, "stop_token_ids", id="stop tokens of the model"),
+        pytest.param({"bad_words": ["a" * 9000, "b" * 9000]}, "bad_words", id="characters of bad words"),
+        pytest.param({"_bad_words_token_ids": [[1] * 500] * 3}, "bad_words", id="tokens of bad words"),
+        pytest.param(form(choice=["a"] * 10_001), "structured_outputs", id="choices"),
+        pytest.param(form(grammar="root ::= 'a'" * 9000), "structured_outputs", id="a grammar"),
+    ],
+)
+def test_a_parameter_that_holds_up_or_ends_enginecore_is_refused(engine, tap, begin, params, refused):
+    """vLLM computes the parameters with an underscore after the client's request has passed."""
+    begin()
+    request = make_request(**{name: value for name, value in params.items() if not name.startswith("_")})
+    found = []
+
+    def add(start):
+        try:
+            asyncio.run(start(request.request_id, None, request.sampling_params))
+        except VLLMValidationError as error:
+            found.append(str(error))
+
+    add(engine.add_request)
+    is_known_at_once = bool(found)
+    for name, value in params.items():
+        setattr(request.sampling_params, name, value)
+    add(lambda *_: asyncio.to_thread(engine.add, request))
+
+    assert [refused in message and "asks for more than" in message for message in found] == (
+        [] if refused is None else [True] * (1 + is_known_at_once)
+    )
+    assert is_known_at_once == (refused is not None and not any(name.startswith("_") for name in params))
+    assert (len(engine.sent), len(tap.live), len(engine.output_processor.known)) == ((refused is None,) * 3)
+
+
+@pytest.mark.parametrize(("least", "most", "count"), [(1, 31, 2), (16, 22, 4), (500, 500, 2), (0, 10, 10)])
+def test_vllm_compares_no_more_tokens_than_are_counted(least, most, count):
+    class Tokens(list):
+        num_read = 0
+
+        def __getitem__(self, place):
+            self.num_read += 1
+            return super().__getitem__(place)
+
+    params = RepetitionDetectionParams(max_pattern_size=most, min_pattern_size=least, min_count=count)
+    num_read = []
+    for end in range(1, most * count + 2):
+        tokens = Tokens([1] * 5000 + [2] + [1] * end)
+        check_sequence_repetition(tokens, params)
+        num_read.append(tokens.num_read)
+
+    sizes = sum(range(max(1, least), most + 1))
+    assert max(num_read) <= sizes * count
+    assert excess(SamplingParams(repetition_detection=params)) is None
 
 
 AMBIGUOUS = "root ::= (s | t)*\ns ::= [a-z]* [a-z]* [a-z]*\nt ::= s s\n"

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import io
 import os
 import socket
 
+import cv2
+import numpy as np
 import pytest
+from PIL import Image
 from small_models import make_idefics, picture
 from vllm.exceptions import VLLMValidationError
+from vllm.multimodal.media.base import MediaWithBytes
 
-from ballast_vllm.internals import DataUrls, limit_media
+from ballast_policy.request import RequestClass
+from ballast_vllm.calls import CALL, Call
+from ballast_vllm.internals import DataUrls, limit_media, num_bytes
+from ballast_worker.openai import Caller
+from ballast_worker.requests import RequestTiming
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -97,6 +108,21 @@ def test_no_url_of_a_client_or_of_an_item_is_opened(serving, run_job, as_line):
     assert result.error["message"] == messages[0]
 
 
+def test_what_would_hold_up_or_end_the_server_gets_400_and_fails_the_item(serving, run_job, as_line):
+    large = {"type": "image_url", "image_url": {"url": data_url(4096, 4096)}}
+    repetition = {"max_pattern_size": 10**9, "min_pattern_size": 8000, "min_count": 2}
+    bodies = {"images": body(*[large] * 20), "repetition": body(text("What is it?"), repetition_detection=repetition)}
+    with serving.client() as client:
+        found = {name: client.post(URL, json={"model": "m", **sent}) for name, sent in bodies.items()}
+    results = run_job(QUEUE, [as_line(name, URL, **sent) for name, sent in bodies.items()])
+
+    assert {name: response.status_code for name, response in found.items()} == dict.fromkeys(bodies, 400)
+    messages = {name: response.json()["error"]["message"] for name, response in found.items()}
+    assert "take more than 256 MiB when they are decoded" in messages["images"]
+    assert "repetition_detection asks for more than 500 comparisons" in messages["repetition"]
+    assert {name: result.error["message"] for name, result in results.items()} == messages
+
+
 @pytest.mark.parametrize(
     ("url", "options", "sentence"),
     [
@@ -111,6 +137,63 @@ def test_no_url_of_a_client_or_of_an_item_is_opened(serving, run_job, as_line):
 def test_vllm_checks_the_urls_that_an_option_admits(url, options, sentence):
     with pytest.raises((ValueError, VLLMValidationError), match=sentence):
         DataUrls(**options).load_from_url(url, None)
+
+
+def data_url(width, height):
+    file = io.BytesIO()
+    Image.new("1", (width, height)).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+@pytest.mark.parametrize(("pixels", "num_read"), [(str(64 * 64), 6), ("0", 20)])
+@pytest.mark.parametrize("is_item", [False, True])
+def test_images_of_one_call_are_decoded_up_to_a_limit_of_memory(monkeypatch, pixels, num_read, is_item):
+    monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", pixels)
+    request_class = RequestClass.OFFLINE if is_item else RequestClass.ONLINE
+
+    async def load(*sizes):
+        call = Call(Caller("lab", request_class, 0), RequestTiming(request_class, 0.0), is_item=is_item)
+        CALL.set(call)
+        urls = DataUrls()
+        loaded = (urls.fetch_image_async(data_url(*size)) for size in sizes)
+        try:
+            return await asyncio.gather(*loaded, return_exceptions=True)
+        finally:
+            call.leave_media()
+
+    found = asyncio.run(load(*[(64, 64)] * 20))
+    [large] = asyncio.run(load((65, 64)))
+    refused = [image for image in found if isinstance(image, VLLMValidationError)]
+
+    assert len(found) - len(refused) == num_read, "as many as begin below 16 bytes for each pixel of the largest image"
+    assert all("raise VLLM_MAX_IMAGE_PIXELS" in str(error) for error in refused)
+    assert isinstance(large, ValueError) == (pixels != "0")
+
+
+@pytest.mark.parametrize(("num_frames", "is_read"), [(5, True), (6, False), (40, False)])
+def test_the_frames_of_a_video_have_a_limit_of_memory(monkeypatch, tmp_path, num_frames, is_read):
+    monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", str(64 * 64))
+    limit_media()
+    path = tmp_path / "video.avi"
+    video = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10, (64, 64))
+    for _ in range(num_frames):
+        video.write(np.zeros((64, 64, 3), np.uint8))
+    video.release()
+    url = f"data:video/avi;base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+    if is_read:
+        assert num_bytes(asyncio.run(DataUrls().fetch_video_async(url))) == num_frames * 64 * 64 * 3
+    else:
+        with pytest.raises(VLLMValidationError, match="raise VLLM_MAX_IMAGE_PIXELS"):
+            asyncio.run(DataUrls().fetch_video_async(url))
+
+
+def test_the_media_of_vllm_have_the_memory_of_their_content():
+    frames, audio = np.zeros((2, 3, 4, 3), np.uint8), np.zeros(10, np.float32)
+
+    assert num_bytes(MediaWithBytes((frames, {}), b"")) == 72
+    assert num_bytes((audio, 16000)) == 40
+    assert num_bytes(MediaWithBytes(Image.new("RGBA", (5, 2)), b"")) == 40
 
 
 def test_the_reasoning_is_apart_from_the_answer(online):
@@ -129,8 +212,10 @@ def test_an_item_with_images_has_the_answer_of_the_same_online_request(online, r
         assert results[name].tokens_in == expected["usage"]["prompt_tokens"], name
 
 
-def test_vllm_follows_no_redirect_from_a_host_that_may_serve_media(monkeypatch):
+def test_vllm_follows_no_redirect_from_a_host_that_may_serve_media_and_reads_no_huge_image(monkeypatch):
     monkeypatch.delenv("VLLM_MEDIA_URL_ALLOW_REDIRECTS", raising=False)
+    monkeypatch.delenv("VLLM_MAX_IMAGE_PIXELS", raising=False)
     limit_media()
 
     assert os.environ["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
+    assert os.environ["VLLM_MAX_IMAGE_PIXELS"] == "16777216"

@@ -76,6 +76,14 @@ USED: dict[str, dict[str, str]] = {
         "EngineCoreRequest": "lora_request prompt_embeds prompt_token_ids resumable sampling_params",
         "SamplingParams": f"temperature {' '.join(NEUTRAL)}",
     },
+    "costs": {
+        "RepetitionDetectionParams": "max_pattern_size min_count min_pattern_size",
+        "SamplingParams": (
+            "all_stop_token_ids allowed_token_ids bad_words bad_words_token_ids logit_bias repetition_detection "
+            "stop_token_ids structured_outputs"
+        ),
+        "StructuredOutputsParams": "choice grammar",
+    },
     "engine_client": {
         "AsyncLLM": (
             "abort add_request check_admission engine_core errored input_processor model_config output_processor "
@@ -111,9 +119,12 @@ USED: dict[str, dict[str, str]] = {
     "serve": {
         "AsyncEngineArgs": "",
         "BaseFrontendArgs": "lora_modules",
-        "EngineArgs": "create_engine_config enable_lora from_cli_args max_loras",
+        "EngineArgs": ("create_engine_config enable_lora from_cli_args load_format max_loras max_num_batched_tokens"),
+        "ModelConfig": "runner_type",
+        "SchedulerConfig": "max_num_batched_tokens max_num_seqs",
         "ServeSubcommand": "cmd",
         "UsageContext": "OPENAI_API_SERVER",
+        "VllmConfig": "model_config num_speculative_tokens scheduler_config",
     },
     "hosted": {"AsyncLLM": "get_supported_tasks model_config"},
     "engine_replay": {

@@ -50,6 +50,7 @@ FILES = {
     "PauseState": "v1/core/sched/interface.py",
     "PoolingParams": "pooling_params.py",
     "PrefillStats": "v1/metrics/stats.py",
+    "RepetitionDetectionParams": "sampling_params.py",
     "Request": "v1/request.py",
     "RequestQueue": "v1/core/sched/request_queue.py",
     "RequestStatus": "v1/request.py",
