@@ -87,7 +87,8 @@ def test_problems_come_first_with_the_operators_messages(plane: ControlPlane, na
     event = {
         "metadata": {"name": "e1"},
         "involvedObject": {"apiVersion": API_VERSION, "kind": KIND, "name": "chat", "namespace": namespace},
-        "reason": "Applied", "message": "Created Deployment chat", "type": "Normal", "lastTimestamp": LONG_AGO,
+        "reason": "Applied", "message": "Created\tDeployment chat\n! Forged: True\u2028! Forged",
+        "type": "Normal", "lastTimestamp": LONG_AGO,
     }  # fmt: skip
     plane.http.post(f"/api/v1/namespaces/{namespace}/events", json=event).raise_for_status()
 
@@ -95,7 +96,7 @@ def test_problems_come_first_with_the_operators_messages(plane: ControlPlane, na
 
     assert said.index("! Degraded: True (Unschedulable)") < said.index("0/3 nodes") < said.index("  SLOMet: True (Met)")
     assert "Scaling: 3 replicas: 40 online requests" in said
-    assert "Applied: Created Deployment chat" in said
+    assert "Applied: Created Deployment chat\n        ! Forged: True?! Forged\n" in said
 
 
 def test_a_resource_that_the_operator_has_not_observed_is_reported(plane: ControlPlane, namespace: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,27 @@ def test_a_table_is_never_cut(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "job-1a2201b58c0-6d337f  in_progress" in capsys.readouterr().out
     console.print_table(("ID", "STATE"), [("[red]\x1b[2J[/]", "x\ny")])
     assert "[red]?[2J[/]  x?y" in capsys.readouterr().out
+
+
+def test_a_message_has_its_lines_and_controls_no_terminal(capsys: pytest.CaptureFixture[str]):
+    console.say("Two lines:\n\ta\x1b[2J\u2028b")
+
+    assert capsys.readouterr().err == "Two lines:\n a?[2J?b\n"
+
+
+def test_json_takes_no_python_call_for_each_character():
+    calls = list[str]()
+    value = {"text": 1000 * "\N{LATIN SMALL LETTER E WITH ACUTE}t\N{LATIN SMALL LETTER E WITH ACUTE} " + "\xa0!"}
+    before = sys.getprofile()
+    sys.setprofile(lambda _frame, event, _argument: calls.append(event))
+    try:
+        text = console.json_text(value)
+    finally:
+        sys.setprofile(before)
+
+    assert json.loads(text) == value
+    assert "\\u00a0" in text
+    assert calls.count("call") < 1000
 
 
 def test_the_title_of_a_bar_is_no_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -405,19 +405,24 @@ def test_without_history_a_deadline_is_taken_and_nothing_promised(queued, items:
 def test_no_text_of_a_queue_controls_a_terminal(queued, queue: Any, make_line, tmp_path: Path):
     name = "\x9b31m\x9d0;t\x9c\u202e\x7f\u2028\U000e0041\u200d\N{CJK UNIFIED IDEOGRAPH-65E5}"
     (tmp_path / "items.jsonl").write_text(make_line(name) + "\n")
-    job_id = submit(queued, tmp_path / "items.jsonl", "--key", name)
+    again = ("submit", tmp_path / "items.jsonl", "--key", name)
+    job_id = submit(queued, *again[1:])
     queue.workers.publish(make_status(worker_id=name), 60)
     queue.store.call(queue.store.functions.begin_end(job_id, "cancelled"))
     queue.timers.run_due()
-    queue.store.connection.client.hset(queue.store.keys.job(job_id), "reason", f"{name}\n")
+    queue.store.connection.client.hset(queue.store.keys.job(job_id), "reason", f"{name}\n! forged\u2028! forged")
     shown = {
         command: queued(*command.split(), job_id).out
         for command in ("results", "job", "job --json", "explain", "explain --json")
     } | {"jobs": queued("jobs").out, "jobs --json": queued("jobs", "--json").out, "top": queued("top", "--json").out}
+    shown |= {"top --once": queued("top", "--once").out, "submit": queued(*again, "--watch").err}
 
     assert {command: text for command, text in shown.items() if not text.replace("\n", "").isprintable()} == {}
     assert json.loads(shown["results"])["custom_id"] == json.loads(shown["job --json"])["job"]["key"] == name
     assert "\N{CJK UNIFIED IDEOGRAPH-65E5}" in shown["results"]
+    assert "! forged" in shown["explain"]
+    assert "! forged" in shown["submit"]
+    assert [text for text in shown.values() if "\n! forged" in text] == []
 
 
 def test_jobs_lists_newest_first_as_plain_text(queued, items: Path):

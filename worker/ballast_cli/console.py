@@ -13,9 +13,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_BEYOND_ASCII = re.compile(r"[^\n -~]+")
-"""JSON has line ends between values only. In texts, it escapes the other controls of ASCII itself, except DEL."""
-
 
 def stdout() -> Console:
     """Return the console for data. `FORCE_COLOR` makes no terminal of a pipe."""
@@ -29,8 +26,8 @@ def stderr() -> Console:
 
 
 def say(sentence: str) -> None:
-    """Write a message, which is not data, to stderr."""
-    say_raw(f"{sentence}\n")
+    """Write a message of one or more lines, which is not data, to stderr. No text in it controls a terminal."""
+    say_raw("\n".join(map(printable, sentence.split("\n"))) + "\n")
 
 
 def say_raw(text: str) -> None:
@@ -70,7 +67,7 @@ def json_text(value: Any, *, encoding: str = "utf-8", indent: int | None = None)
 
     If the encoding lacks a character of it, all characters beyond ASCII are escaped.
     """
-    text = _BEYOND_ASCII.sub(_escaped, json.dumps(value, indent=indent, ensure_ascii=False))
+    text = _escaped(json.dumps(value, indent=indent, ensure_ascii=False))
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
@@ -78,8 +75,13 @@ def json_text(value: Any, *, encoding: str = "utf-8", indent: int | None = None)
     return text
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in found[0])
+def _escaped(text: str) -> str:
+    """Escape the characters of a JSON document that are not printable. It has line ends between values only."""
+    if text.isprintable():
+        return text
+    # The work for each character is done in C: results have millions, and in French some are not printable.
+    found = "".join({each for each in set(text) if not each.isprintable()} - {"\n"})
+    return re.sub(f"[{found}]", lambda each: json.dumps(each[0])[1:-1], text) if found else text
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
@@ -107,8 +109,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right:
 
 
 def printable(text: str) -> str:
-    """Replace characters that would control a terminal by `?`."""
-    return "".join(each if each.isprintable() else "?" for each in text)
+    """Replace characters that would control a terminal by `?`, and tabs by spaces."""
+    return "".join(each if each.isprintable() else "?" for each in text.replace("\t", " "))
 
 
 def examples(*lines: str) -> str:

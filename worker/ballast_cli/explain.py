@@ -32,6 +32,8 @@ EXAMPLES = examples(
 LAST_EVENTS = 8
 MOST_JOBS = 5
 """Jobs of a resource's queue that are explained."""
+FURTHER = "\n" + 8 * " "
+"""Start of each further line of a message."""
 
 
 def explain(
@@ -116,8 +118,10 @@ def _explain_job(place: Place, job_id: str, *, as_json: bool) -> bool:
 
 
 def _show(text: str) -> None:
-    """Write a text of this program. A message in it may have several lines, and control no terminal."""
-    for line in text.splitlines():
+    """Write a line of this program. A message at its end controls no terminal, and its further lines are indented more
+    than any line of this program.
+    """
+    for line in text.rstrip("\n").replace("\n", FURTHER).split("\n"):
         typer.echo(printable(line))
 
 

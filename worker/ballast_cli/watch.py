@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ballast_cli.console import say, stderr
+from ballast_cli.console import printable, say, stderr
 from ballast_cli.errors import CliError
 from ballast_openai.errors import counted
 from ballast_queue.errors import CommandForbidden, JobNotFound, QueueError, QueueForbidden, QueueUnavailable
@@ -112,7 +112,7 @@ def _judge(queue: Queue, job: Job, options: str) -> None:
         return
     others = (("failed", counts.failed), ("cancelled", counts.cancelled), ("expired", counts.expired))
     rest = "".join(f", {number:,} {state}" for state, number in others if number)
-    why = f" ({job.reason})" if job.reason else ""
+    why = f" ({printable(job.reason)})" if job.reason else ""
     can_redrive = job.state is JobState.COMPLETED and any(True for _ in queue.results.dead_letters(job.id))
     raise CliError(
         f"{summary}{rest}{why}. `ballast results {job.id}{options}` shows the reason of each."
