@@ -18,7 +18,7 @@ from ballast_cli.plan_tables import advice, fleet_figures, print_options
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.alternatives import Alternative, alternatives, chunks
 from ballast_sim.planner.deployment import Deployment
-from ballast_sim.planner.fleet import plan_fleet
+from ballast_sim.planner.fleet import MaximumThroughputs, plan_fleet
 from ballast_sim.planner.forecast import draw_lengths, plan_ahead
 from ballast_sim.planner.inputs import (
     AheadInput,
@@ -145,6 +145,19 @@ def test_an_alternative_in_which_no_request_ends_has_no_price():
 
     assert "throughputMinutes is 0.05: answers need" in tried[0].problem
     assert all(one.problem for one in tried)
+
+
+def test_the_plan_itself_is_not_simulated_again_as_an_alternative():
+    inputs = PlanInputs(engine=EngineInput(slots=4), throughput_minutes=0.05, slo=SloInput(ttft_milliseconds=1e5))
+    offline = [Arrival(0.0, 1000, 2000)]
+    sized = inputs.model_copy(update={"fleet": FleetInput(online_gpus=3)})  # by the trace
+    found = SimpleNamespace(
+        mixed=None, maximums=MaximumThroughputs(3.0, 2.0, 1.0), deployment=Deployment.of(sized, ONLINE, offline)
+    )
+    tried = alternatives(inputs, found, offline, ONLINE, lambda _: None)
+
+    assert (tried[0].full, tried[0].bound, tried[0].problem) == (2.0, 1.0, "")
+    assert all(one.problem for one in tried[1:])
 
 
 def test_advice_compares_estimates_with_the_estimate_of_the_plan_itself():
