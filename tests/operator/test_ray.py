@@ -385,7 +385,8 @@ def test_by_default_the_operator_runs_a_redis_for_the_head_alone():
 
 def test_labels_and_annotations_of_the_template_reach_head_and_redis_and_make_neither_of_them_a_worker():
     mesh, taken = {"sidecar.istio.io/inject": "false"}, {RAY_LABEL: "other", "app.kubernetes.io/component": "other"}
-    labels = mesh | taken | selector("other") | {"kueue.x-k8s.io/queue-name": "q", "llm-d.ai/inference-serving": "true"}
+    routers = {"llm-d.ai/guide": "pd", "llm-d.ai/role": "decode"}
+    labels = mesh | taken | routers | selector("other") | {"kueue.x-k8s.io/queue-name": "q"}
     sidecar = {"linkerd.io/inject": "disabled"}
     template = {"labels": labels, "annotations": sidecar | {"kueue.x-k8s.io/podset-required-topology": "rack"}}
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import API_VERSION, KIND, KUEUE, SPEC_HASH, child_labels, router_labels
+from ballast_api.names import API_VERSION, KIND, KUEUE, LLM_D, SPEC_HASH, child_labels
 from ballast_operator.kinds import Body, Kind
 
 
@@ -40,18 +40,17 @@ def manifest(
 def beside_workers(resource: InferenceDeployment, labels: dict[str, str]) -> Body:
     """Return the metadata of a pod that is no worker: `labels`, and labels and annotations of the template.
 
-    Labels that the operator sets on workers are left out: Services, budgets and routers select by them. So is what
-    Kueue reads: its quota is for the workers, which use the GPUs.
+    Labels of workers are left out: Services, budgets and the routers of llm-d select by them. So is what Kueue reads:
+    its quota is for the workers, which use the GPUs.
     """
-    template = resource.spec.template
-    of_workers = child_labels(resource.metadata.name) | router_labels(resource.spec.served_name)
-    found = {name: value for name, value in _without_kueue(template.labels) if name not in of_workers}
-    annotations = dict(_without_kueue(template.annotations))
-    return {"labels": found | labels} | ({"annotations": annotations} if annotations else {})
+    template, of_workers = resource.spec.template, child_labels(resource.metadata.name)
+    found = {name: value for name, value in _without(KUEUE, template.labels) if name not in of_workers}
+    annotations = dict(_without(KUEUE, template.annotations))
+    return {"labels": dict(_without(LLM_D, found)) | labels} | ({"annotations": annotations} if annotations else {})
 
 
-def _without_kueue(found: dict[str, str]) -> Iterator[tuple[str, str]]:
-    return ((name, value) for name, value in found.items() if not name.startswith(KUEUE))
+def _without(prefix: str, found: dict[str, str]) -> Iterator[tuple[str, str]]:
+    return ((name, value) for name, value in found.items() if not name.startswith(prefix))
 
 
 def owner(resource: InferenceDeployment) -> Body:
