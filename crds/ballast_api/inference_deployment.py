@@ -486,7 +486,7 @@ class Spec(ApiModel):
             ),
             "template.resources names a GPU, and gpu.count requests the GPUs of a worker. Remove it from requests and "
             "limits, and set gpu.count, with gpu.resourceName if it is not nvidia.com/gpu",
-            stored=("template.resources",),
+            stored=("template.resources", "gpu.resourceName"),
         ),
         Rule(
             f"!has(self.template) || !has(self.template.volumes) || !({MOUNTED})",
@@ -500,7 +500,13 @@ class Spec(ApiModel):
             "template.volumes has a claim that Ballast mounts for the model, an adapter, the draft model or the cache, "
             "and a pod with two volumes of one claim may not start. Remove the volume: the whole claim of model.uri is "
             "below /models, the other claims are below /claims/NAME, and the cache is below /cache",
-            stored=("template.volumes", "model"),
+            stored=(
+                "template.volumes",
+                "model.uri",
+                "model.cache.persistentVolumeClaim",
+                "model.adapters",
+                "engine.speculative.draftUri",
+            ),
         ),
     )
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_snake
 
 _FIGURE = re.compile(r" \(\{[^}]+\}\)")
+_OLD = "oldSelf.value()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Rule:
         cel: Expression over `self`, the section as written in YAML with defaults filled in.
         holds: The same condition over the pydantic model. A property test compares both on a real API server.
         message: What was found, what was expected, and what to do. Values appear as ` ({camelCase.path})`.
-        stored: Fields of `self` that break the rule. An older version had no such rule, and its resources run. So a
+        stored: All fields of `self` that `cel` reads. An older version had no such rule, and its resources run. So a
             stored one may keep the values of these fields, and the operator reconciles it.
     """
 
@@ -37,10 +38,7 @@ class Rule:
         if not self.stored:
             return {"rule": self.cel}
         # Kubernetes 1.30 and newer know `optionalOldSelf`. They bound the cost of a comparison by its left side.
-        old = "oldSelf.value()"
-        parts = [field.split(".")[: size + 1] for field in self.stored for size in range(field.count(".") + 1)]
-        known = [f"has({old}.{'.'.join(part)})" for part in parts]
-        kept = " && ".join([*known, *(f"self.{field} == {old}.{field}" for field in self.stored)])
+        kept = " && ".join(map(_is_kept, self.stored))
         return {"rule": f"({self.cel}) || (oldSelf.hasValue() && {kept})", "optionalOldSelf": True}
 
     def sentence(self, section: BaseModel) -> str:
@@ -65,6 +63,14 @@ class Rule:
             return None
         text = "".join(text + ("%s" if path else "") for text, path in parts)
         return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + f"'.format([{', '.join(paths)}])"
+
+
+def _is_kept(field: str) -> str:
+    """Return the CEL condition that a field has its stored value, or is absent as before."""
+    parts = field.split(".")
+    paths = [".".join(parts[:size]) for size in range(1, len(parts) + 1)]
+    now, before = (" && ".join(f"has({whole}.{path})" for path in paths) for whole in ("self", _OLD))
+    return f"({now} ? {before} && self.{field} == {_OLD}.{field} : !({before}))"
 
 
 def shown(section: BaseModel, path: str) -> str:
