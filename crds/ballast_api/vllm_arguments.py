@@ -26,11 +26,14 @@ class OwnedArguments:
         names: Long names without dashes. A name that ends with `*` stands for all names with that prefix.
         short: Short names without the dash.
         sentence: What decides these arguments, and what to do.
+        has_no_effect: Whether the arguments change nothing in a worker. So a stored resource may keep them, and its
+            workers do not get them.
     """
 
     names: tuple[str, ...]
     short: tuple[str, ...]
     sentence: str
+    has_no_effect: bool = False
 
     @property
     def pattern(self) -> str:
@@ -53,6 +56,7 @@ class OwnedArguments:
             f"!has(self.args) || self.args.all(arg, !arg.matches('{self.pattern}'))",
             self._holds,
             f"engine.vllm.args: {self.sentence}",
+            stored=("args",) if self.has_no_effect else (),
         )
 
     def _holds(self, settings: Any) -> bool:
@@ -73,6 +77,7 @@ OWNED = (
         "the section model decides revision, download-dir and hf-token. Remove the argument, and set model.revision, "
         "model.cache or model.credentialsSecret. vLLM reads the model from a directory, so the argument would have no "
         "effect on its files",
+        has_no_effect=True,
     ),
     OwnedArguments(
         ("quantization", "kv-cache-dtype", "speculative-config", "spec-method", "spec-model", "spec-tokens",
@@ -116,6 +121,27 @@ OWNED = (
     ),
 )  # fmt: skip
 """All groups."""
+
+
+def without_effect(arguments: Sequence[str]) -> str | None:
+    """Return the sentence about the arguments of a stored resource that change nothing, or None without any."""
+    for group in OWNED:
+        if group.has_no_effect and any(map(group.matches, arguments)):
+            return f"engine.vllm.args: {group.sentence}"
+    return None
+
+
+def with_effect(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return the arguments of a stored resource without those that change nothing, and without the values of these."""
+    kept, may_be_value = list[str](), False
+    for argument in arguments:
+        if without_effect([argument]):
+            may_be_value = "=" not in argument
+            continue
+        if not may_be_value or argument.startswith("-"):
+            kept.append(argument)
+        may_be_value = False
+    return tuple(kept)
 
 
 def refusal(names: Sequence[str]) -> str | None:

@@ -9,7 +9,7 @@ from typing import Self
 import yaml
 from pydantic import ValidationError
 
-from ballast_api.base import ApiModel
+from ballast_api.base import STORED, ApiModel
 from ballast_api.errors import InvalidConfig
 
 
@@ -17,8 +17,13 @@ class YamlFile(ApiModel):
     """A model that is read from a YAML file. A missing field has its default."""
 
     @classmethod
-    def parse(cls, text: str, source: str, defaults: Mapping[str, object] | None = None) -> Self:
+    def parse(
+        cls, text: str, source: str, defaults: Mapping[str, object] | None = None, *, is_stored: bool = False
+    ) -> Self:
         """Parse YAML. `defaults` has values of fields that the text may leave out.
+
+        `is_stored` states that a part of the text is from a resource that the API server has admitted, maybe by the
+        rules of an older version.
 
         Raises:
             InvalidConfig: The message names each wrong field, what was found there, and what was expected.
@@ -33,7 +38,7 @@ class YamlFile(ApiModel):
         if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
             raise InvalidConfig(source, [f"found {type(data).__name__}, expected a mapping with names as keys"])
         try:
-            return cls.model_validate({**(defaults or {}), **data})
+            return cls.model_validate({**(defaults or {}), **data}, context={STORED: is_stored})
         except ValidationError as error:
             raise InvalidConfig(source, InvalidConfig.sentences(error)) from error
 

@@ -11,6 +11,7 @@ from every_field import EVERYTHING, SPEC, put
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ballast_api.base import ApiModel
 from ballast_api.errors import InvalidConfig
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import API_VERSION, KIND
@@ -73,6 +74,7 @@ STORED: dict[str, dict[str, Any]] = {
         "engine": {"speculative": {"method": "draftModel", "draftUri": "pvc://c/d"}},
     },
     "the claim of the cache": {"model": {"uri": "hf://a/b", "cache": {"persistentVolumeClaim": {"claimName": "c"}}}},
+    "an argument without an effect": {"engine": {"vllm": {"args": ["--hf_token"]}}},
 }
 
 
@@ -82,11 +84,27 @@ def test_a_later_rule_refuses_a_new_resource_and_not_a_stored_one(case: str) -> 
     spec = {"model": {"uri": "hf://a/b"}} | claim | STORED[case]
     body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "llm"}, "spec": spec}
 
-    with pytest.raises(InvalidConfig, match=r"spec(\.template)?: template\.(resources|volumes) "):
+    with pytest.raises(InvalidConfig, match=r"spec[a-z.]*: (template\.(resources|volumes)|engine\.vllm\.args:) "):
         InferenceDeployment.read(body, "here")
     assert InferenceDeployment.read(body, "here", is_stored=True).spec.model.uri == spec["model"]["uri"]
     with pytest.raises(InvalidConfig, match="Extra inputs"):
         InferenceDeployment.read(body | {"spec": spec | {"replica": 1}}, "here", is_stored=True)
+
+
+def test_a_stored_fault_stays_a_fault_until_a_field_changes_that_its_rule_reads() -> None:
+    def models(base: type[ApiModel]) -> list[type[ApiModel]]:
+        return [base, *(each for model in base.__subclasses__() for each in models(model))]
+
+    later = {rule for model in models(ApiModel) for rule in model.rules if rule.stored}
+    unread = {
+        (path, rule.message)
+        for rule in later
+        for path in re.findall(r"\bself\.([A-Za-z.]+)", rule.cel)
+        if not any(f"{field}.".startswith(f"{path}.") or path.startswith(f"{field}.") for field in rule.stored)
+    }
+
+    assert len(later) == 4
+    assert unread == set()
 
 
 @pytest.mark.parametrize(

@@ -264,34 +264,48 @@ def test_a_resource_of_an_older_schema_goes_on_if_a_later_rule_admits_what_is_st
     text = CRD.read_text()
     older = yaml.safe_load(text)
     spec = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    for schema in (spec, spec["properties"]["template"]):
+    vllm = spec["properties"]["engine"]["properties"]["vllm"]
+    for schema in (spec, spec["properties"]["template"], vllm):
         schema[VALIDATIONS] = [each for each in schema[VALIDATIONS] if not each.get("optionalOldSelf")]
     claim = {"name": "cache", "persistentVolumeClaim": {"claimName": "models"}}
-    faults: list[dict[str, Any]] = [{"resources": {"limits": {"nvidia.com/gpu": 4}}}, {"volumes": [claim]}]
+    faults: dict[str, dict[str, Any]] = {
+        "gpu": {"template": {"resources": {"limits": {"nvidia.com/gpu": 4}}}},
+        "claim": {"template": {"volumes": [claim]}},
+        "argument": {"engine": {"backend": "vllm", "vllm": {"args": ["--hf-token=x"]}}},
+    }
+    others: list[tuple[str, dict[str, Any], str]] = [
+        ("gpu", {"template": {"resources": {"limits": {"nvidia.com/gpu": 8}}}}, "template.resources names a GPU"),
+        ("gpu", {"gpu": {"resourceName": "example.com/gpu"}}, "template.resources names a GPU"),
+        ("claim", {"model": {"adapters": [{"name": "a", "uri": "pvc://c"}]}}, "template.volumes has a claim"),
+        ("claim", {"model": {"uri": "pvc://models/b"}}, "template.volumes has a claim"),
+        ("argument", {"engine": {"vllm": {"args": ["--hf-token=x", "--seed=1"]}}}, "engine.vllm.args: the section"),
+    ]
 
-    def asked(template: dict[str, Any]) -> str:
+    def asked(fault: dict[str, Any]) -> str:
         """Return the answer to the creation of a resource, which is dry."""
         new = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "new"}}
-        new |= {"spec": {"model": {"uri": "pvc://models/a"}, "template": template}}
+        new |= {"spec": {"model": {"uri": "pvc://models/a"}} | fault}
         done = own.plane.kubectl("create", "--dry-run=server", "-f", "-", manifest=new, check=False)
         return done.stdout + done.stderr
 
     with running(own.plane.kubeconfig, tmp_path):
         own.plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", manifest=older)
-        for number, template in enumerate(faults):
-            until(lambda: "created" in asked(template), said="the older schema")  # noqa: B023 - called at once
-            own.make(f"old-{number}", model={"uri": "pvc://models/a"}, template=template)
+        for name, fault in faults.items():
+            until(lambda: "created" in asked(fault), said="the older schema")  # noqa: B023 - called at once
+            own.make(name, model={"uri": "pvc://models/a"}, **fault)
         own.plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", manifest=yaml.safe_load(text))
-        for number, template in enumerate(faults):
-            name = f"old-{number}"
-            until(lambda: "is invalid" in asked(template), said="the newer schema")  # noqa: B023 - called at once
+        for name, fault in faults.items():
+            until(lambda: "is invalid" in asked(fault), said="the newer schema")  # noqa: B023 - called at once
             own.plane.kubectl("scale", "-n", own.namespace, f"infd/{name}", "--replicas=3")
-            own.patch("inferencedeployments", name, {"spec": {"slo": {"ttftMilliseconds": 250}}})
+            own.patch(
+                "inferencedeployments", name, {"spec": {"slo": {"ttftMilliseconds": 250}, "model": {"servedName": "b"}}}
+            )
             until(lambda: own.get("deployments", name)["spec"]["replicas"] == 3)  # noqa: B023 - called at once
             own.says("Degraded", "False", name=name)
-        more = {"spec": {"template": {"resources": {"limits": {"nvidia.com/gpu": 8}}}}}
-        done = own.plane.kubectl("patch", "infd/old-0", "--type=merge", "-p", json.dumps(more), check=False)
-        assert "template.resources names a GPU" in done.stderr
+        for name, change, sentence in others:
+            patch = json.dumps({"spec": change})
+            done = own.plane.kubectl("patch", f"infd/{name}", "--type=merge", "-p", patch, check=False)
+            assert sentence in done.stderr
 
 
 def test_kinds_of_others_may_come_and_go(own: Cluster, tmp_path: Path) -> None:

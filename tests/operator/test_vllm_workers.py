@@ -12,7 +12,7 @@ from ballast_api.conditions import ConditionReason
 from ballast_api.inference_deployment import UNREADY_SECONDS, InferenceDeployment
 from ballast_api.worker_config import WorkerConfig
 from ballast_operator.children.backends import BACKENDS
-from ballast_operator.children.config import version_of, worker_config
+from ballast_operator.children.config import config_texts, version_of, worker_config
 from ballast_operator.children.pods import PROBE_SECONDS, deployment
 from ballast_operator.context import OperatorContext
 from ballast_operator.inference_deployment import RESOURCE_TYPE
@@ -217,6 +217,20 @@ def test_the_draft_model_is_named_by_its_path_in_the_pod() -> None:
 
     assert speculative is not None
     assert speculative.draft_uri == "file:///models/draft"
+
+
+def test_arguments_of_a_stored_resource_that_change_nothing_reach_no_new_worker_and_stay_with_older_ones() -> None:
+    args = ["--hf-token", "x", "--enforce-eager", "--revision=v2", "--download_dir", "--seed=1", "2"]
+    spec = {"model": {"uri": "hf://a/b"}, "engine": VLLM | {"vllm": {"args": args}}}
+    stored = InferenceDeployment.read({"metadata": {"name": "llm"}, "spec": spec}, "test", is_stored=True)
+    wanted = worker_config(stored, own_keys=frozenset())
+    older = wanted.model_copy(update={"engine": stored.spec.engine})
+    running, slower = version_of(older), wanted.slo.model_copy(update={"ttft_milliseconds": 7})
+    texts = config_texts(wanted.model_copy(update={"slo": slower}), {running: older.dump()}, {running})
+    kept = WorkerConfig.parse(texts[running], "test", is_stored=True)
+
+    assert wanted.engine.vllm.args == ("--enforce-eager", "--seed=1", "2")
+    assert (kept.engine.vllm.args, kept.slo) == (tuple(args), slower)
 
 
 def test_a_native_worker_keeps_its_version() -> None:

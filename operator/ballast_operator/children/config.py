@@ -21,6 +21,7 @@ from ballast_api.hot import with_hot_fields
 from ballast_api.inference_deployment import RAY_UNREADY_SECONDS, UNREADY_SECONDS, InferenceDeployment
 from ballast_api.names import HTTP_PORT, METRICS_PORT, config_map, redis_secret
 from ballast_api.sections import Adapter, EngineSettings, Model
+from ballast_api.vllm_arguments import with_effect
 from ballast_api.wildcard import ANY
 from ballast_api.worker_config import Runtime, WorkerConfig
 from ballast_operator.children.backends import num_ranks
@@ -111,7 +112,9 @@ def _model(resource: InferenceDeployment) -> Model:
 
 
 def _engine(resource: InferenceDeployment) -> EngineSettings:
-    engine = resource.spec.engine.model_copy(update={"backend": resource.spec.backend})
+    asked = resource.spec.engine
+    vllm = asked.vllm.model_copy(update={"args": with_effect(asked.vllm.args)})
+    engine = asked.model_copy(update={"backend": resource.spec.backend, "vllm": vllm})
     draft = draft_source(resource)
     if engine.speculative is None or draft is None:
         return engine
@@ -199,7 +202,7 @@ def _parsed(text: str) -> WorkerConfig | None:
         return _known[text]
     found = None
     with suppress(InvalidConfig):
-        found = WorkerConfig.parse(text, "")
+        found = WorkerConfig.parse(text, "", is_stored=True)
     _known[text] = found
     while sum(map(len, _known)) > MOST_CHARACTERS:
         _known.popitem(last=False)
