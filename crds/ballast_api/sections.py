@@ -100,7 +100,8 @@ class Model(ApiModel):
         default=(), max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"}
     )
     """Further model names that clients may use, in requests and in items of jobs. Answers, metrics and the status have
-    the served name."""
+    the served name. Resources that share a queue need the same aliases. Use a new alias in jobs a minute after the last
+    pod is replaced: until then, its items may be refused. Remove an alias when no item uses it."""
     revision: str = ""
     """Name of this version of the weights. A partly generated answer is continued only under the same revision, and,
     unless it is a commit of 40 hexadecimal digits, only with the same files."""
