@@ -52,7 +52,10 @@ from ballast_operator.children.redis_users import (
     secrets_of_users,
 )
 from ballast_operator.children.service import budget, network_policy, service
-from ballast_operator.conditions import Given, conditions, knows_versions, ray_parts, ray_progress, reported_lack
+from ballast_operator.conditions.chains import conditions
+from ballast_operator.conditions.given import Given, knows_versions
+from ballast_operator.conditions.progressing import ray_progress, reported_lack
+from ballast_operator.conditions.ray import ray_parts
 from ballast_operator.context import OperatorContext
 from ballast_operator.kinds import (
     BUDGET,

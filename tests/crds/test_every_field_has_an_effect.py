@@ -21,7 +21,7 @@ from ballast_api.status import ScalingStatus
 from ballast_api.structural import leaves, structural
 from ballast_api.worker_config import WorkerConfig
 from ballast_operator import report
-from ballast_operator.conditions import conditions
+from ballast_operator.conditions.chains import conditions
 from ballast_operator.context import OperatorContext
 from ballast_operator.inference_deployment import plan, status
 from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, Key

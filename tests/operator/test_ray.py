@@ -19,7 +19,7 @@ from ballast_api.status import Status
 from ballast_api.worker_config import WorkerConfig
 from ballast_operator.children.config import VERSION
 from ballast_operator.children.ray import CLUSTER_LABEL
-from ballast_operator.conditions import conditions
+from ballast_operator.conditions.chains import conditions
 from ballast_operator.context import GcsValkey, OperatorContext
 from ballast_operator.inference_deployment import RESOURCE_TYPE, plan, status
 from ballast_operator.kinds import (
