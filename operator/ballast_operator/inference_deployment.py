@@ -7,7 +7,8 @@ from contextlib import suppress
 
 from ballast_api.conditions import ConditionType
 from ballast_api.errors import InvalidConfig
-from ballast_api.inference_deployment import InferenceDeployment, Metadata
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.metadata import Metadata
 from ballast_api.names import (
     CONFIG_HASH,
     HTTP_PORT,

@@ -10,7 +10,7 @@ from typing import Generic, ParamSpec, TypeVar
 
 from ballast_api.conditions import ConditionReason
 from ballast_api.errors import InvalidConfig
-from ballast_api.inference_deployment import Metadata
+from ballast_api.metadata import Metadata
 from ballast_api.status import ScalingStatus
 from ballast_log import Log
 from ballast_openai.errors import counted

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from ballast_api.conditions import ConditionReason, ConditionType
-from ballast_api.inference_deployment import Metadata, Scaling
+from ballast_api.metadata import Metadata
+from ballast_api.replicas import Scaling
 from ballast_api.status import Condition, ResourceStatus, ScalingStatus
 from ballast_operator.context import OperatorContext
 from ballast_operator.kinds import DEPLOYMENT, RAY_SERVICE, Body, Key, Kind

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Generic
 
 from ballast_api.conditions import ConditionReason, ConditionType
-from ballast_api.inference_deployment import Metadata
+from ballast_api.metadata import Metadata
 from ballast_api.status import ResourceStatus, ScalingStatus
 from ballast_log import Log
 from ballast_operator import report

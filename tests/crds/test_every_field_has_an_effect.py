@@ -16,7 +16,8 @@ from every_field import BY_OWN_REDIS, BY_SCALING, EVERYTHING, REFUSED, SPEC, cha
 from queue_objects import make_status
 
 from ballast_api import crd
-from ballast_api.inference_deployment import InferenceDeployment, Scaling
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.replicas import Scaling
 from ballast_api.status import ScalingStatus
 from ballast_api.structural import leaves, structural
 from ballast_api.worker_config import WorkerConfig

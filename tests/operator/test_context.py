@@ -9,8 +9,9 @@ from typing import Any, cast, get_args
 
 import pytest
 
-from ballast_api.inference_deployment import STARTUP_SECONDS, InferenceDeployment
+from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import child_labels
+from ballast_api.replicas import STARTUP_SECONDS
 from ballast_api.sections import Backend
 from ballast_operator.children.backends import BACKENDS
 from ballast_operator.context import OperatorContext

@@ -13,8 +13,9 @@ from queue_objects import make_status
 
 from ballast_api.conditions import ConditionReason as Reason
 from ballast_api.conditions import ConditionType as Type
-from ballast_api.inference_deployment import UNREADY_SECONDS, InferenceDeployment
+from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import RAY_LABEL, child_labels, router_labels, selector
+from ballast_api.replicas import UNREADY_SECONDS
 from ballast_api.status import Status
 from ballast_api.worker_config import WorkerConfig
 from ballast_operator.children.config import VERSION
