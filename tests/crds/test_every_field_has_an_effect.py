@@ -24,10 +24,11 @@ from ballast_api.worker_config import WorkerConfig
 from ballast_operator import report
 from ballast_operator.conditions.chains import conditions
 from ballast_operator.context import OperatorContext
-from ballast_operator.inference_deployment import plan, status
+from ballast_operator.inference_deployment import plan
 from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.poll_result import PollResult
+from ballast_operator.resource_status import status
 from ballast_operator.resource_type import ConditionInput
 from ballast_operator.scaling import Fleet, History, scale
 from ballast_policy.snapshot import PolicyConfig

@@ -24,11 +24,11 @@ from ballast_operator.cache import trimmed
 from ballast_operator.children.config import VERSION
 from ballast_operator.conditions.chains import CHAINS, conditions
 from ballast_operator.conditions.given import Given
-from ballast_operator.inference_deployment import status as build_status
 from ballast_operator.kinds import DEPLOYMENT, POD, Body, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.pod_problem import NOT_SERVED_EXIT, TEMPLATE_HASH
 from ballast_operator.poll_result import FormerQueue, PollResult, Problem
+from ballast_operator.resource_status import status as build_status
 from ballast_operator.resource_type import ConditionInput, ConditionValue
 from ballast_queue.job import RequestCounts
 from ballast_queue.settings import InForce

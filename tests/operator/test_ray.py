@@ -22,7 +22,7 @@ from ballast_operator.children.config import VERSION
 from ballast_operator.children.ray import CLUSTER_LABEL
 from ballast_operator.conditions.chains import conditions
 from ballast_operator.context import GcsValkey, OperatorContext
-from ballast_operator.inference_deployment import RESOURCE_TYPE, plan, status
+from ballast_operator.inference_deployment import RESOURCE_TYPE, plan
 from ballast_operator.kinds import (
     BUDGET,
     DEPLOYMENT,
@@ -40,6 +40,7 @@ from ballast_operator.kinds import (
 from ballast_operator.named_secrets import named_secrets
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.poll_result import PollResult, Problem
+from ballast_operator.resource_status import status
 from ballast_operator.resource_type import ConditionInput
 from ballast_queue.status import WorkerStatus
 
