@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter as Counts
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
+
+from ballast_operator.kinds import Key
 
 PHASES = ("Ready", "Progressing", "NotReady", "Degraded")
 REPLICA_STATES = ("desired", "ready")
 RESOURCE = ("kind", "resource_namespace", "name")
 """Labels of series about a resource. Prometheus sets the label `namespace` to that of the operator."""
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The figures of a resource in the operator's metrics."""
+
+    phase: str
+    desired: int | None
+    """None: the resource has no replicas."""
+    ready: int
+    conditions: tuple[tuple[str, str, str], ...] = ()
+    """Type, status and reason of each."""
+    ray: Mapping[str, bool] = field(default_factory=dict)
+    """Whether each part of its Ray cluster is ready. `Degraded` shows only the first problem of a resource."""
 
 
 class Metrics:
@@ -75,3 +93,25 @@ class Metrics:
     def text(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""
         return generate_latest(self._registry)
+
+    def show(self, kind: str, figures: Mapping[Key, Figures], *, num_foreign: int) -> None:
+        """Set the gauges of the resources of a kind. `clear` comes first: a former resource is not exported."""
+        phases = Counts(each.phase for each in figures.values())
+        for phase in PHASES:
+            self.resources.labels(kind, phase).set(phases[phase])
+        self.foreign.labels(kind).set(num_foreign)
+        for key, each in figures.items():
+            labels = kind, key.namespace, key.name
+            for condition in each.conditions:
+                self.conditions.labels(*labels, *condition).set(1)
+            for part, is_ready in each.ray.items():
+                self.ray_ready.labels(*labels, part).set(is_ready)
+            if each.desired is not None:
+                for state, number in zip(REPLICA_STATES, (each.desired, each.ready), strict=True):
+                    self.replicas.labels(*labels, state).set(number)
+
+    def clear(self) -> None:
+        """Forget the gauges of single resources."""
+        self.replicas.clear()
+        self.conditions.clear()
+        self.ray_ready.clear()

@@ -30,6 +30,7 @@ from ballast_operator.errors import (
     Unplannable,
 )
 from ballast_operator.kinds import Body, Key
+from ballast_operator.metrics import Figures
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.poller import Poller
@@ -40,7 +41,7 @@ from ballast_operator.resource_memory import ResourceMemory
 from ballast_operator.resource_type import ConditionInput, ConditionValue, R, ResourceType, computed
 from ballast_operator.secret_checks import SecretChecks
 from ballast_operator.secret_grants import SecretGrants
-from ballast_operator.status_writer import Figures, StatusWriter
+from ballast_operator.status_writer import StatusWriter
 from ballast_queue.rights import RedisUser
 
 log = Log(__name__)
