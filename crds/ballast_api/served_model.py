@@ -67,11 +67,7 @@ class ServedModel(Model):
     """The model, and how a pod gets it. A change of this section rolls the pods."""
 
     rules = (
-        Rule(
-            f"self.uri.matches('{LOCATION}')",
-            lambda model: is_location(model.uri),
-            f"model.uri must be {LOCATIONS}",
-        ),
+        Rule(f"self.uri.matches('{LOCATION}')", lambda model: is_location(model.uri), f"model.uri must be {LOCATIONS}"),
         Rule(
             "!has(self.revision) || self.revision == '' || !self.uri.startsWith('hf://') || "
             "self.uri.find('@.*[^/]') in ['', '@' + self.revision]",

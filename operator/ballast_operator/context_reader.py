@@ -55,11 +55,8 @@ class ContextReader:
         self._cluster = cluster
         self._optional = [kind for kind in kinds if kind.is_optional]
         self._changed = changed
-        self._user_keys = UserKeyStore(
-            cluster,
-            Key(SECRET, settings.namespace, f"{settings.lease_name}-redis-users"),
-            days=settings.redis_password_days,
-        )
+        keys = Key(SECRET, settings.namespace, f"{settings.lease_name}-redis-users")
+        self._user_keys = UserKeyStore(cluster, keys, days=settings.redis_password_days)
         self._has_unread_kinds = False
         """Whether a group of optional kinds could not be read."""
 

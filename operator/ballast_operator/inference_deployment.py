@@ -5,35 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import (
-    KIND,
-    WORKER,
-    gcs_redis,
-)
+from ballast_api.names import KIND, WORKER, gcs_redis
 from ballast_api.status import Status
 from ballast_api.worker_config import content_hash
 from ballast_operator.blockers import blocked
-from ballast_operator.children.config import (
-    config_manifest,
-    config_texts,
-    redis_of,
-    version_of,
-    worker_config,
-)
+from ballast_operator.children.config import config_manifest, config_texts, redis_of, version_of, worker_config
 from ballast_operator.children.gcs import gcs_children, is_needed
 from ballast_operator.children.monitoring import prometheus_rule, service_monitor
 from ballast_operator.children.pods import deployment
-from ballast_operator.children.ray import (
-    head_policy,
-    placement,
-    ray_service,
-    resize,
-    services_of_kuberay,
-)
-from ballast_operator.children.redis_users import (
-    kept_users,
-    redis_users,
-)
+from ballast_operator.children.ray import head_policy, placement, ray_service, resize, services_of_kuberay
+from ballast_operator.children.redis_users import kept_users, redis_users
 from ballast_operator.children.service import budget, network_policy, service
 from ballast_operator.conditions.chains import conditions
 from ballast_operator.conditions.given import Given
@@ -63,13 +44,7 @@ from ballast_operator.own_secrets import (
     own_secrets,
     redis_secret_writes,
 )
-from ballast_operator.plan import (
-    ChildrenPlan,
-    ClusterSnapshot,
-    changes,
-    deleted,
-    deletions,
-)
+from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, changes, deleted, deletions
 from ballast_operator.poll_result import PollResult, QueueSource
 from ballast_operator.queue_rules import own_queue, queue_of
 from ballast_operator.ray_status import num_pods
@@ -85,10 +60,7 @@ CHILDREN = (CONFIG_MAP, NETWORK_POLICY, SERVICE, BUDGET, DEPLOYMENT, STATEFUL_SE
 
 
 def plan(
-    resource: InferenceDeployment,
-    snapshot: ClusterSnapshot,
-    context: OperatorContext,
-    poll: PollResult | None = None,
+    resource: InferenceDeployment, snapshot: ClusterSnapshot, context: OperatorContext, poll: PollResult | None = None
 ) -> ChildrenPlan:
     """Compare the resource with the cluster and return what must be written.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter as Counts
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
@@ -37,49 +38,38 @@ class Metrics:
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
+        gauge, counter = partial(Gauge, registry=registry), partial(Counter, registry=registry)
         self.reconciles = Histogram(
             "ballast_operator_reconcile_seconds", "Duration of one reconciliation", buckets=SECONDS, registry=registry
         )
-        self.errors = Counter(
-            "ballast_operator_reconcile_errors_total", "Failed reconciliations", ["error"], registry=registry
-        )
-        self.calls = Counter(
+        self.errors = counter("ballast_operator_reconcile_errors_total", "Failed reconciliations", ["error"])
+        self.calls = counter(
             "ballast_operator_api_calls_total",
             "Calls to the API server without watches; code 0 means no answer",
             ["verb", "kind", "code"],
-            registry=registry,
         )
-        self.resources = Gauge("ballast_operator_resources", "Resources by phase", ["kind", "phase"], registry=registry)
-        self.foreign = Gauge(
+        self.resources = gauge("ballast_operator_resources", "Resources by phase", ["kind", "phase"])
+        self.foreign = gauge(
             "ballast_operator_foreign_resources",
             "Resources that another release of the chart reconciles, to which this one writes nothing",
             ["kind"],
-            registry=registry,
         )
-        self.waiting = Gauge("ballast_operator_queue_length", "Resources in the work queue", registry=registry)
-        self.active = Gauge(
-            "ballast_operator_active",
-            "1 in the replica that reconciles and watches every kind that it needs, else 0",
-            registry=registry,
+        self.waiting = gauge("ballast_operator_queue_length", "Resources in the work queue")
+        self.active = gauge(
+            "ballast_operator_active", "1 in the replica that reconciles and watches every kind that it needs, else 0"
         )
-        self.started = Gauge(
-            "ballast_operator_start_time_seconds", "Unix time at which the process started", registry=registry
-        )
+        self.started = gauge("ballast_operator_start_time_seconds", "Unix time at which the process started")
         self.started.set_to_current_time()
-        self.replicas = Gauge(
-            "ballast_operator_replicas", "Worker pods of a resource", [*RESOURCE, "state"], registry=registry
-        )
-        self.ray_ready = Gauge(
+        self.replicas = gauge("ballast_operator_replicas", "Worker pods of a resource", [*RESOURCE, "state"])
+        self.ray_ready = gauge(
             "ballast_operator_ray_ready",
             "1 if the head of a Ray cluster that has served is ready, or the Redis with its state (storage); else 0",
             [*RESOURCE, "part"],
-            registry=registry,
         )
-        self.conditions = Gauge(
+        self.conditions = gauge(
             "ballast_operator_condition",
             "1 for the present status and reason of each condition of a resource",
             [*RESOURCE, "type", "status", "reason"],
-            registry=registry,
         )
 
     def observe_call(self, verb: str, kind: str, status: int) -> None:

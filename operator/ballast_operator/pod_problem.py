@@ -43,9 +43,9 @@ def pod_problem(pod: Body) -> Problem | None:
     return None
 
 
-def creation_problem(message: str) -> Problem:
-    """Return the problem of pods that the API server refuses to create."""
-    return Problem(ConditionReason.QUOTA if "quota" in message else ConditionReason.INVALID_POD, message)
+def creation_reason(message: str) -> ConditionReason:
+    """Return the reason if the API server refuses to create pods with this message."""
+    return ConditionReason.QUOTA if "quota" in message else ConditionReason.INVALID_POD
 
 
 def lacks_node(pod: Body) -> bool:

@@ -201,9 +201,7 @@ class Operator:
             return "a part of the operator has stopped"
         if self.context.unread:
             return f"nothing is reconciled before this is read: {self.context.unread}"
-        if self.watchable.problem:
-            return self.watchable.problem
-        return self.streams.unwatched if self._parts else ""
+        return self.watchable.problem or (self.streams.unwatched if self._parts else "")
 
     def refresh(self) -> None:
         """Update the gauges."""

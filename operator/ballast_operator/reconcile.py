@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Generic
 
@@ -22,13 +22,7 @@ from ballast_operator.children_writer import (
 )
 from ballast_operator.cluster import Cluster
 from ballast_operator.context import OperatorContext
-from ballast_operator.errors import (
-    ClusterRefused,
-    ClusterUnavailable,
-    Conflict,
-    ObjectNotFound,
-    Unplannable,
-)
+from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict, ObjectNotFound, Unplannable
 from ballast_operator.kinds import Body, Key
 from ballast_operator.metrics import Figures
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
@@ -48,10 +42,7 @@ log = Log(__name__)
 
 PASSING = frozenset({ConditionReason.QUEUE_CONFLICT, ConditionReason.QUEUE_NOT_ALLOWED})
 """Reasons that another resource can end. No event shows that."""
-AGAIN_SECONDS = {
-    ConditionReason.NAME_TAKEN: NAME_AGAIN_SECONDS,
-    ConditionReason.NOT_APPLIED: RESTORE_AGAIN_SECONDS,
-}
+AGAIN_SECONDS = {ConditionReason.NAME_TAKEN: NAME_AGAIN_SECONDS, ConditionReason.NOT_APPLIED: RESTORE_AGAIN_SECONDS}
 """When a child that was not written is tried again, by the reason."""
 UNPOLLED = frozenset({ConditionReason.SECRET_NOT_ALLOWED, ConditionReason.QUEUE_NOT_ALLOWED})
 """Reasons for which the queue of a resource is not read."""
@@ -245,7 +236,8 @@ class Reconciler(Generic[R]):
         served = self.users.served(key, body, self.context)
         found = [computed(self._type.redis_users, resource, self.context, queues) for queues in ((), served)]
         self._secrets.note_outdated_users(resource, self._snapshot(key, memory), self.context, memory)
-        users, wider = (_keeping_passwords(each, memory.outdated) for each in found)
+        old = memory.outdated
+        users, wider = (tuple(replace(user, keeps_passwords=user.name in old) for user in each) for each in found)
         return users, wider
 
     def _poll(self, key: Key, resource: R) -> PollResult | None:
@@ -312,7 +304,3 @@ class Reconciler(Generic[R]):
 def _first(*waits: float | None) -> float | None:
     """Return the shortest of the times after which to reconcile again; None if each event does."""
     return min((wait for wait in waits if wait is not None), default=None)
-
-
-def _keeping_passwords(users: tuple[RedisUser, ...], names: Container[str]) -> tuple[RedisUser, ...]:
-    return tuple(replace(user, keeps_passwords=user.name in names) for user in users)

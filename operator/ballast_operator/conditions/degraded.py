@@ -8,7 +8,7 @@ from ballast_operator.conditions.given import Given, deployment_condition, old_v
 from ballast_operator.conditions.progressing import deadline_passed
 from ballast_operator.conditions.ready import held_back
 from ballast_operator.plan import is_live
-from ballast_operator.pod_problem import creation_problem, pod_problem, repeated_failure
+from ballast_operator.pod_problem import creation_reason, pod_problem, repeated_failure
 from ballast_operator.ray_status import is_fault_tolerant
 from ballast_operator.resource_type import ConditionValue
 
@@ -38,8 +38,8 @@ def _pods_cannot_be_created(given: Given) -> ConditionValue | None:
     found = deployment_condition(given, "ReplicaFailure")
     if not given.is_current or found is None or found.get("status") != "True":
         return None
-    problem = creation_problem(str(found.get("message", "")))
-    return ConditionValue("True", problem.reason, problem.message)
+    message = str(found.get("message", ""))
+    return ConditionValue("True", creation_reason(message), message)
 
 
 def _secret_is_missing(given: Given) -> ConditionValue | None:

@@ -11,7 +11,7 @@ from ballast_operator.children.ray import cluster_of, is_ready
 from ballast_operator.conditions.given import Given, old_version
 from ballast_operator.kinds import STATEFUL_SET, Body
 from ballast_operator.plan import is_live
-from ballast_operator.pod_problem import creation_problem, pod_problem
+from ballast_operator.pod_problem import creation_reason, pod_problem
 from ballast_operator.ray_status import failure, is_fault_tolerant, refusal, serving_cluster, starting_cluster
 from ballast_operator.resource_type import ConditionValue
 
@@ -24,10 +24,7 @@ def pods_cannot_be_created(given: Given) -> ConditionValue | None:
     if given.ray_service is None or given.unchanged < RAY_START_SECONDS:
         return None
     why = refusal(given.ray_service)
-    if why is None:
-        return None
-    problem = creation_problem(why)
-    return ConditionValue("True", problem.reason, problem.message)
+    return ConditionValue("True", creation_reason(why), why) if why is not None else None
 
 
 def does_not_start(given: Given) -> ConditionValue | None:

@@ -10,7 +10,7 @@ from ballast_operator.resource_type import ConditionValue
 from ballast_queue.status import WorkerStatus
 
 
-def _reservation_is_not_met(given: Given) -> ConditionValue | None:
+def _is_not_met(given: Given) -> ConditionValue | None:
     short = [worker for worker in _serving_workers(given) if _is_short(worker)]
     if not short:
         return None
@@ -33,7 +33,7 @@ def _is_short(worker: WorkerStatus) -> bool:
     return (waits_here and not found.is_met) or (worker.can_claim and has_free_slot)
 
 
-def _reservation_is_not_reported(given: Given) -> ConditionValue | None:
+def _is_not_reported(given: Given) -> ConditionValue | None:
     workers = _serving_workers(given)
     known = given.poll.by_pod(given.live) if given.poll else {}
     silent = [name for pod in given.live if is_ready(pod) and (name := pod["metadata"]["name"]) not in known]
@@ -48,7 +48,7 @@ def _reservation_is_not_reported(given: Given) -> ConditionValue | None:
     return ConditionValue("Unknown", ConditionReason.NOT_REPORTED, f"{message}; {waiting} in the queue")
 
 
-def _reservation_is_met(given: Given) -> ConditionValue:
+def _is_met(given: Given) -> ConditionValue:
     found = [worker.reservation for worker in _serving_workers(given)]
     reserved, in_use = sum(each.slots for each in found), sum(each.in_use for each in found)
     waiting = _depth(given) + sum(worker.offline.waiting + worker.offline.parked for worker in _serving_workers(given))
@@ -81,10 +81,4 @@ def _depth(given: Given) -> int:
     return given.poll.queue.depth if given.poll and given.poll.queue else 0
 
 
-RESERVATION_SATISFIED = (
-    is_unknown,
-    no_worker,
-    _reservation_is_not_met,
-    _reservation_is_not_reported,
-    _reservation_is_met,
-)
+RESERVATION_SATISFIED = (is_unknown, no_worker, _is_not_met, _is_not_reported, _is_met)
