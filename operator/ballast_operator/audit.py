@@ -12,8 +12,8 @@ from ballast_operator import handlers
 from ballast_operator.cluster import Cluster
 from ballast_operator.context_reader import ContextReader
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable
+from ballast_operator.known_resources import KnownResources
 from ballast_operator.poller import Poller
-from ballast_operator.resources import Resources
 from ballast_operator.secret_grants import SecretGrants
 from ballast_operator.settings import OperatorSettings
 from ballast_operator.streams import Streams
@@ -31,7 +31,7 @@ class Audit:
 
     settings: OperatorSettings
     cluster: Cluster
-    resources: Resources
+    resources: KnownResources
     context: ContextReader
     grants: SecretGrants
     poller: Poller

@@ -23,6 +23,7 @@ from ballast_operator.context import OperatorContext
 from ballast_operator.context_reader import ContextReader
 from ballast_operator.controller import Controller
 from ballast_operator.kinds import LEASE, Key, Kind
+from ballast_operator.known_resources import KnownResources
 from ballast_operator.lease import Leadership
 from ballast_operator.metrics import Metrics
 from ballast_operator.poller import Poller
@@ -30,7 +31,6 @@ from ballast_operator.reconcile import Reconciler
 from ballast_operator.redis_hosts import RedisHosts
 from ballast_operator.releases import Releases
 from ballast_operator.resource_type import ResourceType
-from ballast_operator.resources import Resources
 from ballast_operator.secret_grants import SecretGrants
 from ballast_operator.settings import OperatorSettings, listed
 from ballast_operator.streams import Streams
@@ -116,7 +116,7 @@ class Operator:
         self.poller = self._make_poller()
         """The polls of all resources."""
         self._users = self._make_users([found.kind for found in types])
-        self.resources = Resources(types, self._make_reconciler, add=self._controller.add)
+        self.resources = KnownResources(types, self._make_reconciler, add=self._controller.add)
         self.watchable = Watchable(cluster, tuple(self.resources.caches), settings.namespaces)
         relisted = asyncio.Event()
         self.streams = Streams(self.resources.kinds, relisted.set)

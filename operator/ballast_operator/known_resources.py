@@ -15,7 +15,7 @@ from ballast_operator.resource_type import ResourceType
 from ballast_queue.rights import RedisUser
 
 
-class Resources:
+class KnownResources:
     """All resources that this process knows."""
 
     def __init__(
