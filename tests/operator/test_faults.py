@@ -301,7 +301,8 @@ def test_a_resource_of_an_older_schema_goes_on_if_a_later_rule_admits_what_is_st
                 "inferencedeployments", name, {"spec": {"slo": {"ttftMilliseconds": 250}, "model": {"servedName": "b"}}}
             )
             until(lambda: own.get("deployments", name)["spec"]["replicas"] == 3)  # noqa: B023 - called at once
-            own.says("Degraded", "False", name=name)
+            message = own.says("Degraded", "False", name=name)["message"]
+            assert ("the section model decides" in message) is (name == "argument")
         for name, change, sentence in others:
             patch = json.dumps({"spec": change})
             done = own.plane.kubectl("patch", f"infd/{name}", "--type=merge", "-p", patch, check=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ballast_api.conditions import ConditionReason
+from ballast_api.vllm_arguments import without_effect
 from ballast_operator.conditions import ray
 from ballast_operator.conditions.given import Given, deployment_condition, old_version
 from ballast_operator.conditions.progressing import deadline_passed
@@ -84,10 +85,11 @@ def _exceeds_deadline(given: Given) -> ConditionValue | None:
 
 
 def _is_healthy(given: Given) -> ConditionValue:
+    parts = ["no problem found"]
     if given.ray_service is not None and not is_fault_tolerant(given.ray_service):
-        message = "no problem found; no Redis keeps the state of Ray's head, so the workers end a minute after it"
-        return ConditionValue("False", ConditionReason.HEALTHY, message)
-    return ConditionValue("False", ConditionReason.HEALTHY, "no problem found")
+        parts.append("no Redis keeps the state of Ray's head, so the workers end a minute after it")
+    unused = without_effect(given.resource.spec.engine.vllm.args)
+    return ConditionValue("False", ConditionReason.HEALTHY, "; ".join([*parts, unused] if unused else parts))
 
 
 DEGRADED = (
