@@ -66,7 +66,7 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
-        environment.concat = join  # type: ignore[method-assign] -- it is an attribute
+        environment.concat = join  # type: ignore[method-assign]
         environment.globals.update(special_tokens, raise_exception=_raise_exception, strftime_now=_strftime_now)
         self._has_developer = "'developer'" in source or '"developer"' in source
         try:
