@@ -11,7 +11,7 @@ MOST_TOOLS = 1024
 MOST_INDENTS = 1_000_000
 """Limit of the levels of all values in a request. A template may write four blanks for each of them.
 
-A hundred tools of 2 KB have some 60,000.
+A hundred tools of 2 KB have some 80,000.
 """
 MOST_WRITTEN = 8 * 1024 * 1024
 """Limit of characters of the text, if the context of the model does not hold more. It is twice the usual body."""
