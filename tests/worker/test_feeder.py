@@ -27,7 +27,8 @@ from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_worker.claimer import FIRST_COST, MOST_REFUSED
 from ballast_worker.drain import drain
-from ballast_worker.feeder import FULL, Feeder
+from ballast_worker.feeder import Feeder
+from ballast_worker.feeder_tasks import FULL
 from ballast_worker.items import GenerationReader
 from ballast_worker.requests import RequestOutcome
 from ballast_worker.waiting_reasons import why
@@ -556,11 +557,11 @@ def test_a_defect_in_one_task_is_counted_and_offline_work_goes_on(fed, queue, ev
         feeder = serving.worker.feeder
         feeder.recorder.ended = None  # another defect: every settled item raises
         job_id = queue.submissions.submit([make_line(0)]).job_id
-        eventually(lambda: feeder.failures["outlooks"] > 1, "the failures to be counted")
+        eventually(lambda: feeder.tasks.failures["outlooks"] > 1, "the failures to be counted")
         eventually(lambda: queue.jobs.get(job_id).counts.succeeded == 1, "the result")
         before = client.get("/metrics").text
         monkeypatch.setattr(Queue, "stats", lambda _: 1 / 0)
-        eventually(lambda: feeder.failures["figures"], "the figures to fail")
+        eventually(lambda: feeder.tasks.failures["figures"], "the figures to fail")
         shown = client.get("/metrics").text
 
     tasks = ("outlooks", "settle", "figures")
@@ -648,7 +649,7 @@ def test_a_list_of_declared_tenants_that_cannot_be_read_stops_no_work(fed, queue
         job_id = queue.submissions.submit([make_line(0)], tenant="acme").job_id
         with fed(offline={"tenants": [{"name": "acme"}]}) as serving:
             eventually(lambda: queue.jobs.get(job_id).state is JobState.COMPLETED, "the job to complete")
-            failures = serving.worker.feeder.failures
+            failures = serving.worker.feeder.tasks.failures
 
     assert failures["unread inboxes"]
 
@@ -790,7 +791,7 @@ def test_each_time_that_redis_is_full_for_a_task_is_in_the_log(fed, caplog):
 
     with fed() as serving:
         for task in (fails, fails, bool, fails):
-            serving.worker.feeder._try("some", task)  # noqa: SLF001 -- no usual task but two meets a full Redis
+            serving.worker.feeder.tasks.run("some", task)  # no usual task but two meets a full Redis
     full = [record for record in caplog.records if record.message == FULL]
 
     assert len(full) == 2
@@ -803,9 +804,9 @@ def test_the_log_names_a_new_kind_of_error_at_once_and_repeats_each_later(fed, c
     with fed() as serving:
         feeder = serving.worker.feeder
         for task in (refuses, refuses, bool, partial(len, 3)):
-            feeder._try("some", task)  # noqa: SLF001 -- no usual task fails in two ways
-        monkeypatch.setattr("ballast_worker.feeder.REPEAT_SECONDS", 0.0)
-        feeder._try("some", refuses)  # noqa: SLF001
+            feeder.tasks.run("some", task)  # no usual task fails in two ways
+        monkeypatch.setattr("ballast_worker.feeder_tasks.REPEAT_SECONDS", 0.0)
+        feeder.tasks.run("some", refuses)
     logged = [bool(record.exc_info) for record in caplog.records if record.message.startswith("feeder task failed")]
 
     assert logged == [False, True, False], "a trace for a defect"
