@@ -17,10 +17,12 @@ from typing import Any
 
 import httpx
 import pytest
+import redis
 import uvloop
 from waiting import until
 
 from ballast_api.worker_config import WorkerConfig
+from ballast_engine.build import build_engine
 from ballast_queue.redis_store import Queue
 from ballast_worker.app import create_app, load
 from ballast_worker.http_server import HttpServer
@@ -156,6 +158,35 @@ def serving(make_config: Callable[..., WorkerConfig]) -> Iterator[Serving]:
 def serve() -> Callable[..., AbstractContextManager[Serving]]:
     """`with serve(config) as serving:` for tests that need a worker of their own."""
     return _serve
+
+
+@pytest.fixture
+def fed(
+    serve: Callable[..., AbstractContextManager[Serving]],
+    make_config: Callable[..., WorkerConfig],
+    valkey: Any,
+    queue_name: str,
+) -> Callable[..., AbstractContextManager[Serving]]:
+    """A worker that serves the test's queue, with a lease of a second."""
+
+    def start(build: Any = build_engine, path: Path | None = None, **changes: Any) -> AbstractContextManager[Serving]:
+        config = {
+            "offline": {"queue": queue_name, "leaseSeconds": 1},
+            "runtime": {"redisUrl": valkey.url, "workerId": "w1"},
+        }
+        made = make_config(**merge(config, changes))
+        if path is not None:
+            path.write_text(made.dump())
+        return serve(made, path, build=build)
+
+    return start
+
+
+@pytest.fixture
+def desk(valkey: Any) -> Iterator[redis.Redis]:
+    """Redis behind the queue."""
+    with redis.Redis.from_url(valkey.url) as raw:
+        yield raw
 
 
 @dataclass
