@@ -15,7 +15,7 @@ import redis
 from checks import leaks_in_redis, results_of
 from excuses import NOTICED_SECONDS, WATCH_SECONDS, Recorded
 from load import Jobs, Online, Outcome, SubmittedJob
-from stacks import WorkerLife
+from stacks import Kind, WorkerLife
 
 from ballast_queue.job import Result
 from ballast_queue.redis_store import Queue
@@ -171,12 +171,15 @@ def test_the_timeline_shows_each_fault_beside_the_failed_requests():
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_random_kills_and_network_faults_lose_nothing_and_leak_nothing():
-    command = [sys.executable, str(ROOT / "benchmarks" / "chaos"), "--seed", "1", "--minutes", "0.6", "--pause", "0.5"]
+    # With this seed, two bursts after little work kill all kinds of processes, and all of one `ballast up` at once.
+    options = ("--seed", "2781", "--kills", "10", "--minutes", "5", "--pause", "0.5")
+    command = [sys.executable, str(ROOT / "benchmarks" / "chaos"), *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     figures = dict(re.findall(r"^\| (.+?) +\| +(\S.*?) \|$", done.stdout, re.MULTILINE))
 
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert int(figures["killed: all"]) > 0
+    assert int(figures["killed: all"]) >= 10
+    assert all(int(figures[f"killed: {kind}"]) for kind in (Kind.UP, Kind.WORKER, Kind.SUPERVISOR))
     assert int(figures["items"]) == int(figures["results"]) > 0
     assert int(figures["online requests answered"]) > 0
     assert (network.MISSING in done.stdout) if network.program() is None else int(figures["network faults"]) > 0

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 pytestmark = pytest.mark.slow
-SHORT = ("--quick", "--seconds", "10", "--requests", "20", "--slots", "8")
+SHORT = ("--quick", "--seconds", "5", "--requests", "20", "--slots", "8")
 
 
 def start(directory: Path, *options: str) -> subprocess.Popen[str]:

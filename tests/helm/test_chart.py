@@ -751,7 +751,7 @@ def test_the_program_of_helm_test_waits_for_operator_and_redis(helm: Helm, valke
     redis = valkey.url if is_there else "redis://127.0.0.1:1"
     handler = type("Handler", (Starting,), {})
     with HTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         asked = program.replace("ballast-operator:8080", f"127.0.0.1:{server.server_port}").replace(
             "sleep(2)", "sleep(0)"

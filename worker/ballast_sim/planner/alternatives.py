@@ -63,7 +63,9 @@ def alternatives(
 def _try(name: str, inputs: PlanInputs, found: FleetPlan, online: Trace, offline: Sequence[Arrival]) -> Alternative:
     try:
         deployment = Deployment.of(inputs, online, offline)
-        bound, full = deployment.slo_bound(offline), deployment.unbounded(offline)
+        known, of_plan = found.maximums, found.deployment
+        full = known.offline_full if deployment.model == of_plan.model else deployment.unbounded(offline)
+        bound = known.offline_bound if deployment == of_plan else deployment.slo_bound(offline)
     except (BadInput, Impossible) as error:
         return Alternative(name, 0.0, 0.0, inf, problem=str(error))
     price = GpuPrice(deployment.model.gpu, inputs.energy, inputs.money)

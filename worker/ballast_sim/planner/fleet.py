@@ -162,7 +162,10 @@ class _Planner:
     has_own_load: bool
     num_too_long: int
     """Requests that are left out because they are longer than the context of the model."""
-    _ones: dict[tuple[int, int], Report] = field(default_factory=dict)
+    _alone: dict[int, Report] = field(default_factory=dict)
+    """Simulations that were run already, by GPUs."""
+    _mixed_runs: dict[tuple[int, int, int], Report] = field(default_factory=dict)
+    """The same of mixed GPUs, by the arguments of `_routed`."""
 
     def plan(self) -> FleetPlan:
         self.progress(f"measuring the maximum throughput of one {self._unit}")
@@ -251,12 +254,14 @@ class _Planner:
         self.progress(f"searching for the fewest online {self._unit}s apart")
         fits, most = self.deployment.fits, fleet.online_gpus + fleet.offline_gpus
         least = _fewest(lambda gpus: fits(self._online_alone(gpus)), most, low=online)
-        found = None if least is None else self._online_alone(least)
-        return self._apart(f"{FEWEST_APART} {self._unit}s", least, offline, found) if least and found else None
+        name = f"{FEWEST_APART} {self._unit}s"
+        return None if least is None else self._apart(name, least, offline, self._online_alone(least))
 
     def _online_alone(self, gpus: int) -> Report:
         """Simulate one of `gpus` GPUs that serve online alone."""
-        return self.deployment.alone(self.traffic.of(1, gpus), self.traffic.seconds)
+        if gpus not in self._alone:
+            self._alone[gpus] = self.deployment.alone(self.traffic.of(1, gpus), self.traffic.seconds)
+        return self._alone[gpus]
 
     def _fewest_mixed(self, most: int) -> Option | None:
         """Return the fewest GPUs that serve both classes; None if no number does."""
@@ -272,46 +277,48 @@ class _Planner:
 
     def _step_share(self, gpus: int, needed: float) -> int | None:
         """Return the index of the largest step share with which one of `gpus` meets the SLO and does its part of
-        `needed`.
-
-        Latency and offline work fall with the share, so this bisects. Return None if no share does both.
+        `needed`; None if no share does both.
         """
         self.progress(f"simulating one of {gpus} mixed {self._unit}s")
-        if self._one(gpus, 0).offline.total * gpus < needed:
+        if self._routed(1, gpus, 0).offline.total * gpus < needed:
             return None
-        largest = _fewest(lambda share: self.deployment.fits(self._one(gpus, share)), len(STEP_SHARES) - 1, low=0)
-        if largest is None or self._one(gpus, largest).offline.total * gpus < needed:
-            return None
-        return largest
+        largest = self._largest_share(1, gpus)
+        return None if largest is None or self._routed(1, gpus, largest).offline.total * gpus < needed else largest
 
-    def _one(self, gpus: int, share: int) -> Report:
-        """Simulate one of `gpus` mixed GPUs, with its steps filled to a share of the TPOT."""
-        if (gpus, share) not in self._ones:
-            self._ones[gpus, share] = self._routed(1, gpus, STEP_SHARES[share])
-        return self._ones[gpus, share]
+    def _largest_share(self, simulated: int, gpus: int, start: int = 0) -> int | None:
+        """Return the index of the largest step share from `start` on that meets the SLO; None if none does.
+
+        Latency falls with the share, so this bisects if the first one does not meet it.
+        """
+
+        def fits(share: int) -> bool:
+            return self.deployment.fits(self._routed(simulated, gpus, share))
+
+        return start if fits(start) else _fewest(fits, len(STEP_SHARES) - 1, low=start + 1)
 
     def _mixed(self, gpus: int, name: str, needed: float = 0.0) -> Option | None:
         """Simulate all GPUs behind a router, with the largest step share that meets the SLO; None if no share does."""
-        start = self._step_share(gpus, needed)
-        for share in STEP_SHARES[start:] if start is not None else ():
-            simulated = min(gpus, MOST_SIMULATED)
-            self.progress(f"simulating {simulated} mixed {self._unit}s behind a router")
-            whole = self._routed(simulated, gpus, share)
-            if self.deployment.fits(whole):
-                offline = whole.offline.total * gpus / simulated
-                return self._shared(name, gpus, whole, offline, share) if offline >= needed else None
-        return None
+        start, simulated = self._step_share(gpus, needed), min(gpus, MOST_SIMULATED)
+        self.progress(f"simulating {simulated} mixed {self._unit}s behind a router")
+        share = None if start is None else self._largest_share(simulated, gpus, start)
+        if share is None:
+            return None
+        whole = self._routed(simulated, gpus, share)
+        offline = whole.offline.total * gpus / simulated
+        return self._shared(name, gpus, whole, offline, STEP_SHARES[share]) if offline >= needed else None
 
-    def _routed(self, simulated: int, gpus: int, share: float) -> Report:
-        """Simulate `simulated` of the mixed GPUs behind a router."""
-        return self.deployment.run(
-            Ballast,
-            online=self.traffic.of(simulated, gpus),
-            offline=self.offline,
-            seconds=self.traffic.seconds,
-            replicas=simulated,
-            config=replace(self.deployment.config, tpot_share=share),
-        )
+    def _routed(self, simulated: int, gpus: int, share: int) -> Report:
+        """Simulate `simulated` of the mixed GPUs behind a router, with their steps filled to a share of the TPOT."""
+        if (simulated, gpus, share) not in self._mixed_runs:
+            self._mixed_runs[simulated, gpus, share] = self.deployment.run(
+                Ballast,
+                online=self.traffic.of(simulated, gpus),
+                offline=self.offline,
+                seconds=self.traffic.seconds,
+                replicas=simulated,
+                config=replace(self.deployment.config, tpot_share=STEP_SHARES[share]),
+            )
+        return self._mixed_runs[simulated, gpus, share]
 
     def _apart(self, name: str, online_gpus: int, offline_gpus: int, result: Report) -> Option:
         note = f"{online_gpus} online + {offline_gpus} offline"
@@ -394,14 +401,14 @@ class _Planner:
         gpus, unit = mixed.gpus - 1, self._unit
         if gpus < 1:
             return []
-        fits = [share for share in range(len(STEP_SHARES)) if self.deployment.fits(self._one(gpus, share))][:1]
-        if not fits:
-            found = self._one(gpus, len(STEP_SHARES) - 1)
+        largest = self._largest_share(1, gpus)
+        if largest is None:
+            found = self._routed(1, gpus, len(STEP_SHARES) - 1)
             steps = f"steps filled to {STEP_SHARES[-1]:.0%}"
             return [f"{gpus} mixed {unit}s miss the SLO even with {steps}: {_attained(found)}."]
-        done = self._one(gpus, fits[0]).offline.total * gpus
+        done = self._routed(1, gpus, largest).offline.total * gpus
         if done < self.offline_tokens:
-            steps = f"within the SLO (steps filled to {STEP_SHARES[fits[0]]:.0%})"
+            steps = f"within the SLO (steps filled to {STEP_SHARES[largest]:.0%})"
             return [f"{gpus} mixed {unit}s do {done:,.0f} of the {self.offline_tokens:,.0f} offline tokens/s {steps}."]
         return [f"{gpus} mixed {unit}s are enough with even parts of the requests, not behind the simulated router."]
 
@@ -410,7 +417,7 @@ class _Planner:
         given, unit = self.inputs.fleet.online_gpus + self.inputs.fleet.offline_gpus, self._unit
         alone = f"no number of separate online {unit}s up to {given} meets the SLO"
         if mixed is None:
-            last = self._one(given, len(STEP_SHARES) - 1)
+            last = self._routed(1, given, len(STEP_SHARES) - 1)
             return (
                 f"No number of mixed {unit}s up to {given} meets the SLO and does the offline work: "
                 f"{'mixing does not pay' if apart else alone + ', either'}. With steps filled to "

@@ -7,7 +7,7 @@ quantized weights, and offline work on the GPUs of the online service with the s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 from random import Random
@@ -152,11 +152,11 @@ def plan_ahead(inputs: PlanInputs, progress: Progress = lambda _: None) -> list[
         Way("and mixing", is_batching=True, quantization=quantized, is_mixing=True),
     )
     ways = ways if quantized is not Quantization.NONE else (*ways[:2], ways[3])
-    plans, left_out, peaks = list[GrowthPlan](), list[str](), dict[tuple[str, Quantization], float]()
+    plans, left_out, rates = list[GrowthPlan](), list[str](), dict[tuple[str, Quantization, str], float]()
     for way in ways:
         progress(way.name)
         try:
-            plans.append(_Ahead(inputs, way, peaks).plan())
+            plans.append(_Ahead(inputs, way, rates).plan())
         except Impossible as error:
             left_out.append(f"{way.name!r} is left out: {error}")
             if len(left_out) == len(ways):
@@ -168,8 +168,8 @@ def plan_ahead(inputs: PlanInputs, progress: Progress = lambda _: None) -> list[
 class _Ahead:
     inputs: PlanInputs
     way: Way
-    peaks: dict[tuple[str, Quantization], float]
-    """Highest rates of services that were found already."""
+    rates: dict[tuple[str, Quantization, str], float]
+    """Rates that earlier ways found already: `full` and `peak` of a service, with the format of its weights."""
 
     def plan(self) -> GrowthPlan:
         inputs = self.inputs
@@ -215,18 +215,24 @@ class _Ahead:
         online, offline = ((), lengths) if service.kind == "offline" else (lengths, ())
         deployment = Deployment.of(inputs, online, offline)
         mean = sum(a.num_tokens for a in lengths) / len(lengths)
-        full = deployment.unbounded(lengths) / mean
+        full = self._once(service, roofline, "full", lambda: deployment.unbounded(lengths) / mean)
         if not self.way.is_batching:
             return Capacity(service, self._alone(deployment, service), full)
         if offline:
             return Capacity(service, full, full)
-        key = service.name, roofline.quantization
-        self.peaks[key] = peak = self.peaks.get(key) or self._highest_rate(deployment, lengths, full)
+        peak = self._once(service, roofline, "peak", lambda: self._highest_rate(deployment, lengths, full))
         if not self.way.is_mixing:
             return Capacity(service, peak, full)
         busiest = peak * (self.inputs.ahead.most_used_percent / 100)
         mixed = self._mixed(deployment, lengths, (busiest, busiest / service.peak_factor), full)
         return Capacity(service, peak, full, mixed, "" if mixed else "not mixed: offline work makes it miss the SLO")
+
+    def _once(self, service: ServiceInput, roofline: Roofline, kind: str, found: Callable[[], float]) -> float:
+        """Find a rate, unless an earlier way did."""
+        key = service.name, roofline.quantization, kind
+        if key not in self.rates:
+            self.rates[key] = found()
+        return self.rates[key]
 
     def _encoder(self, inputs: PlanInputs, service: ServiceInput, roofline: Roofline) -> Capacity:
         inputs.kv_tokens(roofline, service.prompt_tokens)  # raises Impossible
