@@ -33,11 +33,7 @@ def options_of(
     ca: str | None,
     limits: ReplyLimits | None,
 ) -> Options:
-    """Return the options of a client.
-
-    Raises:
-        QueueForbidden: the certificates of authorities are not PEM.
-    """
+    """Return the options of a client. Raise `QueueForbidden` if the certificates of authorities are not PEM."""
     options: Options = {"socket_timeout": socket_timeout, "protocol": 2}
     if not address.is_local:
         options |= {"socket_connect_timeout": socket_timeout, "socket_keepalive": True}
@@ -52,11 +48,7 @@ def options_of(
 
 
 def single(address: RedisAddress, options: Options) -> redis.Redis:
-    """Return the client of one server.
-
-    Raises:
-        InvalidAddress: an option of the URL is unknown or has a wrong value.
-    """
+    """Return the client of one server. Raise `InvalidAddress` if an option of the URL is wrong."""
     try:
         return redis.Redis.from_url(address.url, retry=_never(), **options)
     except (ValueError, TypeError):
