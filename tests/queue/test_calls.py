@@ -39,7 +39,7 @@ from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.settings_store import NUMBERS
 
-LIBRARY = (21, "df0c13b2a0ebc2ffd9704ac9a76c4a952f97b43cb6c6c3d6f60acc3afc469e33")
+LIBRARY = (21, "dcd73405896d281ed9fd53cc11bb5362541d4b541a9ed4c7436ad390b2dd10d5")
 """The revision of the function library, and the SHA-256 of its text."""
 
 
