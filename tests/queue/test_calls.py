@@ -39,7 +39,7 @@ from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.settings_store import NUMBERS
 
-LIBRARY = (21, "dcd73405896d281ed9fd53cc11bb5362541d4b541a9ed4c7436ad390b2dd10d5")
+LIBRARY = (21, "ae683869aa63cff577d614e6c80c966c770dd7b621c04af853acce0e7a015eeb")
 """The revision of the function library, and the SHA-256 of its text."""
 
 

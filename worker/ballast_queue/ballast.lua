@@ -167,16 +167,10 @@ local function is_index(index)
   return #text <= 10 and string.find(text, '^%d+$') ~= nil
 end
 
--- Returns fields and values of a hash, for at least MOST_FIELDS fields if it has more.
+-- Returns fields and values of a hash: all of up to MOST_FIELDS fields, and some of more. Some versions of Redis count a field
+-- and its value as two.
 local function pairs_of(key)
-  local found, cursor = {}, '0'
-  for _ = 1, 2 * MOST_FIELDS / 1000 do
-    local page = call('HSCAN', key, cursor, 'COUNT', 1000)
-    for _, value in ipairs(page[2]) do found[#found + 1] = value end
-    cursor = page[1]
-    if cursor == '0' or #found >= 2 * MOST_FIELDS then break end
-  end
-  return found
+  return call('HSCAN', key, 0, 'COUNT', 2 * MOST_FIELDS)[2]
 end
 
 local function setting(k, name, default)
@@ -192,7 +186,7 @@ local function load_job(k)
   for i, field in ipairs(FIELDS) do
     local value = values[i]
     if i > NUM_TEXTS then
-      value = (COUNTED[field] and whole or number)(value or 0)
+      value = not value and 0 or (COUNTED[field] and whole or number)(value)
     else
       value = value or ''
       if #value > MOST_TEXT then error('a record has a text that is too long') end
