@@ -40,7 +40,7 @@ from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.settings_store import NUMBERS
 
-LIBRARY = (21, "df0c13b2a0ebc2ffd9704ac9a76c4a952f97b43cb6c6c3d6f60acc3afc469e33")
+LIBRARY = (21, "ae683869aa63cff577d614e6c80c966c770dd7b621c04af853acce0e7a015eeb")
 """The revision of the function library, and the SHA-256 of its text."""
 
 
