@@ -354,7 +354,7 @@ def test_an_administrator_may_raise_the_tokens_of_bad_words_as_in_vllm(monkeypat
     assert excess(params, has_tables=True) is None
 
 
-def nested(count, most):
+def recurring(count, most):
     """Tokens whose end repeats at many distances, and nowhere `count` times: ...abacabadabacaba for a count of 2."""
     found = []
     for token in range(most):
@@ -379,7 +379,7 @@ def test_vllm_compares_few_tokens_after_each_one_that_it_adds(least, most, count
     params = RepetitionDetectionParams(max_pattern_size=most, min_pattern_size=least, min_count=count)
     almost = max(1, least) * count - 1
     num_read = []
-    for text in ([1] * 5000 + [2] + [1] * almost, nested(count, most), [1] * most * count):
+    for text in ([1] * 5000 + [2] + [1] * almost, recurring(count, most), [1] * most * count):
         tokens = Tokens(text)
         check_sequence_repetition(tokens, params)
         num_read.append(tokens.num_read)
