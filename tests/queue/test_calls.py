@@ -39,7 +39,7 @@ from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.settings_store import NUMBERS
 
-LIBRARY = (21, "df0c13b2a0ebc2ffd9704ac9a76c4a952f97b43cb6c6c3d6f60acc3afc469e33")
+LIBRARY = (21, "d5219dbf737d3dd235d7c7eb419c1fd21a9bb0dd0323aae1399378e7a656c3ea")
 """The revision of the function library, and the SHA-256 of its text."""
 
 
