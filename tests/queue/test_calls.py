@@ -17,7 +17,7 @@ import redis
 from redis.cluster import RedisCluster
 
 from ballast_queue import functions as stubs
-from ballast_queue.connection import REVISION, SOURCE, Connection
+from ballast_queue.connection import Connection
 from ballast_queue.errors import (
     CommandForbidden,
     CommandMissing,
@@ -32,6 +32,7 @@ from ballast_queue.errors import (
     ServerUnfit,
 )
 from ballast_queue.fitness import inspect
+from ballast_queue.function_library import REVISION, SOURCE
 from ballast_queue.functions import FIELDS, HEAD, Line
 from ballast_queue.keys import Keys
 from ballast_queue.leases import MAX_ITEMS, by_job

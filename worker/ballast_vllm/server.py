@@ -31,7 +31,9 @@ from ballast_vllm.bodies import MOST_BODY_BYTES
 from ballast_vllm.compiler import OFF, missing_compiler
 from ballast_vllm.drain import Drain
 from ballast_vllm.engine_client import EngineDead, EngineTap
-from ballast_vllm.items import HttpItemLoop, HttpReader, VllmEngine
+from ballast_vllm.engine_view import VllmEngine
+from ballast_vllm.item_loop import HttpItemLoop
+from ballast_vllm.items import HttpReader
 from ballast_vllm.metrics import PRIVATE, ServerMetrics
 from ballast_vllm.served_app import (
     address,

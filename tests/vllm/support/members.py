@@ -67,10 +67,11 @@ USED: dict[str, dict[str, str]] = {
     },
     "driver": {
         "Request": (
-            "request_id arrival_time is_finished max_tokens num_computed_tokens num_output_placeholders "
-            "num_output_tokens num_prompt_tokens num_tokens pooling_params sampling_params"
+            "request_id arrival_time is_finished max_tokens num_computed_tokens num_output_tokens num_prompt_tokens "
+            "num_tokens pooling_params sampling_params"
         ),
     },
+    "charges": {"Request": "num_computed_tokens num_output_placeholders num_output_tokens num_tokens"},
     "requests": {"PoolingParams": "extra_kwargs", "SamplingParams": "extra_args"},
     "calls": {
         "EngineCoreRequest": "lora_request prompt_embeds prompt_token_ids resumable sampling_params",
