@@ -40,7 +40,7 @@ from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.settings_store import NUMBERS
 
-LIBRARY = (21, "d5219dbf737d3dd235d7c7eb419c1fd21a9bb0dd0323aae1399378e7a656c3ea")
+LIBRARY = (21, "3df23e628b79ca2a37da6b893ea254608186233bfc9a02d400fe3461626c54ac")
 """The revision of the function library, and the SHA-256 of its text."""
 
 

@@ -42,7 +42,7 @@ from ballast_vllm.served_app import (
     check_start,
     item_scope,
     item_urls,
-    limit_media,
+    limit_requests,
     slo_problem,
     slo_warning,
 )
@@ -133,7 +133,7 @@ class VllmServer(ModelServer):
             NotServed: the configuration or vLLM's arguments ask for something that Ballast cannot do.
         """
         check_start(self.tap, self.config, self._app.state.vllm_config, self._app.state.args)
-        limit_media()
+        limit_requests(self.tap)
         admit_prompts()
         if (scoring := getattr(self._app.state, "serving_generative_scoring", None)) is not None:
             self.tap.build_scores_on_threads(scoring)

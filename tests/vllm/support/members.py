@@ -91,7 +91,8 @@ USED: dict[str, dict[str, str]] = {
             "renderer vllm_config"
         ),
         "AsyncMPClient": "add_request_async call_utility_async",
-        "BaseRenderer": "_executor _mm_executor _process_mm_uuids",
+        "BaseRenderer": "_executor _mm_executor _process_mm_uuids render_messages render_messages_async",
+        "ChatParams": "chat_template_kwargs",
         "CacheConfig": "cache_dtype",
         "DeviceConfig": "device_type",
         "EngineCoreOutput": "finish_reason new_token_ids prefill_stats request_id",

@@ -1,7 +1,6 @@
 """Compute the GPUs that the traffic needs, apart and mixed, the cost of a million tokens, and whether mixing pays.
 
 Utilization means work: the tokens that a GPU serves over those that it serves with full batches of the same lengths.
-One GPU of work is a GPU at 100 %.
 """
 
 from __future__ import annotations

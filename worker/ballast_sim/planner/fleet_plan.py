@@ -89,7 +89,7 @@ class FleetPlan:
     maximums: MaximumThroughputs
     offline_tokens: float
     work: float
-    """Work of both classes, in GPUs."""
+    """Work of both classes, in GPUs at 100 %."""
     batch_ceiling: int
     batch_ceiling_because: str
     options: tuple[Option, ...]
