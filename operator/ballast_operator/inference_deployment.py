@@ -79,8 +79,8 @@ from ballast_operator.plan import (
     ChildrenPlan,
     ClusterSnapshot,
     changes,
-    deleted,
     deletions,
+    held,
     is_live,
     is_owned,
 )
@@ -141,7 +141,7 @@ def plan(
         annotate=tuple(_annotations(resource, snapshot, files, copied)),
         files=files,
         version=version,
-        held=tuple(deleted(wanted, snapshot)),
+        held=tuple(held(wanted, snapshot)),
     )
 
 

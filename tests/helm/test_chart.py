@@ -82,6 +82,7 @@ OTHER: dict[str, Any] = {
     "operator.settings": {"pollSeconds": 5},
     "operator.watchNamespaces": ["chat", "research"],
     "operator.topologySpreadConstraints": [],
+    "operator.metricsFrom": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}],
     "valkey.persistence.size": "1Gi",
     "valkey.persistence.storageClass": "fast",
     "valkey.maxMemory": "512mb",
@@ -825,6 +826,19 @@ def test_the_least_memory_limit_holds_what_empty_values_take_beside_full_data(he
     assert peak
     assert number > 300
     assert int(peak[1]) <= 1024 * int(least[1])
+
+
+def test_the_metrics_of_the_operator_can_be_limited_to_some_peers(helm: Helm) -> None:
+    """By default every peer is admitted. The pod of `helm test` always is."""
+    prometheus = OTHER["operator.metricsFrom"]
+    (open_to_all,) = helm.objects({})["NetworkPolicy/ballast-operator"]["spec"]["ingress"]
+    objects = helm.objects({"operator": {"metricsFrom": prometheus}})
+    (limited,) = objects["NetworkPolicy/ballast-operator"]["spec"]["ingress"]
+    *peers, test = limited["from"]
+
+    assert open_to_all == {"ports": [{"port": 8080}]}
+    assert peers == prometheus
+    assert test["podSelector"]["matchLabels"].items() <= objects["Pod/ballast-test"]["metadata"]["labels"].items()
 
 
 def test_only_pods_that_need_the_queue_reach_the_bundled_valkey(helm: Helm) -> None:

@@ -18,9 +18,9 @@ from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.status import Status
 from ballast_operator import conditions as checks
 from ballast_operator import report
-from ballast_operator.cache import trimmed
 from ballast_operator.children.config import VERSION
 from ballast_operator.conditions import CHAINS, Given, conditions
+from ballast_operator.content import trimmed
 from ballast_operator.inference_deployment import status as build_status
 from ballast_operator.kinds import DEPLOYMENT, POD, Body, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
