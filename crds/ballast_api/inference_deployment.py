@@ -1,370 +1,41 @@
 """The resource: one model, which the operator serves to online requests and offline jobs with worker pods.
 
 The sections `engine`, `slots`, `slo`, `offline`, `limits` and `cost` belong to the worker (`sections.py`). The others
-describe the number of pods, and their place in the cluster.
+describe the model, the pods, their place in the cluster, and who connects to them. This module has the rules that need
+several sections.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError
-from pydantic.alias_generators import to_camel
 
-from ballast_api.base import STORED, ApiModel, keyed_by
+from ballast_api.base import STORED, ApiModel
+from ballast_api.connections import ApiKeysRef, Monitoring, Network, QueueAccess, RedisRef
 from ballast_api.errors import InvalidConfig
-from ballast_api.names import API_VERSION, KIND, MOST_NAME_CHARACTERS, MOST_RAY_CHARACTERS, SUBMITTER_SUFFIX
-from ballast_api.pods import GPUS, MIG, Json, PodTemplate, SecretKey, SecretName, is_gpu
+from ballast_api.metadata import Metadata
+from ballast_api.names import API_VERSION, KIND, MOST_NAME_CHARACTERS, MOST_RAY_CHARACTERS
+from ballast_api.pods import GPUS, MIG, PodTemplate, is_gpu
 from ballast_api.ray import ServingRuntime
-from ballast_api.rules import Rule
-from ballast_api.sections import (
-    LOCATION,
-    LOCATIONS,
-    Backend,
-    Cost,
-    EngineSettings,
-    Limits,
-    Model,
-    Name,
-    Offline,
-    Slo,
-    backend_rules,
-    is_location,
+from ballast_api.replicas import (
+    RAY_UNREADY_SECONDS,
+    STARTUP_SECONDS,
+    UNREADY_SECONDS,
+    Disruption,
+    GpuRequest,
+    Rollout,
+    Scaling,
 )
+from ballast_api.rules import Rule
+from ballast_api.sections import Backend, Cost, EngineSettings, Limits, Offline, Slo, backend_rules
+from ballast_api.served_model import ServedModel, name_of
 from ballast_api.status import Status
 from ballast_api.worker_config import Slots
 
 FETCHED = "^(hf|s3)://"
-STARTUP_SECONDS = {"native": 600, "vllm": 1800}
-"""Default of `rollout.startupSeconds` by backend."""
-UNREADY_SECONDS = 5
-"""Default of `rollout.unreadySeconds`: the time until Services of Kubernetes and most routers send no more requests."""
-RAY_UNREADY_SECONDS = 10
-"""The same on Ray. Serve ends a replica in a pod that stays, and Services learn of it only from the next probe."""
 RESOURCE_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-ClaimName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
-
-
-class SharedClaim(ApiModel):
-    """A PersistentVolumeClaim for all pods of the resource. It must exist in the resource's namespace."""
-
-    claim_name: ClaimName
-    """Name of the claim. Pods on several nodes need a claim with access mode ReadWriteMany. Several resources may use
-    the same claim. It keeps each version that was fetched, in a directory of its own: delete those that no pod uses."""
-
-
-class ModelCache(ApiModel):
-    """A volume for the files that a pod fetches. Set one of the two fields."""
-
-    rules = (
-        Rule(
-            "has(self.persistentVolumeClaim) != has(self.volumeClaimTemplate)",
-            lambda cache: (cache.persistent_volume_claim is None) != (cache.volume_claim_template is None),
-            "model.cache needs either persistentVolumeClaim (one claim for all pods) or volumeClaimTemplate (a claim "
-            "for each pod). Set one of them",
-        ),
-    )
-
-    persistent_volume_claim: SharedClaim | None = None
-    volume_claim_template: Json | None = None
-    """Template of a claim that Kubernetes makes for each pod and deletes with the pod, as in an ephemeral volume, e.g.
-    `{spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 100Gi}}}}`."""
-
-
-def default_served_name(uri: str) -> str:
-    """Return the served name of a model whose resource sets none. A revision on `hf://` may contain slashes."""
-    place = uri.partition("@")[0] if uri.startswith("hf://") else uri
-    return place.rstrip("/").rsplit("/", 1)[-1].partition("@")[0]
-
-
-def _revision_in(uri: str) -> str:
-    """Return the revision that follows `@` in a URI, as `ballast fetch` reads it."""
-    return uri.partition("@")[2].rstrip("/") if uri.startswith("hf://") else ""
-
-
-SERVED_NAME = (
-    "[has(self.servedName) ? self.servedName : "
-    "(self.uri.startsWith('hf://') ? self.uri.split('@')[0] : self.uri).find('[^/]+/*$').split('@')[0].split('/')[0]]"
-)
-"""CEL expression over a `ServedModel`: a list with its served name."""
-
-
-class ServedModel(Model):
-    """The model, and how a pod gets it. A change of this section rolls the pods."""
-
-    rules = (
-        Rule(
-            f"self.uri.matches('{LOCATION}')",
-            lambda model: is_location(model.uri),
-            f"model.uri must be {LOCATIONS}",
-        ),
-        Rule(
-            "!has(self.revision) || self.revision == '' || !self.uri.startsWith('hf://') || "
-            "self.uri.find('@.*[^/]') in ['', '@' + self.revision]",
-            lambda model: not model.revision or _revision_in(model.uri) in {"", model.revision},
-            "model.revision and the part of model.uri after @ name two revisions. Remove one of them",
-        ),
-        Rule(
-            f"!has(self.adapters) || {SERVED_NAME}.all(name, self.adapters.all(each, each.name != name))",
-            lambda model: (
-                (model.served_name or default_served_name(model.uri)) not in {each.name for each in model.adapters}
-            ),
-            "model.adapters contains an adapter with the name of the model. Use another name, or set model.servedName",
-        ),
-        Rule(
-            f"!has(self.aliases) || {SERVED_NAME}.all(name, self.aliases.all(alias, alias != name)) && "
-            "(!has(self.adapters) || self.adapters.all(each, self.aliases.all(alias, alias != each.name)))",
-            lambda model: {
-                model.served_name or default_served_name(model.uri),
-                *(each.name for each in model.adapters),
-            }.isdisjoint(model.aliases),
-            "model.aliases contains the name of the model or of an adapter, which clients use already. Remove it from "
-            "the list",
-        ),
-        Rule(
-            "!(has(self.cachePath) && has(self.cache))",
-            lambda model: model.cache_path is None or model.cache is None,
-            "model.cachePath and model.cache both name a place for fetched files. Remove one of them",
-        ),
-        Rule(
-            "!has(self.sizeLimitGibibytes) || !(has(self.cachePath) || has(self.cache))",
-            lambda model: model.size_limit_gibibytes is None or (model.cache_path is None and model.cache is None),
-            "model.sizeLimitGibibytes limits the emptyDir that holds fetched files. model.cachePath and model.cache "
-            "replace this emptyDir. Remove sizeLimitGibibytes",
-        ),
-    )
-
-    uri: str = Field(min_length=1, max_length=2048, examples=["hf://Qwen/Qwen3-8B"])
-    """`hf://owner/name`, `s3://bucket/prefix`, `pvc://claim/path`, or `file:///directory`. With `pvc://`, the whole
-    claim is mounted read-only at `/models`, so `template.volumes` must not name it. With `file://`, the image or a
-    volume of the template contains the directory."""
-    revision: str = Field(default="", max_length=253)
-    """Version of the weights: on `hf://` a branch, tag or commit, elsewhere any name. A partly generated answer is
-    continued only under the same revision, and, unless it is a commit of 40 hexadecimal digits, only with the same
-    files."""
-    credentials_secret: SecretName | None = None
-    """Secret whose keys become environment variables of the containers that fetch the model, its adapters and its draft
-    model, e.g. `HF_TOKEN`, `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_ENDPOINT_URL`."""
-    cache_path: str | None = Field(default=None, max_length=1024, pattern=r"^/[^:]*$")
-    """Directory of the node that keeps fetched models for all pods of a namespace on the node. In it, each namespace
-    has a directory of its own, which the kubelet creates with the same mode. The user of the image (65532 in Ballast's
-    own) needs write access to it, e.g. by mode 1777. Namespaces with Pod Security level baseline or restricted forbid
-    `cachePath`: use `cache` there. The directory keeps each version that was fetched, in a directory of its own: delete
-    those that no pod uses. Without `cachePath` and `cache`, each pod fetches the model to an emptyDir. A fetch to the
-    disk of the node leaves 15 % of it free, below which the kubelet evicts pods by default. The variable
-    `BALLAST_KEEP_FREE_PERCENT` in `template.env` changes the share."""
-    cache: ModelCache | None = None
-    size_limit_gibibytes: int | None = Field(default=None, ge=1, le=1_048_576)
-    """Size limit of the emptyDir that holds fetched files. Kubernetes evicts a pod that exceeds it. By default only
-    the disk of the node limits the size."""
-
-
-class GpuRequest(ApiModel):
-    """The GPUs of each worker. A change of this section rolls the pods."""
-
-    rules = (
-        Rule(
-            "!(has(self.resourceName) && has(self.resourceClaimTemplate))",
-            lambda gpu: gpu.resource_name is None or gpu.resource_claim_template is None,
-            "gpu.resourceName and gpu.resourceClaimTemplate both request the device. Remove one of them",
-        ),
-        Rule(
-            "self.count > 0 || !(has(self.resourceName) || has(self.resourceClaimTemplate))",
-            lambda gpu: gpu.count > 0 or (gpu.resource_name is None and gpu.resource_claim_template is None),
-            "gpu.count is 0, which means a worker on the CPU. Remove gpu.resourceName and gpu.resourceClaimTemplate, "
-            "or set the count to 1",
-        ),
-        Rule(
-            f"self.count <= 1 || !has(self.resourceName) || !self.resourceName.startsWith('{MIG}')",
-            lambda gpu: gpu.count <= 1 or not (gpu.resource_name or "").startswith(MIG),
-            "gpu.count ({count}) is above 1, but MIG slices cannot share a model: a process uses only one of them. Set "
-            "the count to 1 and name a larger slice, or request whole GPUs",
-        ),
-    )
-
-    count: int = Field(default=1, ge=0, le=16)
-    """GPUs of each worker, which runs vLLM. 0 runs the worker on CPUs. Above 1, the GPUs share the model by tensor
-    parallelism, which no other field sets."""
-    resource_name: str | None = Field(
-        default=None, max_length=253, examples=["nvidia.com/gpu", "nvidia.com/mig-1g.10gb"]
-    )
-    """Extended resource to request; by default `nvidia.com/gpu`."""
-    resource_claim_template: str | None = Field(default=None, min_length=1, max_length=253)
-    """ResourceClaimTemplate (dynamic resource allocation) to use instead of an extended resource."""
-
-
-class Scaling(ApiModel):
-    """Replicas by measured load. Without this section, people, an HPA or KEDA set `spec.replicas`."""
-
-    rules = (
-        Rule(
-            "self.minReplicas <= self.maxReplicas",
-            lambda scaling: scaling.min_replicas <= scaling.max_replicas,
-            "scaling.minReplicas ({minReplicas}) is above scaling.maxReplicas ({maxReplicas}). Lower the minimum, or "
-            "raise the maximum",
-        ),
-        Rule(
-            "!has(self.offlineMaxReplicas) || self.offlineMaxReplicas <= self.maxReplicas",
-            lambda scaling: (
-                scaling.offline_max_replicas is None or scaling.offline_max_replicas <= scaling.max_replicas
-            ),
-            "scaling.offlineMaxReplicas is above scaling.maxReplicas ({maxReplicas}), which limits all replicas. Lower "
-            "offlineMaxReplicas, or raise maxReplicas",
-        ),
-    )
-
-    min_replicas: int = Field(default=1, ge=0, le=10_000)
-    """Minimum of replicas. 0 scales to zero after `idleSeconds` without work. Offline work then starts a replica again.
-    Online requests do not: the Service refuses them while no worker runs."""
-    max_replicas: int = Field(ge=1, le=10_000)
-    """Maximum of replicas."""
-    headroom_percent: float = Field(default=20, ge=0, le=500)
-    """Growth of the online load that the replicas can serve without a new one."""
-    offline_max_replicas: int | None = Field(default=None, ge=0, le=10_000)
-    """Maximum of replicas that waiting offline work alone may cause. By default offline work adds replicas only for
-    deadlines at risk."""
-    scale_up_seconds: int = Field(default=30, ge=0, le=3600)
-    """Time that the need must last before replicas are added."""
-    scale_down_seconds: int = Field(default=300, ge=0, le=86_400)
-    """Time that replicas must be unneeded before they are removed."""
-    idle_seconds: int = Field(default=600, ge=0, le=86_400)
-    """With `minReplicas: 0`: time without work before the last replica is removed."""
-
-
-class Rollout(ApiModel):
-    """How pods are replaced. A change of `unreadySeconds`, `drainSeconds` or `startupSeconds` rolls the pods."""
-
-    rules = (
-        Rule(
-            "self.maxSurge + self.maxUnavailable > 0",
-            lambda rollout: rollout.max_surge + rollout.max_unavailable > 0,
-            "rollout.maxSurge and rollout.maxUnavailable are both 0, so no pod can be replaced. Raise one of them: "
-            "maxUnavailable if the cluster has no free GPU",
-        ),
-    )
-
-    max_surge: int = Field(default=1, ge=0, le=100)
-    """Maximum pods above `replicas` during a rollout. Each of them needs a GPU."""
-    max_unavailable: int = Field(default=0, ge=0, le=100)
-    """Maximum pods below `replicas` during a rollout."""
-    unready_seconds: int | None = Field(default=None, ge=0, le=600)
-    """Time that a terminating worker still accepts online requests, while load balancers learn that it leaves. Raise it
-    for load balancers outside of the cluster that send requests to the pods themselves. By default 5, and 10 on Ray."""
-    drain_seconds: int = Field(default=30, ge=0, le=3600)
-    """Time that the online requests of a terminating worker have to finish. Offline items return to the queue at
-    once."""
-    startup_seconds: int | None = Field(default=None, ge=10, le=86_400)
-    """Time that a worker has to load the model after it was fetched. After it, Kubernetes restarts the worker. A
-    rollout without progress for this time counts as stuck, and fetching is no progress. By default 600, and 1800 with
-    vLLM, which compiles the model."""
-
-
-class Disruption(ApiModel):
-    """Limits for node drains and evictions."""
-
-    max_unavailable: int = Field(default=1, ge=0, le=10_000)
-    """Maximum workers that may be evicted at a time (PodDisruptionBudget). 0 forbids voluntary evictions."""
-
-
-class RedisRef(ApiModel):
-    """The Secret with the address of Redis or Valkey. A change of this section rolls the pods, a change of the
-    Secret does not.
-    """
-
-    secret_name: SecretName
-    """In the resource's namespace."""
-    url_key: SecretKey = "url"
-    """Key of the Secret that holds the URL: `redis://` or `rediss://` with host, port, user and database."""
-    password_key: SecretKey | None = None
-    """Key of the Secret that holds the password, if the URL does not contain it."""
-    ca_key: SecretKey | None = None
-    """Key of the Secret that holds the certificates (PEM) of authorities that workers and operator trust at a
-    `rediss://` address, besides those of the image."""
-
-
-class Submitter(ApiModel):
-    """A user in Redis that may only add to an inbox of the queue."""
-
-    rules = (
-        Rule(
-            f"self.secretName.endsWith('{SUBMITTER_SUFFIX}')",
-            lambda submitter: submitter.secret_name.endswith(SUBMITTER_SUFFIX),
-            f"secretName must end with {SUBMITTER_SUFFIX}, so that a resource takes no name of another Secret",
-        ),
-    )
-
-    secret_name: SecretName
-    """The Secret that the operator creates in the resource's namespace, with `url` and `password` of the user. Its name
-    ends with `-ballast-submitter`, so that no condition shows whether another Secret exists."""
-    tenant: Name | None = None
-    """The tenant for which the user submits. It must be set if, and only if, `offline.tenants` declares tenants."""
-
-
-class QueueAccess(ApiModel):
-    """Who may use the queue besides the workers of this resource. It needs the Redis of the operator."""
-
-    namespaces: tuple[SecretName, ...] = Field(default=(), max_length=64)
-    """Other namespaces whose resources may name this queue in `offline.queue`. They can do everything in the queue. The
-    grant counts only for a queue whose name begins with the namespace of this resource."""
-    submitters: tuple[Submitter, ...] = Field(default=(), max_length=32, json_schema_extra=keyed_by("secretName"))
-    """Users in Redis that the operator creates for programs that add items. See `submit from any language`."""
-
-
-class ApiKeysRef(ApiModel):
-    """The Secret with the API keys of clients. A change of this section rolls the pods, a change of the Secret does
-    not.
-    """
-
-    secret_name: SecretName
-    """In the resource's namespace."""
-    key: SecretKey = "keys.yaml"
-    """Key of the Secret that holds a YAML mapping from API key to tenant."""
-
-
-class Monitoring(ApiModel):
-    """Objects for Prometheus. The operator makes them if the kinds of the prometheus-operator exist."""
-
-    service_monitor: bool = True
-    """Make a ServiceMonitor."""
-    prometheus_rule: bool = True
-    """Make a PrometheusRule with the alerts of this resource."""
-    scrape_seconds: int = Field(default=15, ge=1, le=60)
-    """Scrape interval of the ServiceMonitor. With more than 60 s, alerts over 2 and 5 minutes would lack samples."""
-    labels: dict[str, str] = Field(default={})
-    """Labels to add to both objects, for a Prometheus that selects by label (e.g. `release: kube-prometheus-stack`)."""
-
-
-class Network(ApiModel):
-    """How clients connect to the workers, and which."""
-
-    tls_secret: SecretName | None = None
-    """Secret of type `kubernetes.io/tls` in the resource's namespace. With it, workers serve HTTPS only, on all ports.
-    Its key `ca.crt` has the certificate of the authority: a ServiceMonitor without it does not scrape. A change of
-    this field rolls the pods, a change of the Secret does not."""
-
-    policy: bool = True
-    """Make a NetworkPolicy that admits only port 8000, and port 8001 for the peers of `metricsFrom`."""
-    ingress_from: tuple[Json, ...] = Field(default=(), max_length=64)
-    """NetworkPolicy peers (`podSelector`, `namespaceSelector`, `ipBlock`) that may connect; by default all."""
-    metrics_from: tuple[Json, ...] = Field(default=(), max_length=64)
-    """NetworkPolicy peers that may scrape the metrics with tenants, e.g. Prometheus. With a peer, workers serve all
-    metrics on port 8001, and the ServiceMonitor scrapes this port. By default no port shows tenants, and the
-    ServiceMonitor scrapes port 8000. A change between none and some peers rolls the pods."""
-
-    rules = (
-        Rule(
-            "self.policy || !has(self.ingressFrom) || size(self.ingressFrom) == 0",
-            lambda network: network.policy or not network.ingress_from,
-            "network.ingressFrom has no effect without the policy. Set network.policy to true, or remove the peers",
-        ),
-        Rule(
-            "self.policy || !has(self.metricsFrom) || size(self.metricsFrom) == 0",
-            lambda network: network.policy or not network.metrics_from,
-            "network.metricsFrom needs the policy, which admits only these peers. Set network.policy to true, or "
-            "remove the peers",
-        ),
-    )
 
 
 def _is_declared(tenant: str | None, offline: Offline) -> bool:
@@ -539,20 +210,22 @@ class Spec(ApiModel):
     @property
     def has_fetched_files(self) -> bool:
         """Whether a pod fetches the model, an adapter or the draft model."""
-        speculative = self.engine.speculative
-        draft = None if speculative is None else speculative.draft_uri
-        uris = (self.model.uri, draft or "", *(adapter.uri for adapter in self.model.adapters))
-        return any(re.match(FETCHED, uri) for uri in uris)
+        return any(re.match(FETCHED, uri) for uri in self._uris)
 
     @property
     def claims(self) -> frozenset[str]:
         """The claims that Ballast mounts."""
-        speculative, cache = self.engine.speculative, self.model.cache
-        draft = None if speculative is None else speculative.draft_uri
-        uris = (self.model.uri, draft or "", *(adapter.uri for adapter in self.model.adapters))
+        cache = self.model.cache
         shared = None if cache is None else cache.persistent_volume_claim
-        found = {uri.split("/")[2] for uri in uris if uri.startswith("pvc://")}
+        found = {uri.split("/")[2] for uri in self._uris if uri.startswith("pvc://")}
         return frozenset(found if shared is None else {*found, shared.claim_name})
+
+    @property
+    def _uris(self) -> tuple[str, ...]:
+        """The locations of the model, its adapters and its draft model."""
+        speculative = self.engine.speculative
+        draft = None if speculative is None else speculative.draft_uri
+        return (self.model.uri, draft or "", *(adapter.uri for adapter in self.model.adapters))
 
     def is_gpu(self, name: str) -> bool:
         """Return whether a resource of a container is a GPU."""
@@ -561,7 +234,7 @@ class Spec(ApiModel):
     @property
     def served_name(self) -> str:
         """The model name that clients use."""
-        return self.model.served_name or default_served_name(self.model.uri)
+        return name_of(self.model)
 
     @property
     def startup_seconds(self) -> int:
@@ -573,20 +246,6 @@ class Spec(ApiModel):
         """The time that a terminating worker still accepts online requests."""
         usual = UNREADY_SECONDS if self.runtime.ray is None else RAY_UNREADY_SECONDS
         return usual if self.rollout.unready_seconds is None else self.rollout.unready_seconds
-
-
-class Metadata(ApiModel):
-    """The metadata that Ballast reads. Other fields are kept."""
-
-    model_config = ConfigDict(alias_generator=to_camel, extra="allow")
-
-    name: str
-    namespace: str = "default"
-    uid: str = ""
-    generation: int = 0
-    creation_timestamp: str | None = None
-    labels: dict[str, str] = Field(default={})
-    annotations: dict[str, str] = Field(default={})
 
 
 class InferenceDeployment(ApiModel):

@@ -10,7 +10,7 @@ from secrets import token_urlsafe
 from typing import Generic
 
 from ballast_api.conditions import ConditionReason
-from ballast_api.inference_deployment import Metadata
+from ballast_api.metadata import Metadata
 from ballast_api.names import SPEC_HASH
 from ballast_log import Log
 from ballast_operator.cache import Cache

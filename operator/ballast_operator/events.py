@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from ballast_api.inference_deployment import Metadata
+from ballast_api.metadata import Metadata
 from ballast_api.names import OPERATOR
 from ballast_operator.kinds import Body, Kind
 

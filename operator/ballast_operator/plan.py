@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ballast_api.inference_deployment import Metadata
+from ballast_api.metadata import Metadata
 from ballast_api.names import SPEC_HASH
 from ballast_operator.children.manifest import hash_of
 from ballast_operator.content import CHILD_MEBIBYTES, is_too_large, is_whole

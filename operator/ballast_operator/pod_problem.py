@@ -1,4 +1,4 @@
-"""Finds the reason why a pod does not start, or why one pod after another fails. PURE."""
+"""Finds the reason why a pod is not created or does not start, or why one pod after another fails. PURE."""
 
 from __future__ import annotations
 
@@ -41,6 +41,11 @@ def pod_problem(pod: Body) -> Problem | None:
         if found is not None:
             return found
     return None
+
+
+def creation_reason(message: str) -> ConditionReason:
+    """Return the reason if the API server refuses to create pods with this message."""
+    return ConditionReason.QUOTA if "quota" in message else ConditionReason.INVALID_POD
 
 
 def lacks_node(pod: Body) -> bool:

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from ballast_api.conditions import ConditionReason
-from ballast_api.inference_deployment import InferenceDeployment, default_served_name
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.served_model import default_served_name
 from ballast_operator.children.config import redis_of
 from ballast_operator.context import OperatorContext
 from ballast_operator.kinds import Body

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Generic, ParamSpec, TypeVar
+from typing import Generic
 
 from ballast_api.conditions import ConditionReason
 from ballast_api.errors import InvalidConfig
-from ballast_api.inference_deployment import Metadata
+from ballast_api.metadata import Metadata
 from ballast_api.status import ScalingStatus
 from ballast_log import Log
-from ballast_openai.errors import counted
 from ballast_operator import report
 from ballast_operator.cache import Cache
 from ballast_operator.children_writer import (
@@ -25,35 +23,27 @@ from ballast_operator.children_writer import (
 from ballast_operator.cluster import Cluster
 from ballast_operator.content import trimmed, whole
 from ballast_operator.context import OperatorContext
-from ballast_operator.errors import (
-    ClusterRefused,
-    ClusterUnavailable,
-    Conflict,
-    ObjectNotFound,
-    Unplannable,
-)
+from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict, ObjectNotFound, Unplannable
 from ballast_operator.kinds import Body, Key
-from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, is_live
-from ballast_operator.pod_problem import fetches, lacks_node
+from ballast_operator.metrics import Figures
+from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.poller import Poller
 from ballast_operator.queue_users import QueueUsers
 from ballast_operator.releases import LEASE_AGAIN_SECONDS, Releases
-from ballast_operator.resource_memory import Failure, ResourceMemory
-from ballast_operator.resource_type import ConditionInput, ConditionValue, R, ResourceType
-from ballast_operator.scaling import Fleet, History, scale
+from ballast_operator.replicas_writer import ReplicasWriter
+from ballast_operator.resource_memory import ResourceMemory
+from ballast_operator.resource_type import ConditionInput, ConditionValue, R, ResourceType, computed
+from ballast_operator.secret_checks import SecretChecks
 from ballast_operator.secret_grants import SecretGrants
-from ballast_operator.status_writer import Figures, StatusWriter, replicas_of
+from ballast_operator.status_writer import StatusWriter
 from ballast_queue.rights import RedisUser
 
 log = Log(__name__)
 
 PASSING = frozenset({ConditionReason.QUEUE_CONFLICT, ConditionReason.QUEUE_NOT_ALLOWED})
 """Reasons that another resource can end. No event shows that."""
-AGAIN_SECONDS = {
-    ConditionReason.NAME_TAKEN: NAME_AGAIN_SECONDS,
-    ConditionReason.NOT_APPLIED: RESTORE_AGAIN_SECONDS,
-}
+AGAIN_SECONDS = {ConditionReason.NAME_TAKEN: NAME_AGAIN_SECONDS, ConditionReason.NOT_APPLIED: RESTORE_AGAIN_SECONDS}
 """When a child that was not written is tried again, by the reason."""
 UNPOLLED = frozenset({ConditionReason.SECRET_NOT_ALLOWED, ConditionReason.QUEUE_NOT_ALLOWED})
 """Reasons for which the queue of a resource is not read."""
@@ -61,16 +51,8 @@ CLAIM_AGAIN_SECONDS = 1.0
 """A resource that changed while this release claimed it is read again after this time."""
 PROGRESS_AGAIN_SECONDS = 30.0
 """Interval of checks for a lack of progress, of which there is no event."""
-KUBELET_SECONDS = 60.0
-"""Time in which the kubelet updates the file of a Secret that was written, if its pod has no new annotation."""
 LEFT_OVER_AGAIN_SECONDS = 2.0
 """A Secret of a deleted resource of the same name is looked at again after this time. No watch shows its deletion."""
-WAITING = frozenset({"ContainerCreating", "PodInitializing", "CreateContainerConfigError"})
-SECRETS_AGAIN_SECONDS = 15.0
-"""Interval of checks of the resource's Secrets while a pod cannot start."""
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class Reconciler(Generic[R]):
@@ -101,6 +83,8 @@ class Reconciler(Generic[R]):
         self._releases = releases
         self._status = StatusWriter(resource_type, cluster, cache, poller, releases)
         self._writer = ChildrenWriter(resource_type, cluster, cache, self._status.post)
+        self._replicas = ReplicasWriter(resource_type, cluster, self._status.post)
+        self._secrets = SecretChecks(resource_type, cluster, cache)
         self._memories: dict[Key, ResourceMemory[R]] = {}
 
     async def reconcile(self, key: Key) -> float | None:
@@ -145,17 +129,12 @@ class Reconciler(Generic[R]):
         try:
             resource = self._read(body, memory)
         except InvalidConfig as error:
-            message = "; ".join(error.problems)[:1000]
-            value = ConditionValue("True", ConditionReason.INVALID_SPEC, message)
+            value = ConditionValue("True", ConditionReason.INVALID_SPEC, "; ".join(error.problems)[:1000])
             wait = await self._status.degraded(key, body, value, memory)
             return _first(wait, self.users.keep(key, body, self.context))
         try:
             blocked = await self._blocked(key, body, resource)
-            users = _computed(self._type.redis_users, resource, self.context, ())
-            served = self.users.served(key, body, self.context)
-            wider = _computed(self._type.redis_users, resource, self.context, served)
-            self._note_outdated_users(resource, self._snapshot(key, memory), memory)
-            users, wider = (_keeping_passwords(each, memory.outdated) for each in (users, wider))
+            users, wider = self._users(key, body, resource, memory)
         except Exception:
             self.users.keep(key, body, self.context)
             raise
@@ -176,21 +155,19 @@ class Reconciler(Generic[R]):
 
         Only the users in `users` stay when no pod of an earlier spec works any more.
         """
-        source = _computed(self._type.source, resource, self.context)
-        poll = None
-        if source is not None:
-            poll = self._poller.last(key, source).only_workers_in(self._cache.pods(key))
-        await self._check_secrets_of_waiting_pods(key, resource, memory)
-        first = self._first_replicas(key, body, resource, memory)
+        poll = self._poll(key, resource)
+        await self._secrets.check_while_pods_wait(key, resource, self.context, memory)
+        made = ConditionInput(resource, self._snapshot(key, memory), ChildrenPlan(), None, time.monotonic())
+        first = self._replicas.first(body, made, memory)
         scaling: ScalingStatus | None = None
         if first is None:
-            scaling, unscaled = await self._scale(key, body, resource, poll, memory)
+            scaling, unscaled = await self._replicas.scale(key, body, made, poll, memory)
         else:
             because = "scaling begins with the replicas that are there"
-            unscaled = await self._write_replicas(key, body, resource, replicas=first, because=because)
+            unscaled = await self._replicas.write(key, body, resource, replicas=first, because=because)
             if unscaled is None:
                 return None  # the children stay as they are until the change returns as an event
-            resource = _computed(self._type.read, {**body, "spec": {**body["spec"], "replicas": first}})
+            resource = computed(self._type.read, {**body, "spec": {**body["spec"], "replicas": first}})
         wanted = self._plan(key, resource, poll, memory)
         refused, failed = await self._writer.write(key, resource.metadata, wanted, memory)
         failed = failed or unscaled
@@ -214,11 +191,11 @@ class Reconciler(Generic[R]):
 
     def _unchanged(self, given: ConditionInput[R], memory: ResourceMemory[R]) -> float:
         """Return for how many seconds the children have made no progress; 0 if none is expected."""
-        figures = _computed(self._type.progress, given)
+        figures = computed(self._type.progress, given)
         if figures is None:
             memory.progress = None
         elif memory.progress is None:
-            memory.progress = figures, given.now - _computed(self._type.reported_lack, given)
+            memory.progress = figures, given.now - computed(self._type.reported_lack, given)
         elif memory.progress[0] != figures:
             memory.progress = figures, given.now
         return given.now - memory.progress[1] if memory.progress is not None else 0.0
@@ -248,26 +225,28 @@ class Reconciler(Generic[R]):
 
     async def _blocked(self, key: Key, body: Body, resource: R) -> ConditionValue | None:
         """Return why the children of a resource stay as they are for now; None if nothing holds them back."""
-        refusal = await self._grants.refusal(key.namespace, _computed(self._type.named_secrets, resource))
+        refusal = await self._grants.refusal(key.namespace, computed(self._type.named_secrets, resource))
         others = self._cache.sharing(self._type.queue_of(body))
-        blocked = refusal or _computed(self._type.blocked, resource, self.context, others)
+        blocked = refusal or computed(self._type.blocked, resource, self.context, others)
         if blocked is not None and blocked.reason in UNPOLLED:
             self._poller.forget(key)
         return blocked
 
-    def _note_outdated_users(self, resource: R, snapshot: ClusterSnapshot, memory: ResourceMemory[R]) -> None:
-        """Note whose former password stays valid: the kubelet updates the files of a pod some time after the Secret.
+    def _users(
+        self, key: Key, body: Body, resource: R, memory: ResourceMemory[R]
+    ) -> tuple[tuple[RedisUser, ...], tuple[RedisUser, ...]]:
+        """Return the users that the spec needs, and the same with the rights of pods of an earlier spec."""
+        served = self.users.served(key, body, self.context)
+        found = [computed(self._type.redis_users, resource, self.context, queues) for queues in ((), served)]
+        self._secrets.note_outdated_users(resource, self._snapshot(key, memory), self.context, memory)
+        old = memory.outdated
+        users, wider = (tuple(replace(user, keeps_passwords=user.name in old) for user in each) for each in found)
+        return users, wider
 
-        While the previous key is valid, each user has the previous password anyway.
-        """
-        keys = self.context.user_keys
-        if keys.is_first:
-            memory.outdated = {}
-            return
-        written, now = {secret: marker for secret, (marker, _) in memory.secrets.items()}, time.monotonic()
-        found = _computed(self._type.outdated_users, resource, snapshot, self.context, written)
-        recent = {name: at for name, at in memory.outdated.items() if now - at < KUBELET_SECONDS}
-        memory.outdated = recent | dict.fromkeys(found, -math.inf if keys.previous else now)
+    def _poll(self, key: Key, resource: R) -> PollResult | None:
+        """Return the last poll of the workers of a resource; None if this type has none."""
+        source = computed(self._type.source, resource, self.context)
+        return self._poller.last(key, source).only_workers_in(self._cache.pods(key)) if source is not None else None
 
     def _snapshot(self, key: Key, memory: ResourceMemory[R]) -> ClusterSnapshot:
         children, pods = self._cache.children(key), self._cache.pods(key)
@@ -280,105 +259,22 @@ class Reconciler(Generic[R]):
         An empty plan stays valid until one of its inputs changes. The poll does not affect an empty plan.
         """
         if memory.lost:
-            memory.lost.intersection_update(_computed(self._type.secrets, resource, self.context))
+            memory.lost.intersection_update(computed(self._type.secrets, resource, self.context))
         version = memory.parsed[0] if memory.parsed is not None else ""
         read = version, self._cache.revision(key), self.context
         if memory.settled is not None and memory.settled[0] == read and not memory.lost:
             return memory.settled[1]
-        wanted = _computed(self._type.plan, resource, self._snapshot(key, memory), self.context, poll)
+        wanted = computed(self._type.plan, resource, self._snapshot(key, memory), self.context, poll)
         memory.settled = None if wanted else (read, wanted)
         return wanted
-
-    def _first_replicas(self, key: Key, body: Body, resource: R, memory: ResourceMemory[R]) -> int | None:
-        """Return the replicas with which scaling begins, if the children have more than the spec asks for; else None.
-
-        If `replicas` leaves a file when `scaling` is added, it becomes its default.
-        """
-        scaling = _computed(self._type.scaling, resource)
-        if scaling is None or memory.is_scaling or (body.get("status") or {}).get("scaling") is not None:
-            return None
-        given = ConditionInput(resource, self._snapshot(key, memory), ChildrenPlan(), None, time.monotonic())
-        found = min(_computed(self._type.made_replicas, given), scaling.max_replicas)
-        return found if found > (replicas_of(body) or 0) else None
-
-    async def _scale(
-        self, key: Key, body: Body, resource: R, poll: PollResult | None, memory: ResourceMemory[R]
-    ) -> tuple[ScalingStatus | None, Failure | None]:
-        """Write the replicas that scaling decides on. The change returns as an event.
-
-        Return the decision, and the failure to write it, which does not keep the children from being restored.
-        """
-        scaling = _computed(self._type.scaling, resource)
-        memory.is_scaling = scaling is not None
-        if scaling is None:
-            memory.history, memory.decision = History(), None
-            return None, None
-        replicas = replicas_of(body) or 0
-        given = ConditionInput(resource, self._snapshot(key, memory), ChildrenPlan(), None, time.monotonic())
-        fleet = Fleet(
-            replicas,
-            given.count("readyReplicas"),
-            slots=_computed(self._type.slots, resource),
-            startup_seconds=_computed(self._type.startup_seconds, resource),
-            lacks_node=any(map(lacks_node, given.live)),
-            is_fetching=any(map(fetches, given.live)),
-        )
-        decision = scale(scaling, fleet, poll=poll, now=time.monotonic(), history=memory.history)
-        memory.history = decision.history
-        reported = ScalingStatus(replicas=decision.replicas, because=decision.because[:1024])
-        if poll is not None and poll.is_pending:
-            before = getattr(self._type.read_status(body.get("status") or {}), "scaling", None)
-            reported = before if before is not None and before.replicas == decision.replicas else reported
-        else:
-            reported = memory.reported(reported, time.monotonic())
-        if decision.replicas == replicas:
-            return reported, None
-        wanted, because = decision.replicas, decision.because
-        return reported, await self._write_replicas(key, body, resource, replicas=wanted, because=because)
-
-    async def _write_replicas(
-        self, key: Key, body: Body, resource: R, *, replicas: int, because: str
-    ) -> Failure | None:
-        """Write the replicas of a resource. Return a failure that does not keep the children from being restored."""
-        before = replicas_of(body) or 0
-        try:
-            await self._cluster.scale(key, replicas, version=body["metadata"]["resourceVersion"])
-        except ObjectNotFound:
-            raise
-        except Conflict:
-            return None  # the event of the change leads to another try
-        except (ClusterUnavailable, ClusterRefused) as error:
-            if isinstance(error, ClusterUnavailable) and not error.is_about_one:
-                raise
-            return error
-        log.info("scaled", resource=str(key), replicas=replicas, before=before, because=because)
-        message = f"Scaled from {before} to {counted(replicas, 'replica')}: {because}"
-        self._status.post(resource.metadata, "Scaled", message)
-        return None
 
     async def audit_secrets(self) -> list[Key]:
         """Check the Secrets of every resource. Return the resources to reconcile."""
         found = []
         for key, memory in list(self._memories.items()):
-            if memory.parsed is not None and await self._check_secrets(memory.parsed[1], memory):
+            if memory.parsed is not None and await self._secrets.check(memory.parsed[1], self.context, memory):
                 found.append(key)
         return found
-
-    async def _check_secrets(self, resource: R, memory: ResourceMemory[R]) -> bool:
-        """Find out which Secrets of a resource must be written again. Return whether there are any."""
-        memory.checked = time.monotonic()
-        for secret in self._type.secrets(resource, self.context):
-            found = await self._cluster.metadata(secret)
-            # A former process may have written it. To write it again changes nothing then.
-            if found is None or found["metadata"]["resourceVersion"] != memory.secrets.get(secret, ("", ""))[1]:
-                memory.lost.add(secret)
-        return bool(memory.lost)
-
-    async def _check_secrets_of_waiting_pods(self, key: Key, resource: R, memory: ResourceMemory[R]) -> None:
-        """Check the Secrets without waiting for an audit while a pod cannot start: it may wait for one of them."""
-        is_waiting = any(map(_is_waiting, self._cache.pods(key)))
-        if is_waiting and time.monotonic() - max(memory.checked, memory.since) >= SECRETS_AGAIN_SECONDS:
-            await self._check_secrets(resource, memory)
 
     @property
     def figures(self) -> Mapping[Key, Figures]:
@@ -404,37 +300,10 @@ class Reconciler(Generic[R]):
     def _read(self, body: Body, memory: ResourceMemory[R]) -> R:
         version = body["metadata"]["resourceVersion"]
         if memory.parsed is None or memory.parsed[0] != version:
-            memory.parsed = (version, _computed(self._type.read, whole(body)))
+            memory.parsed = (version, computed(self._type.read, whole(body)))
         return memory.parsed[1]
 
 
 def _first(*waits: float | None) -> float | None:
     """Return the shortest of the times after which to reconcile again; None if each event does."""
     return min((wait for wait in waits if wait is not None), default=None)
-
-
-def _computed(function: Callable[P, T], *arguments: P.args, **more: P.kwargs) -> T:
-    """Call a pure function of the resource type.
-
-    Raises:
-        InvalidConfig: the spec is invalid.
-        Unplannable: the function failed on any other error.
-    """
-    try:
-        return function(*arguments, **more)
-    except InvalidConfig:
-        raise
-    except Exception as error:
-        raise Unplannable(error) from error
-
-
-def _keeping_passwords(users: tuple[RedisUser, ...], names: Container[str]) -> tuple[RedisUser, ...]:
-    return tuple(replace(user, keeps_passwords=user.name in names) for user in users)
-
-
-def _is_waiting(pod: Body) -> bool:
-    """Return whether a container of a pod waits to be created."""
-    status = pod.get("status") or {}
-    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    waiting = ((each.get("state") or {}).get("waiting") or {} for each in containers)
-    return is_live(pod) and any(each.get("reason") in WAITING for each in waiting)

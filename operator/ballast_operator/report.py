@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from ballast_api.conditions import HEALTHY, ConditionReason, ConditionType
-from ballast_api.inference_deployment import Metadata
+from ballast_api.metadata import Metadata
 from ballast_api.status import Condition, ResourceStatus
 from ballast_operator.kinds import Body, Kind
 from ballast_operator.poll_result import PollResult

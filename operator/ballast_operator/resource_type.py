@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Generic, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from ballast_api.conditions import ConditionReason, ConditionType
-from ballast_api.inference_deployment import Metadata, Scaling
+from ballast_api.errors import InvalidConfig
+from ballast_api.metadata import Metadata
+from ballast_api.replicas import Scaling
 from ballast_api.status import Condition, ResourceStatus, ScalingStatus
 from ballast_operator.context import OperatorContext
+from ballast_operator.errors import Unplannable
 from ballast_operator.kinds import DEPLOYMENT, RAY_SERVICE, Body, Key, Kind
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, is_live
 from ballast_operator.poll_result import PollResult, Problem, QueueSource
@@ -32,6 +35,8 @@ class Resource(Protocol):
 
 
 R = TypeVar("R", bound=Resource)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class ConditionValue(NamedTuple):
@@ -182,3 +187,18 @@ class ResourceType(Generic[R]):
     """Return the time in which a new replica becomes ready, if it ever does."""
     slots: Callable[[R], int | None] = lambda _resource: None
     """Return the configured slots of a worker; None if the worker decides."""
+
+
+def computed(function: Callable[P, T], *arguments: P.args, **more: P.kwargs) -> T:
+    """Call a pure function of the resource type.
+
+    Raises:
+        InvalidConfig: the spec is invalid.
+        Unplannable: the function failed on any other error.
+    """
+    try:
+        return function(*arguments, **more)
+    except InvalidConfig:
+        raise
+    except Exception as error:
+        raise Unplannable(error) from error

@@ -28,7 +28,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ballast_api.inference_deployment import Scaling
+from ballast_api.replicas import Scaling
 from ballast_openai.errors import counted
 from ballast_operator.poll_result import FRESH_SECONDS, PollResult
 from ballast_queue.status import WorkerStatus

@@ -123,6 +123,11 @@ class OperatorSettings(BaseModel):
         return listed(self.watch_namespaces)
 
     @property
+    def lease(self) -> str:
+        """The Lease of this release, as `namespace/name`. Other releases know this one by it."""
+        return f"{self.namespace}/{self.lease_name}"
+
+    @property
     def listening_host(self) -> str:
         """The address to listen on."""
         return listening_host(self.host, self.pod_ip)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Generic
 
 from ballast_api.conditions import ConditionReason, ConditionType
-from ballast_api.inference_deployment import Metadata
+from ballast_api.metadata import Metadata
 from ballast_api.status import ResourceStatus, ScalingStatus
 from ballast_log import Log
 from ballast_operator import report
@@ -19,6 +19,7 @@ from ballast_operator.cluster import Cluster
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable, ObjectNotFound, Unplannable
 from ballast_operator.events import event
 from ballast_operator.kinds import Body, Key
+from ballast_operator.metrics import Figures
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.poll_result import PollResult
 from ballast_operator.poller import Poller
@@ -30,20 +31,6 @@ log = Log(__name__)
 
 POLL_WITHIN_SECONDS, HURRY_SECONDS = 5.0, 0.5
 """A resource becomes ready with the figures of its workers, or without them after the first time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """The figures of a resource in the operator's metrics."""
-
-    phase: str
-    desired: int | None
-    """None: the resource has no replicas."""
-    ready: int
-    conditions: tuple[tuple[str, str, str], ...] = ()
-    """Type, status and reason of each."""
-    ray: Mapping[str, bool] = field(default_factory=dict)
-    """Whether each part of its Ray cluster is ready. `Degraded` shows only the first problem of a resource."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import closing, suppress
+from dataclasses import KW_ONLY, dataclass, field
 from math import isfinite
 from typing import Protocol
 
@@ -107,50 +108,32 @@ def _texts(body: Body | None) -> dict[str, str]:
     return {name: base64.b64decode(value).decode(errors="replace") for name, value in data.items()}
 
 
+@dataclass(slots=True)
 class RedisUserSync:
     """Creates and removes users. It belongs to one event loop; Redis is called on threads."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        *,
-        release: str,
-        every_seconds: float,
-        kinds: Sequence[Kind],
-        address: Callable[[], Address | None],
-        wanted: Callable[[], Mapping[Key, Sequence[RedisUser]]],
-        on_hold: Callable[[], AbstractSet[Key]],
-        has_all: Callable[[AbstractSet[Key]], bool],
-        has_pods: Callable[[str], bool],
-        refused: RefusalObserver,
-    ) -> None:
-        """Prepare to run.
-
-        Args:
-            cluster: the client.
-            release: only users of this release are removed.
-            every_seconds: the interval.
-            kinds: the kinds of resources that have users.
-            address: returns the operator's own Redis, or None if there is none.
-            wanted: returns the users of each resource that is known.
-            on_hold: returns the resources among them that may have further users.
-            has_all: returns whether the caches have all these resources. Until then, no user is removed: a grant of a
-                resource that is not known yet would count as revoked.
-            has_pods: returns whether a resource (`namespace/name`) that is gone still has pods, which need its users.
-            refused: is called with whether Redis refuses the operator the creation of users.
-        """
-        self.changed = asyncio.Event()
-        """Set it to create new users at once."""
-        self._cluster = cluster
-        self._prefix = user_prefix(release)
-        self._every = every_seconds
-        self._kinds = tuple(kinds)
-        self._address = address
-        self._wanted = wanted
-        self._on_hold = on_hold
-        self._has_all = has_all
-        self._has_pods = has_pods
-        self._refused = refused
+    cluster: Cluster
+    _: KW_ONLY
+    release: str
+    """Only users of this release are removed."""
+    every_seconds: float
+    kinds: Sequence[Kind]
+    """The kinds of resources that have users."""
+    address: Callable[[], Address | None]
+    """Return the operator's own Redis, or None if there is none."""
+    wanted: Callable[[], Mapping[Key, Sequence[RedisUser]]]
+    """Return the users of each resource that is known."""
+    on_hold: Callable[[], AbstractSet[Key]]
+    """Return the resources among them that may have further users."""
+    has_all: Callable[[AbstractSet[Key]], bool]
+    """Return whether the caches have all these resources. Until then, no user is removed: a grant of a resource that is
+    not known yet would count as revoked."""
+    has_pods: Callable[[str], bool]
+    """Return whether a resource (`namespace/name`) that is gone still has pods, which need its users."""
+    refused: RefusalObserver
+    """Is called with whether Redis refuses the operator the creation of users."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    """Set it to create new users at once."""
 
     async def run(self) -> None:
         """Keep the users until cancelled."""
@@ -158,16 +141,16 @@ class RedisUserSync:
             self.changed.clear()
             await self.keep()
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._every):
+                async with asyncio.timeout(self.every_seconds):
                     await self.changed.wait()
 
     async def keep(self) -> None:
         """Create the missing users, and remove the users of deleted resources. Log a failure: the next call retries."""
-        address = self._address()
+        address = self.address()
         if address is None:
             return
-        wanted = dict(self._wanted())
-        settled = wanted.keys() - self._on_hold()
+        wanted = dict(self.wanted())
+        settled = wanted.keys() - self.on_hold()
         users = [user for of_one in wanted.values() for user in of_one]
         try:
             # A new connection each time. After a switchover, an open one still leads to the former primary, which
@@ -177,14 +160,14 @@ class RedisUserSync:
                 gone = await self._gone(settled, set(known) - {user.name for user in users})
                 await asyncio.to_thread(_remove, connection, gone)
         except CommandForbidden:
-            self._refused(is_refused=True)
+            self.refused(is_refused=True)
         except QueueError as error:
             log.info("users in redis not kept, will retry", error=type(error).__name__)
         except (ClusterUnavailable, ClusterRefused) as error:
             log.warning("users of deleted resources not removed, will retry", error=str(error))
         else:
             if users:
-                self._refused(is_refused=False)
+                self.refused(is_refused=False)
 
     async def _gone(self, settled: AbstractSet[Key], unknown: set[str]) -> dict[str, str]:
         """Return the users to remove, and the resource of each, as `namespace/name`.
@@ -195,24 +178,24 @@ class RedisUserSync:
         """
         if not unknown:
             return {}
-        found = {key for kind in self._kinds for key in await self._cluster.uids(kind, "")}
-        if not self._has_all(found):
+        found = {key for kind in self.kinds for key in await self.cluster.uids(kind, "")}
+        if not self.has_all(found):
             return {}
         reconciled, present = ({f"{key.namespace}/{key.name}" for key in keys} for keys in (settled, found))
-        owners = {name: name.removeprefix(self._prefix).partition(":")[0] for name in unknown}
-        watched = self._cluster.namespaces
+        owners = {name: name.removeprefix(user_prefix(self.release)).partition(":")[0] for name in unknown}
+        watched = self.cluster.namespaces
         return {
             name: owner
             for name, owner in owners.items()
             if (not watched or owner.partition("/")[0] in watched)
-            and (owner in reconciled or (owner not in present and not self._has_pods(owner)))
+            and (owner in reconciled or (owner not in present and not self.has_pods(owner)))
         }
 
     def _put(self, connection: Connection, users: Sequence[RedisUser]) -> list[str]:
         """Create the users, and return the names of all users of this release. Runs on a thread."""
         found = RedisUsers(connection)
         found.put(users)
-        return found.names(self._prefix)
+        return found.names(user_prefix(self.release))
 
 
 def _connect(address: Address) -> Connection:

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from test_rules import alerts, make_resource
 
 from ballast_api import metrics
-from ballast_api.alerts import rule_groups
+from ballast_api.alerts.rule_groups import rule_groups
 from ballast_operator.metrics import Metrics as OperatorMetrics
 
 ROOT = Path(__file__).parents[2]

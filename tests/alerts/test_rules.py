@@ -27,7 +27,7 @@ from scenarios import (
     replicas,
 )
 
-from ballast_api.alerts import rule_groups
+from ballast_api.alerts.rule_groups import rule_groups
 from ballast_api.inference_deployment import InferenceDeployment
 
 ROOT = Path(__file__).parents[2]

@@ -16,17 +16,19 @@ from every_field import BY_OWN_REDIS, BY_SCALING, EVERYTHING, REFUSED, SPEC, cha
 from queue_objects import make_status
 
 from ballast_api import crd
-from ballast_api.inference_deployment import InferenceDeployment, Scaling
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.replicas import Scaling
 from ballast_api.status import ScalingStatus
 from ballast_api.structural import leaves, structural
 from ballast_api.worker_config import WorkerConfig
 from ballast_operator import report
-from ballast_operator.conditions import conditions
+from ballast_operator.conditions.chains import conditions
 from ballast_operator.context import OperatorContext
-from ballast_operator.inference_deployment import plan, status
+from ballast_operator.inference_deployment import plan
 from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.poll_result import PollResult
+from ballast_operator.resource_status import status
 from ballast_operator.resource_type import ConditionInput
 from ballast_operator.scaling import Fleet, History, scale
 from ballast_policy.snapshot import PolicyConfig

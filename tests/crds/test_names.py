@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_api.errors import InvalidConfig
-from ballast_api.inference_deployment import GpuRequest, InferenceDeployment
+from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import API_VERSION, KIND, MOST_NAME_CHARACTERS, label_value, pod_labels, selector
+from ballast_api.replicas import GpuRequest
 
 
 @given(st.text(max_size=300))

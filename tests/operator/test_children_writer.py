@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from ballast_api.inference_deployment import Metadata
+from ballast_api.metadata import Metadata
 from ballast_operator.children_writer import ChildrenWriter
 from ballast_operator.cluster import Cluster
 from ballast_operator.errors import ClusterUnavailable, Forbidden, Invalid

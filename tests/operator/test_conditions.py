@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
@@ -19,13 +21,14 @@ from ballast_api.status import Status
 from ballast_operator import conditions as checks
 from ballast_operator import report
 from ballast_operator.children.config import VERSION
-from ballast_operator.conditions import CHAINS, Given, conditions
+from ballast_operator.conditions.chains import CHAINS, conditions
+from ballast_operator.conditions.given import Given
 from ballast_operator.content import trimmed
-from ballast_operator.inference_deployment import status as build_status
 from ballast_operator.kinds import DEPLOYMENT, POD, Body, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.pod_problem import NOT_SERVED_EXIT, TEMPLATE_HASH
 from ballast_operator.poll_result import FormerQueue, PollResult, Problem
+from ballast_operator.resource_status import status as build_status
 from ballast_operator.resource_type import ConditionInput, ConditionValue
 from ballast_queue.job import RequestCounts
 from ballast_queue.settings import InForce
@@ -515,8 +518,12 @@ def test_every_condition_has_checks_a_healthy_status_and_a_way_to_change() -> No
 
 def test_every_check_is_in_a_chain() -> None:
     signatures = (["Given", "ConditionValue | None"], ["Given", "ConditionValue"])
+    modules = [import_module(f"{checks.__name__}.{found.name}") for found in iter_modules(checks.__path__)]
     written = {
-        name for name, each in vars(checks).items() if list(getattr(each, "__annotations__", {}).values()) in signatures
+        name
+        for module in modules
+        for name, each in vars(module).items()
+        if list(getattr(each, "__annotations__", {}).values()) in signatures
     }
 
     assert written == {check.__name__ for chain in CHAINS.values() for check in chain}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any, cast, get_args
 
 import pytest
 
-from ballast_api.inference_deployment import STARTUP_SECONDS, InferenceDeployment
+from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import child_labels
+from ballast_api.replicas import STARTUP_SECONDS
 from ballast_api.sections import Backend
 from ballast_operator.children.backends import BACKENDS
 from ballast_operator.context import OperatorContext
@@ -37,45 +37,22 @@ class SlowCluster:
         return frozenset({"prometheusrules"})
 
 
-class Bench(Operator):
-    """Shows the context."""
-
-    def __init__(self, cluster: SlowCluster, *, pod_ip: str = "") -> None:
-        settings = OperatorSettings(namespace="ballast", worker_image="worker:1", pod_ip=pod_ip)
-        super().__init__(settings, (RESOURCE_TYPE,), cast(Any, cluster), Metrics(), asyncio.Event())
-
-    @property
-    def context(self) -> OperatorContext:
-        return self._context
-
-    async def read_kinds(self) -> None:
-        await self._read_kinds()
-
-    async def audit(self) -> None:
-        await self._audit()
-
-    @property
-    def reads_kinds_soon(self) -> bool:
-        return self._kinds_changed.is_set()
-
-    def has_all(self, present: AbstractSet[Key]) -> bool:
-        return self._has_all(present)
-
-    def refuse_users(self) -> None:
-        self._note_refusal(is_refused=True)
+def make_operator(cluster: object, *, pod_ip: str = "") -> Operator:
+    settings = OperatorSettings(namespace="ballast", worker_image="worker:1", pod_ip=pod_ip)
+    return Operator(settings, (RESOURCE_TYPE,), cast(Any, cluster), Metrics(), asyncio.Event())
 
 
 def test_what_changes_while_the_kinds_are_read_is_kept() -> None:
     async def read() -> OperatorContext:
         cluster = SlowCluster()
-        bench = Bench(cluster)
-        reading = asyncio.create_task(bench.read_kinds())
+        operator = make_operator(cluster)
+        reading = asyncio.create_task(operator.context.read_kinds())
         await cluster.is_asked.wait()
-        bench.refuse_users()
+        operator.context.note_refusal(is_refused=True)
         cluster.may_answer.set()
         await reading
-        bench.poller.close()
-        return bench.context
+        operator.poller.close()
+        return operator.context.present
 
     context = asyncio.run(read())
 
@@ -102,8 +79,8 @@ class HalfCluster:
 
 def test_an_audit_leaves_out_an_optional_kind_that_cannot_be_listed_and_no_other() -> None:
     cluster = HalfCluster()
-    bench = Bench(cast(Any, cluster))
-    cache = bench.caches[INFERENCE_DEPLOYMENT]
+    operator = make_operator(cluster)
+    cache = operator.resources.caches[INFERENCE_DEPLOYMENT]
     metadata = {"name": "llm", "namespace": "ns", "uid": "u", "resourceVersion": "1", "labels": child_labels("llm")}
     body = {"metadata": metadata, "spec": {}}
     children = [Key(kind, "ns", "llm") for kind in (SERVICE, SERVICE_MONITOR)]
@@ -111,42 +88,42 @@ def test_an_audit_leaves_out_an_optional_kind_that_cannot_be_listed_and_no_other
     async def audit() -> bool:
         for kind in (INFERENCE_DEPLOYMENT, SERVICE, SERVICE_MONITOR):
             cache.put(kind, body)
-        await bench.audit()
+        await operator.audit.compare()
         return not cache.resources
 
     assert asyncio.run(audit())
     assert list(cache.children(Key(INFERENCE_DEPLOYMENT, "ns", "llm"))) == children[1:], "it may exist"
-    assert "RayService" in bench.context.kinds
+    assert "RayService" in operator.context.present.kinds
 
     cluster.forbidden = INFERENCE_DEPLOYMENT
     with pytest.raises(Forbidden):
         asyncio.run(audit())
-    bench.poller.close()
+    operator.poller.close()
 
 
 def test_what_namespaces_have_that_cannot_be_listed_is_unknown() -> None:
     """A user or grant of a resource there must not count as one that is gone."""
-    bench = Bench(SlowCluster())
+    operator = make_operator(SlowCluster())
     found = []
-    for bench.unreadable in ((), ("guest",)):
-        found.append(bench.has_all(frozenset()))
-    bench.poller.close()
+    for operator.watchable.unreadable in ((), ("guest",)):
+        found.append(operator.has_all(frozenset()))
+    operator.poller.close()
 
     assert found == [True, False]
 
 
 def test_a_group_of_kinds_that_is_unavailable_does_not_hide_the_others_and_stays_as_it_was() -> None:
     cluster = HalfCluster()
-    bench = Bench(cast(Any, cluster))
+    operator = make_operator(cluster)
     found = []
     for cluster.available in (("monitoring.coreos.com",), ("ray.io",), ()):
-        asyncio.run(bench.read_kinds())
-        found.append(bench.context.kinds)
-    bench.poller.close()
+        asyncio.run(operator.context.read_kinds())
+        found.append(operator.context.present.kinds)
+    operator.poller.close()
 
     both = frozenset({"RayService", "PrometheusRule"})
     assert found == [frozenset({"PrometheusRule"}), both, both]
-    assert bench.reads_kinds_soon
+    assert operator.context.kinds_changed.is_set()
 
 
 @pytest.mark.parametrize("backend", get_args(Backend))
@@ -177,9 +154,9 @@ def test_the_operator_and_the_dashboard_of_ray_listen_where_kubernetes_and_kuber
             writer.close()
             await writer.wait_closed()
         await web.stop()
-        bench = Bench(SlowCluster(), pod_ip=pod_ip)
-        bench.poller.close()
-        return bench.context
+        operator = make_operator(SlowCluster(), pod_ip=pod_ip)
+        operator.poller.close()
+        return operator.context.present
 
     spec = {"model": {"uri": "file:///m"}, "gpu": {"count": 0}, "runtime": {"ray": {}}}
     resource = InferenceDeployment.read({"metadata": {"name": "llm"}, "spec": spec}, "test")

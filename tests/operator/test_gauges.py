@@ -7,10 +7,9 @@ from typing import Any, cast
 
 from ballast_operator.inference_deployment import RESOURCE_TYPE
 from ballast_operator.kinds import INFERENCE_DEPLOYMENT, Key
-from ballast_operator.metrics import Metrics
+from ballast_operator.metrics import Figures, Metrics
 from ballast_operator.process import Operator
 from ballast_operator.settings import OperatorSettings
-from ballast_operator.status_writer import Figures
 
 
 class Bench(Operator):
@@ -23,7 +22,7 @@ class Bench(Operator):
 
     def show(self, *figures: Figures) -> str:
         """Return the gauges of a resource with these figures, or without a resource."""
-        known = cast(dict[Key, Figures], self._reconcilers[INFERENCE_DEPLOYMENT].figures)
+        known = cast(dict[Key, Figures], self.resources.reconcilers[INFERENCE_DEPLOYMENT].figures)
         known.clear()
         known.update({Key(INFERENCE_DEPLOYMENT, "ns", "llm"): each for each in figures})
         self.refresh()

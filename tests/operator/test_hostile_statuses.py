@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from ballast_operator.children.config import VERSION
 from ballast_operator.context import OperatorContext
-from ballast_operator.inference_deployment import DELETION_COST, RESOURCE_TYPE
+from ballast_operator.deletion_costs import DELETION_COST
+from ballast_operator.inference_deployment import RESOURCE_TYPE
 from ballast_operator.kinds import DEPLOYMENT, Key
 from ballast_operator.plan import ClusterSnapshot
 from ballast_operator.poll_result import PollResult

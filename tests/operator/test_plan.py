@@ -19,8 +19,9 @@ from ballast_api.worker_config import WorkerConfig
 from ballast_operator.children.config import REDIS_HASH, VERSION, config_texts, version_of
 from ballast_operator.children.redis_users import secrets_hash
 from ballast_operator.context import OperatorContext, UserKeys
+from ballast_operator.deletion_costs import DELETION_COST
 from ballast_operator.drift import drift
-from ballast_operator.inference_deployment import DELETION_COST, RESOURCE_TYPE, plan
+from ballast_operator.inference_deployment import RESOURCE_TYPE, plan
 from ballast_operator.kinds import BUDGET, NETWORK_POLICY, SECRET, SERVICE, Body, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, Tolerated, shape
 from ballast_operator.poll_result import PollResult

@@ -13,15 +13,16 @@ from queue_objects import make_status
 
 from ballast_api.conditions import ConditionReason as Reason
 from ballast_api.conditions import ConditionType as Type
-from ballast_api.inference_deployment import UNREADY_SECONDS, InferenceDeployment
+from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import RAY_LABEL, child_labels, router_labels, selector
+from ballast_api.replicas import UNREADY_SECONDS
 from ballast_api.status import Status
 from ballast_api.worker_config import WorkerConfig
 from ballast_operator.children.config import VERSION
 from ballast_operator.children.ray import CLUSTER_LABEL
-from ballast_operator.conditions import conditions
+from ballast_operator.conditions.chains import conditions
 from ballast_operator.context import GcsValkey, OperatorContext
-from ballast_operator.inference_deployment import RESOURCE_TYPE, plan, status
+from ballast_operator.inference_deployment import RESOURCE_TYPE, plan
 from ballast_operator.kinds import (
     BUDGET,
     DEPLOYMENT,
@@ -39,6 +40,7 @@ from ballast_operator.kinds import (
 from ballast_operator.named_secrets import named_secrets
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.poll_result import PollResult, Problem
+from ballast_operator.resource_status import status
 from ballast_operator.resource_type import ConditionInput
 from ballast_queue.status import WorkerStatus
 

@@ -177,14 +177,15 @@ def update_queues(bench: Bench, *, missing: tuple[str, ...] = (), unreadable: tu
     settings = OperatorSettings(namespace="ballast", worker_image="worker:1", watch_namespaces="guest,host")
     operator = Operator(settings, (RESOURCE_TYPE,), cast(Any, bench.cluster), Metrics(), asyncio.Event())
     for body in bench.cache.resources.values():
-        operator.caches[INFERENCE_DEPLOYMENT].put(INFERENCE_DEPLOYMENT, body)
+        operator.resources.caches[INFERENCE_DEPLOYMENT].put(INFERENCE_DEPLOYMENT, body)
     poller = RecordingPoller()
-    operator.streams, operator.poller = cast(Any, SimpleNamespace(missing=missing)), cast(Any, poller)
-    operator.unreadable = unreadable
+    audit = operator.audit
+    audit.streams, audit.poller = cast(Any, SimpleNamespace(missing=missing)), cast(Any, poller)
+    operator.watchable.unreadable = unreadable
 
     async def update() -> None:
-        operator.use(CONTEXT)
-        await operator.update_queues()
+        operator.context.use(CONTEXT)
+        await audit.update_queues()
 
     asyncio.run(update())
     return poller

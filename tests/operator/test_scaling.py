@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from queue_objects import make_status
 
 from ballast_api.conditions import ConditionReason
-from ballast_api.inference_deployment import Scaling
+from ballast_api.replicas import Scaling
 from ballast_operator.kinds import Body
 from ballast_operator.pod_problem import fetches
 from ballast_operator.poll_result import PollResult, Problem

@@ -18,7 +18,7 @@ from queue_objects import make_status
 from reconciled import UNPLANNABLE, make_reconciler
 
 from ballast_api.conditions import ConditionReason, ConditionType
-from ballast_api.inference_deployment import Metadata
+from ballast_api.metadata import Metadata
 from ballast_api.names import INSTANCE_LABEL, NAME_LABEL, RAY_HEAD_LABEL, RAY_LABEL, WORKER
 from ballast_api.status import ClassSlots, Condition, Status
 from ballast_operator import report

@@ -16,7 +16,7 @@ from ballast_api.names import redis_secret, selector
 from ballast_operator.context import UserKeys
 from ballast_operator.errors import ClusterUnavailable
 from ballast_operator.kinds import CONFIG_MAP, DEPLOYMENT, INFERENCE_DEPLOYMENT, POD, SECRET, Key
-from ballast_operator.reconcile import KUBELET_SECONDS
+from ballast_operator.secret_checks import KUBELET_SECONDS
 
 FIRST, SECOND, HOST = "~ballast:{guest/one}:*", "~ballast:{guest/two}:*", "~ballast:{host/h}:*"
 UIDS = itertools.count()

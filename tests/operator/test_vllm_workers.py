@@ -9,7 +9,8 @@ import yaml
 from operated import Cluster, Operator, until
 
 from ballast_api.conditions import ConditionReason
-from ballast_api.inference_deployment import UNREADY_SECONDS, InferenceDeployment
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.replicas import UNREADY_SECONDS
 from ballast_api.worker_config import WorkerConfig
 from ballast_operator.children.backends import BACKENDS
 from ballast_operator.children.config import version_of, worker_config

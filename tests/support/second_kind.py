@@ -14,8 +14,9 @@ import ballast_log
 from ballast_api.base import ApiModel
 from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_api.errors import InvalidConfig
-from ballast_api.inference_deployment import Metadata, Scaling
+from ballast_api.metadata import Metadata
 from ballast_api.names import INSTANCE_LABEL, MANAGED_BY_LABEL, NAME_LABEL, OPERATOR, SPEC_HASH
+from ballast_api.replicas import Scaling
 from ballast_api.status import Condition, ResourceStatus, ScalingStatus
 from ballast_operator.children.manifest import hash_of
 from ballast_operator.context import OperatorContext

@@ -84,7 +84,8 @@ def alerts(
     if file is not None and context is not None:
         raise Usage(f"--context names a cluster, and the resource is in {file}. Omit one of them.")
     # Building the resource's model takes longer than the start of any other command.
-    from ballast_api.alerts import RESERVED_LABELS, rule_groups  # noqa: PLC0415
+    from ballast_api.alerts.rule_groups import rule_groups  # noqa: PLC0415
+    from ballast_api.alerts.series import RESERVED_LABELS  # noqa: PLC0415
     from ballast_cli.manifests import from_cluster, from_file  # noqa: PLC0415
 
     labels = _labels(label or (), RESERVED_LABELS)

@@ -18,8 +18,9 @@ from pathlib import Path
 
 from ballast_api.errors import InvalidConfig
 from ballast_api.hot import with_hot_fields
-from ballast_api.inference_deployment import RAY_UNREADY_SECONDS, UNREADY_SECONDS, InferenceDeployment
+from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import HTTP_PORT, METRICS_PORT, config_map, redis_secret
+from ballast_api.replicas import RAY_UNREADY_SECONDS, UNREADY_SECONDS
 from ballast_api.sections import Adapter, EngineSettings, Model
 from ballast_api.wildcard import ANY
 from ballast_api.worker_config import Runtime, WorkerConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ballast_api.alerts import rule_groups
+from ballast_api.alerts.rule_groups import rule_groups
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import HTTP_PORT_NAME, METRICS_PATH, METRICS_PORT_NAME, selector
 from ballast_operator.children.gcs import options

@@ -13,8 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from ballast_api.connections import Submitter
 from ballast_api.errors import InvalidConfig
-from ballast_api.inference_deployment import InferenceDeployment, Metadata, Submitter
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_api.metadata import Metadata
 from ballast_api.names import COPY_OF, SPEC_HASH, redis_secret
 from ballast_operator.children.config import CA
 from ballast_operator.children.manifest import hash_of, manifest
