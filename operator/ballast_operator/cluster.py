@@ -341,13 +341,13 @@ class Cluster:
             before = self._client
             configuration = await _configuration()
             configuration.connection_pool_maxsize = MOST_CONNECTIONS
-            self._client = Client(configuration)
+            self._client = ListingClient(configuration)
             self._client.user_agent = FIELD_MANAGER
             if before is not None:
                 await before.close()
 
 
-class Client(ApiClient):  # type: ignore[misc]
+class ListingClient(ApiClient):  # type: ignore[misc]
     """Decodes the objects of a list of names one after another: their labels may take much memory."""
 
     def deserialize(self, response: Any, response_type: str) -> Any:

@@ -29,7 +29,7 @@ LEFT_OUT = "leftOut"
 """The key under which an object names the parts that were left out since it is too large. It names none if it is not
 too large, and belongs to no resource."""
 MOST_OWNERS, MOST_CHARACTERS = 8, 512
-SPARE_BYTES = 16 * 2**10
+MARGIN_BYTES = 16 * 2**10
 """A shortened object stays this much below its limit, so that it is not shortened again."""
 IDENTITY = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
 LABELS = (MANAGED_BY_LABEL, NAME_LABEL, INSTANCE_LABEL, RAY_HEAD_LABEL)
@@ -145,7 +145,7 @@ def _shortened(body: Body, most: int) -> Body:
     """
     kept: Body = {name: body[name] for name in ("apiVersion", "kind") if name in body}
     kept |= {"metadata": _identity(body["metadata"]), "spec": {}, LEFT_OUT: []}
-    total = weight(kept, most) + SPARE_BYTES
+    total = weight(kept, most) + MARGIN_BYTES
     found = body.get("spec")
     spec: Body = found if isinstance(found, dict) else {}
     weights = {name: weight(section, most) for name, section in spec.items()}

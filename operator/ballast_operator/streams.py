@@ -103,7 +103,7 @@ class Streams:
 
         watching.continuous_watch = watch
         aiotoggles.ToggleSet = _Toggles  # type: ignore[misc]
-        fetching.api = SimpleNamespace(get=self._page)  # type: ignore[attr-defined]
+        fetching.api = SimpleNamespace(get=self._page)  # type: ignore[assignment, attr-defined]
 
     async def _page(self, url: str, **more: Any) -> Body:
         """Request a page of a list, and trim its objects."""
