@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from ballast_api.conditions import ConditionReason
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.sections import MOST_CHARACTERS, is_model_name
 from ballast_operator.children.redis_users import has_malformed_url
 from ballast_operator.context import OperatorContext
-from ballast_operator.kinds import RAY_SERVICE, Body
+from ballast_operator.kinds import RAY_SERVICE
 from ballast_operator.queue_rules import queue_conflict, queue_refusal
 from ballast_operator.resource_type import ConditionValue, on_hold
+from ballast_operator.sharing import Sharing
 from ballast_queue.address import FORMS
 
 
-def blocked(resource: InferenceDeployment, context: OperatorContext, others: Iterable[Body]) -> ConditionValue | None:
+def blocked(resource: InferenceDeployment, context: OperatorContext, others: Sharing) -> ConditionValue | None:
     """Return the first reason for which the children of a resource must not change."""
     return (
         _has_no_name(resource)

@@ -14,6 +14,7 @@ from ballast_api.names import INSTANCE_LABEL, NAME_LABEL, RAY_HEAD_LABEL
 from ballast_operator.content import is_too_large, is_whole, metadata_of, trimmed
 from ballast_operator.kinds import POD, Body, Key, Kind, key_of
 from ballast_operator.plan import is_owned
+from ballast_operator.sharing import Sharing
 
 
 class Cache:
@@ -33,6 +34,8 @@ class Cache:
         self._queue_of = queue_of
         self._queues: dict[str, dict[Key, Body]] = defaultdict(dict)
         """The resources by the name of their queue."""
+        self._sharing: dict[str, Sharing] = {}
+        """The same, for the queues that did not change since they were asked for."""
         self._children: dict[Key, dict[Key, Body]] = defaultdict(dict)
         self._pods: dict[Key, dict[Key, Body]] = defaultdict(dict)
         self._heads: dict[Key, dict[Key, Body]] = defaultdict(dict)
@@ -97,9 +100,14 @@ class Cache:
         partial = [child for child, body in found.items() if not is_whole(body) and not is_too_large(body)]
         return [child for child in partial if is_owned(found[child], uid)]
 
-    def sharing(self, queue: str | None) -> tuple[Body, ...]:
+    def sharing(self, queue: str | None) -> Sharing:
         """Return the resources whose queue has this name, in whichever Redis."""
-        return tuple(self._queues.get(queue, {}).values()) if queue else ()
+        if queue is None or queue not in self._queues:
+            return Sharing()
+        found = self._sharing.get(queue)
+        if found is None:
+            found = self._sharing[queue] = Sharing(self._queues[queue].values())
+        return found
 
     def children(self, key: Key) -> Mapping[Key, Body]:
         """Return the children of a resource."""
@@ -142,12 +150,14 @@ class Cache:
         """Store a resource, or remove it."""
         former = self.resources.pop(key, None)
         if former is not None and (queue := self._queue_of(former)):
+            self._sharing.pop(queue, None)
             self._queues[queue].pop(key, None)
             if not self._queues[queue]:
                 del self._queues[queue]
         if body is not None:
             self.resources[key] = body
             if queue := self._queue_of(body):
+                self._sharing.pop(queue, None)
                 self._queues[queue][key] = body
 
     def _known(self, key: Key) -> Body | None:

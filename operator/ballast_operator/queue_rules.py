@@ -6,7 +6,6 @@ that the grant needs no rights beyond those on the resource itself, and ends wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from ballast_api.conditions import ConditionReason
@@ -16,14 +15,18 @@ from ballast_operator.children.config import redis_of
 from ballast_operator.context import OperatorContext
 from ballast_operator.kinds import Body
 from ballast_operator.resource_type import ConditionValue, on_hold
+from ballast_operator.sharing import Sharing
 
 
-def queue_refusal(queue: str, mine: str, *, context: OperatorContext, others: Iterable[Body]) -> ConditionValue | None:
-    """Return why a resource of namespace `mine` may not use a queue, as the value of `Degraded`; None if it may."""
+def queue_refusal(queue: str, mine: str, *, context: OperatorContext, others: Sharing) -> ConditionValue | None:
+    """Return why a resource of namespace `mine` may not use a queue, as the value of `Degraded`; None if it may.
+
+    `others` are the resources of this queue.
+    """
     owner = queue.partition("/")[0] if "/" in queue else ""
     if owner == mine or any(fnmatchcase(queue, pattern) for pattern in context.shared_queues):
         return None
-    if owner and any(_grants(body, queue, owner, mine) for body in others):
+    if owner and (owner, mine) in others.grants:
         return None
     if owner:
         remedy = (
@@ -36,17 +39,7 @@ def queue_refusal(queue: str, mine: str, *, context: OperatorContext, others: It
     return on_hold(ConditionReason.QUEUE_NOT_ALLOWED, message)
 
 
-def _grants(body: Body, queue: str, owner: str, to: str) -> bool:
-    """Return whether a resource serves a queue of its own namespace, and grants it to another namespace."""
-    about, spec = body["metadata"], body.get("spec") or {}
-    if about["namespace"] != owner or about.get("deletionTimestamp"):
-        return False
-    return _queue_of(about, spec)[0] == queue and to in ((spec.get("queueAccess") or {}).get("namespaces") or ())
-
-
-def queue_conflict(
-    resource: InferenceDeployment, context: OperatorContext, others: Iterable[Body]
-) -> ConditionValue | None:
+def queue_conflict(resource: InferenceDeployment, context: OperatorContext, others: Sharing) -> ConditionValue | None:
     """Return the conflict with an older resource that serves another model from the same queue.
 
     A queue accepts the models of one resource, so the jobs of the other one would be refused. A resource that may not
@@ -76,7 +69,7 @@ def queue_conflict(
     return None
 
 
-def _is_refused(about: Body, queue: str, context: OperatorContext, others: Iterable[Body]) -> bool:
+def _is_refused(about: Body, queue: str, context: OperatorContext, others: Sharing) -> bool:
     return queue_refusal(queue, about["namespace"], context=context, others=others) is not None
 
 

@@ -20,6 +20,7 @@ from ballast_operator.kinds import DEPLOYMENT, RAY_SERVICE, Body, Key, Kind
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, is_live
 from ballast_operator.poll_result import PollResult, Problem, QueueSource
 from ballast_operator.ray_status import as_deployment
+from ballast_operator.sharing import Sharing
 from ballast_queue.rights import RedisUser
 
 MOST_CHARACTERS = 1000
@@ -140,7 +141,7 @@ class ResourceType(Generic[R]):
     conditions: Callable[[ConditionInput[R]], Mapping[ConditionType, ConditionValue]]
     status: Callable[[ConditionInput[R], tuple[Condition, ...], ScalingStatus | None], ResourceStatus]
     """Build the status to report from its conditions and the last scaling decision."""
-    blocked: Callable[[R, OperatorContext, Iterable[Body]], ConditionValue | None] = lambda *_: None
+    blocked: Callable[[R, OperatorContext, Sharing], ConditionValue | None] = lambda *_: None
     """Return why the resource must stay unchanged for now, as the value of `Degraded`. The third argument are the
     resources of this type whose queue has the same name."""
     redis_users: Callable[[R, OperatorContext, Sequence[str]], tuple[RedisUser, ...]] = lambda *_: ()

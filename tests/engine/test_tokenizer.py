@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from ballast_engine.detokenizer import Detokenizer
 from ballast_engine.errors import InvalidChat, InvalidCheckpoint
 from ballast_engine.tokenizer import Tokenizer
+from ballast_openai.chat_limits import joined
 
 TEXTS = ["", "Hello world", " a  b\n\nc\t", "naïve café 你好 🙂👩‍👩‍👧", "<s>x</s>", "x" * 50]
 SPECIAL = ["<unk>", "<s>", "</s>"]
@@ -382,6 +384,28 @@ def test_a_template_gets_further_arguments_and_keeps_the_messages(tmp_path: Path
     options = {"thinks": True, "messages": []}
 
     assert tokenizer.decode(tokens_of(tokenizer, TOOL_CHAT[:1], options)) == "Weather? hm"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ m.content + word }}{% endfor %}",
+        "{% macro all() %}{% for m in messages %}{{ word }}{% endfor %}{% endmacro %}{{ all() }}",
+        "{% set text %}{% for m in messages %}{{ word }}{% endfor %}{% endset %}{{ text|length }}",
+    ],
+    ids=["in each message", "in a macro", "in a block"],
+)
+def test_a_template_that_repeats_an_argument_ends_when_its_text_is_too_long(tmp_path: Path, template: str) -> None:
+    tokenizer = Tokenizer(save(tmp_path, byte_level(), chat_template=template), joined)
+    chat = [{"role": "user", "content": ""}] * 2000
+    tokenizer.render_chat(chat[:1], {"word": "x"})
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidChat, match="more than 8388608 characters"):
+            tokenizer.render_chat(chat, {"word": "x" * 100_000})
+        assert tracemalloc.get_traced_memory()[1] < 40_000_000, "the whole text has 200 MB"
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_template_that_is_no_jinja_is_a_broken_checkpoint(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
+from chart import CHART
 
-CHART = Path(__file__).parents[2] / "helm" / "ballast"
 KUBERNETES = "1.35.0"
 """Without a cluster, an older Helm assumes a version that is too old for the chart."""
 

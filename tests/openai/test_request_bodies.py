@@ -208,6 +208,13 @@ WRONG = {
         "chat_template_kwargs",
         "found 'messages', expected arguments of the model's template",
     ),
+    "a long token of the tokenizer": (
+        CHAT,
+        {"chat_template_kwargs": {"eos_token": "x" * 65}},
+        "chat_template_kwargs.eos_token",
+        "expected at most 64 characters",
+    ),
+    "too many messages": (CHAT, {"messages": SAY_HI * 4097}, "messages", "found 4097 messages, expected at most 4096"),
     "a refusal that a message cannot have": (
         CHAT,
         {"messages": [{"role": "assistant", "content": "x", "refusal": "no"}]},

@@ -99,6 +99,29 @@ def test_only_the_resources_of_a_queue_are_looked_at_for_it() -> None:
     assert cache.sharing("ns/shared") == cache.sharing(None) == ()
 
 
+def test_the_grants_of_a_queue_are_collected_once_for_each_change_of_its_resources() -> None:
+    cache = Cache(KIND, RESOURCE_TYPE.label, queue_of=RESOURCE_TYPE.queue_of)
+
+    def put(name: str, version: int, *namespaces: str) -> None:
+        spec = {"offline": {"queue": "ns/shared"}, "queueAccess": {"namespaces": namespaces}}
+        cache.put(KIND, make_body(name, version) | {"spec": spec})
+
+    put("a", 1, "x", "y")
+    put("b", 2)
+    before = cache.sharing("ns/shared")
+    again = cache.sharing("ns/shared")
+    put("b", 3, "z")
+    after = cache.sharing("ns/shared")
+    cache.drop(KIND, make_body("a", 9))
+
+    assert before is again
+    assert [{to for _, to in found.grants} for found in (before, after, cache.sharing("ns/shared"))] == [
+        {"x", "y"},
+        {"x", "y", "z"},
+        {"z"},
+    ]
+
+
 def test_the_head_of_a_ray_cluster_is_no_worker_pod() -> None:
     cache, owner = Cache(KIND, RESOURCE_TYPE.label), Key(KIND, "ns", "llm")
     head, worker = make_body("head", 10), make_body("worker", 10)

@@ -25,7 +25,7 @@ from ballast_operator.children.config import Redis, own_redis
 from ballast_operator.kinds import INFERENCE_DEPLOYMENT, Key
 from ballast_operator.poll_result import PollResult, QueueSource
 from ballast_operator.poller import Poller
-from ballast_queue.connection import REVISION, SOURCE
+from ballast_queue.function_library import REVISION, SOURCE
 from ballast_queue.keys import Keys
 from ballast_queue.redis_store import Queue
 from ballast_queue.rights import worker_rules

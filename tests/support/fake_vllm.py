@@ -80,7 +80,12 @@ class FakeEngine:
         )
         self.engine_core = SimpleNamespace(add_request_async=self._add, call_utility_async=self._call)
         self.renderer = SimpleNamespace(
-            _process_mm_uuids=None, _executor=SimpleNamespace(submit=None), _mm_executor=SimpleNamespace(submit=None)
+            tokenizer=None,
+            render_messages=None,
+            render_messages_async=None,
+            _process_mm_uuids=None,
+            _executor=SimpleNamespace(submit=None),
+            _mm_executor=SimpleNamespace(submit=None),
         )
         self.input_processor = SimpleNamespace(structured_outputs_config=None)
         self.answers: dict[str, Answer] = {}

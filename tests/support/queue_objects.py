@@ -10,6 +10,7 @@ from typing import Any
 import redis
 from waiting import until
 
+from ballast_queue.job import Job
 from ballast_queue.redis_store import Queue
 from ballast_queue.status import ClassLoad, ReservationStatus, SloStatus, WorkerStatus
 
@@ -18,6 +19,17 @@ def make_line(index: int, **body: Any) -> str:
     """Return a line of a job for the small model: eight greedy tokens by default."""
     body = {"model": "tiny", "prompt": f"Item {index} returns", "max_tokens": 8, "temperature": 0} | body
     return json.dumps({"custom_id": f"item-{index}", "method": "POST", "url": "/v1/completions", "body": body})
+
+
+def make_chat(custom_id: str, messages: list[dict[str, Any]], **body: Any) -> str:
+    """Return a line with a chat for the small model: two tokens by default."""
+    body = {"model": "tiny", "messages": messages, "max_tokens": 2} | body
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body})
+
+
+def wait_for(queue: Queue, job_id: str, eventually: Callable[[Callable[[], Any], str], Any]) -> Job:
+    """Return a job when it is over."""
+    return eventually(lambda: (job := queue.jobs.get(job_id)).state.is_over and job, f"job {job_id} to be over")
 
 
 def submit(queue: Queue, line: Callable[[str], bytes], n: int = 3, **options: Any) -> str:

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import AutoTokenizer
 from vllm.config import ModelConfig
+from vllm.exceptions import VLLMValidationError
 from vllm.renderers.chat_utils import parse_chat_messages
 from vllm.renderers.hf import resolve_chat_template_content_format, safe_apply_chat_template
 
 from ballast_engine.chat import ChatTemplate
 from ballast_openai.body import CHAT_URL, ChatBody, parse_body
+from ballast_vllm.internals import limit_templates
 
 PARTS = "{% for p in m.content %}[{{ p.text }}]{% endfor %}"
 TEMPLATES = {
@@ -68,6 +71,21 @@ def rendered_by_vllm(tiny_model: Path) -> Callable[[str, list[dict[str, Any]]], 
         )
 
     return render
+
+
+def test_a_template_of_vllm_writes_no_more_than_a_limit(
+    rendered_by_vllm: Callable[[str, list[dict[str, Any]]], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit holds for a template that was compiled before, and stops it before it has read all messages."""
+    template = "{% for m in messages %}{{ m.content }}{{ m.role }};{% if m.content == 'bad' %}{{ 1 // 0 }}{% endif %}"
+    chat = [says("user", "a" * 1000)] * 200
+    whole = rendered_by_vllm(template + "{% endfor %}", chat)
+    monkeypatch.setattr(ImmutableSandboxedEnvironment, "concat", ImmutableSandboxedEnvironment.concat)
+    limit_templates(len(whole))
+
+    assert rendered_by_vllm(template + "{% endfor %}", chat) == whole
+    with pytest.raises(VLLMValidationError, match=f"more than {len(whole)} characters"):
+        rendered_by_vllm(template + "{% endfor %}", [*chat, says("user", "b"), says("user", "bad")])
 
 
 PAIRS = [(chat, template) for chat in CHATS for template in TEMPLATES]

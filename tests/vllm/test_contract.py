@@ -239,6 +239,17 @@ def test_structured_output_is_checked_in_one_place_that_ballast_replaces():
     assert source.parameters("GuidanceGrammar", "accept_tokens") == ["self", "request_id", "tokens"]
 
 
+def test_all_chats_pass_the_two_methods_that_ballast_replaces():
+    renderer = source.class_of("BaseRenderer")
+    code = ast.unparse(renderer)
+
+    for name in ("render_messages", "render_messages_async"):
+        assert source.parameters("BaseRenderer", name) == ["self", "messages", "params"]
+        assert f"self.{name}(conversation, chat_params)" in code
+    for file in sorted((source.root() / "entrypoints").rglob("*.py")):
+        assert "renderer.render_messages(" not in file.read_text(), file
+
+
 def test_the_tables_of_a_step_have_the_sizes_that_no_request_exceeds():
     """vLLM raises an exception in EngineCore for more."""
     code = (source.root() / "v1/worker/gpu/sample/logit_bias.py").read_text()

@@ -14,8 +14,8 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
-from ballast_vllm.driver import TIGHT
 from ballast_vllm.internals import PlannedBatch
+from ballast_vllm.private_blocks import TIGHT
 from ballast_vllm.scheduler import BallastScheduler
 
 LAYER = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,10 +17,13 @@ from typing import Any
 
 import httpx
 import pytest
+import redis
 import uvloop
 from waiting import until
 
 from ballast_api.worker_config import WorkerConfig
+from ballast_engine.build import build_engine
+from ballast_queue.redis_store import Queue
 from ballast_worker.app import create_app, load
 from ballast_worker.http_server import HttpServer
 from ballast_worker.preflight import listen
@@ -32,6 +36,32 @@ PATIENCE = 60.0
 def _eventually(is_true: Callable[[], Any], what: str) -> Any:
     """Look until it is true, for what other threads and processes do."""
     return until(is_true, seconds=PATIENCE, said=what, pause=0.005)
+
+
+@pytest.fixture
+def variables(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Set variables of the environment, for a server of vLLM. No others are Ballast's."""
+    for name in [name for name in os.environ if name.startswith("BALLAST_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("BALLAST_OFFLINE_LEASE_SECONDS", "5")
+    return monkeypatch.setenv
+
+
+@pytest.fixture
+def config_file(variables: Callable[[str, str], None], tmp_path: Path) -> Path:
+    """The configuration file of a server of vLLM, which it follows."""
+    variables("BALLAST_CONFIG", str(tmp_path / "worker.yaml"))
+    return tmp_path / "worker.yaml"
+
+
+@pytest.fixture
+def vllm_queue(variables: Callable[[str, str], None], valkey: Any, queue_name: str) -> Iterator[Queue]:
+    """The queue of a server of vLLM."""
+    variables("BALLAST_RUNTIME_REDIS_URL", valkey.url)
+    variables("BALLAST_OFFLINE_QUEUE", queue_name)
+    queue = Queue.connect(valkey.url, queue_name)
+    yield queue
+    queue.close()
 
 
 @pytest.fixture(scope="session")
@@ -128,6 +158,35 @@ def serving(make_config: Callable[..., WorkerConfig]) -> Iterator[Serving]:
 def serve() -> Callable[..., AbstractContextManager[Serving]]:
     """`with serve(config) as serving:` for tests that need a worker of their own."""
     return _serve
+
+
+@pytest.fixture
+def fed(
+    serve: Callable[..., AbstractContextManager[Serving]],
+    make_config: Callable[..., WorkerConfig],
+    valkey: Any,
+    queue_name: str,
+) -> Callable[..., AbstractContextManager[Serving]]:
+    """A worker that serves the test's queue, with a lease of a second."""
+
+    def start(build: Any = build_engine, path: Path | None = None, **changes: Any) -> AbstractContextManager[Serving]:
+        config = {
+            "offline": {"queue": queue_name, "leaseSeconds": 1},
+            "runtime": {"redisUrl": valkey.url, "workerId": "w1"},
+        }
+        made = make_config(**merge(config, changes))
+        if path is not None:
+            path.write_text(made.dump())
+        return serve(made, path, build=build)
+
+    return start
+
+
+@pytest.fixture
+def desk(valkey: Any) -> Iterator[redis.Redis]:
+    """Redis behind the queue."""
+    with redis.Redis.from_url(valkey.url) as raw:
+        yield raw
 
 
 @dataclass

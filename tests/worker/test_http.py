@@ -122,6 +122,23 @@ def test_a_rendered_chat_that_is_not_unicode_is_a_400(http) -> None:
     assert usual.json()["usage"]["prompt_tokens"] == without.json()["usage"]["prompt_tokens"] + 1
 
 
+def test_template_arguments_and_tool_calls_with_too_many_levels_are_a_400(http) -> None:
+    """Some templates write them with indents: 30 KB would become megabytes."""
+    nested: object = [0] * 15_000
+    for _ in range(180):
+        nested = [nested]
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": nested})}}
+    chats = (
+        {"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"custom_tools": nested}},
+        {"messages": [{"role": "assistant", "tool_calls": [call]}]},
+    )
+    for chat in chats:
+        refused = http.post("/v1/chat/completions", json={"model": "tiny", "max_tokens": 1} | chat)
+
+        assert refused.status_code == 400
+        assert "found more than 1000000 levels of JSON" in error_of(refused)["message"]
+
+
 def test_an_unknown_path_lists_those_that_are_there(http) -> None:
     response = http.post("/v1/nowhere", json={})
 

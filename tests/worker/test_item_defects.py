@@ -113,7 +113,7 @@ def test_a_defect_fails_one_attempt_of_one_item(feeding, queue, eventually, capl
     with feeding(change) as feeder:
         results = _run(queue, eventually)
         eventually(lambda: not feeder.num_held, "the feeder to hold no item")
-        failures, is_up = feeder.failures, feeder.is_up
+        failures, is_up = feeder.tasks.failures, feeder.is_up
 
     assert [result.status_code for result in results.values()] == [200] * 4
     assert attempts == [1, 2, 3]
@@ -426,7 +426,7 @@ def test_an_item_whose_chat_is_not_unicode_is_refused_like_its_http_request(
     with serve(config) as serving:
         job_id = queue.submissions.submit(lines).job_id
         eventually(lambda: queue.jobs.get(job_id).state.is_over, "the job to be over")
-        failures = serving.worker.feeder.failures
+        failures = serving.worker.feeder.tasks.failures
     results = {result.custom_id: result for result in queue.results.read(job_id)}
 
     assert {name: result.status_code for name, result in results.items()} == {"wrong": 400, "usual": 200, "other": 200}

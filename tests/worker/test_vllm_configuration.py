@@ -1,13 +1,17 @@
-"""The configuration of Ballast inside vLLM, which needs no vLLM to be read."""
+"""The configuration of Ballast inside vLLM, which needs no vLLM to be read, and when it is in force."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from served_vllm import running, wait_until
 
 from ballast_api.errors import InvalidConfig
 from ballast_vllm.configuration import ignored, load, parse
+from ballast_worker.http_connection import Connections, HttpLimits
+
+pytestmark = pytest.mark.anyio
 
 FILE = """
 slo: {ttftMilliseconds: 300}
@@ -70,3 +74,87 @@ def test_fields_that_vllm_decides_are_named():
 
     assert ignored(parse(text, "file", {})) == ["model", "engine.threads", "runtime.port"]
     assert ignored(parse(FILE, "file", {})) == []
+
+
+@pytest.mark.parametrize(("asked", "slots"), [("1", 1), ("100", 2)])
+async def test_the_policy_of_the_configuration_is_in_force_from_the_start(variables, asked, slots):
+    variables("BALLAST_SLOTS", asked)
+    variables("BALLAST_SLO_TTFT_MILLISECONDS", "250")
+    async with running() as found:
+        (message,) = found.engine.configured
+
+    assert (message["slots"], message["ttft"]) == (slots, 0.25)
+
+
+async def test_a_configuration_is_in_force_only_when_enginecore_took_it_and_is_tried_again(vllm_queue, config_file):
+    config_file.write_text("runtime: {generation: 1}")
+    async with running() as found:
+        await wait_until(lambda: vllm_queue.settings.read().generation == 1)
+        core, calls = found.engine.engine_core, []
+        call, first = core.call_utility_async, found.server.policy
+
+        async def failing(method, argument):
+            if method == "ballast_configure":
+                calls.append(argument)
+                raise TimeoutError
+            return await call(method, argument)
+
+        core.call_utility_async = failing
+        config_file.write_text("runtime: {generation: 2}\nslo: {ttftMilliseconds: 250}")
+        await wait_until(lambda: len(calls) > 1)
+        failed = found.server.status().generation, vllm_queue.settings.read().generation, found.server.policy == first
+        core.call_utility_async = call
+        await wait_until(lambda: found.server.status().generation == 2)
+        await wait_until(lambda: vllm_queue.settings.read().generation == 2)
+
+        assert (failed, found.engine.configured[-1]["ttft"], found.server.policy.ttft) == ((1, 1, True), 0.25, 0.25)
+
+
+async def test_the_latency_of_a_model_that_returns_vectors_changes_while_it_serves(config_file):
+    config_file.write_text("slo: {latencyMilliseconds: 30}")
+    async with running(model_config={"runner_type": "pooling"}) as found:
+        config_file.write_text("slo: {latencyMilliseconds: 20}")
+        await wait_until(lambda: len(found.engine.configured) > 1)
+
+        assert [(message["ttft"], message["tpot"]) for message in found.engine.configured] == [
+            (0.03, None),
+            (0.02, None),
+        ]
+
+
+async def test_a_model_that_generates_keeps_its_slo_when_a_latency_is_set(config_file):
+    config_file.write_text("slo: {ttftMilliseconds: 250}")
+    async with running(model_config={"runner_type": "generate"}) as found:
+        config_file.write_text("slo: {latencyMilliseconds: 20}")
+        await wait_until(lambda: b"ballast_config_invalid 1.0" in found.server.metrics.render())
+        slo, num_configured = found.server.config.slo.milliseconds, len(found.engine.configured)
+
+    assert slo["ttft"] == 250
+    assert num_configured == 1
+
+
+async def test_the_price_of_a_worker_is_that_of_all_its_gpus(variables):
+    variables("BALLAST_COST_DOLLARS_PER_GPU_HOUR", "2.5")
+    async with running() as found:
+        assert found.server.dollars_per_hour == 5
+
+
+async def test_a_raised_limit_of_bodies_raises_their_memory(config_file):
+    config_file.write_text("limits: {maxBodyKibibytes: 1024}")
+    async with running() as found:
+        before = found.server.bodies.limit
+        config_file.write_text("limits: {maxBodyKibibytes: 204800}")
+        await wait_until(lambda: found.server.config.limits.max_body_kibibytes == 204800)
+
+        assert (before, found.server.bodies.limit) == (256 * 1024 * 1024, 800 * 1024 * 1024)
+
+
+async def test_a_raised_limit_of_waiting_requests_raises_that_of_connections(config_file):
+    config_file.write_text("limits: {maxQueuedRequests: 1}")
+    async with running() as found:
+        connections = found.app.state.connections = Connections(HttpLimits())
+        slots = found.server.policy.slots
+        config_file.write_text("limits: {maxQueuedRequests: 101}")
+        await wait_until(lambda: found.server.config.limits.max_queued_requests == 101)
+
+        assert connections.limits.connections - HttpLimits.beside(slots).connections == 404

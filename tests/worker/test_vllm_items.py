@@ -24,7 +24,9 @@ from ballast_queue.leases import json_of
 from ballast_vllm.calls import CALL, Call, EngineRequest
 from ballast_vllm.counters import Counters
 from ballast_vllm.engine_client import EngineTap
-from ballast_vllm.items import HttpItem, HttpItemLoop, HttpReader, VllmEngine
+from ballast_vllm.engine_view import VllmEngine
+from ballast_vllm.item_loop import HttpItemLoop
+from ballast_vllm.items import HttpItem, HttpReader
 from ballast_vllm.media import Media, MediaPlaces
 from ballast_vllm.online_first import MOST_SECONDS, OnlineFirst
 from ballast_vllm.served_app import item_scope

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ballast_sim.planner.fleet import FleetPlan
+    from ballast_sim.planner.fleet_plan import FleetPlan
     from ballast_sim.planner.forecast import GrowthPlan
 
 

@@ -13,7 +13,7 @@ from ballast_cli.console import print_table
 if TYPE_CHECKING:
     from ballast_sim.planner.alternatives import Alternative, Chunk
     from ballast_sim.planner.batch_ceiling import BatchCeiling
-    from ballast_sim.planner.fleet import FleetPlan
+    from ballast_sim.planner.fleet_plan import FleetPlan
     from ballast_sim.planner.forecast import GrowthPlan, Month
     from ballast_sim.planner.inputs import PlanInputs
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -15,6 +15,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ballast_engine.errors import InvalidChat, InvalidCheckpoint
+
+Join = Callable[[Iterable[str]], str]
 
 
 class _Generation(Extension):
@@ -54,8 +56,8 @@ def _conversation_with_a_call(no_content: str | None) -> list[dict[str, Any]]:
 class ChatTemplate:
     """A compiled template. Several threads may render it."""
 
-    def __init__(self, source: str, origin: str, special_tokens: Mapping[str, str]) -> None:
-        """Compile a template.
+    def __init__(self, source: str, origin: str, special_tokens: Mapping[str, str], join: Join = "".join) -> None:
+        """Compile a template. `join` makes one text of the parts that it writes, and may raise an error for too many.
 
         Raises:
             InvalidCheckpoint: the source is no Jinja template.
@@ -64,6 +66,7 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
+        environment.concat = join  # type: ignore[method-assign]
         environment.globals.update(special_tokens, raise_exception=_raise_exception, strftime_now=_strftime_now)
         self._has_developer = "'developer'" in source or '"developer"' in source
         try:
@@ -97,9 +100,8 @@ class ChatTemplate:
             return self._tools.no_content if message.get("tool_calls") else ""
         # As in vLLM, the result of a tool is a string for each template.
         are_parts = message["role"] != "tool" and self._reads_parts
-        if are_parts and (isinstance(content, list) or not self._reads_strings):
-            return _parts(content)
-        return _joined(content)
+        wants_list = are_parts and (isinstance(content, list) or not self._reads_strings)
+        return _parts(content) if wants_list else _joined(content)
 
     @cached_property
     def _reads_parts(self) -> bool:
@@ -134,10 +136,9 @@ class ChatTemplate:
             return ""
 
     def _render(self, conversation: list[dict[str, Any]], options: Mapping[str, object]) -> str:
+        given = {**options, "messages": conversation, "add_generation_prompt": True, "tools": None, "documents": None}
         try:
-            return self._template.render(
-                options, messages=conversation, add_generation_prompt=True, tools=None, documents=None
-            )
+            return self._template.render(given)
         except Exception as error:  # a template is a program of the model's author: any error of it is about the chat
             raise InvalidChat(f"The model's chat template cannot render these messages: {error}") from error
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import tokenizers
 
-from ballast_engine.chat import ChatTemplate
+from ballast_engine.chat import ChatTemplate, Join
 from ballast_engine.errors import InvalidChat, InvalidCheckpoint
 from ballast_engine.models.config import read_json
 from ballast_engine.token_bytes import TokenBytes
@@ -25,13 +25,13 @@ class Tokenizer:
     same, except for classes with own rules: its `LlamaTokenizer` adds a blank only to a text that begins without one.
     """
 
-    def __init__(self, directory: Path | str) -> None:
-        """Read `tokenizer.json`, and the configuration files in its directory if they exist.
+    def __init__(self, directory: Path | str, join: Join = "".join) -> None:
+        """Read `tokenizer.json`, and the configuration files beside it if they exist. `join` is for chat templates.
 
         Raises:
             InvalidCheckpoint: a file is missing or cannot be read.
         """
-        self.directory = Path(directory)
+        self.directory, self._join = Path(directory), join
         files = [_read_json(self.directory / name) for name in ("special_tokens_map.json", "tokenizer_config.json")]
         self._config = {key: value for file in files for key, value in file.items() if value is not None}
         self._backend = _load_backend(self.directory / "tokenizer.json")
@@ -108,13 +108,13 @@ class Tokenizer:
         """The chat template: the file, else that of the configuration, which is a text or a list with names."""
         file = self.directory / "chat_template.jinja"
         if file.is_file():
-            return ChatTemplate(file.read_text(encoding="utf-8"), str(file), self.special_tokens)
+            return ChatTemplate(file.read_text(encoding="utf-8"), str(file), self.special_tokens, self._join)
         found = self._config.get("chat_template")
         if isinstance(found, list):
             found = next((entry["template"] for entry in found if entry.get("name") == "default"), None)
         if not isinstance(found, str):
             return None
-        return ChatTemplate(found, str(self.directory / "tokenizer_config.json"), self.special_tokens)
+        return ChatTemplate(found, str(self.directory / "tokenizer_config.json"), self.special_tokens, self._join)
 
     def render_chat(self, messages: Iterable[Mapping[str, Any]], options: Mapping[str, object] | None = None) -> str:
         """Return the text of a prompt that asks for the assistant's next message.

@@ -22,6 +22,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from ballast_openai.chat_limits import MOST_MESSAGES, MOST_TOKEN, wrong_token
 from ballast_openai.errors import InvalidBody, Unsupported, describe
 from ballast_openai.refused import OR_VLLM, drop_neutral
 from ballast_openai.validation_errors import translate
@@ -171,11 +172,19 @@ def _check_arguments(text: str) -> str:
     return text
 
 
+def _check_messages(value: object) -> object:
+    if isinstance(value, list) and len(value) > MOST_MESSAGES:
+        raise _refuse(f"found {len(value)} messages, expected at most {MOST_MESSAGES}")
+    return _as_tuple(value)
+
+
 def _check_template_arguments(value: object) -> object:
     _check_fields(value)
     reserved = sorted(_SET_BY_SERVER.intersection(value)) if isinstance(value, dict) else []
     if reserved:
         raise _refuse(f"found {reserved[0]!r}, expected arguments of the model's template: the server sets this one")
+    if isinstance(value, dict) and (name := wrong_token(value)) is not None:
+        raise _refuse(f"found {describe(value[name])}, expected at most {MOST_TOKEN} characters", field=name)
     return value
 
 
@@ -349,7 +358,7 @@ class CompletionBody(Body):
 class ChatBody(Body):
     """Body of `/v1/chat/completions`."""
 
-    messages: Annotated[tuple[Message, ...], Field(min_length=1, fail_fast=True), BeforeValidator(_as_tuple)]
+    messages: Annotated[tuple[Message, ...], Field(min_length=1, fail_fast=True), BeforeValidator(_check_messages)]
     max_tokens: int | None = Field(default=None, ge=1, lt=COUNT_LIMIT)
     max_completion_tokens: int | None = Field(default=None, ge=1, lt=COUNT_LIMIT)
     """OpenAI's newer name for `max_tokens`."""

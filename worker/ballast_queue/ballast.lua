@@ -57,6 +57,12 @@
 --   :results                    stream   i: index (or -), r: JSON of the result; in order of completion
 --   :ids                        set      custom ids, until the job is closed
 -- The items from `next` to `stored` - 1 wait and have an entry only in :items.
+--
+-- A user of the queue can write anything into these keys, and calls the functions with any arguments. Each call of a function
+-- blocks all users of the server, and no command ends one that has written. So no value and no argument lifts a limit: each
+-- loop has one that is in this file, or goes through a list that the caller sent or one command returned. Numbers come from
+-- `number`, `whole` and `count`, and a text has a most length before it is parsed. A value that is none of Ballast is left out,
+-- or it is an error of its job.
 
 local REVISION = 21
 
@@ -64,7 +70,7 @@ local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
   'priority', 'created', 'deadline', 'finished', 'closed', 'lines', 'stored', 'next', 'delayed', 'prefix_key',
   'asked_out', 'unbounded', 'appraised', 'tokens_in', 'tokens_out', 'total', 'waiting', 'leased', 'succeeded', 'failed', 'cancelled', 'expired', 'dead',
-  'unclaimable', 'unclaimable_at_risk', 'set_aside',
+  'unclaimable', 'unclaimable_at_risk', 'set_aside', 'lost',
 }
 local NUM_TEXTS = 10 -- the first fields are text, the rest numbers
 local NUM_READ = 33 -- the first fields are in the replies of `read`: older workers expect no others
@@ -77,14 +83,28 @@ local SUMMED = {
   'total', 'waiting', 'leased', 'succeeded', 'failed', 'cancelled', 'expired', 'dead',
   'unclaimable', 'unclaimable_at_risk',
 }
+local COUNTED = {lines = true, stored = true, next = true, delayed = true, set_aside = true, lost = true}
+for i = 1, #SUMMED do COUNTED[SUMMED[i]] = true end -- `ipairs` does not exist while the library loads
 local OF_ENTRY = {item = true, job = true, tenant = true, priority = true, deadline = true, ['end'] = true, lines = true}
 local RUNS = {validating = true, in_progress = true}
 local OVER = {completed = true, failed = true, expired = true, cancelled = true}
+local ENDINGS = {[''] = true, cancelled = true, expired = true}
+local OF_TOTALS = { -- in the reply of `stats`, with those of SUMMED
+  'at_risk', 'jobs:validating', 'jobs:in_progress', 'jobs:paused', 'jobs:finalizing', 'jobs:cancelling',
+  'jobs:completed', 'jobs:failed', 'jobs:expired', 'jobs:cancelled',
+}
+for i = 1, #SUMMED do OF_TOTALS[#OF_TOTALS + 1] = SUMMED[i] end
 local MAX_PAGE_BYTES = 8 * 1024 * 1024
 local MAX_FIELDS = 64 -- of an entry: a longer one is refused. Each field takes FIELD_BYTES to read, beside its texts
 local FIELD_BYTES = 64
 local MAX_STATUS_BYTES, MAX_STATUSES, MAX_STATUSES_BYTES = 128 * 1024, 5000, 2 * 1024 * 1024
 local MAX_DECLARED = 2000
+local MOST_ITEMS = 1000 -- of one call
+local MOST_ENTRIES = 10000 -- of inboxes or results, in one call
+local MOST_GROUPS, MOST_FIELDS = 10000, 10000 -- in one reply
+local MOST_LOST = 1000 -- items of a job whose lines are lost, with a result. A user can make a record count any number of them
+local MOST_NUMBER, MOST_WHOLE, MOST_MODEL = 1e30, 9007199254740992, 1048576
+local MOST_TEXT, MOST_RECORD, MOST_NAME, MOST_WORKER = 4096, 65536, 2048, 512 -- bytes
 local MOST_MEMORY = 1.2 -- times maxmemory: above it, a server leaves the items where they are
 local UNSERVED = 'no worker serves the model that its items name' -- the reason of a job of which no item is work
 local PARTLY_UNSERVED = 'no worker serves the model that some of its items name' -- some are set aside
@@ -120,8 +140,41 @@ local function clock()
   return tonumber(time[1]) + tonumber(time[2]) / 1000000
 end
 
+-- Returns the number that a text is, or nil: also for `nan`, `inf`, and numbers that nothing here counts.
+local function number(text)
+  local found = tonumber(text)
+  return found and found > -MOST_NUMBER and found < MOST_NUMBER and found or nil
+end
+
+-- Returns the whole number that a text is, or nil.
+local function whole(text)
+  local found = number(text)
+  return found and found == math.floor(found) and math.abs(found) <= MOST_WHOLE and found or nil
+end
+
+-- Returns the number in an argument as one from 0 to `most`.
+local function count(text, most)
+  return math.max(0, math.min(math.floor(number(text) or 0), most))
+end
+
+local function milliseconds(seconds)
+  return math.max(1, count(1000 * (number(seconds) or 0), 86400000))
+end
+
+-- Returns whether a text or number can be the index of an item.
+local function is_index(index)
+  local text = tostring(index)
+  return #text <= 10 and string.find(text, '^%d+$') ~= nil
+end
+
+-- Returns fields and values of a hash: all of up to MOST_FIELDS fields, and some of more. Some versions of Redis count a field
+-- and its value as two.
+local function pairs_of(key)
+  return call('HSCAN', key, 0, 'COUNT', 2 * MOST_FIELDS)[2]
+end
+
 local function setting(k, name, default)
-  return tonumber(call('HGET', k.settings, name) or default)
+  return number(call('HGET', k.settings, name)) or default
 end
 
 -- The record of a job: load it, change it, save it. Only save_job updates the indexes and sums that depend on it.
@@ -132,9 +185,15 @@ local function load_job(k)
   local job, was = {}, {}
   for i, field in ipairs(FIELDS) do
     local value = values[i]
-    if i <= NUM_TEXTS then value = value or '' else value = tonumber(value or 0) end
+    if i > NUM_TEXTS then
+      value = not value and 0 or (COUNTED[field] and whole or number)(value)
+    else
+      value = value or ''
+      if #value > MOST_TEXT then error('a record has a text that is too long') end
+    end
     job[field], was[field] = value, value
   end
+  if not ENDINGS[job.ending] then error('a record has an ending that is none') end
   job.was = was
   return job
 end
@@ -165,7 +224,7 @@ local function load_counted(k)
   local job = load_job(k)
   if job then
     require_numbers(job, SUMMED, 1)
-    require_numbers(job, {'delayed', 'tokens_in', 'tokens_out', 'set_aside'}, 1)
+    require_numbers(job, {'stored', 'next', 'delayed', 'tokens_in', 'tokens_out', 'set_aside', 'lost'}, 1)
     if job.ending ~= 'cancelled' then
       require_numbers(job, {'created', 'deadline'}, 1)
       require_rank(job)
@@ -212,9 +271,12 @@ local function note_served(k, job, model)
   if not has_unserved(job) then return end
   local is_served = job.set_aside == 0
   if model > 0 and not is_served then
-    local first = call('ZRANGE', k.returned, SET_ASIDE, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
-    local last = call('ZRANGE', k.returned, -1, -1, 'WITHSCORES')
-    is_served = model_of(first[2]) == model and model_of(last[2]) == model
+    if not job.aside then -- no call changes it before its last item
+      local first = call('ZRANGE', k.returned, SET_ASIDE, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
+      local last = call('ZRANGE', k.returned, -1, -1, 'WITHSCORES')
+      job.aside = {model_of(first[2]), model_of(last[2])}
+    end
+    is_served = job.aside[1] == model and job.aside[2] == model
   end
   job.reason = is_served and '' or PARTLY_UNSERVED
 end
@@ -326,24 +388,36 @@ end
 
 -- Returns the custom id as JSON, and the bytes that the server had to read for it. An item whose line is lost gets another
 -- name: without one it could never end, and neither could its job. Results contain the name as it is, so it must be JSON.
-local function custom_id_of(k, index)
-  local item = call('HGET', k.items, index) or ''
-  local name = string.match(item, '^("[^%z\1-\31]*")\n')
+-- Returns nil if the item gets no result: the job has lost more than MOST_LOST lines, or its index is none.
+local function custom_id_of(k, job, index)
+  local item = is_index(index) and call('HGET', k.items, index)
+  if not item then
+    job.lost = job.lost + 1
+    if job.lost > MOST_LOST or not is_index(index) then return nil, 0 end
+    item = ''
+  end
+  -- A decoder takes 40 times the memory of its text, beyond maxmemory.
+  local name = string.match(string.sub(item, 1, MOST_NAME), '^("[^%z\1-\31]*")\n')
   local is_json, found = pcall(cjson.decode, '[' .. (name or '') .. ']')
   local is_name = is_json and #found == 1 and type(found[1]) == 'string'
   return is_name and name or '"line:lost-' .. index .. '"', #item
 end
 
 -- Returns token, attempts and worker of an entry in :live, and the model for which the item was set aside, or 0. The token is
--- '0' if the item waits.
+-- '0' if the item waits, and also if the entry cannot be read. One pattern for all would try each way to divide a long row of
+-- digits.
 local function parse_live(value)
-  if not value then return '0', 0, '', 0 end
-  local token, attempts, model, worker = string.match(value, '^(%d+):(%d+)%*?(%d*):(.*)$')
-  return token, tonumber(attempts), worker, tonumber(model) or 0
+  local first = value and string.find(value, ':', 1, true)
+  local second = first and string.find(value, ':', first + 1, true)
+  if not second or first > 20 or second - first > 20 then return '0', 0, '', 0 end
+  local token = string.match(string.sub(value, 1, first - 1), '^%d+$')
+  local attempts, model = string.match(string.sub(value, first + 1, second - 1), '^(%d+)%*?(%d*)$')
+  if not token or not attempts or #attempts > 9 then return '0', 0, '', 0 end
+  return token, tonumber(attempts), string.sub(value, second + 1, second + MOST_WORKER), tonumber(model) or 0
 end
 
 local function live_of(k, index)
-  return parse_live(call('HGET', k.live, index))
+  return parse_live(is_index(index) and call('HGET', k.live, index))
 end
 
 local function end_lease(k, job, index)
@@ -365,9 +439,11 @@ local function let_go(k, job, index)
     message = why .. ' before this request finished'
   end
   local status = job.ending == 'expired' and 408 or 499
-  local custom_id, bytes = custom_id_of(k, index)
-  publish(k, index, error_result(custom_id, status, error_of(job.ending, message), ''))
-  call('HSET', k.items, index, '!')
+  local custom_id, bytes = custom_id_of(k, job, index)
+  if custom_id then
+    publish(k, index, error_result(custom_id, status, error_of(job.ending, message), ''))
+    call('HSET', k.items, index, '!')
+  end
   forget_item(k, index)
   job[job.ending] = job[job.ending] + 1
   return bytes
@@ -376,7 +452,12 @@ end
 -- Makes an item a dead letter and keeps its line for a redrive. `letter` has token, attempts, code, message, worker,
 -- is_retryable (false: no attempt can serve the item) and status. Returns the bytes that were read.
 local function bury(k, job, index, letter, now)
-  local custom_id, bytes = custom_id_of(k, index)
+  local custom_id, bytes = custom_id_of(k, job, index)
+  if not custom_id then
+    forget_item(k, index)
+    job.failed = job.failed + 1
+    return bytes
+  end
   local error = error_of(letter.code, letter.message)
   local id = publish(k, index, error_result(custom_id, letter.status, error, letter.worker))
   local json = '{"version":1,"job_id":' .. cjson.encode(job.id) .. ',"index":' .. index .. ',"custom_id":' .. custom_id
@@ -439,7 +520,9 @@ end
 -- asked for; or other, and the id of the key's job; or passed, and the time.
 local function open(keys, argv)
   local k, now = bind(keys), clock()
-  local id, tenant, priority, deadline, key, source = argv[1], argv[2], argv[3], tonumber(argv[4]), argv[5], argv[6]
+  local id, tenant, priority, deadline, key, source = argv[1], argv[2], whole(argv[3]), number(argv[4]), argv[5], argv[6]
+  if not priority or not deadline then error('a job has a number that is none') end
+  if #id + #tenant + #key + #source > MOST_TEXT - 100 then error('a job has a text that is too long') end
   if key ~= '' then
     local known = call('HGET', k.keys, tenant .. '\n' .. key)
     if known and known ~= id then return {'other', known} end
@@ -457,7 +540,7 @@ local function open(keys, argv)
       job[field] = i <= NUM_TEXTS and '' or 0
       job.was[field] = job[field]
     end
-    job.id, job.tenant, job.priority, job.state, job.source, job.key = id, tenant, tonumber(priority), 'validating', source, key
+    job.id, job.tenant, job.priority, job.state, job.source, job.key = id, tenant, priority, 'validating', source, key
     job.created, job.deadline = now, deadline
     job.rank = string.format('%04d|%s|%s|%015d|%s', 1000 - job.priority, tenant, due, sequence, id)
     save_job(k, job)
@@ -489,7 +572,7 @@ local function store(keys, argv)
   local job = load_job(k)
   if not job or job.source ~= argv[2] then return {'missing'} end
   require_readable(job)
-  local before, is_submit = tonumber(argv[3]), argv[2] == 'submit'
+  local before, is_submit = whole(argv[3]), argv[2] == 'submit'
   local rejected = job.total - job.stored
   if is_submit and job.closed == 1 then return {'closed', job.lines, job.stored, rejected} end
   if before >= 0 and before ~= job.lines then return {'elsewhere', job.lines, job.stored, rejected} end
@@ -503,7 +586,7 @@ local function store(keys, argv)
         items[#items + 1] = job.stored
         items[#items + 1] = custom_id_json .. '\n' .. text
         job.stored, job.total, job.waiting = job.stored + 1, job.total + 1, job.waiting + 1
-        job.asked_out = job.asked_out + (tonumber(argv[i + 5]) or 0)
+        job.asked_out = job.asked_out + (number(argv[i + 5]) or 0)
         if argv[i + 5] == '' then job.unbounded = job.unbounded + 1 end
       elseif kind ~= 'b' then
         local error = text
@@ -520,7 +603,7 @@ local function store(keys, argv)
     end
   end
   if #items > 0 then call('HSET', k.items, unpack(items)) end
-  if job.was.stored == 0 then job.prefix_key = tonumber(argv[5]) end
+  if job.was.stored == 0 then job.prefix_key = number(argv[5]) or 0 end
   if argv[4] == '1' and job.closed == 0 then
     if job.total < -1 - before then
       local error = error_of('lines_missing', string.format('lines: found %d in the job, expected %d as its end mark states: '
@@ -597,7 +680,7 @@ end
 local function begin_intake(keys, argv)
   local owner = call('GET', keys[2])
   if owner and owner ~= argv[1] then return {} end
-  local waiting, limit, most = {}, tonumber(argv[2]), tonumber(argv[4] or math.huge) + 1
+  local waiting, limit, most = {}, count(argv[2], MOST_ENTRIES), (number(argv[4]) or math.huge) + 1
   for i, key in ipairs(keys) do
     local length = i == 2 and 0 or call('XLEN', key)
     if length > 0 then waiting[#waiting + 1] = {key = key, length = length, tenant = i > 2 and i - 2 or nil} end
@@ -622,7 +705,7 @@ local function begin_intake(keys, argv)
       entries[#entries + 1] = entry
     end
   end
-  if #entries > 0 then call('SET', keys[2], argv[1], 'PX', math.floor(tonumber(argv[3]) * 1000)) end
+  if #entries > 0 then call('SET', keys[2], argv[1], 'PX', milliseconds(argv[3])) end
   return entries
 end
 
@@ -639,21 +722,38 @@ end
 -- Claims and leases
 
 -- KEYS: groups, held. Reply: bands and tenants with claimable items, one per line and unordered (a client reads one
--- string much faster than a thousand); then tenants and the number of items that they hold.
+-- string much faster than a thousand); then tenants and the number of items that they hold. Whoever may write to an inbox for
+-- all can invent any number of tenants. Of more than MOST_GROUPS bands and tenants, each call returns others.
 local function demand(keys, _)
-  return {table.concat(call('SMEMBERS', keys[1]), '\n'), call('HGETALL', keys[2])}
+  local groups = call('SMEMBERS', keys[1])
+  if #groups > MOST_GROUPS then
+    local some, first = {}, call('TIME')[2] -- microseconds
+    for i = 1, MOST_GROUPS do some[i] = groups[(first + i) % #groups + 1] end
+    groups = some
+  end
+  return {table.concat(groups, '\n'), pairs_of(keys[2])}
 end
 
 -- KEYS: ready. ARGV: limit of jobs per group, then for each group its name, or the rank of a job in it. Reply: the ranks of
--- the group's first jobs, or of those behind this job, nearest deadlines first.
+-- the group's first jobs, or of those behind this job, nearest deadlines first. Stops after MAX_PAGE_BYTES.
 local function look(keys, argv)
-  local ranks = {}
+  local ranks, bytes = {}, 0
   for i = 2, #argv do
+    if bytes >= MAX_PAGE_BYTES then break end
     local last = '(' .. (group_of(argv[i]) or argv[i]) .. '\255'
-    local page = call('ZRANGE', keys[1], '(' .. argv[i], last, 'BYLEX', 'LIMIT', 0, argv[1])
-    for _, rank in ipairs(page) do ranks[#ranks + 1] = rank end
+    local page = call('ZRANGE', keys[1], '(' .. argv[i], last, 'BYLEX', 'LIMIT', 0, count(argv[1], 2 * MOST_ITEMS))
+    for _, rank in ipairs(page) do
+      ranks[#ranks + 1] = rank
+      bytes = bytes + #rank
+    end
   end
   return ranks
+end
+
+-- Returns values joined by the unit separator. Callers cannot read a single one.
+local function joined(values)
+  local text = table.concat(values, '\31')
+  return #text <= MOST_RECORD and text or '?'
 end
 
 -- KEYS: jobs' records. Reply: their first NUM_READ of FIELDS, joined by the unit separator; '' for a deleted job.
@@ -662,7 +762,7 @@ local function read(keys, _)
   for i, key in ipairs(keys) do
     local values = call('HMGET', key, unpack(FIELDS, 1, NUM_READ))
     for j = 1, NUM_READ do values[j] = values[j] or (j <= NUM_TEXTS and '' or '0') end
-    records[i] = values[1] == '' and '' or table.concat(values, '\31')
+    records[i] = values[1] == '' and '' or joined(values)
   end
   return records
 end
@@ -673,7 +773,7 @@ local function heads(keys, _)
   for i, key in ipairs(keys) do
     local values = call('HMGET', key, unpack(HEAD, 1, NUM_HEAD_READ))
     for j = 1, NUM_HEAD_READ do values[j] = values[j] or (j == 1 and '' or '0') end
-    found[i] = table.concat(values, '\31')
+    found[i] = joined(values)
   end
   return found
 end
@@ -691,24 +791,35 @@ end
 -- Returns the token before `n` new ones. Tokens are microseconds of the clock, or follow the last token. So no token comes
 -- again if the server loses its last writes, and the counter with them. They are exact numbers until the year 2255.
 local function next_token(k, n, now)
-  local last = math.max(tonumber(call('HGET', k.totals, 'token') or 0), math.floor(now * 1000000))
+  local known = whole(call('HGET', k.totals, 'token')) or 0
+  local last = math.max(known <= MOST_WHOLE - n and known or 0, math.floor(now * 1000000))
   call('HSET', k.totals, 'token', string.format('%.0f', last + n))
   return last
 end
 
 -- Returns up to `n` items in :returned, and for each that is set aside the number of its model. Leaves out the items that are
--- set aside for a model in `skipped`. A range is read for each such model, whatever the number of its items.
-local function returned_items(k, job, n, skipped)
-  local found = call('ZRANGE', k.returned, '-inf', '(' .. SET_ASIDE, 'BYSCORE', 'LIMIT', 0, n)
-  local models, from = {}, SET_ASIDE
-  while #found < n and job.set_aside > 0 and not skipped[0] do
+-- set aside for a model in `skipped`, of which there are `num_skipped`. A range is read for each such model, whatever the
+-- number of its items. Removes what is no item.
+local function returned_items(k, job, n, skipped, num_skipped)
+  local found, models, from = {}, {}, SET_ASIDE
+  local function add(page, model)
+    for _, index in ipairs(page) do
+      if is_index(index) then
+        found[#found + 1], models[#found + 1] = index, model
+      else
+        call('ZREM', k.returned, index)
+      end
+    end
+  end
+  add(call('ZRANGE', k.returned, '-inf', '(' .. SET_ASIDE, 'BYSCORE', 'LIMIT', 0, n))
+  for _ = 1, n + num_skipped do
+    if #found >= n or job.set_aside <= 0 or skipped[0] then break end
     local score = call('ZRANGE', k.returned, from, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')[2]
-    if not score then break end
     local model = model_of(score)
+    if model < 1 or model > MOST_MODEL then break end -- a score above this is none
     from = string.format('%.0f', (model + 1) * SET_ASIDE)
     if not skipped[model] then
-      local page = call('ZRANGE', k.returned, score, '(' .. from, 'BYSCORE', 'LIMIT', 0, n - #found)
-      for _, index in ipairs(page) do found[#found + 1], models[#found + 1] = index, model end
+      add(call('ZRANGE', k.returned, score, '(' .. from, 'BYSCORE', 'LIMIT', 0, n - #found), model)
     end
   end
   return found, models
@@ -723,13 +834,13 @@ local function claim(keys, argv)
   local job = load_job(k)
   if job then require_readable(job) end
   if not job or not is_ready(job) or (job.deadline > 0 and now >= job.deadline) then return {} end
-  local n = math.min(tonumber(argv[2]), job.waiting - job.delayed, 1000)
+  local n = math.min(count(argv[2], MOST_ITEMS), job.waiting - job.delayed)
   if n < 1 then return {} end
   if is_exhausted() then return {err = 'OOM above ' .. MOST_MEMORY .. ' times maxmemory, no item is claimed'} end
   local skipped = {}
-  for i = 4, #argv do skipped[tonumber(argv[i])] = true end
-  local returned, models = returned_items(k, job, n, skipped)
-  n = #returned + math.min(n - #returned, job.stored - job.next)
+  for i = 4, #argv do skipped[count(argv[i], MOST_MODEL)] = true end
+  local returned, models = returned_items(k, job, n, skipped, #argv)
+  n = #returned + math.max(0, math.min(n - #returned, job.stored - job.next))
   local expires = now + setting(k, 'lease_seconds', 30)
   local reply = {string.format('%.6f', expires), job.tenant, job.priority}
   if n == 0 then
@@ -739,7 +850,7 @@ local function claim(keys, argv)
     save_job(k, job)
     return reply
   end
-  local token = next_token(k, n, now)
+  local token, worker = next_token(k, n, now), string.sub(argv[3], 1, MOST_WORKER)
   local live, leases, bytes, num = {}, {}, 0, 0
   -- The size of a line is not known before it is read, so each call reads one.
   while num < n and bytes < MAX_PAGE_BYTES do
@@ -757,7 +868,7 @@ local function claim(keys, argv)
     local line, at = call('HGET', k.items, index), 5 * num - 1
     bytes = bytes + #(line or '') + #prefix
     reply[at], reply[at + 1], reply[at + 2], reply[at + 3], reply[at + 4] = index, token + num, attempt, line, prefix
-    live[2 * num - 1], live[2 * num] = index, string.format('%d:%d%s:%s', token + num, attempt, mark, argv[3])
+    live[2 * num - 1], live[2 * num] = index, string.format('%d:%d%s:%s', token + num, attempt, mark, worker)
     leases[2 * num - 1], leases[2 * num] = expires, index
   end
   if #returned > 0 then call('ZREM', k.returned, unpack(returned, 1, math.min(num, #returned))) end
@@ -806,14 +917,16 @@ end
 -- ARGV: job id, then for each lease its index, its token, and the tokens that this and earlier attempts computed. The next
 -- attempt reads the number at the end of the prefix.
 local function progress(keys, argv)
-  local k = bind(keys)
+  local k, seen = bind(keys), {}
   for i = 2, #argv, 3 do
     local index = argv[i]
-    if live_of(k, index) == argv[i + 1] then
+    if not seen[index] and live_of(k, index) == argv[i + 1] then -- once: a prefix may be long
+      seen[index] = true
       local prefix = call('HGET', k.prefixes, index) or '{"version":1}'
       -- Only the end is searched: a pattern without an anchor would be tried at each of some 100,000 characters.
       local at = string.find(prefix, ',"num_computed":%d+}$', -40) or #prefix
-      call('HSET', k.prefixes, index, string.sub(prefix, 1, at - 1) .. ',"num_computed":' .. argv[i + 2] .. '}')
+      call('HSET', k.prefixes, index, string.sub(prefix, 1, at - 1) .. ',"num_computed":'
+        .. string.format('%.0f', count(argv[i + 2], MOST_WHOLE)) .. '}')
     end
   end
   return 1
@@ -826,7 +939,7 @@ local function finish(keys, argv)
   local job = load_counted(k)
   local indexes = every(argv, 3, 7)
   local live = job and call('HMGET', k.live, unpack(indexes)) or {}
-  local outcomes, ended, marks = {}, {}, {}
+  local outcomes, ended, marks, lost = {}, {}, {}, {}
   for i, index in ipairs(indexes) do
     local at = 3 + 7 * (i - 1)
     local token = argv[at + 1]
@@ -836,12 +949,13 @@ local function finish(keys, argv)
     elseif ended[index] == token then
       outcomes[i] = 'already_done'
     elseif held ~= token then
-      outcomes[i] = outcome_of_loss(k, index, token)
+      outcomes[i] = lost[index] and 'lease_lost' or outcome_of_loss(k, index, token) -- once: a line may be long
+      lost[index] = true
     else
       ended[index], outcomes[i] = token, 'done'
       note_served(k, job, model)
-      job.tokens_in = job.tokens_in + tonumber(argv[at + 3])
-      job.tokens_out = job.tokens_out + tonumber(argv[at + 4])
+      job.tokens_in = job.tokens_in + count(argv[at + 3], MOST_WHOLE)
+      job.tokens_out = job.tokens_out + count(argv[at + 4], MOST_WHOLE)
       publish(k, index, argv[at + 2])
       marks[#marks + 1] = index
       marks[#marks + 1] = '=' .. token
@@ -881,7 +995,7 @@ local function give_back(keys, argv)
     local is_unservable = argv[5] == '1'
     -- No item is work until one runs: of an older worker, which sends no number, no item is set aside.
     if is_unservable and job.reason ~= PARTLY_UNSERVED then job.reason = UNSERVED end
-    release(k, job, index, attempts - 1, 0, is_unservable and tonumber(argv[6]))
+    release(k, job, index, attempts - 1, 0, is_unservable and count(argv[6], MOST_MODEL))
   end
   settle(k, job, now)
   save_job(k, job)
@@ -906,7 +1020,7 @@ local function retry(keys, argv)
     local most = setting(k, 'backoff_max_seconds', 60)
     local backoff = math.min(most, setting(k, 'backoff_seconds', 1) * 2 ^ math.min(attempts - 1, 60))
     -- Between half and all of the backoff, so that items that failed together do not return together.
-    local wait = backoff * (1 + tonumber(argv[8])) / 2
+    local wait = backoff * (1 + (number(argv[8]) or 0)) / 2
     -- The tokens may be the cause. Their number stays, so that they count as wasted when they are computed again.
     local computed = string.match(string.sub(call('HGET', k.prefixes, index) or '', -40), ',"num_computed":([1-9]%d*)}$')
     call('HDEL', k.prefixes, index)
@@ -926,9 +1040,14 @@ end
 
 -- Timers
 
--- KEYS: timers. ARGV: limit. Reply: the timers that are due.
+-- KEYS: timers. ARGV: limit. Reply: the timers that are due. Only the last one may exceed MAX_PAGE_BYTES.
 local function due(keys, argv)
-  return call('ZRANGE', keys[1], '-inf', string.format('%.6f', clock()), 'BYSCORE', 'LIMIT', 0, argv[1])
+  local found, bytes, at = {}, 0, string.format('%.6f', clock())
+  for i, timer in ipairs(call('ZRANGE', keys[1], '-inf', at, 'BYSCORE', 'LIMIT', 0, count(argv[1], MOST_ITEMS))) do
+    if bytes >= MAX_PAGE_BYTES then break end
+    found[i], bytes = timer, bytes + #timer
+  end
+  return found
 end
 
 -- Returns for how long leases are spared after a gap in which no timers ran: within this time, every living worker renews
@@ -983,7 +1102,7 @@ local function expire_leases(keys, argv)
   if not job then return call('ZREM', k.timers, 'lease:' .. argv[1]) * 0 end
   local spared = spared_until(k, now)
   if spared then return call('ZADD', k.timers, spared, 'lease:' .. job.id) * 0 end
-  local indexes = call('ZRANGE', k.leases, '-inf', string.format('%.6f', now), 'BYSCORE', 'LIMIT', 0, argv[2])
+  local indexes = call('ZRANGE', k.leases, '-inf', string.format('%.6f', now), 'BYSCORE', 'LIMIT', 0, count(argv[2], MOST_ITEMS))
   local most, bytes, num = setting(k, 'max_attempts', 5), 0, 0
   for _, index in ipairs(indexes) do
     if bytes >= MAX_PAGE_BYTES then break end
@@ -992,6 +1111,8 @@ local function expire_leases(keys, argv)
     end_lease(k, job, index)
     if job.ending ~= '' then
       bytes = bytes + let_go(k, job, index)
+    elseif not is_index(index) then
+      job.lost = job.lost + 1
     elseif attempts >= most then
       local message = string.format(
         'no worker finished this request: %d of %d attempts ended with an expired lease or an error; last worker: %s',
@@ -1015,10 +1136,10 @@ local function wake(keys, argv)
   local k, now = bind(keys), clock()
   local job = load_counted(k)
   if not job then return call('ZREM', k.timers, 'wake:' .. argv[1]) * 0 end
-  local indexes = call('ZRANGE', k.delayed, '-inf', string.format('%.6f', now), 'BYSCORE', 'LIMIT', 0, argv[2])
+  local indexes = call('ZRANGE', k.delayed, '-inf', string.format('%.6f', now), 'BYSCORE', 'LIMIT', 0, count(argv[2], MOST_ITEMS))
   for _, index in ipairs(indexes) do
     call('ZREM', k.delayed, index)
-    call('ZADD', k.returned, index, index)
+    if is_index(index) then call('ZADD', k.returned, index, index) end
   end
   job.delayed = job.delayed - #indexes
   set_timer(k, 'wake', job.id, k.delayed, now)
@@ -1030,6 +1151,7 @@ end
 -- Reply: 1 if this call began the end.
 local function begin_end(keys, argv)
   local k, now = bind(keys), clock()
+  if argv[2] == '' or not ENDINGS[argv[2]] then error('an ending that is none') end
   local job = load_job(k)
   if not job or OVER[job.state] or job.ending ~= '' then
     call('ZREM', k.timers, 'deadline:' .. argv[1], 'abandon:' .. argv[1])
@@ -1060,13 +1182,13 @@ local function begin_end(keys, argv)
   return 1
 end
 
--- ARGV: job id, limit of items. Ends items that wait. Stops after MAX_PAGE_BYTES of lines. Reply: the number of items;
--- 0: none is left.
+-- ARGV: job id, limit of items. Ends items that wait. Stops after MAX_PAGE_BYTES of lines. If the job has lost more than
+-- MOST_LOST lines, the items that no worker has claimed yet end at once. Reply: the number of items; 0: none is left.
 local function sweep(keys, argv)
   local k, now, timer = bind(keys), clock(), 'sweep:' .. argv[1]
   local job = load_counted(k)
   if not job or job.ending == '' or OVER[job.state] then return call('ZREM', k.timers, timer) * 0 end
-  local limit, bytes, num = tonumber(argv[2]), 0, 0
+  local limit, bytes, num = count(argv[2], MOST_ITEMS), 0, 0
   while num < limit and bytes < MAX_PAGE_BYTES do
     local index = job.next
     if index < job.stored then
@@ -1075,11 +1197,16 @@ local function sweep(keys, argv)
       index = call('ZPOPMIN', k.returned)[1]
       if not index then
         index = call('ZPOPMIN', k.delayed)[1]
-        if not index then break end
+        if not index then
+          job.waiting = num -- otherwise, the job would never end
+          break
+        end
         job.delayed = job.delayed - 1
       end
     end
     bytes, num = bytes + let_go(k, job, index), num + 1
+    local left = job.lost > MOST_LOST and math.max(0, job.stored - job.next) or 0
+    job.next, num, job[job.ending] = job.next + left, num + left, job[job.ending] + left
   end
   job.waiting = job.waiting - num
   if job.waiting == 0 then
@@ -1136,12 +1263,14 @@ local function redrive(keys, argv)
   if job.ending ~= '' or (OVER[job.state] and job.state ~= 'completed') then return {'conflict', job.state, '0', 0} end
   if job.dead == 0 then return {'ok', 0, '0', 0} end
   if job.deadline > 0 and now >= job.deadline then return {'passed', job.state, '0', 0} end
-  local reply, n = call('HSCAN', k.dead, argv[3], 'COUNT', argv[2]), 0
+  local reply, n = call('HSCAN', k.dead, argv[3], 'COUNT', math.max(1, count(argv[2], MOST_ITEMS))), 0
   local cursor, page = reply[1], reply[2]
   for i = 1, #page, 2 do
-    local index, id, letter = page[i], string.match(page[i + 1], '^%d+\n([^\n]*)\n%d+\n(.*)$')
-    if argv[4] == '1' or cjson.decode(letter).is_retryable then
-      call('XDEL', k.results, id)
+    local index, letter = page[i], page[i + 1]
+    local id = is_index(index) and string.match(string.sub(letter, 1, 100), '^%d+\n(%d+%-%d+)\n%d+\n')
+    -- `bury` writes the field in this place. To decode a long letter would take 40 times its memory, beyond maxmemory.
+    if id and (argv[4] == '1' or string.find(letter, ',"is_retryable":true,"at":[%d.]+}$', -60)) then
+      redis.pcall('XDEL', k.results, id) -- an id above the last possible one is an error
       call('HDEL', k.dead, index)
       release(k, job, index, 0, 0)
       n = n + 1
@@ -1163,7 +1292,7 @@ local function appraise(keys, argv)
   local k = bind(keys)
   local job = load_job(k)
   if not job or OVER[job.state] or job.ending ~= '' then return 0 end
-  job.outlook, job.because, job.appraised = argv[2], argv[3], clock()
+  job.outlook, job.because, job.appraised = string.sub(argv[2], 1, MOST_TEXT), string.sub(argv[3], 1, MOST_TEXT), clock()
   save_job(k, job)
   return 1
 end
@@ -1171,14 +1300,14 @@ end
 -- KEYS: a job's results. ARGV: id of the entry before, limit. Only the last result may exceed MAX_PAGE_BYTES. Reply: for
 -- each result the id of its entry, and its JSON.
 local function results(keys, argv)
-  local reply, bytes, after, limit = {}, 0, argv[1], 2 * tonumber(argv[2])
+  local reply, bytes, after, limit = {}, 0, argv[1], 2 * count(argv[2], MOST_ENTRIES)
   while #reply < limit and bytes < MAX_PAGE_BYTES do
     local entry = call('XRANGE', keys[1], '(' .. after, '+', 'COUNT', 1)[1]
     if not entry then break end
     after = entry[1]
     local json = entry[2][4] or ''
     reply[#reply + 1], reply[#reply + 2] = after, json
-    bytes = bytes + #json
+    bytes = bytes + #json + #entry[2] * FIELD_BYTES
   end
   return reply
 end
@@ -1189,9 +1318,9 @@ end
 -- count: a server whose clock is behind took over.
 local function take_turn(keys, argv)
   local now = clock()
-  if (tonumber(call('GET', keys[1]) or 0) or 0) > now then call('DEL', keys[1]) end
+  if (tonumber(call('GET', keys[1])) or 0) > now then call('DEL', keys[1]) end
   local value = string.format('%.6f', now)
-  return call('SET', keys[1], value, 'NX', 'PX', math.floor(tonumber(argv[1]) * 1000)) and 1 or 0
+  return call('SET', keys[1], value, 'NX', 'PX', milliseconds(argv[1])) and 1 or 0
 end
 
 -- KEYS: totals, inbox, backlog, inboxes of tenants. Reply: now, length of the inboxes, created of the oldest waiting job
@@ -1211,7 +1340,10 @@ local function stats(keys, _)
       end
     end
   end
-  local totals = call('HGETALL', keys[1])
+  local totals, values = {}, call('HMGET', keys[1], unpack(OF_TOTALS))
+  for i, field in ipairs(OF_TOTALS) do
+    if values[i] then totals[#totals + 1], totals[#totals + 2] = field, string.sub(values[i], 1, 64) end
+  end
   if is_exhausted() then
     totals[#totals + 1] = 'exhausted'
     totals[#totals + 1] = '1'
@@ -1244,7 +1376,10 @@ end
 local function declare(keys, argv)
   local now = clock()
   for _, tenant in ipairs(argv) do call('ZADD', keys[1], now, tenant) end
-  for _, tenant in ipairs(call('ZRANGE', keys[1], 0, -1 - MAX_DECLARED)) do call('ZREM', keys[1], tenant) end
+  for _ = 1, MOST_ENTRIES do
+    if not call('ZRANGE', keys[1], -1 - MAX_DECLARED, -1 - MAX_DECLARED)[1] then break end
+    call('ZPOPMIN', keys[1])
+  end
   return #argv
 end
 
@@ -1277,21 +1412,21 @@ local function charge(keys, argv)
     call('HSETNX', keys[1], argv[i], level)
     call('HINCRBYFLOAT', keys[1], argv[i], argv[i + 1])
   end
-  return call('HGETALL', keys[1])
+  return pairs_of(keys[1])
 end
 
 -- KEYS: service. ARGV: a level, then tenants. The level never falls. Tenants below it rise to it.
 -- Reply: the ledger.
 local function lift(keys, argv)
   local function raise(field)
-    local known = tonumber(call('HGET', keys[1], field) or -math.huge)
-    if tonumber(argv[1]) > known then call('HSET', keys[1], field, argv[1]) end
+    local known = number(call('HGET', keys[1], field)) or -math.huge
+    if (number(argv[1]) or -math.huge) > known then call('HSET', keys[1], field, argv[1]) end
   end
   raise('')
   for i = 2, #argv do
     if call('HEXISTS', keys[1], argv[i]) == 1 then raise(argv[i]) end
   end
-  return call('HGETALL', keys[1])
+  return pairs_of(keys[1])
 end
 
 -- KEYS: service. ARGV: tenants and their service. Removes the tenants whose service has not changed.
@@ -1299,7 +1434,7 @@ local function forget_service(keys, argv)
   for i = 1, #argv, 2 do
     if call('HGET', keys[1], argv[i]) == argv[i + 1] then call('HDEL', keys[1], argv[i]) end
   end
-  return call('HGETALL', keys[1])
+  return pairs_of(keys[1])
 end
 
 -- KEYS: workers, statuses. ARGV: worker, seconds (0 removes the status), JSON. Also removes expired statuses.
@@ -1309,8 +1444,9 @@ local function publish_status(keys, argv)
     call('ZREM', keys[1], worker)
     call('HDEL', keys[2], worker)
   end
-  if tonumber(argv[2]) > 0 then
-    call('ZADD', keys[1], now + tonumber(argv[2]), argv[1])
+  local seconds = number(argv[2]) or 0
+  if seconds > 0 then
+    call('ZADD', keys[1], now + seconds, argv[1])
     call('HSET', keys[2], argv[1], argv[3])
   else
     call('ZREM', keys[1], argv[1])
@@ -1320,11 +1456,13 @@ local function publish_status(keys, argv)
 end
 
 -- KEYS: workers, statuses. Reply: JSON of the statuses that have not expired, up to MAX_STATUSES_BYTES in all. It leaves
--- out longer ones than MAX_STATUS_BYTES.
+-- out longer ones than MAX_STATUS_BYTES, and stops after MAX_PAGE_BYTES of them.
 local function statuses(keys, _)
-  local reply, left = {}, MAX_STATUSES_BYTES
+  local reply, left, bytes = {}, MAX_STATUSES_BYTES, 0
   for _, worker in ipairs(call('ZRANGE', keys[1], string.format('(%.6f', clock()), '+inf', 'BYSCORE', 'LIMIT', 0, MAX_STATUSES)) do
+    if bytes >= MAX_PAGE_BYTES then break end
     local text = call('HGET', keys[2], worker)
+    bytes = bytes + #(text or '')
     if text and #text <= MAX_STATUS_BYTES then
       left = left - #text
       if left < 0 then break end

@@ -1,55 +1,28 @@
-"""Connect to a server, check or load the function library, and translate failures into errors of this package.
+"""Connect to a server, run commands and functions on it, and translate failures into errors of this package.
 
-A connection repeats a call only after it had to load the library. A broken connection is an error for the caller, which
-decides whether to repeat the call. Leases cover the effects of a lost reply.
+A broken connection is an error for the caller, which decides whether to repeat the call. Leases cover the effects of a
+lost reply.
 """
 
 from __future__ import annotations
 
-import re
-import ssl
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.resources import files
 from typing import Any, Self, TypeVar
 
 import redis
-from redis.backoff import NoBackoff
 from redis.cluster import RedisCluster
-from redis.exceptions import NoPermissionError, OutOfMemoryError, ResponseError
-from redis.retry import Retry
+from redis.exceptions import ResponseError
 
-from ballast_queue.address import RedisAddress, parse_address
-from ballast_queue.errors import (
-    HostNotAdmitted,
-    InvalidAddress,
-    LibraryUnfit,
-    QueueError,
-    QueueForbidden,
-    QueueUnavailable,
-    ServerUnfit,
-)
+from ballast_queue import clients
+from ballast_queue.address import parse_address
+from ballast_queue.clients import Admits
+from ballast_queue.errors import HostNotAdmitted, LibraryUnfit, QueueError, QueueForbidden, QueueUnavailable
 from ballast_queue.failures import STRICT, failure_of, is_refused_command
-from ballast_queue.reply_limits import ReplyLimits, limited
+from ballast_queue.function_library import REVISION, Argument, Call, FunctionLibrary
+from ballast_queue.reply_limits import ReplyLimits
 from ballast_queue.unreadable import Unreadable
 
-Argument = bytes | str | int | float
-Call = tuple[str, Sequence[bytes], Sequence[Argument]]
-"""Function (without its prefix), KEYS and ARGV."""
 _T = TypeVar("_T")
-_INIT = "run `ballast queue init` as a user of Redis that may load functions"
-_MISSING = f"Redis has no functions of Ballast, or those of an older version: {_INIT}"
-
-SOURCE = files("ballast_queue").joinpath("ballast.lua").read_text(encoding="utf-8")
-REVISION = int(re.findall(r"^local REVISION = (\d+)$", SOURCE, re.MULTILINE)[0])
-"""The revision of the function library in `SOURCE`."""
-PREFIX = "ballast1_"
-LOAD_AGAIN_SECONDS = 60.0
-"""Time between two tries to load the functions into a full Redis."""
-_READS = frozenset(re.findall(r"^register\('(\w+)', \w+, {'no-writes'}\)$", SOURCE, re.MULTILINE))
-"""Functions registered with no-writes."""
-Admits = Callable[[str], bool]
-"""Return whether a connection to this host is allowed."""
 
 
 class Connection:
@@ -67,14 +40,11 @@ class Connection:
         is_strict: bool = False,
     ) -> None:
         self.client: Any = client  # the two client classes have the same commands and no common base class
-        """The client of redis-py. Its errors are not translated, so only this module and tests call it."""
+        """The client of redis-py. Its errors are not translated, so only this module, its library and tests call it."""
         self.unreadable: dict[str, Unreadable] = {}
         """The unreadable values of each queue."""
-        self.is_outdated = False
-        """Whether Redis has no memory for the functions of this version, so that calls run those of an older one."""
-        self._load_again_at = 0.0
+        self._library = FunctionLibrary(client, loads_functions=loads_functions)
         self._longest_wait = socket_timeout / 2
-        self._loads_functions = loads_functions
         self._is_strict = is_strict
         self._is_known = False  # the server has answered a command of this user
 
@@ -113,12 +83,10 @@ class Connection:
         if admits is not None and not admits(address.host):
             raise HostNotAdmitted
         limits = None if most_reply_bytes is None else ReplyLimits(most_reply_bytes, socket_timeout)
-        options = _options(address, socket_timeout, admits, limits)
-        if ca is not None and address.is_tls:
-            options["ssl_ca_data"] = _checked(ca)
-        if password:
-            options["password"] = password
-        client = _client(address, options)
+        options = clients.options_of(
+            address, password=password, socket_timeout=socket_timeout, admits=admits, ca=ca, limits=limits
+        )
+        client = clients.single(address, options)
         settings: dict[str, Any] = {"loads_functions": loads_functions, "is_strict": admits is not None}
         connection = cls(client, socket_timeout=socket_timeout, **settings)
         if not checks_functions:
@@ -126,11 +94,9 @@ class Connection:
         try:
             if connection._is_cluster():
                 client.close()
-                # `rediss` in its URL would replace the class of connections, which is one for TLS already.
-                plain = address.url.replace("rediss:", "redis:", 1)
-                cluster = connection._translated(lambda: RedisCluster.from_url(plain, retry=_never(), **options))
+                cluster = connection._translated(lambda: clients.clustered(address, options))
                 connection = cls(cluster, socket_timeout=socket_timeout, **settings)
-            connection._translated(connection._require_library)
+            connection._translated(connection._library.require)
         except QueueError:
             connection.close()
             raise
@@ -151,7 +117,7 @@ class Connection:
 
     def call(self, function: str, keys: Sequence[bytes] = (), arguments: Sequence[Argument] = ()) -> Any:
         """Call one function of the library."""
-        return self._with_library(lambda: self._call(self.client, function, keys, arguments))
+        return self._translated(lambda: self._library.call((function, keys, arguments)))
 
     def call_many(self, calls: Sequence[Call]) -> list[Any]:
         """Call functions in one round trip, each atomic on its own. Run all calls before a failure is raised.
@@ -162,8 +128,7 @@ class Connection:
             return [self.call(*calls[0])]
         if not calls:
             return []
-        replies: list[Any] = self._with_library(lambda: self._pipeline(calls))
-        return replies
+        return self._translated(lambda: self._library.call_many(calls))
 
     def hash_field(self, key: bytes, field: str) -> bytes | None:
         """Return one field of a hash, or None if it is missing."""
@@ -216,6 +181,11 @@ class Connection:
         self._translated(lambda: self.client.xread({key: after}, count=1, block=milliseconds))
 
     @property
+    def is_outdated(self) -> bool:
+        """Return whether Redis has no memory for the functions of this version. Calls run those of an older one."""
+        return self._library.is_outdated
+
+    @property
     def is_cluster(self) -> bool:
         """Return whether this is a Redis Cluster."""
         return isinstance(self.client, RedisCluster)
@@ -262,128 +232,14 @@ class Connection:
         reply: dict[str, Any] = self._translated(lambda: self.client.info(section))
         return reply
 
-    @staticmethod
-    def _call(
-        client: Any, function: str, keys: Sequence[bytes], arguments: Sequence[Argument], node: object = None
-    ) -> Any:
-        command = "FCALL_RO" if function in _READS else "FCALL"
-        if keys and isinstance(client, RedisCluster):
-            # Without a node, redis-py sends all arguments to the server twice more, which finds the keys in them.
-            node = client.get_node_from_key(keys[0])  # type: ignore[no-untyped-call]
-        options = {} if node is None else {"target_nodes": node}
-        return client.execute_command(command, PREFIX + function, len(keys), *keys, *arguments, **options)
-
-    def _replies(self, calls: Sequence[Call]) -> list[Any]:
-        """Return a reply or an error for each call. The pipeline of a cluster would repeat calls without a reply."""
-        if self.is_cluster:
-            return [self._reply(call) for call in calls]
-        pipeline = self.client.pipeline(transaction=False)
-        for call in calls:
-            self._call(pipeline, *call)
-        replies: list[Any] = pipeline.execute(raise_on_error=False)
-        return replies
-
-    def _reply(self, call: Call) -> Any:
-        try:
-            return self._call(self.client, *call)
-        except ResponseError as error:
-            return error
-
-    def _pipeline(self, calls: Sequence[Call]) -> list[Any]:
-        replies = self._replies(calls)
-        missing = [i for i, reply in enumerate(replies) if _is_missing(reply)]
-        if missing and len(missing) < len(calls):
-            # Another client flushed the functions during the pipeline. Repeat only the calls that did not run.
-            self._require_library(lacks_function=True)
-            for i in missing:
-                replies[i] = self._reply(calls[i])
-                if _is_missing(replies[i]):
-                    raise LibraryUnfit(_MISSING)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        return replies
-
-    def _with_library(self, attempt: Callable[[], _T]) -> _T:
-        def attempt_twice() -> _T:
-            for _ in range(2):
-                try:
-                    return attempt()
-                except ResponseError as error:
-                    if not _is_missing(error):
-                        raise
-                self._require_library(lacks_function=True)
-            raise LibraryUnfit(_MISSING)  # in a cluster, other shards may be fit
-
-        return self._translated(attempt_twice)
-
     def has_newer_library(self) -> bool:
         """Return whether the server has the library of a newer version of Ballast, which serves this one too."""
-        return max(self._translated(self._revisions)) > REVISION
-
-    def _require_library(self, *, lacks_function: bool = False) -> None:
-        """Load the library, or raise `LibraryUnfit`, if it is missing or older. A newer one serves older clients.
-
-        If Redis has no memory for it, an older one does, unless it `lacks_function` that was called.
-        """
-        revisions = self._revisions()
-        found = min(revisions)
-        if not self._loads_functions:
-            if max(revisions) < REVISION:  # the shard of the queue may be fit although another one is not
-                raise LibraryUnfit(_MISSING)
-            return
-        try:
-            if found < REVISION:
-                self._load()
-            self.is_outdated = False
-        except OutOfMemoryError:
-            if not found or lacks_function:
-                raise
-            self.is_outdated, self._load_again_at = True, time.monotonic() + LOAD_AGAIN_SECONDS
+        return max(self._translated(self._library.revisions)) > REVISION
 
     def load_again(self) -> None:
         """Try again to load the functions of this version if Redis was too full for them, at most once a minute."""
-        if self.is_outdated and time.monotonic() >= self._load_again_at:
-            self._translated(self._require_library)
-
-    def _revisions(self) -> list[int]:
-        """Return the revision of the library of each primary that answers."""
-        if not self.is_cluster:
-            return [self._revision()]
-        found, failure = [], None
-        for node in self.client.get_primaries():
-            try:
-                found.append(self._revision(node))
-            except (redis.ConnectionError, redis.TimeoutError) as error:
-                failure = error
-        if failure is not None and not found:
-            raise failure
-        return found
-
-    def _revision(self, node: object = None) -> int:
-        """Return the revision of a server's library, or 0 if it has none or one that is not Ballast's."""
-        try:
-            found = self._call(self.client, "revision", (), (), node)
-        except ResponseError as error:
-            is_old = "unknown command" in str(error).lower()
-            if not is_old and not _is_missing(error):
-                raise
-            found = None
-        else:
-            is_old = False
-        if is_old:
-            raise ServerUnfit(["Redis: found a server without functions, wanted 7 or newer: upgrade it"])
-        return found if isinstance(found, int) else 0
-
-    def _load(self) -> None:
-        try:
-            # REPLACE: another process may have loaded this revision or an older one in the meantime.
-            self.client.function_load(SOURCE, replace=True)
-        except NoPermissionError:
-            pass
-        else:
-            return
-        raise LibraryUnfit(f"{_MISSING}. This user may not load functions")
+        if self._library.is_due:
+            self._translated(self._library.require)
 
     def _is_cluster(self) -> bool:
         try:
@@ -414,58 +270,3 @@ class Connection:
         failure = failure_of(error)
         is_reply = isinstance(error, ResponseError) and self._is_known
         return failure if is_reply or not self._is_strict else QueueUnavailable(STRICT)
-
-
-def _options(
-    address: RedisAddress, socket_timeout: float, admits: Admits | None, limits: ReplyLimits | None
-) -> dict[str, Any]:
-    options: dict[str, Any] = {"socket_timeout": socket_timeout, "protocol": 2}
-    if not address.is_local:
-        options |= {"socket_connect_timeout": socket_timeout, "socket_keepalive": True}
-        kind: type[redis.Connection] = redis.SSLConnection if address.is_tls else redis.Connection
-        kind = kind if admits is None else _admitting(kind, admits)
-        options["connection_class"] = kind if limits is None else limited(kind, limits)
-    return options
-
-
-def _checked(ca: str) -> str:
-    """Return the certificates. The client of Redis would leave a socket open for each attempt with wrong ones.
-
-    Raises:
-        QueueForbidden: they are not PEM.
-    """
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=ca)
-    except (ValueError, ssl.SSLError):
-        pass  # the text quotes what was found
-    else:
-        return ca
-    raise QueueForbidden("The certificates of authorities for Redis are not PEM. Write -----BEGIN CERTIFICATE----- ...")
-
-
-def _never() -> Retry:
-    return Retry(NoBackoff(), 0)
-
-
-def _client(address: RedisAddress, options: dict[str, Any]) -> redis.Redis:
-    try:
-        return redis.Redis.from_url(address.url, retry=_never(), **options)
-    except (ValueError, TypeError):
-        pass  # the text quotes the URL
-    raise InvalidAddress("Redis URL: an option after ? is unknown or has a wrong value: remove it")
-
-
-def _admitting(kind: type[redis.Connection], admits: Admits) -> type[redis.Connection]:
-    """Return a class of connections that connect to admitted hosts only, also where a cluster redirects the client."""
-
-    class Admitted(kind):  # type: ignore[misc, valid-type]
-        def _connect(self) -> Any:
-            if not admits(self.host):
-                raise HostNotAdmitted
-            return super()._connect()
-
-    return Admitted
-
-
-def _is_missing(reply: object) -> bool:
-    return isinstance(reply, ResponseError) and "Function not found" in str(reply)

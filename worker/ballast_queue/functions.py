@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from ballast_queue.connection import Argument, Call
+from ballast_queue.function_library import Argument, Call
 from ballast_queue.keys import Keys
 
 FIELDS = (

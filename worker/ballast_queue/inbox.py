@@ -20,8 +20,8 @@ from secrets import token_hex
 from ballast_log import Log
 from ballast_openai.errors import InvalidBody, describe
 from ballast_queue.batch_lines import CHUNK_LINES, MOST_LINE_END, read_line, reject, wrong
-from ballast_queue.connection import Call
 from ballast_queue.errors import InvalidJob, RefusedCall, UnknownTenant, UnreadableValue
+from ballast_queue.function_library import Call
 from ballast_queue.functions import Line
 from ballast_queue.records import readable
 from ballast_queue.settings import QueueSettings, check_name

@@ -16,7 +16,7 @@ WITHIN = (
     *("hmget", "hgetall", "hexists", "hset", "hsetnx", "hdel", "hincrby", "hincrbyfloat"),
     *("zadd", "zrem", "zscore", "zpopmin", "xadd", "xdel", "xlen", "xrange"),
 )
-"""Further commands that the functions in ballast.lua run."""
+"""Further commands that the functions in ballast.lua run. `hgetall` is one of earlier revisions only."""
 DATABASE = ("select",)
 """Further commands if the URL names another database than 0."""
 CLUSTER = ("command", "cluster|slots")

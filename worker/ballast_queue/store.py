@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ballast_queue.connection import Call, Connection
+from ballast_queue.connection import Connection
+from ballast_queue.function_library import Call
 from ballast_queue.functions import Functions
 from ballast_queue.keys import Keys
 from ballast_queue.unreadable import Unreadable

@@ -17,7 +17,8 @@ The halves share only the following contract:
 vLLM documents its arguments, the parameters of requests, and its configuration. Beyond these, Ballast uses:
 
     internals         members of the scheduler, of its queue and its KV blocks, and of EngineCore
-    scheduler, driver the scheduler's methods and pause state, and the counts of its requests
+    scheduler         the scheduler's methods and pause state
+    driver, charges   the counts of its requests
     engine_client     two methods of the engine client, which it replaces, and the requests and outputs that pass them
     server, adapters  the state of the app: vLLM's arguments, the names of models, and the adapters, which they replace
     middleware, drain the same state, and the HTTP server in it: its TLS context and its exit

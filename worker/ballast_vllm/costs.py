@@ -2,11 +2,26 @@
 
 vLLM checks the values of these parameters, and not what they cost. Its V2 model runner, the usual one on GPUs, has
 tables of fixed sizes, and raises an exception in the step that would exceed one, which ends EngineCore.
+
+A chat template can write a small request as gigabytes of text: see `ballast_openai.chat_limits`.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from ballast_openai.chat_limits import (
+    MOST_INDENTS,
+    MOST_MESSAGES,
+    MOST_TOKEN,
+    MOST_TOOLS,
+    TOO_NESTED,
+    num_indents,
+    wrong_token,
+)
+from ballast_openai.errors import describe
 
 MOST_COMPARISONS = 500
 """Comparisons of tokens after each new token, in Python. Each step waits for them: 500 take about 60 us."""
@@ -62,3 +77,33 @@ def _comparisons(detection: Any) -> int:
     least, most = max(1, detection.min_pattern_size), detection.max_pattern_size
     num_pairs: int = max(0, detection.min_count - 1) * max(0, most - least + 1) * (least + most) // 2
     return num_pairs
+
+
+def excess_of_chat(messages: Sequence[Any], options: Mapping[str, Any], tokens: frozenset[str]) -> str | None:
+    """Return the sentence that refuses a chat, or None. `tokens` names the special tokens among the options."""
+    if len(messages) > MOST_MESSAGES:
+        return f"messages: found {len(messages)} messages, expected at most {MOST_MESSAGES}. Send fewer messages."
+    tools = options.get("tools")
+    if isinstance(tools, list) and len(tools) > MOST_TOOLS:
+        return f"tools: found {len(tools)} tools, expected at most {MOST_TOOLS}. Send fewer tools."
+    if (name := wrong_token(options, tokens)) is not None:
+        found = f"found {describe(options[name])}, expected at most {MOST_TOKEN} characters"
+        return f"chat_template_kwargs.{name}: {found}. Leave it out, because the tokenizer sets it."
+    if num_indents([options, messages, list(_arguments(messages))]) > MOST_INDENTS:
+        return f"messages, {TOO_NESTED}"
+    return None
+
+
+def _arguments(messages: Sequence[Any]) -> Iterator[object]:
+    """Yield the arguments of tool calls as templates get them."""
+    for message in messages:
+        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        if calls is not None and not isinstance(calls, list):
+            calls = message["tool_calls"] = list(calls)  # pydantic's iterator can be read once
+        for call in calls or ():
+            function = call.get("function") if isinstance(call, dict) else None
+            arguments = function.get("arguments") if isinstance(function, dict) else None
+            try:
+                yield json.loads(arguments) if isinstance(arguments, str) else arguments
+            except (ValueError, RecursionError):  # vLLM does not pass them on
+                continue

@@ -16,28 +16,28 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import Any, Protocol
 
-from ballast_engine.stats import AdmissionRecord, StepKind, StepRecord
+from ballast_engine.stats import AdmissionRecord
 from ballast_policy.host import Host, Planner
 from ballast_policy.learning.cost import StepWork, attended
 from ballast_policy.plan import Reason, StepPlan
-from ballast_policy.request import OFFLINE, PARKED, RUNNING, WAITING, Request, RequestClass
-from ballast_policy.snapshot import PolicyConfig
+from ballast_policy.request import PARKED, RUNNING, WAITING, Request, RequestClass
+from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 from ballast_policy.step.planner import plan as plan_step
 from ballast_vllm.adapter_places import AdapterPlaces
+from ballast_vllm.charges import Charges, Flight, Pairs
 from ballast_vllm.counters import Counters
 from ballast_vllm.drafts import DecodeStep, DraftGain
 from ballast_vllm.plan_limits import PlanLimits
+from ballast_vllm.private_blocks import PrivateBlocks
 from ballast_vllm.requests import place_of
 from ballast_vllm.snapshot_kv import EAGER, SnapshotKv, VllmBlocks
 
 HELD_UP_SECONDS = 2.0
 """How long a request waits for a place of its adapter before it counts as held up. Short bursts end before that."""
-TIGHT = 4
-"""Private blocks are counted when less than this part of the KV is free: only then a plan preempts for KV."""
 
 
 class VllmBatch(Protocol):
@@ -48,26 +48,6 @@ class VllmBatch(Protocol):
     def is_running(self, request: Any) -> bool: ...
     def is_complete(self, request: Any) -> bool: ...
     def adapter(self, request: Any) -> int: ...
-
-
-Pairs = Sequence[tuple[Request, int]]
-
-
-@dataclass(slots=True)
-class Flight:
-    """A step that vLLM runs."""
-
-    plan: StepPlan
-    pairs: Pairs
-    """Requests that compute, with their known tokens; drafts are not counted."""
-    ends: list[int] | None
-    """With asynchronous scheduling: the computed tokens of each request after this step."""
-    work: StepWork
-    started: float
-    admissions: tuple[AdmissionRecord, ...] = ()
-    num_drafts: int = 0
-    with_drafts: bool = True
-    """Whether drafts are on, so that vLLM's drafter proposes some in this step."""
 
 
 class Driver:
@@ -105,6 +85,8 @@ class Driver:
         """vLLM's KV blocks."""
         self.kv = SnapshotKv(blocks, self.live, self.host.residents)
         """The KV of each snapshot."""
+        self.private_blocks = PrivateBlocks(blocks, self.host.residents, self.ids)
+        self._charges = Charges(self.host, self.live, self.counters.tokens)
         self._limits = limits
         self._is_async = is_async
         self._max_tokens = max_tokens
@@ -117,9 +99,6 @@ class Driver:
         self.plan = StepPlan()
         """The plan of the last step."""
         self._snapshot_waiting: Sequence[Request] = ()
-        self._is_counting = False
-        self._num_private_offline: int | None = None
-        """The blocks that offline requests held alone when the last step began; None: they were not counted."""
         self.slos: dict[int, tuple[float | None, float | None]] = {}
         """TTFT and TPOT of requests with an SLO of their own."""
 
@@ -216,30 +195,12 @@ class Driver:
 
     def begin(self, now: float, *, admits: bool = True) -> None:
         """Plan a step and carry out what needs no batch. If vLLM is paused, the plan `admits` no request."""
-        host, kv = self.host, self.kv
+        host = self.host
         if self.blocked:
             self._release_blocked(now)
         if self.places.is_changed and admits:
             self._give_places(now)
-        kv.begin()
-        num_running = sum([held[RUNNING] for held in host.held.values()])
-        num_ahead = self.blocks.num_lookahead_tokens + self._limits.num_drafts * self.draft_gain.is_on
-        kv.num_eager = EAGER if num_running < host.config.slots else 0
-        kv.draft_blocks = -(-num_running * num_ahead // self.blocks.block_tokens)
-        self._count_private()
-        snapshot = host.snapshot(kv, now)
-        if self.blocks.mixed is not None:
-            snapshot = replace(snapshot, free_blocks=kv.allot_mixed(self.blocks.mixed))
-        if self.draft_gain.per_decode:
-            snapshot = replace(snapshot, cost=self.draft_gain.expected(snapshot.cost))
-        if self._is_async:
-            # A request that draws its last token now takes part in no later step. It keeps its KV until it leaves.
-            residents = [record for record in snapshot.residents if record.remaining]
-            num_leaving = len(snapshot.residents) - len(residents)
-            if num_leaving:
-                snapshot = replace(snapshot, residents=residents, num_leaving=num_leaving)
-        if not admits:
-            snapshot = replace(snapshot, waiting=())
+        snapshot = self._snapshot(now, admits=admits)
         live, ids = self.live, self.ids
         self.plan = plan = self._limits.apply(host.planner(snapshot), live)
         self._snapshot_waiting = snapshot.waiting
@@ -255,6 +216,28 @@ class Driver:
             host.admit(record)
         self.admissions = [live[record.seq] for record in plan.admit]
         self.grants = {ids[record.seq]: num_tokens for record, num_tokens in plan.grants}
+
+    def _snapshot(self, now: float, *, admits: bool) -> EngineSnapshot:
+        """Return the snapshot of the host, with what only this engine knows: its KV, drafts, and steps that it runs."""
+        host, kv = self.host, self.kv
+        kv.begin()
+        num_running = sum([held[RUNNING] for held in host.held.values()])
+        num_ahead = self.blocks.num_lookahead_tokens + self._limits.num_drafts * self.draft_gain.is_on
+        kv.num_eager = EAGER if num_running < host.config.slots else 0
+        kv.draft_blocks = -(-num_running * num_ahead // self.blocks.block_tokens)
+        self.private_blocks.count()
+        snapshot = host.snapshot(kv, now)
+        if self.blocks.mixed is not None:
+            snapshot = replace(snapshot, free_blocks=kv.allot_mixed(self.blocks.mixed))
+        if self.draft_gain.per_decode:
+            snapshot = replace(snapshot, cost=self.draft_gain.expected(snapshot.cost))
+        if self._is_async:
+            # A request that draws its last token now takes part in no later step. It keeps its KV until it leaves.
+            residents = [record for record in snapshot.residents if record.remaining]
+            num_leaving = len(snapshot.residents) - len(residents)
+            if num_leaving:
+                snapshot = replace(snapshot, residents=residents, num_leaving=num_leaving)
+        return snapshot if admits else replace(snapshot, waiting=())
 
     def _release_blocked(self, now: float) -> None:
         for seq, record in list(self.blocked.items()):
@@ -276,35 +259,6 @@ class Driver:
         for record in places.give():
             host.enter(record, now)
 
-    def _count_private(self) -> None:
-        """Count the blocks that a preemption would free. While KV is plenty, all blocks of a request count."""
-        blocks, host = self.blocks, self.host
-        is_tight = bool(blocks.num_shared_blocks) and blocks.num_free * TIGHT < blocks.num_blocks
-        if is_tight or self._is_counting:
-            ids = self.ids
-            for seq, record in host.residents.items():
-                record.num_private_blocks = record.num_blocks - (blocks.shared(ids[seq]) if is_tight else 0)
-        self._num_private_offline = sum([r.num_private_blocks for r in self._offline()]) if is_tight else None
-        self._is_counting = is_tight or blocks.mixed is not None  # a plan may have counted fewer
-
-    def _offline(self) -> list[Request]:
-        return [record for record in self.host.residents.values() if record.request_class is OFFLINE]
-
-    @property
-    def num_offline_blocks(self) -> int | None:
-        """Return the blocks that an offline request holds alone, so that its preemption frees them.
-
-        While requests share blocks and KV is plenty, no step counts them, and the result is None.
-        """
-        if self.blocks.num_shared_blocks:
-            return self._num_private_offline
-        return sum([record.num_blocks for record in self._offline()])
-
-    def count_offline_blocks(self) -> int:
-        """Count the same. Read each shared block of each offline request, which takes as long as a step."""
-        blocks, ids = self.blocks, self.ids
-        return sum([record.num_blocks - blocks.shared(ids[record.seq]) for record in self._offline()])
-
     def dispatched(self, scheduled: Mapping[str, int], now: float) -> None:
         """Note the batch of the step, which vLLM built from the grants. `scheduled`: its tokens by request id."""
         plan, host, counters = self.plan, self.host, self.counters
@@ -315,9 +269,28 @@ class Driver:
         elif scheduled:
             counters.exact_steps += 1
         admissions = self._admitted(scheduled, now) if plan.admit else ()
+        work = self._advance(pairs, num_drafts)
+        host.dispatched(plan, self._snapshot_waiting, now)
+        if not pairs:
+            if not self.flights:
+                host.ended(now)
+            return
+        if host.config.is_encoder:
+            counters.in_step = Counter([record.request_class for record, _ in pairs])
+        for request_class, held in host.held.items():
+            counters.tokens.classes[request_class].parked_steps += held[PARKED]
+        flight = Flight(plan, pairs, None, work, now, admissions, num_drafts, self.draft_gain.is_on)
+        if self._is_async:
+            flight.ends = self._charges.run_ahead(pairs, resync=bool(num_drafts))
+        if not self.flights:
+            host.began(plan, now)  # what follows a step counts as its time, up to the plan of the next one
+        self.flights.append(flight)
+
+    def _advance(self, pairs: Pairs, num_drafts: int) -> StepWork:
+        """Count the tokens of the batch as computed, and return the work of the step."""
         prefill = decode = context = 0
         prefill_context = 0.0
-        blocks, ids, has_decodes = self.blocks, self.ids, not host.config.is_encoder
+        blocks, ids, has_decodes = self.blocks, self.ids, not self.host.config.is_encoder
         block_tokens, num_ahead = blocks.block_tokens, blocks.num_lookahead_tokens
         for record, num_tokens in pairs:
             start = record.num_computed
@@ -330,22 +303,7 @@ class Driver:
                 prefill_context += attended(start, num_tokens)
             if end + num_ahead > record.num_blocks * block_tokens or num_drafts:
                 record.num_blocks = record.num_private_blocks = blocks.held(ids[record.seq])
-        host.dispatched(plan, self._snapshot_waiting, now)
-        if not pairs:
-            if not self.flights:
-                host.ended(now)
-            return
-        if not has_decodes:
-            counters.in_step = Counter([record.request_class for record, _ in pairs])
-        for request_class, held in host.held.items():
-            counters.tokens.classes[request_class].parked_steps += held[PARKED]
-        work = StepWork(prefill, prefill_context, decode + num_drafts, context)
-        flight = Flight(plan, pairs, None, work, now, admissions, num_drafts, self.draft_gain.is_on)
-        if self._is_async:
-            flight.ends = self._run_ahead(pairs, resync=bool(num_drafts))
-        if not self.flights:
-            host.began(plan, now)  # what follows a step counts as its time, up to the plan of the next one
-        self.flights.append(flight)
+        return StepWork(prefill, prefill_context, decode + num_drafts, context)
 
     def _compare(self, scheduled: Mapping[str, int]) -> tuple[Pairs, int]:
         """Return the grants that vLLM carried out, and the drafts that it added; count the differences.
@@ -399,42 +357,18 @@ class Driver:
             for record in admissions
         )
 
-    def _run_ahead(self, pairs: Pairs, *, resync: bool) -> list[int]:
-        """Count the token that each complete request draws in this step as known; the next plan may use it."""
-        ends = []
-        for record, _ in pairs:
-            ends.append(record.num_computed)
-            if resync:
-                self._resync(record, self.live[record.seq])
-            elif record.remaining == 0 and record.num_tokens + 1 - record.num_prompt < record.max_output:
-                record.num_tokens += 1
-        return ends
-
-    @staticmethod
-    def _resync(record: Request, request: Any) -> None:
-        """Read what vLLM knows of a request. A request that draws its last token now has no token left to compute."""
-        num_drawing = request.num_output_placeholders
-        record.num_computed = request.num_computed_tokens
-        record.num_tokens = request.num_tokens + num_drawing
-        if num_drawing and record.num_tokens - record.num_prompt >= record.max_output:
-            record.num_tokens = record.num_computed
-
     def computed(self, now: float) -> None:
         """Charge the step at the head of the flights, after vLLM added its output to the requests."""
-        flight, host = self.flights.popleft(), self.host
-        if flight.ends is None:
-            num_accepted = self._charge(flight.pairs, now)
-        else:
-            num_accepted = self._charge_late(flight.pairs, flight.ends, now)
-        self.counters.tokens.note_charges(host.settle())
+        flight = self.flights.popleft()
+        num_accepted = self._charges.charge(flight, now)
         end = self._clock()
         started = max(flight.started, self._last_end)
         seconds = end - started
         self._last_end = end
         self._learn(flight, seconds, num_accepted)
-        self.counters.note_step(_record(flight, seconds))
+        self.counters.note_step(flight.record(seconds))
         if self.flights:
-            host.began(self.flights[0].plan, end)
+            self.host.began(self.flights[0].plan, end)
 
     def _learn(self, flight: Flight, seconds: float, num_accepted: int) -> None:
         """Learn from the time of a step. The cost model leaves out trials, because most steps have the other mode."""
@@ -444,87 +378,3 @@ class Driver:
         if self._limits.num_drafts:
             work = replace(work, num_decode=work.num_decode - flight.num_drafts)
             gain.note(DecodeStep(work, seconds, flight.with_drafts, flight.num_drafts, num_accepted), host.cost)
-
-    def _charge(self, pairs: Pairs, now: float) -> int:
-        """Charge a step; return the accepted drafts."""
-        num_accepted = 0
-        live, computed, counters = self.live, self.host.computed, self.counters.tokens
-        generated = dict.fromkeys(RequestClass, 0)
-        for record, num_tokens in pairs:
-            request = live.get(record.seq)
-            if request is None:
-                self._charge_left(record, num_tokens, record.num_computed, now)
-                continue
-            num_drawn = request.num_output_tokens - record.num_output
-            is_new = record.num_computed > record.most_computed
-            num_new, num_wasted = computed(record, num_tokens, now)
-            if num_new or num_wasted:
-                counters.note_tokens(record, num_new, num_wasted, is_generated=False)
-            if num_drawn:
-                generated[record.request_class] += is_new
-                if num_drawn > 1:
-                    num_accepted += num_drawn - 1
-                    self._charge_drafts(record, num_drawn - 1, now)
-                record.num_tokens += 1
-                record.num_output += num_drawn
-        for request_class, num_tokens in generated.items():
-            counters.classes[request_class].decode_tokens += num_tokens
-        return num_accepted
-
-    def _charge_late(self, pairs: Pairs, ends: Sequence[int], now: float) -> int:
-        """Charge a step whose requests may be in a later step already; return the accepted drafts."""
-        num_accepted = 0
-        live, computed, counters = self.live, self.host.computed, self.counters.tokens
-        for (record, num_tokens), end in zip(pairs, ends, strict=True):
-            request = live.get(record.seq)
-            if request is None:
-                self._charge_left(record, num_tokens, end, now)
-                continue
-            num_drawn = request.num_output_tokens - record.num_output
-            if num_drawn:  # `end` may count drafts of the step before that were rejected meanwhile
-                record.num_computed = record.num_tokens = record.num_prompt + record.num_output
-            else:
-                record.num_computed, record.num_tokens = end, max(end + 1, record.num_tokens)
-            is_new = record.num_computed > record.most_computed
-            num_new, num_wasted = computed(record, num_tokens, now)
-            if num_new or num_wasted:
-                counters.note_tokens(record, num_new, num_wasted, is_generated=False)
-            if num_drawn:
-                counters.classes[record.request_class].decode_tokens += is_new
-                if num_drawn > 1:
-                    num_accepted += num_drawn - 1
-                    self._charge_drafts(record, num_drawn - 1, now)
-                record.num_output += num_drawn
-            self._resync(record, request)
-        return num_accepted
-
-    def _charge_drafts(self, record: Request, number: int, now: float) -> None:
-        """Charge the accepted drafts of a request, each of which draws one more token."""
-        for _ in range(number):
-            record.num_computed = record.num_tokens = record.num_tokens + 1
-            is_new = record.num_computed > record.most_computed
-            _, num_wasted = self.host.computed(record, 1, now)
-            self.counters.tokens.note_tokens(record, 0, num_wasted, is_generated=is_new)
-
-    def _charge_left(self, record: Request, num_tokens: int, end: int, now: float) -> None:
-        """Charge the prompt tokens of a request that left during the step, e.g. by an abort. It gets no new token.
-
-        `end`: its computed tokens after the step.
-        """
-        record.num_computed, record.num_tokens = end, end + 1
-        num_new, num_wasted = self.host.computed(record, num_tokens, now)
-        if num_new or num_wasted:
-            self.counters.tokens.note_tokens(record, num_new, num_wasted, is_generated=False)
-
-
-def _record(flight: Flight, seconds: float) -> StepRecord:
-    work = flight.work
-    num_decode = work.num_decode - flight.num_drafts
-    return StepRecord(
-        kind=StepKind.DECODE if not work.num_prefill else StepKind.MIXED if num_decode else StepKind.PREFILL,
-        seconds=seconds,
-        predicted_seconds=flight.plan.predicted_seconds,
-        num_prefill=work.num_prefill,
-        num_decode=num_decode,
-        admissions=flight.admissions,
-    )

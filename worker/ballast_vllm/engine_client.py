@@ -3,9 +3,9 @@
 `EngineTap` replaces methods of the client object and of its parts. One adds the place in the policy to each request on
 its way to EngineCore. One sees each output on its way back. One checks the waiting queue for calls with several
 requests. One keeps the names of images apart by tenant, on vLLM's threads, which therefore get the context of a call,
-and do online work first. Two refuse parameters that would hold up the other requests. Two have work on threads that
-vLLM has on the event loop, and that may take seconds: the check of structured output, and the tokens of scores. No
-class of vLLM is changed.
+and do online work first. Two refuse parameters that would hold up the other requests. Two refuse chats that a template
+could write as gigabytes of text. Two have work on threads that vLLM has on the event loop, and that may take seconds:
+the check of structured output, and the tokens of scores. No class of vLLM is changed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from functools import partial
 from typing import Any
 
 from ballast_log import Log
+from ballast_openai.chat_limits import MOST_WRITTEN, SPECIAL_TOKENS
 from ballast_policy.request import RequestClass
 from ballast_vllm.calls import CALL, Call, EngineRequest, can_continue
-from ballast_vllm.costs import excess
+from ballast_vllm.costs import excess, excess_of_chat
 from ballast_vllm.daemon_threads import DaemonThreads
 from ballast_vllm.online_first import OnlineFirst
 from ballast_vllm.requests import KEY
@@ -86,6 +87,9 @@ class EngineTap:
         self._name_media, renderer._process_mm_uuids = renderer._process_mm_uuids, self._name_own_media  # noqa: SLF001
         for threads in (renderer._executor, renderer._mm_executor):  # noqa: SLF001
             threads.submit = OnlineFirst(threads.submit, now)
+        self._special_tokens = SPECIAL_TOKENS | set(getattr(renderer.tokenizer, "special_tokens_map", ()))
+        self._write, renderer.render_messages = renderer.render_messages, self._write_checked
+        self._write_async, renderer.render_messages_async = renderer.render_messages_async, self._write_checked_async
 
     # The configuration of vLLM
 
@@ -104,6 +108,12 @@ class EngineTap:
         """What decides the tokens of an answer, the name of the model first."""
         model, cache = self._engine.model_config, self._engine.vllm_config.cache_config
         return (*(str(getattr(model, name)) for name in DECIDING), str(cache.cache_dtype))
+
+    @property
+    def most_written(self) -> int:
+        """The most characters that a chat template may write."""
+        longest = getattr(self._engine.renderer.tokenizer, "max_chars_per_token", 0)
+        return max(MOST_WRITTEN, longest * int(self._engine.model_config.max_model_len))
 
     @property
     def num_servers(self) -> int:
@@ -198,6 +208,19 @@ class EngineTap:
             tenant = call.caller.tenant
             names = {kind: [None if name is None else f"{tenant}\n{name}" for name in of] for kind, of in names.items()}
         return self._name_media(data, items, names, request_id)
+
+    def _write_checked(self, messages: Any, params: Any) -> Any:
+        self._check_chat(messages, params)
+        return self._write(messages, params)
+
+    async def _write_checked_async(self, messages: Any, params: Any) -> Any:
+        self._check_chat(messages, params)
+        return await self._write_async(messages, params)
+
+    def _check_chat(self, messages: Any, params: Any) -> None:
+        """Refuse a chat before its template writes it. The tools and the documents are among the template's options."""
+        if (found := excess_of_chat(messages, params.chat_template_kwargs, self._special_tokens)) is not None:
+            raise _invalid(found)
 
     async def _start_checked(self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         """Check the cost and the structured output of a request, and let vLLM add the request."""

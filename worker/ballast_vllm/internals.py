@@ -13,6 +13,7 @@ image: vLLM encodes an image again that another one replaced meanwhile.
 
 `limit_media` replaces vLLM's reader of media in the API server, so that clients cannot make the server open their URLs,
 or decode small files to more than its memory.
+`limit_templates` replaces the function with which Jinja joins what a chat template writes.
 `check_format` and `Formats` decide which library carries out structured output.
 
 While drafts are off, `dynamic_sd_lookup`, vLLM's number of drafts by batch size, is 0 for each size. Then the drafter
@@ -29,9 +30,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import cache, cached_property, wraps
+from functools import cache, cached_property, partial, wraps
 from typing import Any
 
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from PIL.Image import Image
 from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
@@ -59,6 +61,7 @@ from vllm.v1.structured_output.backend_guidance import (
 from vllm.v1.structured_output.backend_types import StructuredOutputBackend, StructuredOutputOptions
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
+from ballast_openai.chat_limits import joined
 from ballast_policy.request import Request as Record
 from ballast_vllm.block_tables import KvTable, KvTables
 from ballast_vllm.formats import SLOW, has_slow_format, may_close
@@ -451,6 +454,14 @@ def limit_media() -> None:
     # the variable for each URL.
     os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
     MEDIA_CONNECTOR_REGISTRY.register("http")(DataUrls)
+
+
+def limit_templates(most: int) -> None:
+    """Let chat templates write at most this number of characters in this process, those compiled already too.
+
+    Jinja reads the function each time. It passes the parts of a text one by one, so no more of them are made.
+    """
+    ImmutableSandboxedEnvironment.concat = partial(joined, most=most)
 
 
 class Guided(GuidanceGrammar):  # type: ignore[misc]

@@ -167,9 +167,9 @@ class _Ballast(PlannedBatch):
         now = self.clock()
         self.driver.leave(self.finished_req_ids, now)
         if now - self._counted[0] > COUNTED_SECONDS:
-            self._counted = now, self.kv_blocks.num_cached, self.driver.count_offline_blocks()
+            self._counted = now, self.kv_blocks.num_cached, self.driver.private_blocks.count_offline()
         _, num_cached, num_counted = self._counted
-        kv_free, kv_offline = self.kv_blocks.num_free, self.driver.num_offline_blocks
+        kv_free, kv_offline = self.kv_blocks.num_free, self.driver.private_blocks.num_offline
         return stats.message(
             self.driver.counters,
             self.driver.host,

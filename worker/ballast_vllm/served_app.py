@@ -44,12 +44,16 @@ def check_start(tap: EngineTap, config: WorkerConfig, vllm_config: Any, argument
         )
 
 
-def limit_media() -> None:
-    """Refuse the URLs of media that no option of vLLM admits. Without vLLM, as in some tests, do nothing."""
+def limit_requests(tap: EngineTap) -> None:
+    """Refuse URLs of media that no option of vLLM admits, and the text of a chat that no model reads.
+
+    Without vLLM, as in some tests, do nothing.
+    """
     if importlib.util.find_spec("vllm") is not None:
         from ballast_vllm import internals  # noqa: PLC0415 - it imports vLLM
 
         internals.limit_media()
+        internals.limit_templates(tap.most_written)
 
 
 def admit_prompts() -> None:

@@ -31,7 +31,9 @@ from ballast_vllm.bodies import MOST_BODY_BYTES
 from ballast_vllm.compiler import OFF, missing_compiler
 from ballast_vllm.drain import Drain
 from ballast_vllm.engine_client import EngineDead, EngineTap
-from ballast_vllm.items import HttpItemLoop, HttpReader, VllmEngine
+from ballast_vllm.engine_view import VllmEngine
+from ballast_vllm.item_loop import HttpItemLoop
+from ballast_vllm.items import HttpReader
 from ballast_vllm.metrics import PRIVATE, ServerMetrics
 from ballast_vllm.served_app import (
     address,
@@ -40,7 +42,7 @@ from ballast_vllm.served_app import (
     check_start,
     item_scope,
     item_urls,
-    limit_media,
+    limit_requests,
     slo_problem,
     slo_warning,
 )
@@ -131,7 +133,7 @@ class VllmServer(ModelServer):
             NotServed: the configuration or vLLM's arguments ask for something that Ballast cannot do.
         """
         check_start(self.tap, self.config, self._app.state.vllm_config, self._app.state.args)
-        limit_media()
+        limit_requests(self.tap)
         admit_prompts()
         if (scoring := getattr(self._app.state, "serving_generative_scoring", None)) is not None:
             self.tap.build_scores_on_threads(scoring)

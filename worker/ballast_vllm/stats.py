@@ -26,7 +26,7 @@ def message(counters: Counters, host: Host, *, kv_free: int, kv_cached: int, kv_
             num_blocked: Mapping[RequestClass, int], held_up: Mapping[str, Request]) -> Message:  # fmt: skip
     """Return all figures, and the steps after the step number `since`.
 
-    `kv_free` includes the `kv_cached` blocks. `kv_offline`: see `Driver.num_offline_blocks`; the records count too many
+    `kv_free` includes the `kv_cached` blocks. `kv_offline`: see `PrivateBlocks.num_offline`; the records count too many
     blocks while KV is plenty. `num_blocked`: waiting requests that the host does not know yet.
     `held_up`: those of them that wait for a place of their adapter, which online requests hold.
     """

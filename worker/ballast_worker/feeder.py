@@ -6,27 +6,26 @@ it claims no items and keeps finished results. It stores them when Redis is back
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from math import inf
 
 from ballast_engine.request import FinishReason
 from ballast_log import Log
-from ballast_queue.errors import QueueError, QueueFull, QueueUnavailable, RefusedCall, ServerUnfit, UnreadableValue
+from ballast_queue.errors import QueueError
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import QueueStats, WorkerStatus
-from ballast_worker.backoff import Backoff
 from ballast_worker.claimer import Claimer
+from ballast_worker.feeder_tasks import FeederTasks
 from ballast_worker.in_flight import InFlightItems, all_or_each
 from ballast_worker.items import ItemLoop, ItemReader
 from ballast_worker.loop import Ended, failed
 from ballast_worker.outlooks import update_outlooks
+from ballast_worker.queue_link import QueueLink
 from ballast_worker.requests import Recorder
 
 log = Log(__name__)
@@ -44,12 +43,6 @@ PAGE_SECONDS = 0.05
 STATUS_TTL_SECONDS = 5.0
 SETTINGS_SECONDS = 60.0
 """How often the worker writes its settings to the queue again, so that they stay in force."""
-FIRST_BACKOFF, LAST_BACKOFF = 0.05, 2.0
-FIRST_RENEWAL, LAST_RENEWAL = 1.0, 60.0
-"""How soon a new address or password is tried again while the old connection works. A try may block for seconds."""
-FULL = "redis is full and a task waits: raise maxmemory, cancel jobs, or wait until the results of old jobs expire"
-REPEAT_SECONDS = 600.0
-"""How soon the log has the same kind of error of a task again, so that it names the cause while the task fails."""
 GATHER_SECONDS = 0.002
 """How long the feeder waits after a wake-up, so that one round trip reports all requests that end together."""
 
@@ -57,8 +50,6 @@ GATHER_SECONDS = 0.002
 class Feeder:
     """The feeder and its thread. Any thread may call the public methods."""
 
-    is_up = False
-    """Whether Redis answers and its configuration is safe for jobs."""
     stats: QueueStats | None = None
     """The figures of the queue at the last tick; None if they could not be read."""
     can_claim = False
@@ -77,42 +68,31 @@ class Feeder:
         self.recorder = Recorder()
         self.outcomes: Counter[Outcome] = Counter()
         """The answers of Redis to the reports of this worker."""
-        self.failures: Counter[str] = Counter()
-        """How often each task of a round failed."""
+        self.tasks = FeederTasks()
         self.held_requests = Counter[str]()
         """Requests of the items in the engine at the last tick, by tenant. An item may be several."""
-        self._logged: dict[tuple[str, type[Exception]], float] = {}
-        """When the log last got an error of this kind of a task."""
-        self._full: set[str] = set()
-        """Tasks for which Redis had no memory, and that have not succeeded since. Inbox and claim must move an item."""
         self.drained = threading.Event()
         """Set when a draining feeder has no items left."""
-        self._connect = connect
+        self._link = QueueLink(connect)
         self._worker = worker
         self._loop = loop
         self._status = status
         self._settings = settings
         self._configured: QueueSettings | None = None
-        """The settings that this worker wrote to the queue; None: it does not know the server yet."""
+        """The settings that this worker wrote last."""
         self._configure_at = 0.0
         self._is_followed = True
         """Whether the queue has the settings of this worker's resource in force."""
         self._unread: set[str] = set()
         """Tenants whose inboxes no worker reads, as logged."""
         self._in_flight = InFlightItems(worker, reader.revision)
-        self._claimer = Claimer(worker, loop, reader, self._in_flight, fail=self._fail)
-        self._queue: Queue | None = None
-        self._is_stale = False
-        """Whether address or password changed since the connection was made."""
+        self._claimer = Claimer(worker, loop, reader, self._in_flight, fail=self.tasks.fail)
         self._workers: list[WorkerStatus] = []
         """The statuses of all workers at the last tick."""
-        self._last_warning = ""
-        self._backoff = Backoff(FIRST_BACKOFF, LAST_BACKOFF)
-        self._renewals = Backoff(FIRST_RENEWAL, LAST_RENEWAL)
         self._lease_seconds = settings.lease_seconds
         self._extended_at = 0.0
         """When the leases were last extended."""
-        self._tick_at = self._heartbeat_at = self._intake_at = self._retry_at = self._renew_at = 0.0
+        self._tick_at = self._heartbeat_at = self._intake_at = 0.0
         self._is_draining = self._is_returned = self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="ballast-feeder", daemon=True)
 
@@ -129,9 +109,7 @@ class Feeder:
 
     def reconnect(self) -> None:
         """Connect again with the current address and password. Leases stay valid."""
-        self._renewals.reset()
-        self._is_stale = True
-        self._renew_at = self._retry_at = 0.0
+        self._link.renew_soon()
         self._wake()
 
     def drain(self) -> None:
@@ -152,9 +130,14 @@ class Feeder:
         return self._thread.ident is not None and not self._thread.is_alive() and not self._is_stopping
 
     @property
+    def is_up(self) -> bool:
+        """Whether Redis answers and its configuration is safe for jobs."""
+        return self._link.is_up
+
+    @property
     def num_unreadable(self) -> int:
         """Values in Redis that cannot be read, and are skipped."""
-        queue = self._queue
+        queue = self._link.queue
         return len(queue.store.unreadable.places) if queue is not None else 0
 
     @property
@@ -175,49 +158,15 @@ class Feeder:
                     self._round()
                     self._return_expired()
                 except Exception as error:  # noqa: BLE001 -- a defect must end neither offline work nor its signals
-                    self._fail("feeder", error)
+                    self.tasks.fail("feeder", error)
                     self._pause_offline(QueueError("the feeder failed"))
-            if self._queue is not None and self.is_up:
-                self._queue.workers.withdraw(self._worker)
+            if self._link.queue is not None and self.is_up:
+                self._link.queue.workers.withdraw(self._worker)
         except QueueError as error:
             log.warning("worker status not removed, it expires later", because=str(error))
         finally:
-            self.is_up = False
-            if self._queue is not None:
-                self._queue.close()
+            self._link.close()
             self.drained.set()  # no item is returned after this, so the drain does not wait
-
-    def _try(self, what: str, task: Callable[[], object]) -> bool:
-        """Run one task of a round, and return whether it succeeded. If it fails, the other tasks still run.
-
-        Raises:
-            QueueError: Redis is unavailable, or refuses the worker.
-        """
-        try:
-            task()
-        except (RefusedCall, UnreadableValue, QueueFull) as error:  # a full Redis still takes results and leases
-            self._fail(what, error)
-        except QueueError:
-            raise
-        except Exception as error:  # noqa: BLE001 -- a defect in one task must not end the others
-            self._fail(what, error)
-        else:
-            if what not in {"inbox", "claim"}:  # these succeed without an item, too
-                self._full.discard(what)
-            return True
-        return False
-
-    def _fail(self, what: str, error: Exception) -> None:
-        """Count a failed task. Log an error of each kind once in ten minutes, and each time that Redis becomes full."""
-        self.failures[what] += 1
-        if isinstance(error, QueueFull):
-            if what not in self._full:
-                log.warning(FULL, task=what, because=str(error))
-            self._full.add(what)
-        elif (now := time.monotonic()) >= self._logged.get((what, type(error)), -inf) + REPEAT_SECONDS:
-            self._logged[what, type(error)] = now
-            write = log.error if isinstance(error, QueueError) else log.exception  # with the trace of a defect
-            write("feeder task failed, the others go on", task=what, because=repr(error))
 
     def _collect(self) -> None:
         """Wait until a request ends, a slot is free or a task is due, then take in all requests that ended."""
@@ -225,7 +174,7 @@ class Feeder:
             return
         time.sleep(GATHER_SECONDS)
         for ended in self._loop.take_ended():
-            self._try("settle", partial(self._settle, ended))
+            self.tasks.run("settle", partial(self._settle, ended))
         if (failure := self._loop.failure) is not None:
             for request_id in list(self._in_flight.held):  # a later end finds no item
                 self._settle(Ended(failed(request_id, failure), time.monotonic()))
@@ -233,7 +182,7 @@ class Feeder:
     def _wait_seconds(self) -> float:
         now = time.monotonic()
         if not self.is_up:
-            return max(0.001, self._retry_at - now)
+            return max(0.001, self._link.retry_at - now)
         due = min(self._tick_at, self._heartbeat_at, self._intake_at)
         if not self._is_draining and self._loop.is_healthy:
             due = min(due, self._claimer.read_at)
@@ -254,7 +203,8 @@ class Feeder:
             self._claimer.add_end(item)
 
     def _round(self) -> None:
-        if not self.is_up and time.monotonic() < self._retry_at:
+        link = self._link
+        if not link.is_up and time.monotonic() < link.retry_at:
             return
         try:
             queue = self._attach()
@@ -262,28 +212,18 @@ class Feeder:
         except QueueError as error:
             self._pause_offline(error)
             return
-        if not self.is_up:
-            self.is_up = True
-            self._last_warning = ""
-            self._backoff.reset()
-            log.info("queue is up", queue=queue.name)
+        link.keep(queue)
 
     def _attach(self) -> Queue:
-        """Return the queue, connected and configured. Check the server first if it was unavailable."""
-        if self._queue is None:
-            self._is_stale = False  # before the call: a change during the call is handled after it
-            self._queue = self._connect()
-        elif self._is_stale and time.monotonic() >= self._renew_at:
-            self._renew(self._queue)
+        """Return the queue, connected and configured."""
+        queue = self._link.attach()
         if not self.is_up:
-            for warning in self._queue.require_fit():
-                if self._configured is None:
-                    log.warning("redis configuration", warning=warning)
             self._heartbeat_at = self._tick_at = self._intake_at = 0.0
             self._configure_at = 0.0  # another server may have taken over, without the newest settings
-        if self._configured is not self._settings or time.monotonic() >= self._configure_at:
-            self._apply_settings(self._queue)
-        return self._queue
+        is_due = self._configured is not self._settings or time.monotonic() >= self._configure_at
+        if is_due or self._link.is_new:
+            self._apply_settings(queue)
+        return queue
 
     def _apply_settings(self, queue: Queue) -> None:
         settings = self._settings
@@ -291,10 +231,10 @@ class Feeder:
         if self._is_followed and not is_followed:
             log.info("queue follows the settings of another resource, or newer ones than this worker's configuration")
         self._is_followed = is_followed
-        self._try("unread inboxes", partial(self._name_unread, queue))
+        self.tasks.run("unread inboxes", partial(self._name_unread, queue))
         self._read_lease_seconds(queue)
         self._claimer.weights = {tenant.name: tenant.weight for tenant in settings.tenants}
-        self._configured = settings  # last: after a failure, the next round writes them again
+        self._configured, self._link.is_new = settings, False  # last: after a failure, the next round writes them again
         self._configure_at = time.monotonic() + SETTINGS_SECONDS
 
     def _read_lease_seconds(self, queue: Queue) -> None:
@@ -310,49 +250,27 @@ class Feeder:
             log.warning("no worker reads an inbox: the queue no longer declares its tenant", tenant=tenant)
         self._unread = set(unread)
 
-    def _renew(self, old: Queue) -> None:
-        """Replace the connection. Keep the old one while the new address or password does not work yet."""
-        self._is_stale = False
-        fresh: Queue | None = None
-        try:
-            fresh = self._connect()
-            fresh.require_fit()
-        except QueueError as error:
-            if fresh is not None:
-                fresh.close()
-            if not self._is_stale:  # else it changed once more during the call, and is due at once
-                self._is_stale, self._renew_at = True, time.monotonic() + self._renewals.fail()
-            if str(error) != self._last_warning:
-                self._last_warning = str(error)
-                log.warning("new redis address or password does not work, using the old connection", because=str(error))
-            return
-        self._queue = fresh
-        old.close()
-        self._last_warning = ""
-        self._configured = None
-        log.info("using the new redis address or password")
-
     def _exchange(self, queue: Queue) -> None:
         """Run one round with Redis: report results, extend leases, run due tasks, claim items."""
         try:
             if self._in_flight.has_reports:
-                self._try("report", partial(self._in_flight.report, queue, self._count))
+                self.tasks.run("report", partial(self._in_flight.report, queue, self._count))
         finally:  # if a report breaks the connection each time, the leases of all other items must stay
             now = time.monotonic()
             if now >= self._tick_at:  # another worker may have changed it
-                self._try("lease time", partial(self._read_lease_seconds, queue))
+                self.tasks.run("lease time", partial(self._read_lease_seconds, queue))
             if now >= self._heartbeat_at:
-                self._try("heartbeat", partial(self._heartbeat, queue))
+                self.tasks.run("heartbeat", partial(self._heartbeat, queue))
                 self._heartbeat_at = now + self._lease_seconds / 3
         if now >= self._tick_at:
             self._tick(queue)
             self._tick_at = now + min(TICK_SECONDS, self._lease_seconds / 3)
         if now >= self._intake_at:
             self._intake_at = now + TICK_SECONDS
-            self._try("inbox", partial(self._take_in, queue))
+            self.tasks.run("inbox", partial(self._take_in, queue))
         if self._is_draining:
             self._drain()
-        elif self._loop.is_healthy and not self._try("claim", partial(self._claim, queue)):
+        elif self._loop.is_healthy and not self.tasks.run("claim", partial(self._claim, queue)):
             self._claimer.read_at = now + TICK_SECONDS
 
     def _heartbeat(self, queue: Queue) -> None:
@@ -377,12 +295,12 @@ class Feeder:
             self._loop.engine.give_back(expired)
 
     def _tick(self, queue: Queue) -> None:
-        self._try("timers", partial(queue.timers.run_due, TIMER_SECONDS))
-        self._try("status", partial(self._publish, queue))
-        self._try("ledger", lambda: self._claimer.update(queue, self._workers))
-        if not self._try("figures", partial(self._read_figures, queue)):
+        self.tasks.run("timers", partial(queue.timers.run_due, TIMER_SECONDS))
+        self.tasks.run("status", partial(self._publish, queue))
+        self.tasks.run("ledger", lambda: self._claimer.update(queue, self._workers))
+        if not self.tasks.run("figures", partial(self._read_figures, queue)):
             self.stats = None  # old figures would look like the current ones
-        self._try("outlooks", partial(self._update_outlooks, queue))
+        self.tasks.run("outlooks", partial(self._update_outlooks, queue))
 
     def _publish(self, queue: Queue) -> None:
         self.held_requests = self._in_flight.requests_by_tenant()
@@ -415,11 +333,11 @@ class Feeder:
         pause = 0.0 if taken >= INTAKE_ENTRIES else PAGE_SECONDS if taken else TICK_SECONDS
         self._intake_at = time.monotonic() + pause
         if taken:
-            self._full.discard("inbox")
+            self.tasks.note_memory("inbox")
 
     def _claim(self, queue: Queue) -> None:
         if self._claimer.refill(queue, min(REFILL_SECONDS, self._lease_seconds / 10)):
-            self._full.discard("claim")
+            self.tasks.note_memory("claim")
 
     def _drain(self) -> None:
         if not self._is_returned:
@@ -431,21 +349,7 @@ class Feeder:
 
     def _pause_offline(self, error: QueueError) -> None:
         """Pause offline work because Redis is unavailable or unsafe. Keep finished results and try again later."""
-        if self.is_up or str(error) != self._last_warning:
-            self._last_warning = str(error)
-            if isinstance(error, ServerUnfit):
-                log.error("redis configuration is unsafe, offline work is paused", because=str(error))
-            else:
-                log.warning(
-                    "redis is unavailable, offline work is paused", because=str(error), held=len(self._in_flight)
-                )
-        self.is_up = False
-        if self._queue is not None:
-            self._queue.close()
-            self._queue = None  # the next connection uses the address and password at that time
-        if not isinstance(error, QueueUnavailable):
-            self._configured = None
-        self._retry_at = time.monotonic() + self._backoff.fail() * random.uniform(0.8, 1.2)
+        self._link.lose(error, len(self._in_flight))
         if self._is_draining and not self._is_returned:
             self._drain()
 

@@ -107,7 +107,7 @@ def queue_view(feeder: Feeder, name: str) -> QueueView:
         is_up=feeder.is_up,
         stats=feeder.stats,
         held=feeder.num_held,
-        failures=dict(feeder.failures),
+        failures=dict(feeder.tasks.failures),
         unreadable=feeder.num_unreadable,
     )
 

@@ -10,6 +10,7 @@ from ballast_engine.errors import InvalidChat
 from ballast_engine.request import GenerationRequest, SamplingParams
 from ballast_engine.tokenizer import Tokenizer
 from ballast_openai.body import ChatBody, CompletionBody, parse_body
+from ballast_openai.chat_limits import MOST_INDENTS, TOO_NESTED, num_indents
 from ballast_openai.errors import InvalidBody
 from ballast_policy.request import RequestClass
 from ballast_worker.errors import Refused
@@ -165,6 +166,8 @@ class PublishedModel:
         if isinstance(body, ChatBody):
             try:
                 messages = [message.for_template() for message in body.messages]
+                if num_indents([messages, body.chat_template_kwargs]) > MOST_INDENTS:
+                    raise Refused(400, f"{field}, {TOO_NESTED}", code="invalid_chat", param=field)
                 text = self.tokenizer.render_chat(messages, body.chat_template_kwargs)
             except InvalidChat as error:
                 raise Refused(400, str(error), code="invalid_chat", param="messages") from None

@@ -13,6 +13,7 @@ from ballast_engine.options import EngineOptions
 from ballast_engine.request import FinishReason, GenerationRequest
 from ballast_engine.tokenizer import Tokenizer
 from ballast_log import Log
+from ballast_openai.chat_limits import joined
 from ballast_policy.request import RequestClass
 from ballast_queue.settings import QueueSettings
 from ballast_worker import settings
@@ -262,7 +263,7 @@ class Worker(ModelServer):
 
 def _load(config: WorkerConfig, build: Build) -> tuple[Engine, PublishedModel]:
     directory = settings.model_directory(config)
-    tokenizer = Tokenizer(directory)
+    tokenizer = Tokenizer(directory, joined)
     sampling = suggested_sampling(directory / "generation_config.json")
     engine = build(settings.engine_options(config, directory), tokenizer=tokenizer)
     engine.configure(settings.policy_config(config, engine.policy))

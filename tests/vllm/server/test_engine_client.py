@@ -26,6 +26,7 @@ with warnings.catch_warnings():
     from vllm.config import StructuredOutputsConfig
     from vllm.exceptions import VLLMValidationError
     from vllm.lora.request import LoRARequest
+    from vllm.renderers import ChatParams
     from vllm.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
     from vllm.v1.core.sched.utils import check_sequence_repetition
     from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
@@ -133,6 +134,13 @@ class Engine:
 
     def _process_mm_uuids(self, data, items, names, request_id):
         return names
+
+    def render_messages(self, messages, params):
+        """Return the number of messages that vLLM would render."""
+        return len(messages)
+
+    async def render_messages_async(self, messages, params):
+        return len(messages)
 
     def add(self, request, *, n=1):
         """Add a request in the steps of vLLM's `add_request`."""
@@ -326,6 +334,54 @@ def test_a_parameter_that_holds_up_or_ends_enginecore_is_refused(engine, tap, be
     )
     assert is_known_at_once == (refused is not None and not any(name.startswith("_") for name in params))
     assert (len(engine.sent), len(tap.live), len(engine.output_processor.known)) == ((refused is None,) * 3)
+
+
+def tools(number, schema=None):
+    return [{"type": "function", "function": {"name": "f", "parameters": schema or {}}}] * number
+
+
+def nested(levels, values):
+    return [0] * values if levels == 0 else [nested(levels - 1, values)]
+
+
+def calls(arguments):
+    return [{"role": "assistant", "tool_calls": iter([{"function": {"name": "f", "arguments": arguments}}])}]
+
+
+SCHEMA = {"properties": {f"p{n}": {"type": "string", "description": "d" * 60} for n in range(20)}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "refused"),
+    [
+        pytest.param(4096, {"tools": tools(100, SCHEMA), "enable_thinking": False}, None, id="an agent"),
+        pytest.param(4097, {}, "messages: found 4097", id="messages"),
+        pytest.param(1, {"tools": tools(1024)}, None, id="1024 tools"),
+        pytest.param(1, {"tools": tools(1025)}, "tools: found 1025", id="tools"),
+        pytest.param(1, {"bos_token": "", "mine": "x" * 65}, None, id="another token"),
+        pytest.param(1, {"eos_token": "x" * 65}, "chat_template_kwargs.eos_token: found the string", id="a long token"),
+        pytest.param(1, {"pad_token": ["x"]}, "chat_template_kwargs.pad_token: found a list", id="a list of tokens"),
+        pytest.param(1, {"image_token": "x" * 65}, "chat_template_kwargs.image_token", id="a token of this model"),
+        pytest.param(1, {"tools": tools(1, nested(180, 15_000))}, "levels of JSON", id="nested tools"),
+        pytest.param(1, {"custom_tools": nested(180, 15_000)}, "levels of JSON", id="nested arguments of the template"),
+        pytest.param(calls(json.dumps({"a": nested(180, 15_000)})), {}, "levels of JSON", id="a nested call"),
+        pytest.param(calls("[" * 100_000), {}, None, id="a call that is no JSON"),
+    ],
+)
+def test_a_chat_that_a_template_could_write_as_gigabytes_is_refused(engine, messages, options, refused):
+    backend, own = engine.tokenizer.backend_tokenizer, {"image_token": "<image>"}
+    engine.tokenizer = type(engine.tokenizer)(tokenizer_object=backend, eos_token="</s>", extra_special_tokens=own)
+    EngineTap(engine, time.monotonic)
+    chat = [{"role": "user", "content": ""}] * messages if isinstance(messages, int) else messages
+    params = ChatParams(chat_template_kwargs=options)
+
+    if refused is None:
+        assert engine.render_messages(chat, params) == asyncio.run(engine.render_messages_async(chat, params))
+        return
+    with pytest.raises(VLLMValidationError, match=refused):
+        engine.render_messages(chat, params)
+    with pytest.raises(VLLMValidationError, match=refused):
+        asyncio.run(engine.render_messages_async(chat, params))
 
 
 @pytest.mark.parametrize(("least", "most", "count"), [(1, 31, 2), (16, 22, 4), (500, 500, 2), (0, 10, 10)])

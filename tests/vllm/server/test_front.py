@@ -129,6 +129,25 @@ def test_a_request_that_enginecore_cannot_get_is_refused_and_does_not_wait(servi
     assert series['ballast_requests_waiting{class="online"}'] == 0
 
 
+def test_each_route_refuses_a_chat_with_a_long_token_that_the_template_could_repeat(serving):
+    messages = [{"role": "user", "content": "Hi"}]
+    calls = {
+        "/v1/chat/completions": {"messages": messages, "max_tokens": 1},
+        "/v1/responses": {"input": "Hi", "max_output_tokens": 1},
+        "/tokenize": {"messages": messages},
+    }
+
+    def post(client, path, token):
+        return client.post(path, json={"model": "m", "chat_template_kwargs": {"eos_token": token}} | calls[path])
+
+    with serving.client(headers=LAB) as client:
+        for path in calls:
+            refused, passed = post(client, path, "x" * 65), post(client, path, "x" * 64)
+
+            assert (refused.status_code, passed.status_code) == (400, 200), path
+            assert "chat_template_kwargs.eos_token: found the string" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("more", [{}, {"prompt": ["a", "b"], "n": 2, "temperature": 1}], ids=["one", "four answers"])
 def test_a_client_that_leaves_before_the_answer_frees_its_requests(serving, eventually, more):
     text = json.dumps({**BODY, "max_tokens": 900, "ignore_eos": True, **more}).encode()

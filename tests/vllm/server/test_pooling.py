@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from small_models import make_idefics, picture
 
-from ballast_vllm.items import NOT_JSON
+from ballast_vllm.item_loop import NOT_JSON
 
 pytestmark = pytest.mark.timeout(900)
 

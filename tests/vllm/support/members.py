@@ -67,10 +67,11 @@ USED: dict[str, dict[str, str]] = {
     },
     "driver": {
         "Request": (
-            "request_id arrival_time is_finished max_tokens num_computed_tokens num_output_placeholders "
-            "num_output_tokens num_prompt_tokens num_tokens pooling_params sampling_params"
+            "request_id arrival_time is_finished max_tokens num_computed_tokens num_output_tokens num_prompt_tokens "
+            "num_tokens pooling_params sampling_params"
         ),
     },
+    "charges": {"Request": "num_computed_tokens num_output_placeholders num_output_tokens num_tokens"},
     "requests": {"PoolingParams": "extra_kwargs", "SamplingParams": "extra_args"},
     "calls": {
         "EngineCoreRequest": "lora_request prompt_embeds prompt_token_ids resumable sampling_params",
@@ -90,7 +91,8 @@ USED: dict[str, dict[str, str]] = {
             "renderer vllm_config"
         ),
         "AsyncMPClient": "add_request_async call_utility_async",
-        "BaseRenderer": "_executor _mm_executor _process_mm_uuids",
+        "BaseRenderer": "_executor _mm_executor _process_mm_uuids render_messages render_messages_async",
+        "ChatParams": "chat_template_kwargs",
         "CacheConfig": "cache_dtype",
         "DeviceConfig": "device_type",
         "EngineCoreOutput": "finish_reason new_token_ids prefill_stats request_id",

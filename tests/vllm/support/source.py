@@ -20,6 +20,7 @@ FILES = {
     "BaseRenderer": "renderers/base.py",
     "BlockPool": "v1/core/block_pool.py",
     "CacheConfig": "config/cache.py",
+    "ChatParams": "renderers/params.py",
     "ChunkedLocalAttentionSpec": "v1/kv_cache_interface.py",
     "DeviceConfig": "config/device.py",
     "EncoderCacheManager": "v1/core/encoder_cache_manager.py",

@@ -55,9 +55,7 @@ class SdpaAttention:
             masks = {window: _mask(positions[rows], context, window) for window in set(self.shape.windows)}
             requests.append(_Request(rows=rows, context=context, blocks=blocks, masks=masks))
         return SdpaStep(
-            blocks=slots // self.shape.block_tokens,
-            offsets=slots % self.shape.block_tokens,
-            requests=tuple(requests),
+            blocks=slots // self.shape.block_tokens, offsets=slots % self.shape.block_tokens, requests=tuple(requests)
         )
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: SdpaStep) -> Tensor:

@@ -9,7 +9,8 @@ from math import ceil, inf
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.costs import GpuPrice
 from ballast_sim.planner.deployment import Deployment
-from ballast_sim.planner.fleet import FleetPlan, Option, Progress, per_million
+from ballast_sim.planner.fleet import Progress
+from ballast_sim.planner.fleet_plan import FleetPlan, Option, per_million
 from ballast_sim.planner.inputs import PlanInputs
 from ballast_sim.replay.hardware import GPUS
 from ballast_sim.replay.model_shape import Quantization

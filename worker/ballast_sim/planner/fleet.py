@@ -1,7 +1,6 @@
 """Compute the GPUs that the traffic needs, apart and mixed, the cost of a million tokens, and whether mixing pays.
 
 Utilization means work: the tokens that a GPU serves over those that it serves with full batches of the same lengths.
-One GPU of work is a GPU at 100 %.
 """
 
 from __future__ import annotations
@@ -14,119 +13,27 @@ from math import ceil, inf, isnan
 from ballast_sim.errors import BadInput
 from ballast_sim.planner.costs import GpuPrice
 from ballast_sim.planner.deployment import Deployment, check_minutes
+from ballast_sim.planner.fleet_plan import (
+    FEWEST_APART,
+    FEWEST_MIXED,
+    MOST_SIMULATED,
+    FleetPlan,
+    FleetTraffic,
+    MaximumThroughputs,
+    Option,
+    per_million,
+)
 from ballast_sim.planner.inputs import PlanInputs
 from ballast_sim.replay.feasibility import within_context
 from ballast_sim.replay.policies import Ballast, Fill
 from ballast_sim.replay.report import Report
 from ballast_sim.replay.simulation import warmup_of
-from ballast_sim.replay.traffic import (
-    Arrival,
-    Trace,
-    at_zero,
-    busiest,
-    excerpt,
-    peak_rate,
-    repeated,
-    tokens_per_second,
-)
+from ballast_sim.replay.traffic import Arrival, Trace, at_zero, busiest, excerpt, peak_rate, repeated, tokens_per_second
 
 STEP_SHARES = (0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
 """Shares of the TPOT to which steps may be filled. The planner takes the largest one that meets the SLO."""
-MOST_SIMULATED = 16
-"""Most GPUs of a fleet that are simulated, with their part of the traffic."""
-FEWEST_APART, FEWEST_MIXED = "apart, fewest", "mixed, fewest"
 
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class MaximumThroughputs:
-    """The maximum throughput of one GPU with one kind of lengths, in tokens per second."""
-
-    online_full: float
-    """Online lengths in full batches without an SLO: a utilization of 100 % for online."""
-    offline_full: float
-    """Offline lengths in full batches."""
-    offline_bound: float
-    """Offline lengths with every step within the TPOT: the maximum while online decodes are resident."""
-
-    @property
-    def bound_share(self) -> float:
-        """Share of a GPU's throughput that remains with steps within the TPOT."""
-        return self.offline_bound / self.offline_full
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One fleet that serves the traffic."""
-
-    name: str
-    gpus: int
-    utilization: float
-    mfu: float
-    ttft_attainment: float
-    tpot_attainment: float
-    online_tokens: float
-    """Tokens per second over all GPUs."""
-    offline_tokens: float
-    dollars_per_hour: float
-    online_dollars: float
-    """Dollars per million tokens."""
-    offline_dollars: float
-    kilowatts: float
-    note: str = ""
-    step_share: float = 0.0
-    """Share of the TPOT to which mixed steps are filled."""
-
-    @property
-    def kilowatt_hours(self) -> float:
-        """Kilowatt hours per million tokens of both classes."""
-        return per_million(self.kilowatts, self.online_tokens + self.offline_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class FleetTraffic:
-    """The online traffic of a part of a fleet: of at most `MOST_SIMULATED` of today's online GPUs."""
-
-    part: float
-    """The simulated share of the traffic."""
-    online: Trace
-    seconds: float
-    """Length of a simulation."""
-    tokens: float
-    """Tokens per second of the whole fleet."""
-    source: str
-    """Sentence about the load and the rows of the trace."""
-
-    def of(self, simulated: int, gpus: int) -> list[Arrival]:
-        """Return the traffic of `simulated` of `gpus` GPUs: an evenly spaced part of the requests, or repeated ones."""
-        kept, rate = simulated / gpus / self.part, self.tokens * simulated / gpus
-        if kept > 1:
-            return excerpt(repeated(self.online, rate * self.seconds), rate, self.seconds)
-        return [a for i, a in enumerate(self.online) if int((i + 1) * kept) > int(i * kept)]
-
-
-@dataclass(frozen=True, slots=True)
-class FleetPlan:
-    """The plan of a fleet, with its premises and reasons."""
-
-    deployment: Deployment
-    traffic: FleetTraffic
-    maximums: MaximumThroughputs
-    offline_tokens: float
-    work: float
-    """Work of both classes, in GPUs."""
-    batch_ceiling: int
-    batch_ceiling_because: str
-    options: tuple[Option, ...]
-    because: tuple[str, ...]
-    offline: Sequence[Arrival]
-    """Offline requests that fit the context of the model."""
-
-    @property
-    def mixed(self) -> Option | None:
-        """The option with the fewest mixed GPUs that do the work; None without one."""
-        return next((option for option in self.options if option.name.startswith(FEWEST_MIXED)), None)
 
 
 def plan_fleet(
@@ -266,12 +173,10 @@ class _Planner:
     def _fewest_mixed(self, most: int) -> Option | None:
         """Return the fewest GPUs that serve both classes; None if no number does."""
         needed = self.offline_tokens
-        least = _fewest(
-            lambda gpus: self._step_share(gpus, needed) is not None, most, low=ceil(sum(self._work(needed)) - 1e-9)
-        )
+        low = ceil(sum(self._work(needed)) - 1e-9)
+        least = _fewest(lambda gpus: self._step_share(gpus, needed) is not None, most, low=low)
         for gpus in range(least or most + 1, most + 1):
-            option = self._mixed(gpus, f"{FEWEST_MIXED} {self._unit}s", needed)
-            if option:
+            if option := self._mixed(gpus, f"{FEWEST_MIXED} {self._unit}s", needed):
                 return option
         return None
 
@@ -305,7 +210,11 @@ class _Planner:
             return None
         whole = self._routed(simulated, gpus, share)
         offline = whole.offline.total * gpus / simulated
-        return self._shared(name, gpus, whole, offline, STEP_SHARES[share]) if offline >= needed else None
+        if offline < needed:
+            return None
+        note = f"steps filled to {STEP_SHARES[share]:.0%} of the TPOT"
+        note += f", {MOST_SIMULATED} of them simulated" if gpus > MOST_SIMULATED else ""
+        return replace(self._option(name, (gpus,), offline, whole, note), step_share=STEP_SHARES[share])
 
     def _routed(self, simulated: int, gpus: int, share: int) -> Report:
         """Simulate `simulated` of the mixed GPUs behind a router, with their steps filled to a share of the TPOT."""
@@ -324,14 +233,10 @@ class _Planner:
         note = f"{online_gpus} online + {offline_gpus} offline"
         return self._option(name, (online_gpus, offline_gpus), self.offline_tokens, result, note)
 
-    def _shared(self, name: str, gpus: int, result: Report, offline: float, step_share: float) -> Option:
-        note = f"steps filled to {step_share:.0%} of the TPOT"
-        note += f", {MOST_SIMULATED} of them simulated" if gpus > MOST_SIMULATED else ""
-        return replace(self._option(name, (gpus,), offline, result, note), step_share=step_share)
-
     def _option(self, name: str, parts: tuple[int, ...], offline: float, result: Report, note: str) -> Option:
         """Return the figures of a fleet with one part of the GPUs for each class, or with one part for both."""
-        work, gpus, price = self._work(offline), sum(parts), self._price
+        work, gpus = self._work(offline), sum(parts)
+        price = GpuPrice(self.deployment.model.gpu, self.inputs.energy, self.inputs.money)
         loads = work if len(parts) > 1 else (sum(work),)
         used = [load / number if number else 0.0 for load, number in zip(loads, parts, strict=True)]
         costs = [number * price.per_hour(one) for one, number in zip(used, parts, strict=True)]
@@ -340,7 +245,7 @@ class _Planner:
             name=name,
             gpus=gpus,
             utilization=sum(work) / gpus,
-            mfu=self._mfu(self.online_tokens, offline, gpus),
+            mfu=self._mfu(offline, gpus),
             ttft_attainment=result.ttft_attainment,
             tpot_attainment=result.tpot_attainment,
             online_tokens=self.online_tokens,
@@ -356,21 +261,15 @@ class _Planner:
         """Return the work of both classes in GPUs, with `offline` tokens per second."""
         return self.online_tokens / self.maximums.online_full, offline / self.maximums.offline_full
 
-    @property
-    def _price(self) -> GpuPrice:
-        return GpuPrice(self.deployment.model.gpu, self.inputs.energy, self.inputs.money)
-
-    def _mfu(self, online: float, offline: float, gpus: int) -> float:
-        deployment = self.deployment
-        operations = online * deployment.operations_per_token(self.trace)
-        operations += offline * deployment.operations_per_token(self.offline)
-        return operations / (gpus * deployment.model.rated_flops)
+    def _mfu(self, offline: float, gpus: int) -> float:
+        each = self.deployment.operations_per_token
+        operations = self.online_tokens * each(self.trace) + offline * each(self.offline)
+        return operations / (gpus * self.deployment.model.rated_flops)
 
     def _reasons(self, apart: Option | None, mixed: Option | None, same: Option | None) -> list[str]:
         """Return the reasons for the figures."""
         fleet, maximums, unit = self.inputs.fleet, self.maximums, self._unit
-        tpot = self.inputs.slo.tpot_milliseconds
-        work = sum(self._work(self.offline_tokens))
+        tpot, work = self.inputs.slo.tpot_milliseconds, sum(self._work(self.offline_tokens))
         most, over = self.deployment.model.shape.max_context, self.num_too_long
         lines = [
             self.traffic.source,
@@ -454,8 +353,3 @@ def _fewest(works: Callable[[int], bool], most: int, low: int = 1) -> int | None
     """Bisect for the smallest number from `low` to `most` that works; None if none does. All larger numbers work."""
     found = low + bisect_left(range(low, most + 1), x=True, key=works)
     return found if found <= most else None
-
-
-def per_million(per_hour: float, tokens_per_second: float) -> float:
-    """Convert an amount per hour into the amount per million tokens."""
-    return per_hour / 3600 / tokens_per_second * 1e6 if tokens_per_second else 0.0
