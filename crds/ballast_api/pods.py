@@ -22,6 +22,8 @@ SecretName = Annotated[
 SecretKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
 KEEP_FREE = "BALLAST_KEEP_FREE_PERCENT"
 """A variable of `ballast fetch`, which no field sets."""
+MEDIA_MEMORY = "BALLAST_MEDIA_MEBIBYTES"
+"""A variable of Ballast inside vLLM, which no field sets."""
 OWN_VOLUME = f"^({'|'.join(OWN_VOLUMES)}|{CLAIM_VOLUME}[0-9]+)$"
 """The name of a volume of Ballast, for both Python and CEL (RE2)."""
 GPUS = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe")
@@ -59,10 +61,10 @@ class EnvVar(ApiModel):
 
     rules = (
         Rule(
-            f"!self.name.startsWith('BALLAST_') || self.name == '{KEEP_FREE}'",
-            lambda variable: not variable.name.startswith("BALLAST_") or variable.name == KEEP_FREE,
-            f"env has a name that begins with BALLAST_ and is not {KEEP_FREE}. Such a variable would override fields "
-            "of this resource in a worker, and no condition would show it. Set the field instead",
+            f"!self.name.startsWith('BALLAST_') || self.name in ['{KEEP_FREE}', '{MEDIA_MEMORY}']",
+            lambda variable: not variable.name.startswith("BALLAST_") or variable.name in {KEEP_FREE, MEDIA_MEMORY},
+            f"env has a name that begins with BALLAST_ and is not {KEEP_FREE} or {MEDIA_MEMORY}. Such a variable would "
+            "override fields of this resource in a worker, and no condition would show it. Set the field instead",
         ),
     )
 

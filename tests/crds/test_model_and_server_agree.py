@@ -173,7 +173,18 @@ PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
         template=some(
             env=st.lists(
                 st.fixed_dictionaries(
-                    {"name": st.sampled_from(["A", "BALLAST", "BALLAST_", "BALLAST_SLO", "BALLAST_KEEP_FREE_PERCENT"])}
+                    {
+                        "name": st.sampled_from(
+                            [
+                                "A",
+                                "BALLAST",
+                                "BALLAST_",
+                                "BALLAST_SLO",
+                                "BALLAST_KEEP_FREE_PERCENT",
+                                "BALLAST_MEDIA_MEBIBYTES",
+                            ]
+                        )
+                    }
                 ),
                 max_size=2,
                 unique_by=lambda variable: variable["name"],

@@ -40,7 +40,7 @@ from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.settings_store import NUMBERS
 
-LIBRARY = (21, "ae683869aa63cff577d614e6c80c966c770dd7b621c04af853acce0e7a015eeb")
+LIBRARY = (21, "3df23e628b79ca2a37da6b893ea254608186233bfc9a02d400fe3461626c54ac")
 """The revision of the function library, and the SHA-256 of its text."""
 
 

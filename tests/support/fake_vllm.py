@@ -77,6 +77,7 @@ class FakeEngine:
             parallel_config=SimpleNamespace(_api_process_count=1, world_size=2),
             device_config=SimpleNamespace(device_type="cpu"),
             cache_config=SimpleNamespace(block_size=16, cache_dtype="auto"),
+            use_v2_model_runner=True,
         )
         self.engine_core = SimpleNamespace(add_request_async=self._add, call_utility_async=self._call)
         self.renderer = SimpleNamespace(

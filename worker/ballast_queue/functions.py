@@ -70,6 +70,14 @@ class Functions:
     def _of_job(self, function: str, job_id: str, *arguments: Argument) -> Call:
         return function, self._keys.of_job(job_id), (job_id, *arguments)
 
+    def _inboxes(self, tenants: Iterable[str | None]) -> tuple[list[bytes], list[bytes]]:
+        """Return the inboxes of tenants (None: the inbox for all), and `shortened` of each."""
+        keys, inboxes, shortened = self._keys, list[bytes](), list[bytes]()
+        for tenant in tenants:
+            inboxes.append(keys.inbox if tenant is None else keys.inbox_of(tenant))
+            shortened.append(keys.shortened if tenant is None else keys.shortened_of(tenant))
+        return inboxes, shortened
+
     def open(
         self, job_id: str, *, tenant: str, priority: int, deadline: float | None, key: str, source: Source
     ) -> Call:
@@ -87,9 +95,8 @@ class Functions:
         tenant: str | None = None,
     ) -> Call:
         """Store lines from an inbox: that of `tenant`, or the inbox for all if it is None."""
-        keys = self._keys.of_job(job_id)
-        if tenant is not None:
-            keys = tuple(self._keys.inbox_of(tenant) if key == self._keys.inbox else key for key in keys)
+        (inbox,), shortened = self._inboxes([tenant])
+        keys = (*(inbox if key == self._keys.inbox else key for key in self._keys.of_job(job_id)), *shortened)
         return "store", keys, (job_id, "inbox", -1 - num_lines, int(closes), prefix_key, *_arguments(lines))
 
     def append(
@@ -100,13 +107,14 @@ class Functions:
         return "append", self._keys.of_job(job_id), (digest, *arguments)
 
     def begin_intake(self, owner: str, limit: int, *, seconds: float, max_bytes: int, tenants: Sequence[str]) -> Call:
-        keys = (self._keys.inbox, self._keys.intake, *map(self._keys.inbox_of, tenants))
-        return "begin_intake", keys, (owner, limit, seconds, max_bytes)
+        (inbox, *of_tenants), shortened = self._inboxes([None, *tenants])
+        keys = (inbox, self._keys.intake, *of_tenants, *shortened)
+        return "begin_intake", keys, (owner, limit, seconds, max_bytes, 1)
 
     def end_intake(self, owner: str, used_up: Iterable[str | None] = ()) -> Call:
         """`used_up` names the tenants whose inbox had the last id of all; None: the inbox for all."""
-        inboxes = (self._keys.inbox if tenant is None else self._keys.inbox_of(tenant) for tenant in used_up)
-        return "end_intake", (self._keys.intake, *inboxes), (owner,)
+        inboxes, shortened = self._inboxes(used_up)
+        return "end_intake", (self._keys.intake, *inboxes, *shortened), (owner, 1)
 
     def demand(self) -> Call:
         return "demand", (self._keys.groups, self._keys.held), ()
@@ -186,8 +194,8 @@ class Functions:
         return "take_turn", (self._keys.forecast,), (seconds,)
 
     def stats(self, tenants: Sequence[str]) -> Call:
-        inboxes = map(self._keys.inbox_of, tenants)
-        return "stats", (self._keys.totals, self._keys.inbox, self._keys.backlog, *inboxes), ()
+        (inbox, *of_tenants), shortened = self._inboxes([None, *tenants])
+        return "stats", (self._keys.totals, inbox, self._keys.backlog, *of_tenants, *shortened), ()
 
     def set_settings(
         self, owner: str, rank: int, created: float, generation: int, *, text: str, numbers: dict[str, float]

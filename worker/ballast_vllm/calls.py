@@ -156,9 +156,9 @@ class Call:
         """Whether EngineCore computes a request of the call."""
         return any(not request.is_over for request in reversed(self.requests))
 
-    async def take_media(self) -> None:
-        """Return when the call may decode media."""
-        await PLACES[self.request_class].take(self.media)
+    async def take_media(self, *, is_large: bool = False) -> None:
+        """Return when the call may decode media, with a large place up to its limit."""
+        await PLACES[self.request_class].take(self.media, is_large=is_large)
 
     def leave_media(self) -> None:
         """Let another call decode media: EngineCore has a request of this one, or it ended."""

@@ -1,7 +1,8 @@
 """Parameters of one request that would hold up all others in EngineCore or in the API server, or end EngineCore.
 
 vLLM checks the values of these parameters, and not what they cost. Its V2 model runner, the usual one on GPUs, has
-tables of fixed sizes, and raises an exception in the step that would exceed one, which ends EngineCore.
+tables of fixed sizes, and raises an exception in the step that would exceed one, which ends EngineCore. The V1 model
+runner has no tables, but works off long lists in each step.
 
 A chat template can write a small request as gigabytes of text: see `ballast_openai.chat_limits`.
 """
@@ -9,6 +10,7 @@ A chat template can write a small request as gigabytes of text: see `ballast_ope
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,12 +25,18 @@ from ballast_openai.chat_limits import (
 )
 from ballast_openai.errors import describe
 
-MOST_COMPARISONS = 500
-"""Comparisons of tokens after each new token, in Python. Each step waits for them: 500 take about 60 us."""
+MOST_PATTERN = 512
+"""Tokens of the longest repeated pattern. For each size of a pattern, vLLM calls a function after each new token."""
+MOST_COMPARISONS = 6000
+"""Comparisons of tokens after each new token, in Python. Each step waits for them: 0.5 ms, and at most 1 ms."""
 MOST_TOKENS = 1024
-"""Tokens with a bias, allowed tokens, and tokens of bad words: the sizes of the tables."""
+"""Tokens with a bias, allowed tokens, and tokens that end an answer: the sizes of the tables."""
 MOST_STOP_TOKENS = 128
-"""Tokens that end an answer, with those of the model."""
+"""Tokens that end an answer, with those of the model, in the table of requests with `min_tokens`."""
+MOST_ALLOWED = 256 * 1024
+"""Allowed tokens where there is no table: about as many as a large vocabulary has."""
+BAD_WORD_TOKENS = "VLLM_MAX_BAD_WORDS_TOTAL_TOKENS"
+"""vLLM's variable for the tokens of bad words: the size of the table, and by default `MOST_TOKENS`."""
 MOST_CHARACTERS = 16 * 1024
 """Characters of bad words. vLLM tokenizes them on its event loop. 1,024 tokens are hardly ever longer."""
 MOST_CHOICES = 10_000
@@ -37,31 +45,36 @@ MOST_GRAMMAR = 64 * 1024
 """Characters of a grammar. vLLM translates 1 MB in 4 s, in which it stops other threads for up to 0.5 s."""
 
 COMPARISONS = (
-    "comparisons of tokens after each new token: the sum of all sizes from min_pattern_size to max_pattern_size, times "
-    "min_count - 1. Choose smaller numbers"
+    "comparisons of tokens after each new token. Each size from min_pattern_size to max_pattern_size counts as itself, "
+    "at most as min_pattern_size * min_count, and the sum is multiplied by min_count - 1. Choose a smaller "
+    "min_pattern_size first"
 )
 WORDS = "tokens. Most words count twice, with and without a space in front"
 
 
-def excess(params: Any) -> tuple[str, str] | None:
+def excess(params: Any, *, has_tables: bool) -> tuple[str, str] | None:
     """Return a parameter that costs too much, and the sentence that refuses it; None if there is none.
 
-    vLLM makes tokens of bad words, and adds the stop tokens of the model, after it has read the request. So its final
-    parameters have to be checked, too.
+    `has_tables` is whether vLLM runs its V2 model runner. vLLM makes tokens of bad words, and adds the stop tokens of
+    the model, after it has read the request. So its final parameters have to be checked, too.
     """
 
     def part(name: str, owner: Any = params) -> Any:
         return getattr(owner, name, None) or ()
 
-    form = part("structured_outputs")
+    form, detection = part("structured_outputs"), part("repetition_detection")
+    most_allowed = MOST_TOKENS if has_tables else MOST_ALLOWED
+    most_stop = MOST_STOP_TOKENS if has_tables and part("min_tokens") else MOST_TOKENS
+    most_bad = int(os.environ.get(BAD_WORD_TOKENS, MOST_TOKENS))
     for name, number, most, unit in (
-        ("repetition_detection", _comparisons(part("repetition_detection")), MOST_COMPARISONS, COMPARISONS),
+        ("repetition_detection", part("max_pattern_size", detection) or 0, MOST_PATTERN, "tokens of a pattern"),
+        ("repetition_detection", _comparisons(detection), MOST_COMPARISONS, COMPARISONS),
         ("logit_bias", len(part("logit_bias")), MOST_TOKENS, "tokens"),
-        ("allowed_token_ids", len(part("allowed_token_ids")), MOST_TOKENS, "tokens"),
-        ("stop_token_ids", len(part("stop_token_ids")), MOST_STOP_TOKENS, "tokens"),
-        ("stop_token_ids", len(part("all_stop_token_ids")), MOST_STOP_TOKENS, "tokens, with those of the model"),
+        ("allowed_token_ids", len(part("allowed_token_ids")), most_allowed, "tokens"),
+        ("stop_token_ids", len(part("stop_token_ids")), most_stop, "tokens"),
+        ("stop_token_ids", len(part("all_stop_token_ids")), most_stop, "tokens, with those of the model"),
         ("bad_words", sum(map(len, part("bad_words"))), MOST_CHARACTERS, "characters"),
-        ("bad_words", sum(map(len, part("bad_words_token_ids"))), MOST_TOKENS, WORDS),
+        ("bad_words", sum(map(len, part("bad_words_token_ids"))), most_bad, WORDS),
         ("structured_outputs", len(part("choice", form)), MOST_CHOICES, "choices"),
         ("structured_outputs", len(part("grammar", form)), MOST_GRAMMAR, "characters of a grammar"),
     ):
@@ -71,11 +84,19 @@ def excess(params: Any) -> tuple[str, str] | None:
 
 
 def _comparisons(detection: Any) -> int:
-    """Return how many tokens vLLM compares at most after each new token."""
+    """Return about how many tokens vLLM compares at most after each new token.
+
+    vLLM ends a request at the first match. So if a text repeats itself in less than the least size, fewer tokens than
+    the least size times the count match, and only those are compared for each larger size.
+    """
     if not detection:
         return 0
-    least, most = max(1, detection.min_pattern_size), detection.max_pattern_size
-    num_pairs: int = max(0, detection.min_count - 1) * max(0, most - least + 1) * (least + most) // 2
+    least, most, count = max(1, detection.min_pattern_size), detection.max_pattern_size, detection.min_count
+    if most < least or count < 2:  # vLLM looks for nothing
+        return 0
+    longest = least * count
+    last = min(most, longest)
+    num_pairs: int = (count - 1) * ((last - least + 1) * (least + last) // 2 + (most - last) * longest)
     return num_pairs
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from ballast_log import Log
@@ -102,6 +102,11 @@ class EngineTap:
     def device(self) -> str:
         """The kind of device that computes."""
         return str(self._engine.vllm_config.device_config.device_type)
+
+    @cached_property
+    def _has_tables(self) -> bool:
+        """Whether the model runner has tables of fixed sizes for the parameters of requests."""
+        return bool(self._engine.vllm_config.use_v2_model_runner)
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -224,7 +229,7 @@ class EngineTap:
 
     async def _start_checked(self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         """Check the cost and the structured output of a request, and let vLLM add the request."""
-        if (found := excess(params)) is not None:
+        if (found := excess(params, has_tables=self._has_tables)) is not None:
             raise _invalid(found[1], found[0])
         if getattr(params, "structured_outputs", None) is not None:
             check = partial(self._check_format, params)
@@ -252,7 +257,7 @@ class EngineTap:
 
     async def _add_request(self, request: Any) -> None:
         await self._refuse_prompt_logprobs(request)
-        if (found := excess(request.sampling_params)) is not None:
+        if (found := excess(request.sampling_params, has_tables=self._has_tables)) is not None:
             await self._forget(request)
             raise _invalid(found[1], found[0])
         call = CALL.get()

@@ -27,17 +27,19 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from copy import copy
 from dataclasses import replace
-from functools import cache, cached_property, partial, wraps
+from functools import cache, cached_property, partial
+from io import BytesIO
 from typing import Any
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from PIL.Image import Image
 from vllm.exceptions import VLLMValidationError
-from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
-from vllm.multimodal.video_decoders import opencv
+from vllm.multimodal.image import open_image
+from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, ImageMediaIO, MediaConnector, VideoMediaIO
 from vllm.sampling_params import check_json_nesting
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import RequestQueue
@@ -61,23 +63,25 @@ from vllm.v1.structured_output.backend_guidance import (
 from vllm.v1.structured_output.backend_types import StructuredOutputBackend, StructuredOutputOptions
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
+from ballast_api.pods import MEDIA_MEMORY
 from ballast_openai.chat_limits import joined
 from ballast_policy.request import Request as Record
 from ballast_vllm.block_tables import KvTable, KvTables
 from ballast_vllm.formats import SLOW, has_slow_format, may_close
+from ballast_vllm.media import Media, NeedsLargePlace, most_bytes
 
 ALLOCATED_AT_ONCE = CrossAttentionSpec, CircularBufferSpec, HiSparseHotSpec
 """Tables that get all blocks of a request at its admission."""
 UNLIMITED = 1 << 30
-PIXELS_VARIABLE, MOST_PIXELS = "VLLM_MAX_IMAGE_PIXELS", 4096 * 4096
-"""vLLM's variable for the pixels of an image or of a frame of a video, and the default here, a tenth of vLLM's."""
-MEDIA_BYTES = 16
-"""Memory of the media of one call, for each pixel of the largest image: 256 MiB by default."""
+MOST_PIXELS = 8192 * 8192
+"""Pixels of an image or of a frame of a video, unless VLLM_MAX_IMAGE_PIXELS states another number."""
+PIXEL_BYTES, FRAME_BYTES = 4, 3
+"""Memory of a pixel. Pillow keeps RGB with a fourth byte, and vLLM the frames of a video in an array without it."""
 CAPTURE_SIZE = 3, 4
 """OpenCV's numbers of the width and the height of a video."""
 TOO_LARGE = (
     "The images and other media of the request take more than {} MiB when they are decoded. Send fewer or smaller "
-    f"ones, or ask the administrator to raise {PIXELS_VARIABLE}, which decides the limit."
+    f"ones, or ask the administrator to raise {MEDIA_MEMORY}."
 )
 YIELDING = frozenset({"ngram", "draft_model", "eagle", "eagle3"})
 """Drafters of the V1 model runner that accept 0 as the number of drafts. The others fail, so they keep their number.
@@ -383,8 +387,8 @@ class DataUrls(MediaConnector):  # type: ignore[misc]
         self._check(url)
         return super().load_from_url(url, *args, **kwargs)
 
-    async def load_from_url_async(self, url: str, *args: Any, **kwargs: Any) -> Any:
-        """Return the content of a URL. Data URLs are decoded for some calls at a time, one after the other for each.
+    async def load_from_url_async(self, url: str, media_io: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the content of a URL. Data URLs are decoded for some calls at a time.
 
         vLLM would decode all of them before it counts their tokens.
         """
@@ -392,14 +396,20 @@ class DataUrls(MediaConnector):  # type: ignore[misc]
 
         self._check(url)
         call = CALL.get()
-        if call is None or url[:5].lower() != "data:":
-            return await super().load_from_url_async(url, *args, **kwargs)
-        async with call.media.turn:
+        load = partial(super().load_from_url_async, url, media_io, *args, **kwargs)
+        if call is None:
+            return await load()
+        is_data = url[:5].lower() == "data:"
+        counted = CountedMedium(call.media, media_io, needs_place=is_data)
+        if not is_data:
+            return await counted.decoded(load)
+        async with nullcontext() if isinstance(media_io, ImageMediaIO) else call.media.turn:
             await call.take_media()
-            _check_memory(call.media.num_bytes + 1)
-            found = await super().load_from_url_async(url, *args, **kwargs)
-            call.media.num_bytes += num_bytes(found)
-            return found
+            with suppress(NeedsLargePlace):
+                return await counted.decoded(load)
+            counted.clear()
+            await call.take_media(is_large=True)
+            return await counted.decoded(load)
 
     def _check(self, url: str) -> None:
         start = url[:5].lower()
@@ -413,43 +423,84 @@ class DataUrls(MediaConnector):  # type: ignore[misc]
         )
 
 
-def limit_frames(decode: Callable[..., Any]) -> Callable[..., Any]:
-    """Return vLLM's decoder of videos with a limit of memory for the frames that a model samples of one video."""
+class CountedMedium:
+    """The memory of one image, video or audio of a call, counted before vLLM takes it if its header has the size."""
 
-    @wraps(decode)
-    def limited(loader: Any, *args: Any, **kwargs: Any) -> Any:
-        class LimitedFrames(loader):  # type: ignore[misc]
+    def __init__(self, media: Media, reader: Any, *, needs_place: bool) -> None:
+        """Let a reader of vLLM, which reads one medium, count each image and each frame before it decodes it."""
+        self._media = media
+        self._needs_place = needs_place
+        self._num_bytes = 0
+        if isinstance(reader, ImageMediaIO):
+            self._count_images(reader, PIXEL_BYTES)
+        elif isinstance(reader, VideoMediaIO):
+            self._count_images(reader.image_io, 2 * FRAME_BYTES)  # vLLM copies all frames of video/jpeg to one array
+            reader.video_loader = self._counting(reader.video_loader)
+
+    async def decoded(self, load: Callable[[], Awaitable[Any]]) -> Any:
+        """Return what vLLM decodes.
+
+        Raises:
+            VLLMValidationError: the media of the call take too much memory.
+            NeedsLargePlace: the call may have it after it takes a large place.
+        """
+        found = await load()
+        self._add(max(0, num_bytes(found) - self._num_bytes))
+        return found
+
+    def clear(self) -> None:
+        """Count nothing of the medium, because vLLM decodes it again."""
+        self._media.take_back(self._num_bytes)
+        self._num_bytes = 0
+
+    def _add(self, number: int) -> None:
+        if not self._media.add(number, needs_place=self._needs_place):
+            raise VLLMValidationError(TOO_LARGE.format(most_bytes() // 2**20))
+        self._num_bytes += number
+
+    def _count_images(self, reader: Any, pixel_bytes: int) -> None:
+        load = reader.load_bytes
+
+        def load_bytes(data: bytes) -> Any:
+            with suppress(OSError):  # no image: vLLM refuses it with a sentence
+                with open_image(BytesIO(data)) as image:  # reads only its header
+                    width, height = image.size
+                self._add(pixel_bytes * width * height)
+            return load(data)
+
+        reader.load_bytes = load_bytes
+
+    def _counting(self, loader: Any) -> Any:
+        """Return a loader of videos that counts the frames that it samples, if OpenCV decodes them."""
+        add = self._add
+
+        class CountingLoader(type(loader)):  # type: ignore[misc]
             @classmethod
             def read_frames(cls, video: Any, frames: Any, *args: Any, **kwargs: Any) -> Any:
                 width, height = (int(video.get(number)) for number in CAPTURE_SIZE)
-                _check_memory(3 * width * height * len(set(frames)))
+                num_copies = 2 if kwargs.get("frame_recovery") else 1
+                add(num_copies * FRAME_BYTES * width * height * len(set(frames)))
                 return super().read_frames(video, frames, *args, **kwargs)
 
-        return decode(LimitedFrames, *args, **kwargs)
-
-    return limited
-
-
-def _check_memory(num_bytes: int) -> None:
-    """Refuse media that take more memory than a call may use for them."""
-    most = MEDIA_BYTES * int(os.environ.get(PIXELS_VARIABLE, MOST_PIXELS))
-    if 0 < most < num_bytes:
-        raise VLLMValidationError(TOO_LARGE.format(most // 2**20))
+        return CountingLoader()
 
 
 def num_bytes(media: Any) -> int:
     """Return the memory of an image, of the frames of a video, or of audio, as vLLM has decoded it."""
     content = getattr(media, "media", media)
     if isinstance(content, Image):
-        return content.width * content.height * len(content.getbands())
+        return PIXEL_BYTES * content.width * content.height
     return int(getattr(content[0] if isinstance(content, tuple) else content, "nbytes", 0))
 
 
 def limit_media() -> None:
-    """Let vLLM read media with `DataUrls` in this process, unless VLLM_MEDIA_CONNECTOR names another reader."""
-    os.environ.setdefault(PIXELS_VARIABLE, str(MOST_PIXELS))  # read for each image, too
-    if not hasattr(opencv.decode_opencv, "__wrapped__"):
-        opencv.decode_opencv = limit_frames(opencv.decode_opencv)
+    """Let vLLM read media with `DataUrls` in this process, unless VLLM_MEDIA_CONNECTOR names another reader.
+
+    Raises:
+        NotServed: the variable of the memory of media is no number.
+    """
+    most_bytes()
+    os.environ.setdefault("VLLM_MAX_IMAGE_PIXELS", str(MOST_PIXELS))  # read for each image, too
     # vLLM compares only the first URL with --allowed-media-domains, and would follow its redirect to any host. It reads
     # the variable for each URL.
     os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")

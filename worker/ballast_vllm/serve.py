@@ -57,8 +57,8 @@ ANOTHER_MODEL = (
     "Name the directory or the URI of that model in model.uri. Ballast does not support drafts of this format yet"
 )
 NO_HUB = (
-    "If a file of a hub is missing: vLLM downloads none here, because config.json could name any. Fetch it into the "
-    "directory of the model, or set the variable HF_HUB_OFFLINE to 0"
+    "If vLLM needs a file from a hub: it downloads none here, because config.json could name any repository. Fetch it "
+    "into the directory of the model, or set the variable HF_HUB_OFFLINE to 0"
 )
 TRACKER, TRACKER_SECONDS = "multiprocessing.resource_tracker", 3.0
 """What its command contains, and the time that it has for its end."""
@@ -152,9 +152,7 @@ def prepared(
     if current_platform.is_cpu() and (compiler := missing_compiler()) is not None:
         os.environ[OFF] = "1"  # EngineCore and its ranks are processes that start with it
         log.warning("C++ compiler not found, torch compiles nothing", compiler=compiler, because=f"{OFF}=1 is set")
-    logging = {"log_level": (os.environ.get(LOG_LEVEL) or log_level).upper(), "formatter": log_format}
-    if logging["log_level"] not in LEVELS:
-        raise BadArguments(f"{LOG_LEVEL} is {logging['log_level']}. Set one of {', '.join(LEVELS)}")
+    logging = {"log_level": _log_level(log_level), "formatter": log_format}
     own = [*serve_arguments(config, node, is_cpu=current_platform.is_cpu()), f"--logging-config={json.dumps(logging)}"]
     arguments = parsed(own, config.engine.vllm.args)
     os.environ[LOG_LEVEL] = logging["log_level"]
@@ -172,6 +170,17 @@ def prepared(
                 because="engine.prefillChunkTokens limits the prompt tokens of a step",
             )
     return arguments
+
+
+def _log_level(default: str) -> str:
+    """Return the level of the logs. A variable that earlier versions ignored must not keep a worker from its start."""
+    stated = (os.environ.get(LOG_LEVEL) or default).upper()
+    if stated in LEVELS:
+        return stated
+    used = default.upper()
+    because = f"{LOG_LEVEL} is none of {', '.join(LEVELS)}"
+    log.warning("level of the logs not known", found=stated[:40], used=used, because=because)
+    return used
 
 
 def parsed(own: Sequence[str], others: Sequence[str]) -> argparse.Namespace:
@@ -210,7 +219,9 @@ def check(arguments: argparse.Namespace) -> Any:
     except ValidationError as error:
         sentences = "; ".join(str(problem["msg"]) for problem in error.errors(include_url=False))
         raise BadArguments(f"vLLM refuses the configuration: {sentences}") from error
-    except OSError as error:  # of a file, or of a hub
+    except OSError as error:
+        if error.errno is not None:  # of the disk or the network. Libraries of a hub raise their sentences without it
+            raise
         raise BadArguments(f"vLLM refuses the configuration: {str(error).rstrip('.')}. {NO_HUB}") from error
     except (TypeError, ValueError, NotImplementedError) as error:
         raise BadArguments(f"vLLM refuses the configuration: {error}") from error

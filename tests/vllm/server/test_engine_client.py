@@ -115,6 +115,7 @@ class Engine:
         self._executor, self._mm_executor = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self.input_processor = SimpleNamespace(structured_outputs_config=StructuredOutputsConfig())
         self.model_config = SimpleNamespace(is_diffusion=False)
+        self.vllm_config = SimpleNamespace(use_v2_model_runner=True)
         self.tokenizer = make_tokenizer()
 
     def check_admission(self, n=1, request_id=None):
@@ -288,23 +289,33 @@ def form(**fields):
     return {"structured_outputs": StructuredOutputsParams(**fields)}
 
 
-def repetition(**sizes):
+def repetition(least, most, count):
+    sizes = {"min_pattern_size": least, "max_pattern_size": most, "min_count": count}
     return {"repetition_detection": RepetitionDetectionParams(**sizes)}
+
+
+SOON = {"min_tokens": 1}
 
 
 @pytest.mark.parametrize(
     ("params", "refused"),
     [
-        pytest.param(repetition(max_pattern_size=31, min_count=2), None, id="sizes 1 to 31"),
-        pytest.param(repetition(max_pattern_size=10**30, min_pattern_size=8000, min_count=2), "repetition", id="sizes"),
-        pytest.param(repetition(max_pattern_size=32, min_count=2), "repetition", id="sizes 1 to 32"),
-        pytest.param(repetition(max_pattern_size=1, min_count=10**30), "repetition", id="a count"),
+        pytest.param(repetition(5, 64, 5), None, id="sizes 5 to 64, 5 times"),
+        pytest.param(repetition(8, 128, 3), None, id="sizes 8 to 128, 3 times"),
+        pytest.param(repetition(0, 500, 4), None, id="sizes up to 500, 4 times"),
+        pytest.param(repetition(1, 513, 2), "repetition", id="size 513"),
+        pytest.param(repetition(7, 64, 5), "repetition", id="sizes 7 to 64, 5 times"),
+        pytest.param(repetition(16, 1024, 4), "repetition", id="sizes 16 to 1024, 4 times"),
+        pytest.param(repetition(8000, 10**30, 2), "repetition", id="sizes without an end"),
+        pytest.param(repetition(1, 1, 10**30), "repetition", id="a count"),
         pytest.param({"logit_bias": dict.fromkeys(range(1024), 1.0)}, None, id="1024 biases"),
         pytest.param({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "logit_bias", id="biases"),
         pytest.param({"allowed_token_ids": [1] * 1025}, "allowed_token_ids", id="allowed tokens"),
-        pytest.param({"stop_token_ids": list(range(128))}, None, id="128 stop tokens"),
-        pytest.param({"stop_token_ids": list(range(129))}, "stop_token_ids", id="stop tokens"),
-        pytest.param({"_all_stop_token_ids": set(range(129))}, "stop_token_ids", id="stop tokens of the model"),
+        pytest.param(SOON | {"stop_token_ids": list(range(128))}, None, id="128 stop tokens"),
+        pytest.param(SOON | {"stop_token_ids": list(range(129))}, "stop_token_ids", id="stop tokens"),
+        pytest.param(SOON | {"_all_stop_token_ids": set(range(129))}, "stop_token_ids", id="stop tokens of the model"),
+        pytest.param({"stop_token_ids": list(range(1024))}, None, id="1024 stop tokens at once"),
+        pytest.param({"stop_token_ids": list(range(1025))}, "stop_token_ids", id="stop tokens at once"),
         pytest.param({"bad_words": ["a" * 9000, "b" * 9000]}, "bad_words", id="characters of bad words"),
         pytest.param({"_bad_words_token_ids": [[1] * 500] * 3}, "bad_words", id="tokens of bad words"),
         pytest.param(form(choice=["a"] * 10_001), "structured_outputs", id="choices"),
@@ -384,8 +395,36 @@ def test_a_chat_that_a_template_could_write_as_gigabytes_is_refused(engine, mess
         asyncio.run(engine.render_messages_async(chat, params))
 
 
-@pytest.mark.parametrize(("least", "most", "count"), [(1, 31, 2), (16, 22, 4), (500, 500, 2), (0, 10, 10)])
-def test_vllm_compares_no_more_tokens_than_are_counted(least, most, count):
+def test_the_v1_model_runner_allows_more_tokens_than_a_table_has():
+    params = SamplingParams(allowed_token_ids=[1] * 1025, stop_token_ids=list(range(129)), min_tokens=1)
+
+    assert excess(params, has_tables=True)
+    assert excess(params, has_tables=False) is None
+
+
+def test_an_administrator_may_raise_the_tokens_of_bad_words_as_in_vllm(monkeypatch):
+    params = SamplingParams()
+    params._bad_words_token_ids = [[1] * 1500]  # noqa: SLF001 -- vLLM computes it
+    monkeypatch.setenv("VLLM_MAX_BAD_WORDS_TOTAL_TOKENS", "1500")
+
+    assert excess(params, has_tables=True) is None
+
+
+def recurring(count, most):
+    """Tokens whose end repeats at many distances, and nowhere `count` times: ...abacabadabacaba for a count of 2."""
+    found = []
+    for token in range(most):
+        if len(found) > most * count:
+            break
+        found = [*found, token] * (count - 1) + found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "count"),
+    [(1, 512, 2), (1, 500, 4), (5, 64, 5), (8, 128, 3), (16, 22, 4), (500, 500, 2), (0, 9, 24)],
+)
+def test_vllm_compares_few_tokens_after_each_one_that_it_adds(least, most, count):
     class Tokens(list):
         num_read = 0
 
@@ -394,15 +433,15 @@ def test_vllm_compares_no_more_tokens_than_are_counted(least, most, count):
             return super().__getitem__(place)
 
     params = RepetitionDetectionParams(max_pattern_size=most, min_pattern_size=least, min_count=count)
+    almost = max(1, least) * count - 1
     num_read = []
-    for end in range(1, most * count + 2):
-        tokens = Tokens([1] * 5000 + [2] + [1] * end)
+    for text in ([1] * 5000 + [2] + [1] * almost, recurring(count, most), [1] * most * count):
+        tokens = Tokens(text)
         check_sequence_repetition(tokens, params)
         num_read.append(tokens.num_read)
 
-    sizes = sum(range(max(1, least), most + 1))
-    assert max(num_read) <= sizes * count
-    assert excess(SamplingParams(repetition_detection=params)) is None
+    assert excess(SamplingParams(repetition_detection=params), has_tables=True) is None
+    assert max(num_read) <= 11_000, "about 80 ns for each: below 1 ms"
 
 
 AMBIGUOUS = "root ::= (s | t)*\ns ::= [a-z]* [a-z]* [a-z]*\nt ::= s s\n"

@@ -7,6 +7,7 @@ import base64
 import io
 import os
 import socket
+import threading
 
 import cv2
 import numpy as np
@@ -14,11 +15,13 @@ import pytest
 from PIL import Image
 from small_models import make_idefics, picture
 from vllm.exceptions import VLLMValidationError
+from vllm.multimodal.media import AudioMediaIO
 from vllm.multimodal.media.base import MediaWithBytes
 
 from ballast_policy.request import RequestClass
 from ballast_vllm.calls import CALL, Call
 from ballast_vllm.internals import DataUrls, limit_media, num_bytes
+from ballast_worker.errors import NotServed
 from ballast_worker.openai import Caller
 from ballast_worker.requests import RequestTiming
 
@@ -33,7 +36,11 @@ END_OF_REASONING = 259
 @pytest.fixture(scope="module")
 def serving(start, tmp_path_factory, valkey):
     model = make_idefics(tmp_path_factory.mktemp("models") / "idefics")
-    variables = {"BALLAST_RUNTIME_REDIS_URL": valkey.url, "BALLAST_OFFLINE_QUEUE": QUEUE}
+    variables = {
+        "BALLAST_RUNTIME_REDIS_URL": valkey.url,
+        "BALLAST_OFFLINE_QUEUE": QUEUE,
+        "BALLAST_MEDIA_MEBIBYTES": "64",
+    }
     with start(model, "--reasoning-parser", "deepseek_r1", **variables) as found:
         yield found
 
@@ -109,17 +116,17 @@ def test_no_url_of_a_client_or_of_an_item_is_opened(serving, run_job, as_line):
 
 
 def test_what_would_hold_up_or_end_the_server_gets_400_and_fails_the_item(serving, run_job, as_line):
-    large = {"type": "image_url", "image_url": {"url": data_url(4096, 4096)}}
+    large = {"type": "image_url", "image_url": {"url": data_url(2048, 2048)}}
     repetition = {"max_pattern_size": 10**9, "min_pattern_size": 8000, "min_count": 2}
-    bodies = {"images": body(*[large] * 20), "repetition": body(text("What is it?"), repetition_detection=repetition)}
+    bodies = {"images": body(*[large] * 5), "repetition": body(text("What is it?"), repetition_detection=repetition)}
     with serving.client() as client:
         found = {name: client.post(URL, json={"model": "m", **sent}) for name, sent in bodies.items()}
     results = run_job(QUEUE, [as_line(name, URL, **sent) for name, sent in bodies.items()])
 
     assert {name: response.status_code for name, response in found.items()} == dict.fromkeys(bodies, 400)
     messages = {name: response.json()["error"]["message"] for name, response in found.items()}
-    assert "take more than 256 MiB when they are decoded" in messages["images"]
-    assert "repetition_detection asks for more than 500 comparisons" in messages["repetition"]
+    assert "take more than 64 MiB when they are decoded" in messages["images"]
+    assert "repetition_detection asks for more than 512 tokens of a pattern" in messages["repetition"]
     assert {name: result.error["message"] for name, result in results.items()} == messages
 
 
@@ -145,47 +152,133 @@ def data_url(width, height):
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-@pytest.mark.parametrize(("pixels", "num_read"), [(str(64 * 64), 6), ("0", 20)])
-@pytest.mark.parametrize("is_item", [False, True])
-def test_images_of_one_call_are_decoded_up_to_a_limit_of_memory(monkeypatch, pixels, num_read, is_item):
-    monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", pixels)
-    request_class = RequestClass.OFFLINE if is_item else RequestClass.ONLINE
+def make_call(request_class=RequestClass.ONLINE):
+    """Begin a call, to which all media that follow belong."""
+    is_item = request_class is RequestClass.OFFLINE
+    call = Call(Caller("lab", request_class, 0), RequestTiming(request_class, 0.0), is_item=is_item)
+    CALL.set(call)
+    return call
+
+
+@pytest.mark.parametrize(("mebibytes", "num_read"), [("1", 4), ("0", 20)])
+@pytest.mark.parametrize("request_class", RequestClass)
+def test_images_of_one_call_are_decoded_up_to_a_limit_of_memory(monkeypatch, mebibytes, num_read, request_class):
+    monkeypatch.setenv("BALLAST_MEDIA_MEBIBYTES", mebibytes)
+    monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", str(256 * 256))
 
     async def load(*sizes):
-        call = Call(Caller("lab", request_class, 0), RequestTiming(request_class, 0.0), is_item=is_item)
-        CALL.set(call)
-        urls = DataUrls()
+        call, urls = make_call(request_class), DataUrls()
         loaded = (urls.fetch_image_async(data_url(*size)) for size in sizes)
         try:
             return await asyncio.gather(*loaded, return_exceptions=True)
         finally:
             call.leave_media()
 
-    found = asyncio.run(load(*[(64, 64)] * 20))
-    [large] = asyncio.run(load((65, 64)))
+    found = asyncio.run(load(*[(256, 256)] * 20))
+    [large] = asyncio.run(load((257, 256)))
     refused = [image for image in found if isinstance(image, VLLMValidationError)]
 
-    assert len(found) - len(refused) == num_read, "as many as begin below 16 bytes for each pixel of the largest image"
-    assert all("raise VLLM_MAX_IMAGE_PIXELS" in str(error) for error in refused)
-    assert isinstance(large, ValueError) == (pixels != "0")
+    assert len(found) - len(refused) == num_read, "4 bytes for each pixel"
+    assert all("raise BALLAST_MEDIA_MEBIBYTES" in str(error) for error in refused)
+    assert "VLLM_MAX_IMAGE_PIXELS" in str(large)
 
 
-@pytest.mark.parametrize(("num_frames", "is_read"), [(5, True), (6, False), (40, False)])
-def test_the_frames_of_a_video_have_a_limit_of_memory(monkeypatch, tmp_path, num_frames, is_read):
-    monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", str(64 * 64))
-    limit_media()
-    path = tmp_path / "video.avi"
-    video = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10, (64, 64))
+def test_one_call_of_a_class_at_a_time_has_media_beyond_a_quarter_of_the_limit(monkeypatch):
+    monkeypatch.setenv("BALLAST_MEDIA_MEBIBYTES", "1")
+    calls, num_large = [], []
+
+    async def load():
+        call, urls = make_call(), DataUrls()
+        calls.append(call)
+        found = await asyncio.gather(*(urls.fetch_image_async(data_url(256, 256)) for _ in range(3)))
+        num_large.append(sum(each.media.has_large_place for each in calls))
+        call.leave_media()
+        return len(found)
+
+    async def load_all():
+        return await asyncio.gather(*(load() for _ in range(9)))
+
+    assert asyncio.run(load_all()) == [3] * 9
+    assert num_large == [1] * 9
+
+
+def avi(path, num_frames):
+    video = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10, (256, 256))
     for _ in range(num_frames):
-        video.write(np.zeros((64, 64, 3), np.uint8))
+        video.write(np.zeros((256, 256, 3), np.uint8))
     video.release()
-    url = f"data:video/avi;base64,{base64.b64encode(path.read_bytes()).decode()}"
+    return path.read_bytes()
 
-    if is_read:
-        assert num_bytes(asyncio.run(DataUrls().fetch_video_async(url))) == num_frames * 64 * 64 * 3
-    else:
-        with pytest.raises(VLLMValidationError, match="raise VLLM_MAX_IMAGE_PIXELS"):
-            asyncio.run(DataUrls().fetch_video_async(url))
+
+@pytest.mark.parametrize(
+    ("kind", "num_frames", "is_read"),
+    [
+        ("avi", 5, True),
+        ("avi", 6, False),
+        ("avi", 40, False),
+        ("a file", 5, True),
+        ("a file", 6, False),
+        ("jpeg", 2, True),
+        ("jpeg", 3, False),
+        ("jpeg", 32, False),
+    ],
+)
+def test_the_frames_of_a_video_are_counted_before_they_are_decoded(monkeypatch, tmp_path, kind, num_frames, is_read):
+    """vLLM copies the frames of video/jpeg, so they count twice."""
+    monkeypatch.setenv("BALLAST_MEDIA_MEBIBYTES", "1")
+    path = tmp_path / "video.avi"
+    content = base64.b64encode(avi(path, num_frames)).decode()
+    frame = io.BytesIO()
+    Image.new("RGB", (256, 256)).save(frame, "JPEG")
+    frames = ",".join([base64.b64encode(frame.getvalue()).decode()] * num_frames)
+    urls = {
+        "avi": f"data:video/avi;base64,{content}",
+        "a file": path.as_uri(),
+        "jpeg": f"data:video/jpeg;base64,{frames}",
+    }
+    call, reader = make_call(), DataUrls(allowed_local_media_path=str(tmp_path))
+    try:
+        if is_read:
+            assert num_bytes(asyncio.run(reader.fetch_video_async(urls[kind]))) == num_frames * 256 * 256 * 3
+        else:
+            with pytest.raises(VLLMValidationError, match=r"more than 1 MiB.* raise BALLAST_MEDIA_MEBIBYTES"):
+                asyncio.run(reader.fetch_video_async(urls[kind]))
+    finally:
+        call.leave_media()
+
+    assert call.media.num_bytes <= 2**20
+
+
+class Waveforms(AudioMediaIO):
+    """A reader of audio without the libraries that decode it."""
+
+    num_decoding = most_decoding = 0
+
+    def load_base64(self, media_type, data):
+        """Return 400 KB in vLLM's form, after a time in which another thread could decode."""
+        self.num_decoding += 1
+        self.most_decoding = max(self.most_decoding, self.num_decoding)
+        threading.Event().wait(0.01)
+        self.num_decoding -= 1
+        return np.zeros(100_000, np.float32), 16000
+
+
+def test_audio_is_decoded_one_part_after_the_other_because_its_memory_is_known_afterwards(monkeypatch):
+    monkeypatch.setenv("BALLAST_MEDIA_MEBIBYTES", "1")
+    reader = Waveforms()
+
+    async def load():
+        call, urls = make_call(), DataUrls()
+        try:
+            loaded = (urls.load_from_url_async("data:audio/wav;base64,", reader) for _ in range(4))
+            return await asyncio.gather(*loaded, return_exceptions=True)
+        finally:
+            call.leave_media()
+
+    found = asyncio.run(load())
+
+    assert [isinstance(audio, VLLMValidationError) for audio in found] == [False, False, True, True]
+    assert reader.most_decoding == 1
 
 
 def test_the_media_of_vllm_have_the_memory_of_their_content():
@@ -218,4 +311,7 @@ def test_vllm_follows_no_redirect_from_a_host_that_may_serve_media_and_reads_no_
     limit_media()
 
     assert os.environ["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
-    assert os.environ["VLLM_MAX_IMAGE_PIXELS"] == "16777216"
+    assert os.environ["VLLM_MAX_IMAGE_PIXELS"] == "67108864"
+    monkeypatch.setenv("BALLAST_MEDIA_MEBIBYTES", "1Gi")
+    with pytest.raises(NotServed, match=r"BALLAST_MEDIA_MEBIBYTES is '1Gi'. Set a number of MiB, or 0"):
+        limit_media()

@@ -25,6 +25,9 @@ USED: dict[str, dict[str, str]] = {
         "StructuredOutputsParams": "structural_tag",
         "XgrammarBackend": "compile_grammar",
         "MediaConnector": "allowed_local_media_path allowed_media_domains load_from_url load_from_url_async",
+        "ImageMediaIO": "load_bytes",
+        "VideoMediaIO": "image_io video_loader",
+        "VideoLoader": "read_frames",
         "RequestQueue": (
             "add_request pop_request peek_request prepend_request prepend_requests remove_request remove_requests"
         ),
@@ -105,7 +108,7 @@ USED: dict[str, dict[str, str]] = {
         "PrefillStats": "num_cached_tokens",
         "SamplingParams": "extra_args max_tokens prompt_logprobs structured_outputs",
         "ServingGenerativeScoring": "_build_prompts",
-        "VllmConfig": "cache_config device_config lora_config parallel_config",
+        "VllmConfig": "cache_config device_config lora_config parallel_config use_v2_model_runner",
     },
     "server": {
         "BaseFrontendArgs": f"chat_template lora_modules {' '.join(RENDERING)}",

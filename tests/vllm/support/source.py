@@ -33,6 +33,7 @@ FILES = {
     "FullAttentionSpec": "v1/kv_cache_interface.py",
     "GuidanceBackend": "v1/structured_output/backend_guidance.py",
     "GuidanceGrammar": "v1/structured_output/backend_guidance.py",
+    "ImageMediaIO": "multimodal/media/image.py",
     "InprocClient": "v1/engine/core_client.py",
     "InputProcessor": "v1/engine/input_processor.py",
     "KVCacheBlock": "v1/core/kv_cache_utils.py",
@@ -67,6 +68,8 @@ FILES = {
     "StructuredOutputsConfig": "config/structured_outputs.py",
     "StructuredOutputsParams": "sampling_params.py",
     "UsageContext": "usage/usage_lib.py",
+    "VideoLoader": "multimodal/video.py",
+    "VideoMediaIO": "multimodal/media/video.py",
     "VllmConfig": "config/vllm.py",
     "XgrammarBackend": "v1/structured_output/backend_xgrammar.py",
 }
