@@ -11,7 +11,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
 from ballast_api.names import INSTANCE_LABEL, NAME_LABEL, RAY_HEAD_LABEL
+from ballast_operator.content import is_too_large, is_whole, metadata_of, trimmed
 from ballast_operator.kinds import POD, Body, Key, Kind, key_of
+from ballast_operator.plan import is_owned
 from ballast_operator.sharing import Sharing
 
 
@@ -86,6 +88,17 @@ class Cache:
         if known is not None and known["metadata"]["uid"] == body["metadata"]["uid"]:
             return self._remove(key)
         return self.owner(kind, body)
+
+    def keep_own(self, key: Key, uid: str) -> list[Key]:
+        """Keep the children that the resource with this uid owns, and only the metadata of the others.
+
+        Return the children that it owns and of which only the metadata is there. They came while no such resource did.
+        """
+        found = self._children.get(key, {})
+        foreign = [child for child, body in found.items() if is_whole(body) and not is_owned(body, uid)]
+        found.update({child: metadata_of(found[child]) for child in foreign})
+        partial = [child for child, body in found.items() if not is_whole(body) and not is_too_large(body)]
+        return [child for child in partial if is_owned(found[child], uid)]
 
     def sharing(self, queue: str | None) -> Sharing:
         """Return the resources whose queue has this name, in whichever Redis."""
@@ -175,25 +188,14 @@ class Cache:
         return self._heads if _is_head(kind, body) else self._pods
 
 
-def trimmed(kind: Kind, body: Body) -> Body:
-    """Return the parts that the operator reads: pod specs and the field managers' records take most of the memory."""
-    metadata = dict(body["metadata"])
-    if "managedFields" in metadata:
-        metadata["managedFields"] = [
-            {name: entry[name] for name in ("manager", "time") if name in entry} for entry in metadata["managedFields"]
-        ]
-    kept = body | {"metadata": metadata}
-    if kind == POD:
-        kept["spec"] = {name: body["spec"][name] for name in ("schedulingGates",) if name in body.get("spec", {})}
-    return kept
-
-
 def _is_head(kind: Kind, body: Body) -> bool:
     return kind == POD and RAY_HEAD_LABEL in (body["metadata"].get("labels") or {})
 
 
 def _is_same(known: Body | None, body: Body) -> bool:
-    return known is not None and known["metadata"].get("resourceVersion") == body["metadata"].get("resourceVersion")
+    if known is None or (is_whole(body) and not is_whole(known)):
+        return False
+    return bool(known["metadata"].get("resourceVersion") == body["metadata"].get("resourceVersion"))
 
 
 def _is_older(body: Body, known: Body | None) -> bool:

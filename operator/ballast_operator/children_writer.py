@@ -140,6 +140,16 @@ class ChildrenWriter(Generic[R]):
                     raise
                 outcome.note(problem, error)
 
+    async def keep_own(self, key: Key, uid: str) -> None:
+        """Keep in the cache the children that the resource with this uid owns, and only the metadata of others.
+
+        Whoever may create objects can give any number of them the labels of a child.
+        """
+        for child in self.cache.keep_own(key, uid):
+            found = await self.cluster.find(child)
+            if found is not None:
+                self.cache.put(child.kind, found)
+
     async def _apply(self, step: Apply, memory: ResourceMemory[R]) -> Problem | None:
         marker = step.manifest["metadata"]["annotations"][SPEC_HASH]
         known = memory.refused.get(marker)

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
 from kubernetes.aio.client import ApiClient, ApiException, Configuration
@@ -21,6 +21,7 @@ from kubernetes.aio.config import ConfigException, load_incluster_config, load_k
 
 from ballast_api.names import FIELD_MANAGER, SCALING_MANAGER
 from ballast_log import Log
+from ballast_operator.content import items_of
 from ballast_operator.errors import (
     BadSetting,
     ClusterRefused,
@@ -51,9 +52,12 @@ METADATA_ONLY = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.i
 METADATA_OF_ONE = "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io"
 NO_VERSION = "1"
 """A resourceVersion that no object has: etcd counts all objects of the cluster, and begins at 1."""
-PAGE = 500
+PAGE = 50
+"""Objects of a list. Each may have 1.5 MiB of metadata."""
 STRICT = {"fieldValidation": "Strict"}
-ANY_OBJECT = {HTTPStatus.OK: "object", HTTPStatus.CREATED: "object", HTTPStatus.ACCEPTED: "object"}
+ANY_OBJECT: Mapping[int, str] = {HTTPStatus.OK: "object", HTTPStatus.CREATED: "object", HTTPStatus.ACCEPTED: "object"}
+NAMES = "names"
+"""The type of an answer that is a list of objects, of which only name, namespace and uid are kept."""
 _REFUSALS: Mapping[int, type[ClusterRefused]] = {
     400: Invalid,
     403: Forbidden,
@@ -222,7 +226,9 @@ class Cluster:
         query = {"labelSelector": selector, "limit": str(PAGE)}
         while True:
             try:
-                page = await self._call("list", "GET", kind, path, query=query, accept=METADATA_ONLY)
+                page = await self._call(
+                    "list", "GET", kind, path, query=query, accept=METADATA_ONLY, answers={HTTPStatus.OK: NAMES}
+                )
             except ObjectNotFound:
                 return {}
             found |= {key_of(kind, item): item["metadata"]["uid"] for item in page["items"] or ()}
@@ -295,6 +301,7 @@ class Cluster:
         content_type: str = "application/json",
         accept: str = "application/json",
         seconds: float = TIMEOUT_SECONDS,
+        answers: Mapping[int, str] = ANY_OBJECT,
     ) -> Body:
         client, status = self._client, 0
         assert client is not None, "use as an async context manager"
@@ -305,7 +312,7 @@ class Cluster:
                 query_params=list((query or {}).items()),
                 header_params={"Content-Type": content_type, "Accept": accept},
                 body=body,
-                response_types_map=ANY_OBJECT,
+                response_types_map=answers,
                 auth_settings=["BearerToken"],
                 _request_timeout=seconds,
             )
@@ -334,10 +341,24 @@ class Cluster:
             before = self._client
             configuration = await _configuration()
             configuration.connection_pool_maxsize = MOST_CONNECTIONS
-            self._client = ApiClient(configuration)
+            self._client = ListingClient(configuration)
             self._client.user_agent = FIELD_MANAGER
             if before is not None:
                 await before.close()
+
+
+class ListingClient(ApiClient):  # type: ignore[misc]
+    """Decodes the objects of a list of names one after another: their labels may take much memory."""
+
+    def deserialize(self, response: Any, response_type: str) -> Any:
+        if response_type != NAMES:
+            return super().deserialize(response, response_type)
+        items, rest = items_of(response.data, _named)
+        return rest | {"items": items}
+
+
+def _named(body: Body) -> Body:
+    return {"metadata": {name: body["metadata"][name] for name in ("namespace", "name", "uid")}}
 
 
 async def _configuration() -> Configuration:

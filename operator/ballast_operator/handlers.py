@@ -21,8 +21,9 @@ SETTLE_SECONDS = 0.1
 """Children change in bursts. The resource is reconciled once for all changes of a burst."""
 LOGIN_AGAIN_SECONDS = 2.0
 NEVER = timedelta(days=36500)
-PAGE = 200
-"""Objects that a list requests at the same time. Each page is trimmed before the next one is requested."""
+PAGE = 20
+"""Objects that a list requests at the same time. The API server admits objects of 1.5 MiB, and pages of several kinds
+are in memory at the same time."""
 CHILDREN_SELECTOR = f"{MANAGED_BY_LABEL}={OPERATOR}"
 
 

@@ -44,7 +44,7 @@ from ballast_operator.own_secrets import (
     own_secrets,
     redis_secret_writes,
 )
-from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, changes, deleted, deletions
+from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, changes, deletions, held
 from ballast_operator.poll_result import PollResult, QueueSource
 from ballast_operator.queue_rules import own_queue, queue_of
 from ballast_operator.ray_status import num_pods
@@ -97,7 +97,7 @@ def plan(
         annotate=tuple(outdated_pods(resource, snapshot, files, copied)),
         files=files,
         version=version,
-        held=tuple(deleted(wanted, snapshot)),
+        held=tuple(held(wanted, snapshot)),
     )
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ballast_api.metadata import Metadata
 from ballast_api.names import SPEC_HASH
 from ballast_operator.children.manifest import hash_of
+from ballast_operator.content import CHILD_MEBIBYTES, is_too_large, is_whole
 from ballast_operator.drift import additions, drift, without_additions
 from ballast_operator.kinds import RULE, SERVICE_MONITOR, Body, Key, Kind, key_of
 
@@ -43,9 +44,12 @@ class ClusterSnapshot:
     """The heads of its Ray clusters."""
 
     def child(self, kind: Kind, owner: Metadata, name: str | None = None) -> Body | None:
-        """Return a child, which is named like its owner unless `name` is given; None if the resource owns none."""
+        """Return a child, which is named like its owner unless `name` is given.
+
+        Return None if the resource owns none, or if the child is too large to be read.
+        """
         found = self.children.get(Key(kind, owner.namespace, name or owner.name))
-        return found if found is not None and is_owned(found, self.uid) else None
+        return found if found is not None and is_owned(found, self.uid) and is_whole(found) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +142,8 @@ def _change(key: Key, wanted: Body, snapshot: ClusterSnapshot) -> Apply | None:
         return Apply(key, wanted, uid=None, because=f"Created {label}")
     if found["metadata"].get("deletionTimestamp"):
         return None  # it is created again after the deletion
+    if is_too_large(found) and is_owned(found, snapshot.uid):
+        return None
     if not is_owned(found, snapshot.uid):
         if is_left_over(wanted, found):
             return None  # Kubernetes deletes it, and it is created again then
@@ -158,16 +164,23 @@ def _change(key: Key, wanted: Body, snapshot: ClusterSnapshot) -> Apply | None:
     return None
 
 
-def deleted(wanted: Sequence[tuple[Kind, Body]], snapshot: ClusterSnapshot) -> Iterator[str]:
-    """Yield a sentence for each wanted child that is being deleted, and to which no change is applied until then."""
+def held(wanted: Sequence[tuple[Kind, Body]], snapshot: ClusterSnapshot) -> Iterator[str]:
+    """Yield a sentence for each wanted child to which no change is applied: it is being deleted, or too large."""
     for kind, body in wanted:
-        metadata = snapshot.children.get(key_of(kind, body), {}).get("metadata") or {}
+        found = snapshot.children.get(key_of(kind, body), {})
+        metadata = found.get("metadata") or {}
         if metadata.get("deletionTimestamp"):
             finalizers = ", ".join(metadata.get("finalizers") or ())
             waits = f" and waits for its finalizers ({finalizers})" if finalizers else ""
             yield (
                 f"{kind.name} {metadata['name']} is being deleted{waits}. Until it is gone and created again, no "
                 "change of the resource reaches it"
+            )
+        elif is_too_large(found) and is_owned(found, snapshot.uid):
+            yield (
+                f"another writer made {kind.name} {metadata['name']} take more than {CHILD_MEBIBYTES} MiB of the "
+                "operator's memory, so no change of the resource reaches it. Remove what was added, or delete it, and "
+                "the operator creates it again"
             )
 
 

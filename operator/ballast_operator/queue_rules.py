@@ -55,7 +55,9 @@ def queue_conflict(resource: InferenceDeployment, context: OperatorContext, othe
         is_older = (about["creationTimestamp"], about["namespace"], about["name"]) < age
         if about.get("deletionTimestamp") or not is_older or _queue_of(about, body["spec"]) != mine:
             continue
-        model = body["spec"]["model"]
+        model = body["spec"].get("model")
+        if model is None:
+            continue  # left out, because the resource is too large
         served = model.get("servedName") or default_served_name(model["uri"])
         if served != resource.spec.served_name and not _is_refused(about, resource.queue_name, context, others):
             message = (

@@ -21,6 +21,7 @@ from ballast_operator.children_writer import (
     ChildrenWriter,
 )
 from ballast_operator.cluster import Cluster
+from ballast_operator.content import trimmed, whole
 from ballast_operator.context import OperatorContext
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict, ObjectNotFound, Unplannable
 from ballast_operator.kinds import Body, Key
@@ -107,6 +108,7 @@ class Reconciler(Generic[R]):
         body = self._cache.resources.get(key)
         if body is None:
             self._forget(key)
+            await self._writer.keep_own(key, "")
             if not self._cache.pods(key):
                 self._poller.leave(key)
             return None
@@ -119,6 +121,7 @@ class Reconciler(Generic[R]):
             self._status.figures.pop(key, None)
             return self.users.keep(key, body, self.context)
         memory = self._memory(key, body["metadata"]["uid"])
+        await self._writer.keep_own(key, memory.uid)
         claimed = await self._claim(key, body)
         if claimed is None:
             return LEASE_AGAIN_SECONDS if key in self.foreign else CLAIM_AGAIN_SECONDS
@@ -213,7 +216,7 @@ class Reconciler(Generic[R]):
             manifest = report.status_manifest(key.kind, metadata, wanted)
             manifest["metadata"]["resourceVersion"] = body["metadata"]["resourceVersion"]
             try:
-                body = await self._cluster.apply_status(key, manifest)
+                body = trimmed(key.kind, await self._cluster.apply_status(key, manifest))
             except (Conflict, ObjectNotFound):
                 return None  # the resource has changed
             self._cache.put(key.kind, body)
@@ -297,7 +300,7 @@ class Reconciler(Generic[R]):
     def _read(self, body: Body, memory: ResourceMemory[R]) -> R:
         version = body["metadata"]["resourceVersion"]
         if memory.parsed is None or memory.parsed[0] != version:
-            memory.parsed = (version, computed(self._type.read, body))
+            memory.parsed = (version, computed(self._type.read, whole(body)))
         return memory.parsed[1]
 
 

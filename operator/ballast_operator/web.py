@@ -1,17 +1,48 @@
-"""Metrics and probes over HTTP: `/metrics`, `/healthz`, `/readyz`."""
+"""Metrics and probes over HTTP: `/metrics`, `/healthz`, `/readyz`.
+
+Whoever reaches the port may connect. So few connections are open at the same time, each for a short time, and requests
+for metrics share a budget of time.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import time
 from collections.abc import Callable
 
 from aiohttp import web
 
+from ballast_api.scrape_budget import ScrapeBudget
 from ballast_api.wildcard import ANY_OF_BOTH_FAMILIES
 from ballast_log import Log
 from ballast_operator.metrics import Metrics
 
 log = Log(__name__)
+
+MOST_CONNECTIONS = 32
+"""One more closes the oldest, so that clients that keep theirs open do not keep the kubelet out."""
+CONNECTION_SECONDS = 30.0
+"""Longest time of a connection. An answer that its client does not read takes memory."""
+
+
+class _Connection(web.RequestHandler):
+    """A connection of one client."""
+
+    __slots__ = ("_ended",)
+
+    def __init__(self, server: web.Server, ended: Callable[[_Connection], None]) -> None:
+        super().__init__(server, loop=asyncio.get_running_loop(), access_log=None)  # type: ignore[arg-type]  # no log
+        self._ended = ended
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._ended(self)
+        super().connection_lost(exc)
+
+    def end(self) -> None:
+        """Close the connection, without the rest of its answer."""
+        if self.transport is not None:
+            self.transport.abort()
 
 
 class Web:
@@ -24,17 +55,26 @@ class Web:
         is_alive: Callable[[], bool],
         unready: Callable[[], str],
         refresh: Callable[[], None],
+        seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare a server.
 
-        It calls `refresh` before each scrape, to update the gauges. `unready` returns why the process is not ready, or
-        an empty text.
+        It calls `refresh` before it renders the metrics, to update the gauges. `unready` returns why the process is not
+        ready, or an empty text. `seconds` is the clock of their budget.
         """
         self._metrics = metrics
         self._is_alive = is_alive
         self._unready = unready
         self._refresh = refresh
+        self._seconds = seconds
+        self._budget = ScrapeBudget()
+        self._text = b""
+        """The metrics that were rendered last."""
+        self._rendering = asyncio.Lock()
         self._runner: web.AppRunner | None = None
+        self._listening: asyncio.Server | None = None
+        self._open: dict[_Connection, asyncio.TimerHandle] = {}
+        """The connections, the oldest first, and when each ends."""
 
     async def start(self, host: str, port: int) -> int:
         """Start to listen. Return the port."""
@@ -42,34 +82,66 @@ class Web:
         app.router.add_get("/metrics", self._scrape)
         app.router.add_get("/healthz", self._health)
         app.router.add_get("/readyz", self._readiness)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app)
         await self._runner.setup()
-        site: web.BaseSite
+        loop = asyncio.get_running_loop()
         if host == ANY_OF_BOTH_FAMILIES:
             # asyncio would listen on IPv6 addresses only.
             listener = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
-            site = web.SockSite(self._runner, listener)
+            self._listening = await loop.create_server(self._admit, sock=listener)
         else:
-            site = web.TCPSite(self._runner, host, port)
-        await site.start()
-        taken = int(self._runner.addresses[0][1])
+            self._listening = await loop.create_server(self._admit, host, port)
+        taken = int(self._listening.sockets[0].getsockname()[1])
         log.info("listening", port=taken)
         return taken
 
     async def stop(self) -> None:
-        """Stop listening."""
+        """Stop listening, and close all connections. A client that does not read would delay the end of the process."""
+        if self._listening is not None:
+            self._listening.close()
+        for connection in list(self._open):
+            connection.end()
         if self._runner is not None:
             await self._runner.cleanup()
 
+    def _admit(self) -> _Connection:
+        """Return the handler of a new connection, and close the oldest if there are too many."""
+        assert self._runner is not None, "it listens after its start"
+        assert self._runner.server is not None, "the same"
+        loop = asyncio.get_running_loop()
+        if len(self._open) >= MOST_CONNECTIONS:
+            oldest = next(iter(self._open))
+            self._forget(oldest)
+            loop.call_soon(oldest.end)  # it may have no transport yet
+        connection = _Connection(self._runner.server, self._forget)
+        self._open[connection] = loop.call_later(CONNECTION_SECONDS, connection.end)
+        return connection
+
+    def _forget(self, connection: _Connection) -> None:
+        timer = self._open.pop(connection, None)
+        if timer is not None:
+            timer.cancel()
+
     async def _scrape(self, _: web.Request) -> web.Response:
-        self._refresh()
-        return web.Response(body=self._metrics.text(), content_type="text/plain", charset="utf-8")
+        async with self._rendering:
+            begun = self._seconds()
+            if self._budget.has_left(begun):
+                self._refresh()
+                self._text = await asyncio.to_thread(self._metrics.text)  # the event loop renews the Lease meanwhile
+                self._budget.spend(self._seconds() - begun)
+        return _closing(web.Response(body=self._text, content_type="text/plain", charset="utf-8"))
 
     async def _readiness(self, _: web.Request) -> web.Response:
         why = self._unready()
-        return web.Response(status=503, text=f"{why}\n") if why else web.Response(text="ok\n")
+        return _closing(web.Response(status=503, text=f"{why}\n") if why else web.Response(text="ok\n"))
 
     async def _health(self, _: web.Request) -> web.Response:
         if self._is_alive():
-            return web.Response(text="ok\n")
-        return web.Response(status=503, text="a part of the operator has stopped\n")
+            return _closing(web.Response(text="ok\n"))
+        return _closing(web.Response(status=503, text="a part of the operator has stopped\n"))
+
+
+def _closing(response: web.Response) -> web.Response:
+    """Close the connection after a response. An idle one would count among the few that may be open."""
+    response.force_close()
+    return response

@@ -42,6 +42,7 @@ OTHER: dict[str, Any] = {
     "operator.settings": {"pollSeconds": 5},
     "operator.watchNamespaces": ["chat", "research"],
     "operator.topologySpreadConstraints": [],
+    "operator.metricsFrom": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}],
     "valkey.persistence.size": "1Gi",
     "valkey.persistence.storageClass": "fast",
     "valkey.maxMemory": "512mb",
@@ -361,3 +362,16 @@ def test_each_setting_reaches_the_operator_under_its_name(helm: Helm) -> None:
     given = {each["name"] for each in container["env"] if each.get("value") in {"7", "false"}}
 
     assert given == {PREFIX + to_snake(name).upper() for name in SETTING_NAMES}
+
+
+def test_the_metrics_of_the_operator_can_be_limited_to_some_peers(helm: Helm) -> None:
+    """By default every peer is admitted. The pod of `helm test` always is."""
+    prometheus = OTHER["operator.metricsFrom"]
+    (open_to_all,) = helm.objects({})["NetworkPolicy/ballast-operator"]["spec"]["ingress"]
+    objects = helm.objects({"operator": {"metricsFrom": prometheus}})
+    (limited,) = objects["NetworkPolicy/ballast-operator"]["spec"]["ingress"]
+    *peers, test = limited["from"]
+
+    assert open_to_all == {"ports": [{"port": 8080}]}
+    assert peers == prometheus
+    assert test["podSelector"]["matchLabels"].items() <= objects["Pod/ballast-test"]["metadata"]["labels"].items()

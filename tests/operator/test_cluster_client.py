@@ -51,7 +51,7 @@ def test_a_call_during_the_replacement_of_the_client_is_tried_again(
 ) -> None:
     (tmp_path / "config").write_text(yaml.safe_dump(KUBECONFIG))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    monkeypatch.setattr(module, "ApiClient", Client)
+    monkeypatch.setattr(module, "ListingClient", Client)
 
     async def call_twice() -> list[object]:
         async with Cluster() as found:
@@ -82,7 +82,7 @@ def silent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[SilentClient
     """The class of all clients."""
     (tmp_path / "config").write_text(yaml.safe_dump(KUBECONFIG))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    monkeypatch.setattr(module, "ApiClient", SilentClient)
+    monkeypatch.setattr(module, "ListingClient", SilentClient)
     monkeypatch.setattr(SilentClient, "pending", 0)
     return SilentClient
 
@@ -118,7 +118,7 @@ class BusyClient(Client):
 def test_the_api_server_cannot_delay_the_next_try_for_long(monkeypatch: pytest.MonkeyPatch, silent: object) -> None:
     """Not even a change of the resource would cut the delay short."""
     del silent
-    monkeypatch.setattr(module, "ApiClient", BusyClient)
+    monkeypatch.setattr(module, "ListingClient", BusyClient)
 
     async def get() -> None:
         async with Cluster() as found:

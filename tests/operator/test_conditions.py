@@ -20,10 +20,10 @@ from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.status import Status
 from ballast_operator import conditions as checks
 from ballast_operator import report
-from ballast_operator.cache import trimmed
 from ballast_operator.children.config import VERSION
 from ballast_operator.conditions.chains import CHAINS, conditions
 from ballast_operator.conditions.given import Given
+from ballast_operator.content import trimmed
 from ballast_operator.kinds import DEPLOYMENT, POD, Body, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.pod_problem import NOT_SERVED_EXIT, TEMPLATE_HASH

@@ -336,7 +336,7 @@ def test_an_election_that_fails_ends_the_operator_with_its_error(
 ) -> None:
     (tmp_path / "config").write_text(yaml.safe_dump(KUBECONFIG))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    monkeypatch.setattr(cluster, "ApiClient", ClientOfOtherProgram)
+    monkeypatch.setattr(cluster, "ListingClient", ClientOfOtherProgram)
 
     with pytest.raises(KeyError, match="metadata"):
         asyncio.run(run(make_settings()))
@@ -372,7 +372,7 @@ def test_the_lease_has_connections_of_its_own(monkeypatch: pytest.MonkeyPatch, t
     """Other calls, such as Events that are not answered, may take all connections of the other client."""
     (tmp_path / "config").write_text(yaml.safe_dump(KUBECONFIG))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    monkeypatch.setattr(cluster, "ApiClient", ClientOfOneThing)
+    monkeypatch.setattr(cluster, "ListingClient", ClientOfOneThing)
     monkeypatch.setattr(ClientOfOneThing, "used", [])
     monkeypatch.setattr(lease, "RENEW_EVERY_SECONDS", 0.01)
 
@@ -408,7 +408,7 @@ def test_the_lease_is_released_before_the_last_events_are_waited_for(
 ) -> None:
     (tmp_path / "config").write_text(yaml.safe_dump(KUBECONFIG))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    monkeypatch.setattr(cluster, "ApiClient", ClientAtTheEnd)
+    monkeypatch.setattr(cluster, "ListingClient", ClientAtTheEnd)
     monkeypatch.setattr(ClientAtTheEnd, "steps", [])
 
     assert asyncio.run(run(make_settings())) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -18,7 +19,8 @@ from kopf._cogs.structs import credentials
 from kopf._core.reactor import orchestration, processing, queueing
 
 from ballast_operator import streams
-from ballast_operator.kinds import CRD, DEPLOYMENT, POD, RULE, Kind
+from ballast_operator.content import MEBIBYTE, weight
+from ballast_operator.kinds import CRD, DEPLOYMENT, INFERENCE_DEPLOYMENT, POD, RULE, Kind
 
 
 def test_kopf_still_watches_through_the_replaced_function() -> None:
@@ -262,3 +264,28 @@ def test_a_silent_or_closed_watch_of_the_crds_is_asked_again(monkeypatch: pytest
     monkeypatch.setattr(watching, "continuous_watch", watching.continuous_watch)  # restored after the test
 
     asyncio.run(watch())
+
+
+def test_kopf_gets_the_objects_of_a_page_within_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that was decoded as a whole would take 30 times its size."""
+    large = {"metadata": {"name": "a", "namespace": "n"}, "spec": {"template": {"affinity": {"x": [{}] * 60_000}}}}
+
+    async def answer() -> web.Response:
+        return web.json_response({"items": [large] * 3, "kind": "L", "metadata": {"resourceVersion": "7"}})
+
+    async def fetch() -> list[Any]:
+        streams.Streams((INFERENCE_DEPLOYMENT,), lambda: None).install()
+        path = INFERENCE_DEPLOYMENT.path("n")
+        resource = cast(Any, SimpleNamespace(group="", plural="", get_url=lambda **_: f"{path}?limit=3"))
+        settings, logger = kopf.OperatorSettings(), logging.getLogger(__name__)
+        async with serving(answer):
+            pages = fetching.fetch_objs(settings=settings, resource=resource, namespace="n", logger=logger)
+            return [page async for page in pages]
+
+    monkeypatch.setattr(watching, "continuous_watch", watching.continuous_watch)  # restored after the test
+    monkeypatch.setattr(aiotoggles, "ToggleSet", aiotoggles.ToggleSet)
+    monkeypatch.setattr(fetching, "api", fetching.api)
+    ((items, version),) = asyncio.run(fetch())
+
+    assert (len(items), version) == (3, "7")
+    assert weight(items, 2**40) < MEBIBYTE

@@ -71,6 +71,9 @@ class FakeCluster:
     async def metadata(self, key: Key) -> Body | None:
         return self.others.get(key)
 
+    async def find(self, key: Key) -> Body | None:
+        return self.others.get(key)
+
     def post_event(self, _: Body) -> None:
         pass
 

@@ -340,3 +340,23 @@ def test_what_measured_latencies_leave_to_offline_is_shown_and_interference_only
     assert ("ballast_interference_ratio", nothing) not in free
     assert held["ballast_lending_ratio", nothing] == 0.6
     assert held["ballast_interference_ratio", nothing] == 0.08
+
+
+def test_many_scrapes_get_the_text_of_one() -> None:
+    """Whoever reaches port 8000 may scrape, and the event loop streams tokens."""
+    now, gathered = 0.0, 0
+
+    def gather() -> ScrapeData:
+        nonlocal now, gathered
+        now, gathered = now + 1.0, gathered + 1
+        return make_figures()
+
+    metrics = WorkerMetrics(gather, shows_tenants=False, seconds=lambda: now)
+    first, *others = [metrics.render() for _ in range(5)]
+
+    assert set(others) == {first}
+    assert gathered == 1
+    now += 60
+    assert metrics.render()
+    assert gathered == 2
+    assert ServerMetrics.render is WorkerMetrics.render

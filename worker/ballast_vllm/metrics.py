@@ -34,8 +34,8 @@ class ServerMetrics(WorkerMetrics):
         super().__init__(gather, shows_tenants=shows_tenants)
         self._hidden = hidden
 
-    def render(self) -> bytes:
-        """Return the text that Prometheus scrapes."""
+    def text(self) -> bytes:
+        """Return the present values as text."""
         registry: Any = self  # `generate_latest` calls only `collect`
         return generate_latest(registry)
 

@@ -6,6 +6,7 @@ Nothing is computed per token.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from ballast_api.scrape_budget import ScrapeBudget
 from ballast_engine.stats import OTHERS, EngineStats, StepKind, StepRecord
 from ballast_policy.request import RequestClass
 from ballast_queue.job import ItemState
@@ -136,9 +138,19 @@ class ScrapeData:
 class WorkerMetrics(Collector):
     """Render `/metrics`, with or without the series that name tenants."""
 
-    def __init__(self, gather: Callable[[], ScrapeData], *, shows_tenants: bool) -> None:
+    def __init__(
+        self,
+        gather: Callable[[], ScrapeData],
+        *,
+        shows_tenants: bool,
+        seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._gather = gather
         self._shows_tenants = shows_tenants
+        self._seconds = seconds
+        self._budget = ScrapeBudget()
+        self._text = b""
+        """The text that was rendered last."""
         self._tenants: set[str] = set()
         self._lock = threading.Lock()
         self._registry = CollectorRegistry()
@@ -146,7 +158,15 @@ class WorkerMetrics(Collector):
         ProcessCollector(registry=self._registry)
 
     def render(self) -> bytes:
-        """Return the text that Prometheus scrapes."""
+        """Return the text that Prometheus scrapes. If scrapes took too much time of late, it is the last one."""
+        begun = self._seconds()
+        if self._budget.has_left(begun):
+            self._text = self.text()
+            self._budget.spend(self._seconds() - begun)
+        return self._text
+
+    def text(self) -> bytes:
+        """Return the present values as text."""
         return generate_latest(self._registry)
 
     def describe(self) -> Iterable[Metric]:
