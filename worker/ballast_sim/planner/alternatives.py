@@ -70,9 +70,8 @@ def _try(name: str, inputs: PlanInputs, found: FleetPlan, online: Trace, offline
         bound = known.offline_bound if is_same else deployment.slo_bound(offline)
     except (BadInput, Impossible) as error:
         return Alternative(name, 0.0, 0.0, inf, problem=str(error))
-    price = GpuPrice(deployment.model.gpu, inputs.energy, inputs.money)
     gpus = _about(found, bound / full, full)
-    dollars = price.per_hour(bound / full)
+    dollars = GpuPrice(deployment.model.gpu, inputs.energy, inputs.money).per_hour(bound / full)
     return Alternative(name, bound, full, per_million(dollars, bound), gpus, gpus * dollars)
 
 
