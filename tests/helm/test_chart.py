@@ -214,7 +214,7 @@ def test_helm_test_runs_on_the_nodes_of_the_operator(helm: Helm) -> None:
 
 
 def test_a_namespace_with_a_quota_admits_every_pod_of_the_chart(helm: Helm) -> None:
-    resources = {"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"cpu": "1", "memory": "2Gi"}}
+    resources = {"requests": {"cpu": "1", "memory": "3Gi"}, "limits": {"cpu": "1", "memory": "3Gi"}}
     objects = helm.objects({"operator": {"resources": resources}, "valkey": {"resources": resources}})
     pods = [pod_of(each) for each in objects.values() if each["kind"] in {"Deployment", "StatefulSet", "Pod"}]
     found = {each["name"]: each.get("resources") for pod in pods for each in pod["containers"]}
