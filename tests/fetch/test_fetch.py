@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -545,14 +544,6 @@ def test_an_adapter_in_place_is_found_by_its_own_configuration(tmp_path: Path) -
 # Crashes and neighbours
 
 
-@pytest.fixture
-def interrupts() -> Iterator[None]:
-    """Handle SIGINT as in a terminal. A shell starts programs in the background without it, also what they start."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def _process(directory: Path, *options: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "ballast_cli", "fetch", FROM_HUB, str(directory), *options],
@@ -568,7 +559,6 @@ def _until(condition: Any) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 130), (signal.SIGINT, 130)])
 def test_the_next_fetch_resumes_the_parts_of_a_killed_one(
     hub: Any, tmp_path: Path, number: signal.Signals, code: int
