@@ -56,17 +56,20 @@ class Web:
         unready: Callable[[], str],
         refresh: Callable[[], None],
         seconds: Callable[[], float] = time.monotonic,
+        computed: Callable[[], float] = time.thread_time,
     ) -> None:
         """Prepare a server.
 
         It calls `refresh` before it renders the metrics, to update the gauges. `unready` returns why the process is not
-        ready, or an empty text. `seconds` is the clock of their budget.
+        ready, or an empty text. `seconds` is the clock of their budget, and `computed` the time that the current thread
+        spent on a CPU.
         """
         self._metrics = metrics
         self._is_alive = is_alive
         self._unready = unready
         self._refresh = refresh
         self._seconds = seconds
+        self._computed = computed
         self._budget = ScrapeBudget()
         self._text = b""
         """The metrics that were rendered last."""
@@ -124,12 +127,19 @@ class Web:
 
     async def _scrape(self, _: web.Request) -> web.Response:
         async with self._rendering:
-            begun = self._seconds()
-            if self._budget.has_left(begun):
+            if self._budget.has_left(self._seconds()):
+                begun = self._computed()
                 self._refresh()
-                self._text = await asyncio.to_thread(self._metrics.text)  # the event loop renews the Lease meanwhile
-                self._budget.spend(self._seconds() - begun)
+                self._budget.spend(self._computed() - begun)
+                # The event loop renews the Lease meanwhile.
+                self._text, took = await asyncio.to_thread(self._render)
+                self._budget.spend(took)
         return _closing(web.Response(body=self._text, content_type="text/plain", charset="utf-8"))
+
+    def _render(self) -> tuple[bytes, float]:
+        """Return the metrics, and the time of this thread that they took."""
+        begun = self._computed()
+        return self._metrics.text(), self._computed() - begun
 
     async def _readiness(self, _: web.Request) -> web.Response:
         why = self._unready()

@@ -15,23 +15,29 @@ from ballast_operator.metrics import Metrics
 
 
 class SlowMetrics(Metrics):
-    """Takes some time on its own clock, and calls `meanwhile`."""
+    """Takes some time on its own clocks, and calls `meanwhile`."""
 
-    def __init__(self, takes: float, meanwhile: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, takes: float, meanwhile: Callable[[], object] = lambda: None, *, waits: float = 0.0) -> None:
         super().__init__()
-        self.now, self.rendered = 0.0, 0
-        self._takes, self._meanwhile = takes, meanwhile
+        self.now, self.computed, self.rendered = 0.0, 0.0, 0
+        self._takes, self._waits, self._meanwhile = takes, waits, meanwhile
 
     def text(self) -> bytes:
         self._meanwhile()
-        self.now += self._takes
+        self.now += self._takes + self._waits
+        self.computed += self._takes
         self.rendered += 1
         return super().text()
 
 
 def make_web(metrics: SlowMetrics) -> web.Web:
     return web.Web(
-        metrics, is_alive=lambda: True, unready=lambda: "", refresh=lambda: None, seconds=lambda: metrics.now
+        metrics,
+        is_alive=lambda: True,
+        unready=lambda: "",
+        refresh=lambda: None,
+        seconds=lambda: metrics.now,
+        computed=lambda: metrics.computed,
     )
 
 
@@ -55,8 +61,10 @@ def test_scrapes_share_a_part_of_the_time() -> None:
     assert SHARE * 60 <= spent <= SHARE * 60 + MOST_SECONDS + takes
 
 
-def test_many_scrapes_get_the_text_of_one() -> None:
-    metrics = SlowMetrics(2 * MOST_SECONDS)
+@pytest.mark.parametrize(("takes", "waits", "rendered"), [(2 * MOST_SECONDS, 0.0, 2), (0.0, 2 * MOST_SECONDS, 6)])
+def test_many_scrapes_get_the_text_of_one_if_each_takes_long(takes: float, waits: float, rendered: int) -> None:
+    """A scrape that waits for other threads of a busy process takes nothing from them."""
+    metrics = SlowMetrics(takes, waits=waits)
 
     async def scrape() -> set[bytes]:
         served = make_web(metrics)
@@ -70,7 +78,7 @@ def test_many_scrapes_get_the_text_of_one() -> None:
     (text,) = asyncio.run(scrape())
 
     assert b"ballast_operator_active" in text
-    assert metrics.rendered == 2
+    assert metrics.rendered == rendered
 
 
 def test_the_event_loop_goes_on_while_metrics_are_rendered() -> None:
