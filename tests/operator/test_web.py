@@ -127,6 +127,28 @@ def test_a_new_client_is_served_while_others_keep_all_connections_open() -> None
     assert (ended[: 2 * web.MOST_CONNECTIONS], ended[-1]) == ([True] * 2 * web.MOST_CONNECTIONS, False)
 
 
+@pytest.mark.parametrize("num_addresses", [1, 6])
+def test_a_flood_closes_no_connection_of_another_address(num_addresses: int) -> None:
+    async def flood() -> bytes:
+        served = make_web(SlowMetrics(0.0))
+        port = await served.start("127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.9", 0))
+        others = [
+            await asyncio.open_connection("127.0.0.1", port, local_addr=(f"127.0.0.{1 + number % num_addresses}", 0))
+            for number in range(3 * web.MOST_CONNECTIONS)
+        ]
+        await get(port, "/healthz")
+        writer.write(b"GET /readyz HTTP/1.1\r\nHost: a\r\n\r\n")
+        async with asyncio.timeout(10):
+            answer = await reader.read()
+        for _, other in (*others, (reader, writer)):
+            other.close()
+        await served.stop()
+        return answer
+
+    assert asyncio.run(flood()).endswith(b"ok\n")
+
+
 def test_a_client_that_sends_nothing_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same timer ends the connection of a client that reads nothing."""
     monkeypatch.setattr(web, "CONNECTION_SECONDS", 0.0)
