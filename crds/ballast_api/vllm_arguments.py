@@ -124,10 +124,14 @@ OWNED = (
 
 
 def without_effect(arguments: Sequence[str]) -> str | None:
-    """Return the sentence about the arguments of a stored resource that change nothing, or None without any."""
+    """Return the sentence about the arguments of a stored resource that change nothing, or None without any.
+
+    It names them without their values: one of them is a token.
+    """
     for group in OWNED:
-        if group.has_no_effect and any(map(group.matches, arguments)):
-            return f"engine.vllm.args: {group.sentence}"
+        found = [match[1] for each in arguments if group.has_no_effect and (match := re.match(group.pattern, each))]
+        if found:
+            return f"engine.vllm.args has {', '.join(dict.fromkeys(found))}: {group.sentence}"
     return None
 
 

@@ -25,8 +25,18 @@ from ballast_operator.errors import (
     NameTaken,
     ObjectNotFound,
 )
-from ballast_operator.kinds import CONFIG_MAP, SECRET, Body, Key, Kind
-from ballast_operator.plan import Annotate, Apply, ChildrenPlan, Tolerated, is_left_over, is_made_for, is_owned, shape
+from ballast_operator.kinds import SECRET, Body, Key, Kind
+from ballast_operator.plan import (
+    MOUNTED,
+    Annotate,
+    Apply,
+    ChildrenPlan,
+    Tolerated,
+    is_left_over,
+    is_made_for,
+    is_owned,
+    shape,
+)
 from ballast_operator.poll_result import Problem
 from ballast_operator.resource_memory import Failure, ResourceMemory
 from ballast_operator.resource_type import R, ResourceType
@@ -44,8 +54,6 @@ MOST_RESTORES, RESTORE_AGAIN_SECONDS = 5, 60.0
 """A child that was restored more often in a row is restored once in this time, so that two writers do not compete."""
 ANNOTATIONS = "annotations of pods"
 """The name under which their failures are counted."""
-MOUNTED = frozenset({SECRET, CONFIG_MAP})
-"""Kinds of children that pods mount by name."""
 
 
 @dataclass(slots=True)

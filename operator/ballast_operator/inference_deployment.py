@@ -44,7 +44,7 @@ from ballast_operator.own_secrets import (
     own_secrets,
     redis_secret_writes,
 )
-from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, changes, deletions, held
+from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, changes, deletions, held, without_file
 from ballast_operator.poll_result import PollResult, QueueSource
 from ballast_operator.queue_rules import own_queue, queue_of
 from ballast_operator.ray_status import num_pods
@@ -78,13 +78,13 @@ def plan(
         files[ON_RAY] = files[version]
     copied = copied_hash(resource, snapshot, context)
     wanted = list(_wanted(resource, snapshot, context, texts, copied, version=version))
-    changed = changes(wanted, snapshot)
+    changed, waiting = changes(wanted, snapshot), without_file(wanted, snapshot)
     return ChildrenPlan(
         costs=tuple(deletion_costs(resource, snapshot, poll)),
         apply=(
             *redis_secret_writes(resource, snapshot, context, copied),
             *gcs_secret_writes(resource, snapshot, context),
-            *changed,
+            *(step for step in changed if step.key not in waiting),
         ),
         resize=tuple(resize(resource, snapshot)),
         delete=tuple(

@@ -11,12 +11,14 @@ from ballast_api.names import SPEC_HASH
 from ballast_operator.children.manifest import hash_of
 from ballast_operator.content import CHILD_MEBIBYTES, is_too_large, is_whole
 from ballast_operator.drift import additions, drift, without_additions
-from ballast_operator.kinds import RULE, SERVICE_MONITOR, Body, Key, Kind, key_of
+from ballast_operator.kinds import CONFIG_MAP, RULE, SECRET, SERVICE_MONITOR, Body, Key, Kind, key_of
 
 MOST_PATHS = 4
 """Drifted fields that a message names."""
 KEEP_ADDITIONS = frozenset({SERVICE_MONITOR, RULE})
 """Kinds of which only changed fields are restored. They run no code."""
+MOUNTED = frozenset({SECRET, CONFIG_MAP})
+"""Kinds of children that pods mount by name."""
 
 
 class Tolerated(NamedTuple):
@@ -132,7 +134,34 @@ class ChildrenPlan:
 
 def changes(wanted: Sequence[tuple[Kind, Body]], snapshot: ClusterSnapshot) -> tuple[Apply, ...]:
     """Return the manifests of `wanted` that must be applied."""
-    return tuple(step for kind, body in wanted if (step := _change(key_of(kind, body), body, snapshot)) is not None)
+    return tuple(
+        step
+        for kind, body in wanted
+        if not _cannot_change(key_of(kind, body), body, snapshot)
+        and (step := _change(key_of(kind, body), body, snapshot)) is not None
+    )
+
+
+def without_file(wanted: Sequence[tuple[Kind, Body]], snapshot: ClusterSnapshot) -> frozenset[Key]:
+    """Return the children that wait for one before them that pods mount and that cannot change now.
+
+    A pod would wait for a file that is not there.
+    """
+    keys = [key_of(kind, body) for kind, body in wanted]
+    for number, (key, (_, body)) in enumerate(zip(keys, wanted, strict=True)):
+        if key.kind in MOUNTED and _cannot_change(key, body, snapshot):
+            return frozenset(keys[number:])
+    return frozenset()
+
+
+def _cannot_change(key: Key, wanted: Body, snapshot: ClusterSnapshot) -> bool:
+    """Return whether an object is too large, or is being deleted, and is created again after that."""
+    found = snapshot.children.get(key)
+    if found is None:
+        return False
+    if found["metadata"].get("deletionTimestamp"):
+        return True
+    return is_too_large(found) if is_owned(found, snapshot.uid) else is_left_over(wanted, found)
 
 
 def _change(key: Key, wanted: Body, snapshot: ClusterSnapshot) -> Apply | None:
@@ -140,13 +169,7 @@ def _change(key: Key, wanted: Body, snapshot: ClusterSnapshot) -> Apply | None:
     found = snapshot.children.get(key)
     if found is None:
         return Apply(key, wanted, uid=None, because=f"Created {label}")
-    if found["metadata"].get("deletionTimestamp"):
-        return None  # it is created again after the deletion
-    if is_too_large(found) and is_owned(found, snapshot.uid):
-        return None
     if not is_owned(found, snapshot.uid):
-        if is_left_over(wanted, found):
-            return None  # Kubernetes deletes it, and it is created again then
         return Apply(key, wanted, uid=None, because=f"Created {label}")
     uid, marker = found["metadata"]["uid"], wanted["metadata"]["annotations"][SPEC_HASH]
     if (found["metadata"].get("annotations") or {}).get(SPEC_HASH) != marker:
@@ -169,18 +192,19 @@ def held(wanted: Sequence[tuple[Kind, Body]], snapshot: ClusterSnapshot) -> Iter
     for kind, body in wanted:
         found = snapshot.children.get(key_of(kind, body), {})
         metadata = found.get("metadata") or {}
+        others = " and the other children" if kind in MOUNTED else ""
         if metadata.get("deletionTimestamp"):
             finalizers = ", ".join(metadata.get("finalizers") or ())
             waits = f" and waits for its finalizers ({finalizers})" if finalizers else ""
             yield (
                 f"{kind.name} {metadata['name']} is being deleted{waits}. Until it is gone and created again, no "
-                "change of the resource reaches it"
+                f"change of the resource reaches it{others}"
             )
         elif is_too_large(found) and is_owned(found, snapshot.uid):
             yield (
                 f"another writer made {kind.name} {metadata['name']} take more than {CHILD_MEBIBYTES} MiB of the "
-                "operator's memory, so no change of the resource reaches it. Remove what was added, or delete it, and "
-                "the operator creates it again"
+                f"operator's memory, so no change of the resource reaches it{others}. Remove what was added, or delete "
+                "it, and the operator creates it again"
             )
 
 

@@ -10,12 +10,11 @@ from fnmatch import fnmatchcase
 
 from ballast_api.conditions import ConditionReason
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.served_model import default_served_name
 from ballast_operator.children.config import redis_of
 from ballast_operator.context import OperatorContext
 from ballast_operator.kinds import Body
 from ballast_operator.resource_type import ConditionValue, on_hold
-from ballast_operator.sharing import Sharing
+from ballast_operator.sharing import Sharing, age, redis_secret_of
 
 
 def queue_refusal(queue: str, mine: str, *, context: OperatorContext, others: Sharing) -> ConditionValue | None:
@@ -48,18 +47,12 @@ def queue_conflict(resource: InferenceDeployment, context: OperatorContext, othe
     if redis_of(resource, own_keys=context.redis_keys) is None:
         return None
     namespace, redis = resource.metadata.namespace, resource.spec.redis
-    mine = resource.queue_name, f"{namespace}/{redis.secret_name}" if redis is not None else ""
-    age = (resource.metadata.creation_timestamp or "", namespace, resource.metadata.name)
-    for body in others:
+    mine = resource.metadata.creation_timestamp or "", namespace, resource.metadata.name
+    for body, served in others.oldest.get(f"{namespace}/{redis.secret_name}" if redis is not None else "", ()):
         about = body["metadata"]
-        is_older = (about["creationTimestamp"], about["namespace"], about["name"]) < age
-        if about.get("deletionTimestamp") or not is_older or _queue_of(about, body["spec"]) != mine:
+        if age(body) >= mine or served == resource.spec.served_name:
             continue
-        model = body["spec"].get("model")
-        if model is None:
-            continue  # left out, because the resource is too large
-        served = model.get("servedName") or default_served_name(model["uri"])
-        if served != resource.spec.served_name and not _is_refused(about, resource.queue_name, context, others):
+        if not _is_refused(about, resource.queue_name, context, others):
             message = (
                 f"the queue {resource.queue_name} is the one of the older resource {about['namespace']}/{about['name']}"
                 f", which serves the model {served}, and this one serves {resource.spec.served_name}. Set another "
@@ -73,21 +66,13 @@ def _is_refused(about: Body, queue: str, context: OperatorContext, others: Shari
     return queue_refusal(queue, about["namespace"], context=context, others=others) is not None
 
 
-def _queue_of(about: Body, spec: Body) -> tuple[str, str]:
-    """Return the queue of a resource, and the Secret that leads to its Redis; empty for the operator's own."""
-    offline, redis = spec.get("offline"), spec.get("redis")
-    queue = offline.get("queue") if isinstance(offline, dict) else None
-    secret = redis.get("secretName") if isinstance(redis, dict) else None
-    own = f"{about['namespace']}/{about['name']}"
-    return (queue if isinstance(queue, str) and queue else own), f"{about['namespace']}/{secret}" if redis else ""
-
-
 def queue_of(body: Body) -> str:
     """Return the name of the queue of a resource, in whichever Redis."""
-    return _queue_of(body["metadata"], body.get("spec") or {})[0]
+    about, offline = body["metadata"], (body.get("spec") or {}).get("offline")
+    queue = offline.get("queue") if isinstance(offline, dict) else None
+    return queue if isinstance(queue, str) and queue else f"{about['namespace']}/{about['name']}"
 
 
 def own_queue(body: Body) -> str | None:
     """Return the queue of a resource in the operator's own Redis; None if it names another Redis."""
-    queue, redis = _queue_of(body["metadata"], body.get("spec") or {})
-    return None if redis else queue
+    return None if redis_secret_of(body) else queue_of(body)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from aiohttp import web
@@ -21,7 +22,9 @@ from ballast_operator.metrics import Metrics
 log = Log(__name__)
 
 MOST_CONNECTIONS = 32
-"""One more closes the oldest, so that clients that keep theirs open do not keep the kubelet out."""
+"""One more closes the oldest of the address that has most, so that such a client does not keep the kubelet out."""
+MOST_OF_ONE = 8
+"""The connections of one address. One more closes its oldest."""
 CONNECTION_SECONDS = 30.0
 """Longest time of a connection. An answer that its client does not read takes memory."""
 
@@ -29,11 +32,21 @@ CONNECTION_SECONDS = 30.0
 class _Connection(web.RequestHandler):
     """A connection of one client."""
 
-    __slots__ = ("_ended",)
+    __slots__ = ("_begun", "_ended", "address")
 
-    def __init__(self, server: web.Server, ended: Callable[[_Connection], None]) -> None:
+    def __init__(
+        self, server: web.Server, *, begun: Callable[[_Connection], None], ended: Callable[[_Connection], None]
+    ) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), access_log=None)  # type: ignore[arg-type]  # no log
-        self._ended = ended
+        self._begun, self._ended = begun, ended
+        self.address = ""
+        """The address of the client."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        peer = transport.get_extra_info("peername")
+        self.address = str(peer[0]) if peer else ""
+        self._begun(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._ended(self)
@@ -56,17 +69,20 @@ class Web:
         unready: Callable[[], str],
         refresh: Callable[[], None],
         seconds: Callable[[], float] = time.monotonic,
+        computed: Callable[[], float] = time.thread_time,
     ) -> None:
         """Prepare a server.
 
         It calls `refresh` before it renders the metrics, to update the gauges. `unready` returns why the process is not
-        ready, or an empty text. `seconds` is the clock of their budget.
+        ready, or an empty text. `seconds` is the clock of their budget, and `computed` the time that the current thread
+        spent on a CPU.
         """
         self._metrics = metrics
         self._is_alive = is_alive
         self._unready = unready
         self._refresh = refresh
         self._seconds = seconds
+        self._computed = computed
         self._budget = ScrapeBudget()
         self._text = b""
         """The metrics that were rendered last."""
@@ -105,17 +121,24 @@ class Web:
             await self._runner.cleanup()
 
     def _admit(self) -> _Connection:
-        """Return the handler of a new connection, and close the oldest if there are too many."""
+        """Return the handler of a new connection."""
         assert self._runner is not None, "it listens after its start"
         assert self._runner.server is not None, "the same"
+        return _Connection(self._runner.server, begun=self._count, ended=self._forget)
+
+    def _count(self, connection: _Connection) -> None:
+        """Count a connection, and close another one if there are too many: a flood pushes out only its own address."""
         loop = asyncio.get_running_loop()
-        if len(self._open) >= MOST_CONNECTIONS:
-            oldest = next(iter(self._open))
-            self._forget(oldest)
-            loop.call_soon(oldest.end)  # it may have no transport yet
-        connection = _Connection(self._runner.server, self._forget)
         self._open[connection] = loop.call_later(CONNECTION_SECONDS, connection.end)
-        return connection
+        counts = Counter(each.address for each in self._open)
+        most = connection.address
+        if counts[most] <= MOST_OF_ONE:
+            if len(self._open) <= MOST_CONNECTIONS:
+                return
+            most = max(counts, key=counts.__getitem__)
+        oldest = next(each for each in self._open if each.address == most)
+        self._forget(oldest)
+        oldest.end()
 
     def _forget(self, connection: _Connection) -> None:
         timer = self._open.pop(connection, None)
@@ -124,12 +147,19 @@ class Web:
 
     async def _scrape(self, _: web.Request) -> web.Response:
         async with self._rendering:
-            begun = self._seconds()
-            if self._budget.has_left(begun):
+            if self._budget.has_left(self._seconds()):
+                begun = self._computed()
                 self._refresh()
-                self._text = await asyncio.to_thread(self._metrics.text)  # the event loop renews the Lease meanwhile
-                self._budget.spend(self._seconds() - begun)
+                self._budget.spend(self._computed() - begun)
+                # The event loop renews the Lease meanwhile.
+                self._text, took = await asyncio.to_thread(self._render)
+                self._budget.spend(took)
         return _closing(web.Response(body=self._text, content_type="text/plain", charset="utf-8"))
+
+    def _render(self) -> tuple[bytes, float]:
+        """Return the metrics, and the time of this thread that they took."""
+        begun = self._computed()
+        return self._metrics.text(), self._computed() - begun
 
     async def _readiness(self, _: web.Request) -> web.Response:
         why = self._unready()

@@ -16,7 +16,7 @@ from ballast_api.errors import InvalidConfig
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import API_VERSION, KIND
 from ballast_api.structural import leaves
-from ballast_api.vllm_arguments import OWNED
+from ballast_api.vllm_arguments import OWNED, without_effect
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -89,6 +89,14 @@ def test_a_later_rule_refuses_a_new_resource_and_not_a_stored_one(case: str) -> 
     assert InferenceDeployment.read(body, "here", is_stored=True).spec.model.uri == spec["model"]["uri"]
     with pytest.raises(InvalidConfig, match="Extra inputs"):
         InferenceDeployment.read(body | {"spec": spec | {"replica": 1}}, "here", is_stored=True)
+
+
+def test_arguments_without_an_effect_are_named_without_their_values() -> None:
+    found = without_effect(["--seed", "1", "--hf_token=secret", "--revision", "x", "--hf_token=other"])
+
+    assert found is not None
+    assert found.startswith("engine.vllm.args has --hf_token, --revision: the section model decides revision, ")
+    assert "secret" not in found
 
 
 def test_a_stored_fault_stays_a_fault_until_a_field_changes_that_its_rule_reads() -> None:

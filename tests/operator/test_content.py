@@ -15,7 +15,7 @@ from ballast_operator import content
 from ballast_operator.cache import Cache
 from ballast_operator.content import CHILD_MEBIBYTES, MEBIBYTE, items_of, trimmed, weight
 from ballast_operator.inference_deployment import RESOURCE_TYPE
-from ballast_operator.kinds import CONFIG_MAP, INFERENCE_DEPLOYMENT, Body, Key
+from ballast_operator.kinds import CONFIG_MAP, INFERENCE_DEPLOYMENT, SECRET, Body, Key
 
 MANY = 60_000
 AFFINITY = {"podAffinity": {"x": [{}] * MANY}}
@@ -158,8 +158,10 @@ def test_a_child_that_another_writer_made_too_large_is_named() -> None:
     bench.cache.drop(CONFIG_MAP, bench.cache.children(GUEST)[key])
     put_config_map(bench.cache, key.name, uid, {f"{number}": "" for number in range(CHILD_MEBIBYTES * MEBIBYTE // 64)})
     bench.cluster.applied.clear()
+    bench.put(GUEST.namespace, GUEST.name, model=MODEL | {"uri": "file:///other"})
     bench.reconcile()
 
     assert size_of(bench.cache.children(GUEST)[key]) < MEBIBYTE
-    assert (key in bench.cluster.applied, bench.cluster.degraded) == (False, "NotApplied")
+    assert {each.kind for each in bench.cluster.applied} <= {SECRET}, "no pod waits for a file that is not there"
+    assert bench.cluster.degraded == "NotApplied"
     assert f"another writer made ConfigMap {key.name}" in bench.cluster.message

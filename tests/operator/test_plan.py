@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from queue_objects import make_status
 
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import CONFIG_HASH
+from ballast_api.names import CONFIG_HASH, config_map
 from ballast_api.worker_config import WorkerConfig
 from ballast_operator.children.config import REDIS_HASH, VERSION, config_texts, version_of
 from ballast_operator.children.redis_users import secrets_hash
@@ -22,7 +22,7 @@ from ballast_operator.context import OperatorContext, UserKeys
 from ballast_operator.deletion_costs import DELETION_COST
 from ballast_operator.drift import drift
 from ballast_operator.inference_deployment import RESOURCE_TYPE, plan
-from ballast_operator.kinds import BUDGET, NETWORK_POLICY, SECRET, SERVICE, Body, Key
+from ballast_operator.kinds import BUDGET, CONFIG_MAP, NETWORK_POLICY, SECRET, SERVICE, Body, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, Tolerated, shape
 from ballast_operator.poll_result import PollResult
 from ballast_queue.status import ClassLoad, WorkerStatus
@@ -38,6 +38,7 @@ OWN_REDIS = OperatorContext(
 
 
 SERVICE_KEY = Key(SERVICE, "ns", "llm")
+CONFIG_KEY = Key(CONFIG_MAP, "ns", config_map("llm"))
 
 
 def make_resource(generation: int = 1, **spec: Any) -> InferenceDeployment:
@@ -308,8 +309,11 @@ def test_an_object_that_another_owner_shares_with_a_deleted_namesake_is_not_wait
     left = copy.deepcopy(dict(after(plan(make_resource(1), EMPTY, CONTEXT), EMPTY).children))
     owners = left[SERVICE_KEY]["metadata"]["ownerReferences"]
     owners.append(owners[0] | {"kind": "Database", "name": "db", "uid": "u-9"})
+    assert plan(make_resource(1), ClusterSnapshot("u-2", left), CONTEXT).apply == (), "the ConfigMap is waited for"
 
-    assert [step.key for step in plan(make_resource(1), ClusterSnapshot("u-2", left), CONTEXT).apply] == [SERVICE_KEY]
+    del left[CONFIG_KEY]
+    applied = [step.key for step in plan(make_resource(1), ClusterSnapshot("u-2", left), CONTEXT).apply]
+    assert applied == [CONFIG_KEY, SERVICE_KEY]
 
 
 def test_a_path_that_the_cluster_always_changes_is_tolerated_and_others_are_not() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
@@ -11,17 +11,21 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from reconciled import CONTEXT, MODEL, UNPLANNABLE, Bench
 
 from ballast_api.names import selector
 from ballast_operator.errors import ClusterUnavailable
 from ballast_operator.inference_deployment import RESOURCE_TYPE
-from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, SECRET, SERVICE, Key
+from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, SECRET, SERVICE, Body, Key
 from ballast_operator.metrics import Metrics
 from ballast_operator.permitted import PodRules
 from ballast_operator.process import Operator
+from ballast_operator.queue_rules import queue_conflict
 from ballast_operator.reconcile import LEFT_OVER_AGAIN_SECONDS
 from ballast_operator.settings import OperatorSettings
+from ballast_operator.sharing import Sharing
 
 
 class RecordingPoller:
@@ -126,6 +130,40 @@ def test_the_younger_of_two_models_on_one_queue_is_refused_until_the_older_one_l
     bench.put("guest", "older", older, model=MODEL | {"servedName": "other"})
     bench.reconcile()
     assert bench.cluster.degraded == "Healthy"
+
+
+RESOURCE = st.tuples(*map(st.sampled_from, [("a", "b", "c"), ("m", "n"), ("", "s"), (False, True)]))
+
+
+@given(st.lists(RESOURCE, max_size=7))
+def test_the_resources_of_a_queue_are_looked_at_once_for_all(of: list[tuple[str, str, str, bool]]) -> None:
+    class Counting(Sharing):
+        num_looks = 0
+
+        def __iter__(self) -> Iterator[Body]:
+            self.num_looks += 1
+            return super().__iter__()
+
+    def make(number: int, namespace: str, served: str, secret: str, is_leaving: bool) -> Body:
+        spec: Body = {"model": MODEL | {"servedName": served}, "offline": {"queue": "a/q"}, "replicas": 1}
+        about: Body = {"name": f"r{number}", "namespace": namespace, "uid": f"u{number}", "resourceVersion": "1"}
+        about |= {"creationTimestamp": f"2026-01-01T00:00:0{9 - number}Z", "generation": 1}
+        spec |= {"redis": {"secretName": secret}} if secret else {}
+        spec |= {"queueAccess": {"namespaces": ["b"]}} if number == 0 else {}
+        return {"metadata": about | ({"deletionTimestamp": "2026-01-02T00:00:00Z"} if is_leaving else {}), "spec": spec}
+
+    bodies = [make(number, *each) for number, each in enumerate(of)]
+    others = Counting(bodies)
+    allowed = {"a"} | ({"b"} if of and of[0][0] == "a" and not of[0][3] else set())
+    for number, (body, (namespace, served, secret, _)) in enumerate(zip(bodies, of, strict=True)):
+        is_refused = any(
+            each[0] in allowed and each[1] != served and not each[3]
+            for each in of[number + 1 :]
+            if (each[2] == secret == "") or (each[2] == secret and each[0] == namespace)
+        )
+        found = queue_conflict(RESOURCE_TYPE.read(body), CONTEXT, others)
+        assert (found is not None) == is_refused
+    assert others.num_looks <= 2
 
 
 def test_an_older_resource_that_may_not_use_a_queue_does_not_hold_up_its_owner() -> None:

@@ -15,23 +15,29 @@ from ballast_operator.metrics import Metrics
 
 
 class SlowMetrics(Metrics):
-    """Takes some time on its own clock, and calls `meanwhile`."""
+    """Takes some time on its own clocks, and calls `meanwhile`."""
 
-    def __init__(self, takes: float, meanwhile: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, takes: float, meanwhile: Callable[[], object] = lambda: None, *, waits: float = 0.0) -> None:
         super().__init__()
-        self.now, self.rendered = 0.0, 0
-        self._takes, self._meanwhile = takes, meanwhile
+        self.now, self.computed, self.rendered = 0.0, 0.0, 0
+        self._takes, self._waits, self._meanwhile = takes, waits, meanwhile
 
     def text(self) -> bytes:
         self._meanwhile()
-        self.now += self._takes
+        self.now += self._takes + self._waits
+        self.computed += self._takes
         self.rendered += 1
         return super().text()
 
 
 def make_web(metrics: SlowMetrics) -> web.Web:
     return web.Web(
-        metrics, is_alive=lambda: True, unready=lambda: "", refresh=lambda: None, seconds=lambda: metrics.now
+        metrics,
+        is_alive=lambda: True,
+        unready=lambda: "",
+        refresh=lambda: None,
+        seconds=lambda: metrics.now,
+        computed=lambda: metrics.computed,
     )
 
 
@@ -55,8 +61,10 @@ def test_scrapes_share_a_part_of_the_time() -> None:
     assert SHARE * 60 <= spent <= SHARE * 60 + MOST_SECONDS + takes
 
 
-def test_many_scrapes_get_the_text_of_one() -> None:
-    metrics = SlowMetrics(2 * MOST_SECONDS)
+@pytest.mark.parametrize(("takes", "waits", "rendered"), [(2 * MOST_SECONDS, 0.0, 2), (0.0, 2 * MOST_SECONDS, 6)])
+def test_many_scrapes_get_the_text_of_one_if_each_takes_long(takes: float, waits: float, rendered: int) -> None:
+    """A scrape that waits for other threads of a busy process takes nothing from them."""
+    metrics = SlowMetrics(takes, waits=waits)
 
     async def scrape() -> set[bytes]:
         served = make_web(metrics)
@@ -70,7 +78,7 @@ def test_many_scrapes_get_the_text_of_one() -> None:
     (text,) = asyncio.run(scrape())
 
     assert b"ballast_operator_active" in text
-    assert metrics.rendered == 2
+    assert metrics.rendered == rendered
 
 
 def test_the_event_loop_goes_on_while_metrics_are_rendered() -> None:
@@ -117,6 +125,28 @@ def test_a_new_client_is_served_while_others_keep_all_connections_open() -> None
 
     assert all(answer.endswith(b"ok\n") for answer in answers)
     assert (ended[: 2 * web.MOST_CONNECTIONS], ended[-1]) == ([True] * 2 * web.MOST_CONNECTIONS, False)
+
+
+@pytest.mark.parametrize("num_addresses", [1, 6])
+def test_a_flood_closes_no_connection_of_another_address(num_addresses: int) -> None:
+    async def flood() -> bytes:
+        served = make_web(SlowMetrics(0.0))
+        port = await served.start("127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.9", 0))
+        others = [
+            await asyncio.open_connection("127.0.0.1", port, local_addr=(f"127.0.0.{1 + number % num_addresses}", 0))
+            for number in range(3 * web.MOST_CONNECTIONS)
+        ]
+        await get(port, "/healthz")
+        writer.write(b"GET /readyz HTTP/1.1\r\nHost: a\r\n\r\n")
+        async with asyncio.timeout(10):
+            answer = await reader.read()
+        for _, other in (*others, (reader, writer)):
+            other.close()
+        await served.stop()
+        return answer
+
+    assert asyncio.run(flood()).endswith(b"ok\n")
 
 
 def test_a_client_that_sends_nothing_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -344,14 +344,15 @@ def test_what_measured_latencies_leave_to_offline_is_shown_and_interference_only
 
 def test_many_scrapes_get_the_text_of_one() -> None:
     """Whoever reaches port 8000 may scrape, and the event loop streams tokens."""
-    now, gathered = 0.0, 0
+    now, gathered, takes = 0.0, 0, 1.0
+    computed = 0.0
 
     def gather() -> ScrapeData:
-        nonlocal now, gathered
-        now, gathered = now + 1.0, gathered + 1
+        nonlocal now, gathered, computed
+        now, computed, gathered = now + 1.0, computed + takes, gathered + 1
         return make_figures()
 
-    metrics = WorkerMetrics(gather, shows_tenants=False, seconds=lambda: now)
+    metrics = WorkerMetrics(gather, shows_tenants=False, seconds=lambda: now, computed=lambda: computed)
     first, *others = [metrics.render() for _ in range(5)]
 
     assert set(others) == {first}
@@ -359,4 +360,7 @@ def test_many_scrapes_get_the_text_of_one() -> None:
     now += 60
     assert metrics.render()
     assert gathered == 2
+    now, takes = now + 60, 0.0  # the scrape waits for other threads
+    assert all(metrics.render() for _ in range(5))
+    assert gathered == 7
     assert ServerMetrics.render is WorkerMetrics.render

@@ -144,10 +144,12 @@ class WorkerMetrics(Collector):
         *,
         shows_tenants: bool,
         seconds: Callable[[], float] = time.monotonic,
+        computed: Callable[[], float] = time.thread_time,
     ) -> None:
         self._gather = gather
         self._shows_tenants = shows_tenants
         self._seconds = seconds
+        self._computed = computed
         self._budget = ScrapeBudget()
         self._text = b""
         """The text that was rendered last."""
@@ -159,10 +161,10 @@ class WorkerMetrics(Collector):
 
     def render(self) -> bytes:
         """Return the text that Prometheus scrapes. If scrapes took too much time of late, it is the last one."""
-        begun = self._seconds()
-        if self._budget.has_left(begun):
+        if self._budget.has_left(self._seconds()):
+            begun = self._computed()
             self._text = self.text()
-            self._budget.spend(self._seconds() - begun)
+            self._budget.spend(self._computed() - begun)
         return self._text
 
     def text(self) -> bytes:
