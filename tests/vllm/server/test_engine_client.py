@@ -375,6 +375,8 @@ SCHEMA = {"properties": {f"p{n}": {"type": "string", "description": "d" * 60} fo
         pytest.param(1, {"image_token": "x" * 65}, "chat_template_kwargs.image_token", id="a token of this model"),
         pytest.param(1, {"tools": tools(1, nested(180, 15_000))}, "levels of JSON", id="nested tools"),
         pytest.param(1, {"custom_tools": nested(180, 15_000)}, "levels of JSON", id="nested arguments of the template"),
+        pytest.param(1, {"mine": [[]] * 99_000}, None, id="many lists"),
+        pytest.param(1, {"mine": [[]] * 100_000}, "more than 300000 levels of JSON", id="too many lists"),
         pytest.param(calls(json.dumps({"a": nested(180, 15_000)})), {}, "levels of JSON", id="a nested call"),
         pytest.param(calls("[" * 100_000), {}, None, id="a call that is no JSON"),
     ],
