@@ -486,12 +486,14 @@ def test_structured_output_is_checked_on_threads_for_the_library_that_carries_it
     engine.input_processor.structured_outputs_config = StructuredOutputsConfig(backend=configured)
     tap = EngineTap(engine, time.monotonic)
     params = SamplingParams(structured_outputs=StructuredOutputsParams(**form))
-    begin()
+    call = begin()
 
     async def add():
+        await call.take_media()
         work = asyncio.ensure_future(engine.add_request("r", None, params))
         await asyncio.sleep(0)
         assert not work.done(), "the event loop does not wait for the check"
+        assert not call.media.has_place, "and no other call with media"
         return await work
 
     try:
