@@ -33,6 +33,10 @@ async def test_a_call_has_a_quarter_of_the_memory_or_waits_for_the_large_place(m
     assert second.add(MEBIBYTE, needs_place=True)
 
     places.leave(second)
+    await places.take(second)
+    assert second.add(8 * MEBIBYTE, needs_place=True), "each turn of a tool loop has the whole memory"
+    second.take_back(9 * MEBIBYTE)
+    assert not second.add(9 * MEBIBYTE, needs_place=True), "what counted before a turn is not taken back from it"
     third, fourth = Media(), Media()
     for found in (third, fourth):
         await places.take(found)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 MOST_MESSAGES = 4096
 """Limit of messages in a chat. OpenAI allows 2,048. Some templates read all messages for each of them."""
 MOST_TOOLS = 1024
 """Limit of tools in a chat. OpenAI allows 128."""
-MOST_INDENTS = 1_000_000
+MOST_INDENTS = 300_000
 """Limit of the levels of all values in a request. A template may write four blanks for each of them.
 
 A hundred tools of 2 KB have some 80,000.
 """
 MOST_WRITTEN = 8 * 1024 * 1024
-"""Limit of characters of the text, if the context of the model does not hold more. It is twice the usual body."""
+"""Limit of characters of the text: twice the usual body. With vLLM, it is what the context holds if that is more."""
 SPECIAL_TOKENS = frozenset(
     {
         *(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")),
@@ -24,7 +25,7 @@ SPECIAL_TOKENS = frozenset(
 """Variables of templates that the tokenizer sets, unless a request does. Many templates write one in each message."""
 MOST_TOKEN = 64
 """Limit of characters of a special token in a request. Those of models are shorter."""
-
+_CONTAINERS = (dict, list, tuple)
 
 TOO_NESTED = (
     f"tools and chat_template_kwargs: found more than {MOST_INDENTS} levels of JSON values, expected fewer. "
@@ -65,15 +66,16 @@ def joined(parts: Iterable[str], most: int = MOST_WRITTEN) -> str:
 
 
 def num_indents(value: object, most: int = MOST_INDENTS) -> int:
-    """Return the sum of the levels of all values inside a decoded JSON text. Counting ends above `most`."""
-    total = 0
-    left = [(value, 1)]
-    while left and total <= most:
-        part, level = left.pop()
-        if isinstance(part, dict):
-            part = list(part.values())
-        if isinstance(part, list | tuple):
-            total += level * len(part)
-            if total <= most:
-                left += [(inner, level + 1) for inner in part if isinstance(inner, dict | list | tuple)]
+    """Return the sum of the levels of all values inside a decoded JSON text. Counting ends above `most`.
+
+    It reads one level after the other, without an object for each value, because it runs on the event loop of vLLM.
+    """
+    total, level = 0, 0
+    parts: list[Any] = [(value,)]
+    while parts and total <= most:
+        total += level * sum(map(len, parts))
+        if total <= most:
+            values = (part.values() if isinstance(part, dict) else part for part in parts)
+            parts = [inner for of_part in values for inner in of_part if isinstance(inner, _CONTAINERS)]
+        level += 1
     return total

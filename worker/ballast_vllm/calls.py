@@ -161,7 +161,7 @@ class Call:
         await PLACES[self.request_class].take(self.media, is_large=is_large)
 
     def leave_media(self) -> None:
-        """Let another call decode media: EngineCore has a request of this one, or it ended."""
+        """Let another call decode media: vLLM has prepared a request of this one for EngineCore, or it ended."""
         PLACES[self.request_class].leave(self.media)
 
     def ending(self, *, is_complete: bool, is_dead: bool) -> FinishReason:

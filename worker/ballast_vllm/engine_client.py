@@ -228,7 +228,12 @@ class EngineTap:
             raise _invalid(found)
 
     async def _start_checked(self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
-        """Check the cost and the structured output of a request, and let vLLM add the request."""
+        """Check the cost and the structured output of a request, and let vLLM add the request.
+
+        vLLM has worked off the media of the request, so no other call waits for the check.
+        """
+        if (call := CALL.get()) is not None:
+            call.leave_media()
         if (found := excess(params, has_tables=self._has_tables)) is not None:
             raise _invalid(found[1], found[0])
         if getattr(params, "structured_outputs", None) is not None:

@@ -396,11 +396,11 @@ class DataUrls(MediaConnector):  # type: ignore[misc]
 
         self._check(url)
         call = CALL.get()
-        load = partial(super().load_from_url_async, url, media_io, *args, **kwargs)
         if call is None:
-            return await load()
+            return await super().load_from_url_async(url, media_io, *args, **kwargs)
         is_data = url[:5].lower() == "data:"
         counted = CountedMedium(call.media, media_io, needs_place=is_data)
+        load = partial(super().load_from_url_async, url, counted.reader, *args, **kwargs)
         if not is_data:
             return await counted.decoded(load)
         async with nullcontext() if isinstance(media_io, ImageMediaIO) else call.media.turn:
@@ -427,15 +427,21 @@ class CountedMedium:
     """The memory of one image, video or audio of a call, counted before vLLM takes it if its header has the size."""
 
     def __init__(self, media: Media, reader: Any, *, needs_place: bool) -> None:
-        """Let a reader of vLLM, which reads one medium, count each image and each frame before it decodes it."""
+        """Let a copy of vLLM's reader count each image and each frame before it decodes it.
+
+        On some routes, vLLM reads several media at a time with one reader.
+        """
         self._media = media
         self._needs_place = needs_place
         self._num_bytes = 0
+        self.reader = reader
         if isinstance(reader, ImageMediaIO):
-            self._count_images(reader, PIXEL_BYTES)
+            self.reader = self._counting_images(reader, PIXEL_BYTES)
         elif isinstance(reader, VideoMediaIO):
-            self._count_images(reader.image_io, 2 * FRAME_BYTES)  # vLLM copies all frames of video/jpeg to one array
-            reader.video_loader = self._counting(reader.video_loader)
+            self.reader = copy(reader)
+            # vLLM copies all frames of video/jpeg to one array
+            self.reader.image_io = self._counting_images(reader.image_io, 2 * FRAME_BYTES)
+            self.reader.video_loader = self._counting(reader.video_loader)
 
     async def decoded(self, load: Callable[[], Awaitable[Any]]) -> Any:
         """Return what vLLM decodes.
@@ -458,7 +464,8 @@ class CountedMedium:
             raise VLLMValidationError(TOO_LARGE.format(most_bytes() // 2**20))
         self._num_bytes += number
 
-    def _count_images(self, reader: Any, pixel_bytes: int) -> None:
+    def _counting_images(self, reader: Any, pixel_bytes: int) -> Any:
+        """Return a reader that counts each image."""
         load = reader.load_bytes
 
         def load_bytes(data: bytes) -> Any:
@@ -468,7 +475,9 @@ class CountedMedium:
                 self._add(pixel_bytes * width * height)
             return load(data)
 
-        reader.load_bytes = load_bytes
+        counting = copy(reader)
+        counting.load_bytes = load_bytes
+        return counting
 
     def _counting(self, loader: Any) -> Any:
         """Return a loader of videos that counts the frames that it samples, if OpenCV decodes them."""
@@ -512,7 +521,7 @@ def limit_templates(most: int) -> None:
 
     Jinja reads the function each time. It passes the parts of a text one by one, so no more of them are made.
     """
-    ImmutableSandboxedEnvironment.concat = partial(joined, most=most)
+    ImmutableSandboxedEnvironment.concat = staticmethod(partial(joined, most=most))  # Python 3.14 binds a partial
 
 
 class Guided(GuidanceGrammar):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The images and other media of calls in the API server, from their decoding until EngineCore has the requests.
+"""The images and other media of calls in the API server, from their decoding until vLLM has prepared the requests.
 
 A small file may hold a large image. vLLM decodes all media of all calls that wait, and works them off on one thread.
 So each call has a limit of memory. Up to a quarter of it, some calls decode at a time, and beyond that one call of each
@@ -51,7 +51,7 @@ class Media:
     has_place: bool = False
     has_large_place: bool = False
     is_over: bool = False
-    """Whether EngineCore has a request of the call, or the call ended."""
+    """Whether vLLM has prepared a request of the call for EngineCore, or the call ended."""
     taking: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the call takes a place, so that it takes only one."""
     counting: threading.Lock = field(default_factory=threading.Lock)
@@ -77,9 +77,9 @@ class Media:
             return True
 
     def take_back(self, num_bytes: int) -> None:
-        """Count memory no longer."""
+        """Count memory no longer. It may be that of an earlier turn of the call, which counts as 0 already."""
         with self.counting:
-            self.num_bytes -= num_bytes
+            self.num_bytes = max(0, self.num_bytes - num_bytes)
 
 
 class MediaPlaces:
@@ -104,8 +104,13 @@ class MediaPlaces:
             self.leave(media)
 
     def leave(self, media: Media) -> None:
-        """Give the places of a call to the next ones, and let the call take no other."""
+        """Give the places of a call to the next ones, and let the call take no other.
+
+        The next turn of a tool loop has the whole memory again: vLLM decodes all media of the call in each turn.
+        """
         media.is_over = True
+        with media.counting:
+            media.num_bytes = 0
         if media.has_place:
             media.has_place = False
             self._places.pass_on()

@@ -375,6 +375,8 @@ SCHEMA = {"properties": {f"p{n}": {"type": "string", "description": "d" * 60} fo
         pytest.param(1, {"image_token": "x" * 65}, "chat_template_kwargs.image_token", id="a token of this model"),
         pytest.param(1, {"tools": tools(1, nested(180, 15_000))}, "levels of JSON", id="nested tools"),
         pytest.param(1, {"custom_tools": nested(180, 15_000)}, "levels of JSON", id="nested arguments of the template"),
+        pytest.param(1, {"mine": [[]] * 99_000}, None, id="many lists"),
+        pytest.param(1, {"mine": [[]] * 100_000}, "more than 300000 levels of JSON", id="too many lists"),
         pytest.param(calls(json.dumps({"a": nested(180, 15_000)})), {}, "levels of JSON", id="a nested call"),
         pytest.param(calls("[" * 100_000), {}, None, id="a call that is no JSON"),
     ],
@@ -484,12 +486,14 @@ def test_structured_output_is_checked_on_threads_for_the_library_that_carries_it
     engine.input_processor.structured_outputs_config = StructuredOutputsConfig(backend=configured)
     tap = EngineTap(engine, time.monotonic)
     params = SamplingParams(structured_outputs=StructuredOutputsParams(**form))
-    begin()
+    call = begin()
 
     async def add():
+        await call.take_media()
         work = asyncio.ensure_future(engine.add_request("r", None, params))
         await asyncio.sleep(0)
         assert not work.done(), "the event loop does not wait for the check"
+        assert not call.media.has_place, "and no other call with media"
         return await work
 
     try:

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from small_models import make_idefics, picture
 from vllm.exceptions import VLLMValidationError
-from vllm.multimodal.media import AudioMediaIO
+from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, VideoMediaIO
 from vllm.multimodal.media.base import MediaWithBytes
 
 from ballast_policy.request import RequestClass
@@ -247,6 +247,25 @@ def test_the_frames_of_a_video_are_counted_before_they_are_decoded(monkeypatch, 
         call.leave_media()
 
     assert call.media.num_bytes <= 2**20
+
+
+def test_videos_that_vllm_reads_with_one_reader_count_once(monkeypatch, tmp_path):
+    """On `/v1/systemone`, vLLM has one reader for all videos of a call."""
+    monkeypatch.setenv("BALLAST_MEDIA_MEBIBYTES", "2")
+    url = f"data:video/avi;base64,{base64.b64encode(avi(tmp_path / 'video.avi', 5)).decode()}"
+    reader = VideoMediaIO(ImageMediaIO())
+    image_io, video_loader = reader.image_io, reader.video_loader
+
+    async def load():
+        call, urls = make_call(), DataUrls()
+        await asyncio.gather(*(urls.load_from_url_async(url, reader) for _ in range(2)))
+        counted = call.media.num_bytes
+        call.leave_media()
+        return counted
+
+    assert asyncio.run(load()) == 2 * 5 * 256 * 256 * 3
+    assert (reader.image_io, reader.video_loader) == (image_io, video_loader)
+    assert "load_bytes" not in vars(image_io)
 
 
 class Waveforms(AudioMediaIO):
