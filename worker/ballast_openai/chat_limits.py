@@ -1,4 +1,7 @@
-"""Limits of what a chat template writes: it may repeat parts of a request for each message, tool, or level of JSON."""
+"""Limits the text that a chat template writes.
+
+A template may repeat parts of a request for each message, for each tool, or for each level of JSON.
+"""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Keys:
         return self._key(f"inbox:{tenant}")
 
     def shortened_of(self, tenant: str) -> bytes:
-        """Return the key of what is left of long entries of the inbox of one tenant."""
+        """Return the key of the shortened entries of a tenant's inbox."""
         return self._key(f"shortened:{tenant}")
 
     def job(self, job_id: str) -> bytes:
