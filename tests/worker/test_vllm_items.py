@@ -274,10 +274,25 @@ async def test_threads_of_vllm_work_for_online_calls_before_items():
     assert order == [*online[:9], offline[0], *online[9:], *offline[1:]]
 
 
-def in_call(request_class: RequestClass, submit: Callable[..., Future[Any]], *work: Any) -> Future[Any]:
+@pytest.mark.parametrize("request_class", [ONLINE, OFFLINE])
+def test_tenants_take_turns_on_the_threads_of_vllm(request_class: RequestClass):
+    order, turns = [], []
+    submit = OnlineFirst(turns.append, lambda: 0.0)
+    for tenant, number in (("a", 4), ("b", 1), ("c", 2)):
+        for place in range(number):
+            in_call(request_class, submit, order.append, f"{tenant}{place}", tenant=tenant)
+    for turn in turns:
+        turn()
+
+    assert order == ["a0", "b0", "c0", "a1", "c1", "a2", "a3"]
+
+
+def in_call(
+    request_class: RequestClass, submit: Callable[..., Future[Any]], *work: Any, tenant: str = "lab"
+) -> Future[Any]:
     """Submit work in the context of a call of the class."""
     context = copy_context()
-    context.run(CALL.set, Call(Caller("lab", request_class, 0), RequestTiming(request_class, 0.0)))
+    context.run(CALL.set, Call(Caller(tenant, request_class, 0), RequestTiming(request_class, 0.0)))
     return context.run(submit, *work)
 
 

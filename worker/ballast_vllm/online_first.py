@@ -31,18 +31,43 @@ class _Piece:
     at: float
 
 
+class _Turns:
+    """The pieces of one class. Tenants with pieces take turns, so that none waits for all pieces of another."""
+
+    def __init__(self) -> None:
+        self._by_tenant: dict[str | None, deque[_Piece]] = {}
+        """The tenant that is next comes first."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_tenant.values()))
+
+    @property
+    def oldest_at(self) -> float:
+        return min(pieces[0].at for pieces in self._by_tenant.values())
+
+    def append(self, tenant: str | None, piece: _Piece) -> None:
+        self._by_tenant.setdefault(tenant, deque()).append(piece)
+
+    def pop_next(self) -> _Piece:
+        tenant = next(iter(self._by_tenant))
+        pieces = self._by_tenant.pop(tenant)
+        piece = pieces.popleft()
+        if pieces:
+            self._by_tenant[tenant] = pieces
+        return piece
+
+
 class OnlineFirst:
     """The `submit` of an executor. Offline work waits for online work, apart from a small share of the turns.
 
     vLLM renders, tokenizes and answers the calls of encoders on one thread. A call with many texts is many pieces of
-    work. Each piece sees the context of its caller.
+    work. Each piece sees the context of its caller. Within a class, tenants take turns.
     """
 
     def __init__(self, submit: Callable[..., Any], now: Callable[[], float]) -> None:
         """Pass work on to `submit`. `now` is a clock in seconds."""
         self._submit, self._now = submit, now
-        self._online: deque[_Piece] = deque()
-        self._offline: deque[_Piece] = deque()
+        self._online, self._offline = _Turns(), _Turns()
         self._num_in_a_row = 0
         self._lock = Lock()
 
@@ -51,8 +76,10 @@ class OnlineFirst:
         future: Future[Any] = Future()
         call = CALL.get()
         is_offline = call is not None and call.request_class is RequestClass.OFFLINE
-        waiting = self._offline if is_offline else self._online
-        waiting.append(_Piece(future, partial(copy_context().run, work, *args, **kwargs), self._now()))
+        piece = _Piece(future, partial(copy_context().run, work, *args, **kwargs), self._now())
+        with self._lock:
+            waiting = self._offline if is_offline else self._online
+            waiting.append(None if call is None else call.caller.tenant, piece)
         self._submit(self._take_turn)
         return future
 
@@ -61,7 +88,9 @@ class OnlineFirst:
 
         If a chat template does not end, vLLM replaces the threads, and the turns that wait behind it are lost.
         """
-        for _ in range(len(self._online) + len(self._offline)):
+        with self._lock:
+            number = len(self._online) + len(self._offline)
+        for _ in range(number):
             piece = self._next()
             if piece is None:
                 return
@@ -71,10 +100,10 @@ class OnlineFirst:
         with self._lock:
             if not self._offline:
                 self._num_in_a_row = 0
-                return self._online.popleft() if self._online else None
-            is_due = self._now() - self._offline[0].at >= MOST_SECONDS
+                return self._online.pop_next() if self._online else None
+            is_due = self._now() - self._offline.oldest_at >= MOST_SECONDS
             if is_due or not self._online or self._num_in_a_row >= MOST_IN_A_ROW:
                 self._num_in_a_row = 0
-                return self._offline.popleft()
+                return self._offline.pop_next()
             self._num_in_a_row += 1
-            return self._online.popleft()
+            return self._online.pop_next()
