@@ -30,7 +30,7 @@ from ballast_vllm.costs import MOST_STOP_TOKENS, MOST_TOKENS
 from ballast_vllm.internals import PlanQueue
 from ballast_vllm.refusals import CHECKS
 from ballast_vllm.served_app import admit_prompts
-from ballast_vllm.server import STEP_LIMIT, STEP_SECONDS
+from ballast_vllm.server import SEARCHING, STEP_LIMIT, STEP_SECONDS
 
 CHUNKS = {"chunk_tokens": 32}
 OWN = {path.stem: path.read_text() for path in Path(ballast_vllm.__file__).parent.glob("*.py")}
@@ -271,6 +271,27 @@ def test_scores_are_tokenized_in_one_place_that_awaits_nothing():
     ]  # fmt: skip
     assert not [node for node in ast.walk(build) if isinstance(node, ast.Await)]
     assert "await self._build_prompts(" in source.text("ServingGenerativeScoring", "create_generative_scoring")
+
+
+def test_beam_searches_begin_in_the_parts_that_ballast_limits():
+    """They pass the prompt with its tokens by name. No other part of the app reads the field of a search."""
+    parts = {
+        "OpenAIServingChat": ("chat", "entrypoints/generate/api_router.py"),
+        "OpenAIServingCompletion": ("completion", "entrypoints/generate/api_router.py"),
+        "OpenAIServingTranscription": ("transcription", "entrypoints/speech_to_text/factories.py"),
+        "OpenAIServingTranslation": ("translation", "entrypoints/speech_to_text/factories.py"),
+    }
+
+    assert set(SEARCHING) == {f"openai_serving_{name}" for name, _ in parts.values()}
+    for name, file in parts.values():
+        assert f"openai_serving_{name}" in source.state_names(file)
+    assert source.parameters("BeamSearchOnlineMixin", "beam_search")[1:4] == ["prompt", "request_id", "params"]
+    searching = {
+        file.parent.name
+        for file in (source.root() / "entrypoints").rglob("*.py")
+        if re.search(r"self\.beam_search\(\s*prompt=engine_input,", file.read_text())
+    }
+    assert searching == {"chat_completion", "completion", "base"}
 
 
 LAUNCH = {

@@ -16,6 +16,7 @@ from typing import Any
 from ballast_engine.request import FinishReason
 from ballast_policy.request import RequestClass
 from ballast_queue.settings import MAX_PRIORITY, MIN_PRIORITY
+from ballast_vllm.costs import Asked
 from ballast_vllm.media import PLACES, Media
 from ballast_vllm.requests import RequestPlace
 from ballast_worker.errors import Refused
@@ -110,6 +111,7 @@ class Call:
     refused: Refused | None = None
     """Why the call gets an error after vLLM read its body."""
     media: Media = field(default_factory=Media)
+    asked: Asked = field(default_factory=Asked)
     hang_up: Callable[[], None] = lambda: None
     """Makes vLLM believe that the client closed the connection, so that it aborts the call."""
 

@@ -1,8 +1,10 @@
-"""Parameters of one request that would hold up all others in EngineCore or in the API server, or end EngineCore.
+"""Parameters of one call that would hold up all others in EngineCore or in the API server, or end EngineCore.
 
 vLLM checks the values of these parameters, and not what they cost. Its V2 model runner, the usual one on GPUs, has
 tables of fixed sizes, and raises an exception in the step that would exceed one, which ends EngineCore. The V1 model
 runner has no tables, but works off long lists in each step.
+
+`Asked` adds up what the requests of one call ask for. vLLM builds the answer of a call at once, on its event loop.
 
 A chat template can write a small request as gigabytes of text: see `ballast_openai.chat_limits`.
 """
@@ -12,6 +14,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isqrt
 from typing import Any
 
 from ballast_openai.chat_limits import (
@@ -43,6 +47,14 @@ MOST_CHOICES = 10_000
 """Choices of an answer. The time to check them grows with the square of their number: 60,000 take 3 s, twice."""
 MOST_GRAMMAR = 64 * 1024
 """Characters of a grammar. vLLM translates 1 MB in 4 s, in which it stops other threads for up to 0.5 s."""
+MOST_LOGPROBS = 512 * 1024
+"""Logprobs of generated tokens in an answer that is not streamed. Each takes 14 us and 1 KiB, so the most take 7 s."""
+MOST_PROMPT_LOGPROBS = 1024 * 1024
+"""Logprobs of prompts in an answer. Each takes 2 us and 300 bytes."""
+MOST_COPIED = 64 * 1024 * 1024
+"""Bytes of prompts and parameters that vLLM sends EngineCore again and again for one call. There, they take more."""
+MOST_SEARCHED = 256 * 1024 * 1024
+"""Bytes of the tokens that a beam search keeps. It may keep each beam of each step, with the whole prompt."""
 
 COMPARISONS = (
     "comparisons of tokens after each new token. Each size from min_pattern_size to max_pattern_size counts as itself, "
@@ -98,6 +110,76 @@ def _comparisons(detection: Any) -> int:
     last = min(most, longest)
     num_pairs: int = (count - 1) * ((last - least + 1) * (least + last) // 2 + (most - last) * longest)
     return num_pairs
+
+
+@dataclass(slots=True)
+class Asked:
+    """What the requests of one call ask for together: logprobs, and bytes of copies and of beam searches."""
+
+    num_requests: int = 0
+    num_logprobs: int = 0
+    num_prompt_logprobs: int = 0
+    num_copied: int = 0
+    num_searched: int = 0
+    hides_logprobs: bool = False
+    """Whether its answer has none. vLLM itself uses those of a transcription."""
+
+    def excess(self, params: Any, num_prompt: int, *, context: int, vocabulary: int) -> tuple[str, str] | None:
+        """Count the logprobs of a further request. Return a parameter that asks for too many, and the refusal."""
+        sampled, of_prompt = (getattr(params, name, None) for name in ("num_logprobs", "prompt_logprobs"))
+        is_first = not self.num_logprobs
+        if sampled is not None and not self.hides_logprobs:
+            per_token = params.n * (1 + (vocabulary if sampled < 0 else sampled))
+            num_echoed = 0 if of_prompt is None else num_prompt  # `echo` has the logprobs of the prompt twice
+            num_generated = 0  # a stream has them in small parts, and the steps of a beam search are no answers
+            if getattr(params.output_kind, "name", "") == "FINAL_ONLY":
+                num_generated = context - num_prompt if params.max_tokens is None else params.max_tokens
+            self.num_logprobs += per_token * (num_echoed + num_generated)
+            if self.num_logprobs > MOST_LOGPROBS:
+                fitting = MOST_LOGPROBS // per_token - num_echoed
+                first = f"Set max_tokens to at most {fitting}" if is_first and fitting > 0 else "Divide the call"
+                last = ", or stream the answer" if num_generated else ""
+                remedy = f"{first}, ask for fewer logprobs or choices{last}"
+                return "logprobs", _too_many("generated or echoed tokens", self.num_logprobs, MOST_LOGPROBS, remedy)
+        if of_prompt is not None:
+            self.num_prompt_logprobs += params.n * num_prompt * (1 + (vocabulary if of_prompt < 0 else of_prompt))
+            if self.num_prompt_logprobs > MOST_PROMPT_LOGPROBS:
+                remedy = "Ask for fewer logprobs or choices, or divide the call"
+                found = _too_many("prompt tokens", self.num_prompt_logprobs, MOST_PROMPT_LOGPROBS, remedy)
+                return "prompt_logprobs", found
+        return None
+
+    def excess_of_copies(self, num_bytes: int) -> str | None:
+        """Count the copies of a further request. Return the sentence that refuses it, or None."""
+        self.num_copied += num_bytes
+        if self.num_copied <= MOST_COPIED:
+            return None
+        return (
+            f"The prompts and choices (n) of the call need {self.num_copied} bytes of copies of its prompts and "
+            f"parameters, expected at most {MOST_COPIED}. Divide it into several calls."
+        )
+
+    def excess_of_search(self, num_beams: int, max_tokens: int, num_prompt: int) -> str | None:
+        """Count the memory of a further beam search. Return the sentence that refuses it, or None."""
+        is_first, per_step = not self.num_searched, 8 * num_beams
+        # A beam is a list of its tokens, and one of their logprobs.
+        self.num_searched += per_step * max_tokens * (num_prompt + 2 * max_tokens)
+        if self.num_searched <= MOST_SEARCHED:
+            return None
+        fitting = (isqrt(num_prompt**2 + 8 * MOST_SEARCHED // per_step) - num_prompt) // 4
+        remedy = f"Set max_tokens to at most {fitting}" if is_first and fitting > 0 else "Divide the call"
+        return (
+            f"The beam search may keep {self.num_searched // 2**20} MiB of tokens: {num_beams} beams (n) for each of "
+            f"{max_tokens} tokens, each with the {num_prompt} tokens of the prompt. Expected at most "
+            f"{MOST_SEARCHED // 2**20} MiB. {remedy}, or ask for fewer beams."
+        )
+
+
+def _too_many(tokens: str, number: int, most: int, remedy: str) -> str:
+    return (
+        f"The answer may hold {number} logprobs of {tokens}, expected at most {most}. Each token of each choice has "
+        f"one more than the call asks for. {remedy}."
+    )
 
 
 def excess_of_chat(messages: Sequence[Any], options: Mapping[str, Any], tokens: frozenset[str]) -> str | None:

@@ -1,11 +1,11 @@
 """vLLM's client of EngineCore in the API server. Only this module uses the client's members that are not documented.
 
-`EngineTap` replaces methods of the client object and of its parts. One adds the place in the policy to each request on
-its way to EngineCore. One sees each output on its way back. One checks the waiting queue for calls with several
+`EngineTap` replaces methods of the client object and of its parts. One adds the place in the policy to each request
+on its way to EngineCore. One sees each output on its way back. One checks the waiting queue for calls with several
 requests. One keeps the names of images apart by tenant, on vLLM's threads, which therefore get the context of a call,
-and do online work first. Two refuse parameters that would hold up the other requests. Two refuse chats that a template
-could write as gigabytes of text. Two have work on threads that vLLM has on the event loop, and that may take seconds:
-the check of structured output, and the tokens of scores. No class of vLLM is changed.
+and do online work first. Three refuse what would hold up the other requests. Two refuse chats that a template could
+write as gigabytes of text. Two have work on threads that vLLM has on the event loop, and that may take seconds: the
+check of structured output, and the tokens of scores. No class of vLLM is changed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ballast_log import Log
 from ballast_openai.chat_limits import MOST_WRITTEN, SPECIAL_TOKENS
 from ballast_policy.request import RequestClass
 from ballast_vllm.calls import CALL, Call, EngineRequest, can_continue
-from ballast_vllm.costs import excess, excess_of_chat
+from ballast_vllm.costs import Asked, excess, excess_of_chat
 from ballast_vllm.daemon_threads import DaemonThreads
 from ballast_vllm.online_first import OnlineFirst
 from ballast_vllm.requests import KEY
@@ -37,6 +37,8 @@ PROMPT_LOGPROBS = (
 )
 TOO_LONG = "A text has {} characters. The context of the model holds at most {}."
 OVERFLOW = "A number of the request is too large: the parameters of a request hold integers below 2^64."
+TOKEN_BYTES = 5
+"""A token of a large vocabulary in a message to EngineCore."""
 FORMAT_THREADS = 4
 """Structured outputs that are checked at a time."""
 OUTSIDE = "--scheduler-cls ballast_vllm.scheduler.BallastScheduler"
@@ -236,10 +238,38 @@ class EngineTap:
             call.leave_media()
         if (found := excess(params, has_tables=self._has_tables)) is not None:
             raise _invalid(found[1], found[0])
+        self._check_asked(prompt, params)
         if getattr(params, "structured_outputs", None) is not None:
             check = partial(self._check_format, params)
             await asyncio.get_running_loop().run_in_executor(self._format_threads, check)
         return await self._start_request(request_id, prompt, params, *args, **kwargs)
+
+    def _check_asked(self, prompt: Any, params: Any) -> None:
+        """Refuse a request if its call asks for too much with it."""
+        asked, model = _asked(), self._engine.model_config
+        num_prompt, num_choices = _num_tokens(prompt), getattr(params, "n", 1)
+        found = asked.excess(params, num_prompt, context=model.max_model_len, vocabulary=model.get_vocab_size())
+        if found is not None:
+            raise _invalid(found[1], found[0])
+        if asked.num_requests or num_choices > 1:  # the message of the only request is as large as the body
+            from ballast_vllm.internals import encoded_bytes  # noqa: PLC0415 - tests of this module need no vLLM
+
+            copies = num_choices * encoded_bytes(params) + (num_choices - 1) * TOKEN_BYTES * num_prompt
+            if (refusal := asked.excess_of_copies(copies)) is not None:
+                raise _invalid(refusal)
+        asked.num_requests += 1
+
+    def limit_searches(self, serving: Any) -> None:
+        """Let a part of vLLM's app refuse a beam search that would keep too much, before it begins."""
+        search = serving.beam_search
+
+        def beam_search(prompt: Any, request_id: str, params: Any, **options: Any) -> Any:
+            found = _asked().excess_of_search(params.beam_width, params.max_tokens, _num_tokens(prompt))
+            if found is not None:
+                raise _invalid(found, "max_tokens")
+            return search(prompt=prompt, request_id=request_id, params=params, **options)
+
+        serving.beam_search = beam_search
 
     def build_scores_on_threads(self, scoring: Any) -> None:
         """Let vLLM's `/generative_scoring` tokenize on the threads of its renderer, and only texts that can fit."""
@@ -380,6 +410,21 @@ class EngineTap:
             is_unanswered = record.is_counted and not record.is_begun
             self.num_unanswered[record.call.request_class] -= is_unanswered
             self._count(record.call, -is_unanswered)
+
+
+def _asked() -> Asked:
+    """Return what the call has asked for so far."""
+    call = CALL.get()
+    return Asked() if call is None else call.asked
+
+
+def _num_tokens(prompt: Any) -> int:
+    """Return the tokens of a prompt as vLLM's renderer makes it; those of the decoder if it has an encoder."""
+    if not isinstance(prompt, Mapping):
+        return 0  # not what a renderer makes
+    decoder: Mapping[str, Any] = prompt.get("decoder_prompt", prompt)
+    found = decoder.get("prompt_token_ids", decoder.get("prompt_embeds"))
+    return 0 if found is None else len(found)
 
 
 def _invalid(message: str, parameter: str | None = None) -> Exception:

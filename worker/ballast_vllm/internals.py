@@ -55,6 +55,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 from vllm.v1.request import RequestStatus
+from vllm.v1.serial_utils import MsgpackEncoder
 from vllm.v1.structured_output.backend_guidance import (
     GuidanceBackend,
     GuidanceGrammar,
@@ -374,6 +375,14 @@ def invalid_request(message: str, parameter: str | None) -> Exception:
     """Return the exception that vLLM answers with 400."""
     error: Exception = VLLMValidationError(message, parameter=parameter)
     return error
+
+
+def encoded_bytes(value: object) -> int:
+    """Return the size of parameters in a message to EngineCore; 0 if vLLM cannot send them, and refuses them."""
+    try:
+        return sum(memoryview(part).nbytes for part in MsgpackEncoder().encode(value))
+    except (OverflowError, TypeError, ValueError):
+        return 0
 
 
 class DataUrls(MediaConnector):  # type: ignore[misc]

@@ -70,6 +70,8 @@ CONFIGURE_SECONDS = 30.0
 """Time that EngineCore has to answer a change of the configuration."""
 STEP_LIMIT, STEP_SECONDS = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", 300.0
 """vLLM's variable for the longest step, and its default. vLLM checks it only for ranks in processes of their own."""
+SEARCHING = tuple(f"openai_serving_{name}" for name in ("chat", "completion", "transcription", "translation"))
+"""Names in the state of the app of the parts that carry out beam searches."""
 HUNG = "EngineCore of vLLM has not answered for {:g} s ({}): a step may hang on the GPU."
 
 
@@ -137,6 +139,9 @@ class VllmServer(ModelServer):
         admit_prompts()
         if (scoring := getattr(self._app.state, "serving_generative_scoring", None)) is not None:
             self.tap.build_scores_on_threads(scoring)
+        for name in SEARCHING:
+            if (serving := getattr(self._app.state, name, None)) is not None:
+                self.tap.limit_searches(serving)
         self.revision = await asyncio.to_thread(self._revision)
         found = await self.tap.stats(0)
         stats = engine_stats(found)

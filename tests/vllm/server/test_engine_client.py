@@ -16,7 +16,7 @@ from small_models import make_tokenizer
 
 from ballast_policy.request import RequestClass
 from ballast_vllm.calls import CALL, Call, can_continue
-from ballast_vllm.costs import excess
+from ballast_vllm.costs import Asked, excess
 from ballast_vllm.engine_client import EngineTap
 from ballast_worker.openai import Caller
 from ballast_worker.requests import RequestTiming
@@ -27,7 +27,13 @@ with warnings.catch_warnings():
     from vllm.exceptions import VLLMValidationError
     from vllm.lora.request import LoRARequest
     from vllm.renderers import ChatParams
-    from vllm.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+    from vllm.sampling_params import (
+        BeamSearchParams,
+        RepetitionDetectionParams,
+        RequestOutputKind,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
     from vllm.v1.core.sched.utils import check_sequence_repetition
     from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
     from vllm.v1.metrics.stats import PrefillStats
@@ -114,7 +120,7 @@ class Engine:
         self.sent = []
         self._executor, self._mm_executor = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self.input_processor = SimpleNamespace(structured_outputs_config=StructuredOutputsConfig())
-        self.model_config = SimpleNamespace(is_diffusion=False)
+        self.model_config = SimpleNamespace(is_diffusion=False, max_model_len=32_768, get_vocab_size=lambda: 128_256)
         self.vllm_config = SimpleNamespace(use_v2_model_runner=True)
         self.tokenizer = make_tokenizer()
 
@@ -347,6 +353,61 @@ def test_a_parameter_that_holds_up_or_ends_enginecore_is_refused(engine, tap, be
     assert (len(engine.sent), len(tap.live), len(engine.output_processor.known)) == ((refused is None,) * 3)
 
 
+SCHEMA_OF_1_MB = StructuredOutputsParams(json='{"description": "' + "a" * 2**20 + '"}')
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "refused"),
+    [
+        pytest.param([32_000], {"prompt_logprobs": 1, "max_tokens": 1}, None, id="a prompt of an evaluation"),
+        pytest.param([16_384], {"prompt_logprobs": 20, "max_tokens": 1}, None, id="20 for each token of a prompt"),
+        pytest.param([100], {"logprobs": 20, "max_tokens": 4096}, None, id="20 for each token of an answer"),
+        pytest.param([100], {"n": 8, "logprobs": 5, "max_tokens": 1024}, None, id="choices"),
+        pytest.param([500] * 256, {"logprobs": 1, "prompt_logprobs": 1, "max_tokens": 1}, None, id="echoed prompts"),
+        pytest.param([100], {"logprobs": 5, "max_tokens": None}, None, id="5 up to the end of the context"),
+        pytest.param([100], {"logprobs": 20, "max_tokens": None}, "Set max_tokens to at most 24966", id="no limit"),
+        pytest.param([100], {"n": 64, "logprobs": 20, "max_tokens": 4096}, "at most 390", id="choices and tokens"),
+        pytest.param([100], {"logprob_token_ids": [1] * 128, "max_tokens": 4096}, "at most 4064", id="named tokens"),
+        pytest.param([100], {"logprobs": -1, "max_tokens": 5}, "at most 4,", id="the whole vocabulary"),
+        pytest.param([100] * 2048, {"logprobs": 20, "max_tokens": 16}, "Divide the call", id="prompts and tokens"),
+        pytest.param([16_384], {"n": 64, "prompt_logprobs": 20, "max_tokens": 1}, "of prompt tokens", id="choices"),
+        pytest.param([9000], {"n": 64, "logprobs": 20, "prompt_logprobs": 20, "max_tokens": 9}, "Divide", id="echo"),
+        pytest.param([4096], {"n": 2048, "max_tokens": 1}, None, id="many choices of one prompt"),
+        pytest.param([32_000], {"n": 2048, "max_tokens": 1}, "bytes of copies", id="copies of a prompt"),
+        pytest.param([16_000] * 9, {"n": 200, "max_tokens": 1}, "bytes of copies", id="copies of several prompts"),
+        pytest.param([9] * 50, {"structured_outputs": SCHEMA_OF_1_MB}, None, id="copies of a schema"),
+        pytest.param([9] * 90, {"structured_outputs": SCHEMA_OF_1_MB}, "bytes of copies", id="too many of a schema"),
+        pytest.param([9], {"n": 2, "seed": 2**70}, None, id="a number that vLLM cannot send"),
+    ],
+)
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_call_that_multiplies_what_it_asks_for_is_refused(begin, prompts, params, refused, is_streamed):
+    """A stream has the logprobs of generated tokens in small parts, and those of a prompt at once."""
+    kind = RequestOutputKind.DELTA if is_streamed else RequestOutputKind.FINAL_ONLY
+    made = SamplingParams(temperature=1.0, output_kind=kind, **params)
+    tokens = {number: [1] * number for number in prompts}
+    check = EngineTap(Engine(), time.monotonic)._check_asked  # noqa: SLF001 -- what follows checks formats, slowly
+    begin()
+
+    def ask():
+        for number in prompts:
+            check({"type": "token", "prompt_token_ids": tokens[number]}, made)
+
+    if refused is None or (is_streamed and params.get("prompt_logprobs") is None and "copies" not in refused):
+        ask()
+    else:
+        with pytest.raises(VLLMValidationError, match=refused):
+            ask()
+
+
+def test_the_logprobs_of_a_transcription_are_in_no_answer(tap, begin):
+    """It has several requests, each up to the end of the context."""
+    begin(asked=Asked(hides_logprobs=True))
+    params = SamplingParams(logprobs=1, max_tokens=32_768, output_kind=RequestOutputKind.FINAL_ONLY)
+    for _ in range(20):
+        tap._check_asked({"decoder_prompt": {"prompt_token_ids": [1]}}, params)  # noqa: SLF001
+
+
 def tools(number, schema=None):
     return [{"type": "function", "function": {"name": "f", "parameters": schema or {}}}] * number
 
@@ -507,6 +568,44 @@ def test_structured_output_is_checked_on_threads_for_the_library_that_carries_it
     else:
         assert (params.structured_outputs._backend, found) == (expected, threading.current_thread())  # noqa: SLF001
     assert tap.live == {}
+
+
+@pytest.fixture
+def search(tap, begin):
+    """`search(prompt, beams, max_tokens)` begins a beam search of a call, and returns whether vLLM has got it."""
+    begin()
+    serving = SimpleNamespace(beam_search=lambda **given: sorted(given))
+    tap.limit_searches(serving)
+
+    def begun(num_prompt, num_beams, max_tokens):
+        prompt = {"type": "enc_dec", "decoder_prompt": {"type": "token", "prompt_token_ids": [1] * num_prompt}}
+        params = BeamSearchParams(beam_width=num_beams, max_tokens=max_tokens)
+        given = serving.beam_search(prompt=prompt, request_id="r", params=params, lora_request=None)
+        return given == ["lora_request", "params", "prompt", "request_id"]
+
+    return begun
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens", "refused"),
+    [
+        (30_000, 300, "keep 700 MiB .* Set max_tokens to at most 111,"),
+        (30_000, 112, "at most 111,"),
+        (100, 32_000, "Set max_tokens to at most 1270,"),
+        (100, 1271, "at most 1270,"),
+    ],
+)
+def test_a_beam_search_that_keeps_too_many_tokens_is_refused(search, num_prompt, max_tokens, refused):
+    with pytest.raises(VLLMValidationError, match=refused):
+        search(num_prompt, 10, max_tokens)
+
+
+@pytest.mark.parametrize(("num_prompt", "max_tokens"), [(30_000, 111), (100, 1270), (30_000, 16)])
+def test_a_call_may_have_beam_searches_until_they_keep_too_many_tokens(search, num_prompt, max_tokens):
+    assert search(num_prompt, 10, max_tokens)
+
+    with pytest.raises(VLLMValidationError, match="Divide the call"):
+        any(not search(num_prompt, 10, max_tokens) for _ in range(9))
 
 
 @pytest.mark.parametrize(("text", "is_refused"), [("a" * 32, False), ("a" * 33, True)])

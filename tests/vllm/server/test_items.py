@@ -118,9 +118,17 @@ def test_an_item_that_vllm_refuses_is_a_dead_letter_with_the_sentence_of_vllm(se
     wrong = as_line("long", "/v1/completions", prompt="Once", max_tokens=5000)
     unknown = json.dumps({"custom_id": "x", "url": "/v1/embeddings", "body": {"model": "m", "input": "a"}})
 
-    results = items([wrong, unknown, as_line("good", "/v1/completions", prompt="Once", max_tokens=2)])
+    many = {"max_tokens": 1000, "n": 40, "temperature": 1}
+    logprobs = as_line("logprobs", "/v1/completions", prompt="Once", logprobs=20, **many)
+    beams = as_line("beams", "/v1/completions", prompt="Once", use_beam_search=True, **many)
+
+    lines = [wrong, unknown, logprobs, beams, as_line("good", "/v1/completions", prompt="Once", max_tokens=2)]
+    results = items(lines)
 
     assert results["good"].status_code == 200
+    assert [results[name].status_code for name in ("logprobs", "beams")] == [400, 400]
+    assert "Set max_tokens to at most 624," in results["logprobs"].error["message"]
+    assert "The beam search may keep" in results["beams"].error["message"]
     assert results["long"].status_code == 400
     assert "5000" in results["long"].error["message"]
     assert "expected /v1/chat/completions, /v1/completions or /v1/responses" in results["x"].error["message"]

@@ -24,6 +24,7 @@ USED: dict[str, dict[str, str]] = {
         "StructuredOutputsConfig": "backend",
         "StructuredOutputsParams": "structural_tag",
         "XgrammarBackend": "compile_grammar",
+        "MsgpackEncoder": "encode",
         "MediaConnector": "allowed_local_media_path allowed_media_domains load_from_url load_from_url_async",
         "ImageMediaIO": "load_bytes",
         "VideoMediaIO": "image_io video_loader",
@@ -83,8 +84,8 @@ USED: dict[str, dict[str, str]] = {
     "costs": {
         "RepetitionDetectionParams": "max_pattern_size min_count min_pattern_size",
         "SamplingParams": (
-            "all_stop_token_ids allowed_token_ids bad_words bad_words_token_ids logit_bias repetition_detection "
-            "stop_token_ids structured_outputs"
+            "all_stop_token_ids allowed_token_ids bad_words bad_words_token_ids logit_bias max_tokens n num_logprobs "
+            "output_kind prompt_logprobs repetition_detection stop_token_ids structured_outputs"
         ),
         "StructuredOutputsParams": "choice grammar",
     },
@@ -94,6 +95,8 @@ USED: dict[str, dict[str, str]] = {
             "renderer vllm_config"
         ),
         "AsyncMPClient": "add_request_async call_utility_async",
+        "BeamSearchOnlineMixin": "beam_search",
+        "BeamSearchParams": "beam_width max_tokens",
         "BaseRenderer": "_executor _mm_executor _process_mm_uuids render_messages render_messages_async",
         "ChatParams": "chat_template_kwargs",
         "CacheConfig": "cache_dtype",
@@ -101,12 +104,12 @@ USED: dict[str, dict[str, str]] = {
         "EngineCoreOutput": "finish_reason new_token_ids prefill_stats request_id",
         "EngineCoreRequest": "cache_salt pooling_params priority request_id",
         "InputProcessor": "structured_outputs_config",
-        "ModelConfig": f"runner_type {' '.join(DECIDING)}",
+        "ModelConfig": f"get_vocab_size max_model_len runner_type {' '.join(DECIDING)}",
         "OutputProcessor": "has_request process_outputs",
         "ParallelConfig": "_api_process_count",
         "PoolingParams": "extra_kwargs",
         "PrefillStats": "num_cached_tokens",
-        "SamplingParams": "extra_args max_tokens prompt_logprobs structured_outputs",
+        "SamplingParams": "extra_args max_tokens n prompt_logprobs structured_outputs",
         "ServingGenerativeScoring": "_build_prompts",
         "VllmConfig": "cache_config device_config lora_config parallel_config use_v2_model_runner",
     },
