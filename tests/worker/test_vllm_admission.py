@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import nullcontext
 from functools import partial
 from math import inf
 
@@ -11,6 +12,9 @@ import pytest
 from served_vllm import BODY, Posts, accept, as_item, before_app, leave, reported, running, submit, wait_until
 
 from ballast_policy.request import RequestClass
+from ballast_queue.job import Claimed
+from ballast_vllm.items import HttpReader
+from ballast_worker.errors import Refused
 
 pytestmark = pytest.mark.anyio
 
@@ -83,11 +87,26 @@ async def test_a_burst_between_two_reports_fills_the_slots_and_the_queue_and_not
 
 
 @pytest.mark.parametrize(("number", "status"), [(3, 200), (4, 400)])
-@pytest.mark.parametrize("path", ["/v1/chat/completions/batch", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/chat/completions/batch",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/generative_scoring",
+        "/v1/systemone",
+        "/inference/v1/generate",
+    ],
+)
 async def test_a_call_fills_the_slots_and_the_queue_and_not_more(variables, path, number, status):
-    """Several conversations are counted before vLLM renders them, and several choices (`n`) by vLLM."""
+    """Several conversations are counted before vLLM renders them, and several choices (`n`) by vLLM.
+
+    Routes without a beam search ignore its field.
+    """
     variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "1")
     body, is_batch = {"messages": [[{"role": "user", "content": "Hi"}]] * number}, path.endswith("batch")
+    if path != "/v1/chat/completions":
+        body["use_beam_search"] = True
 
     async def app(scope, receive, send):
         found.engine.check_admission(1 if is_batch else number)
@@ -126,6 +145,49 @@ async def test_a_beam_search_is_refused_before_it_begins_or_not_at_all(variables
         response = await client.post("/v1/completions", content=written(body))
 
     assert response.status_code == status
+
+
+LONG = "a" * 90_000
+SCORED = {"model": "m", "query": [1] * 30_000}
+IMAGE = {"content": [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{LONG}"}}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "refused"),
+    [
+        pytest.param("/generative_scoring", {"query": LONG, "items": ["b"] * 180}, None, id="scored texts"),
+        pytest.param("/generative_scoring", {"query": LONG, "items": ["b"] * 190}, 190, id="too many texts"),
+        pytest.param("/generative_scoring", {**SCORED, "items": [[1]] * 500}, None, id="scored tokens"),
+        pytest.param("/generative_scoring", {**SCORED, "items": [[1]] * 4000}, 4000, id="too many tokens"),
+        pytest.param("/v1/systemone", {"state": LONG, "questions": {f"{n}": {} for n in range(190)}}, 190, id="state"),
+        pytest.param(
+            "/v1/chat/completions/batch", {"messages": [[]] * 190, "chat_template_kwargs": {"a": LONG}}, 190, id="chats"
+        ),
+        pytest.param("/v1/completions", {"suffix": LONG, "prompt": ["a"] * 190}, None, id="no copies"),
+        pytest.param("/v1/rerank", {"query": LONG, "documents": ["b"] * 180}, None, id="documents"),
+        pytest.param("/v1/rerank", {"query": LONG, "documents": ["b"] * 190}, 190, id="too many documents"),
+        pytest.param("/v1/rerank", {"query": IMAGE, "documents": ["b"] * 190}, None, id="documents and an image"),
+        pytest.param("/v1/score", {"text_1": [LONG], "text_2": ["b"] * 190}, 190, id="a list of one text"),
+        pytest.param("/v1/score", {"text_1": [LONG] * 20, "text_2": [LONG] * 20}, None, id="pairs"),
+        pytest.param("/v1/embeddings", {"input": [[1, 2]] * 2048}, None, id="inputs"),
+    ],
+)
+async def test_a_small_body_that_becomes_large_prompts_is_refused_before_vllm_makes_them(path, fields, refused):
+    is_encoder = path in {"/v1/rerank", "/v1/score", "/v1/embeddings"}
+    body = {"model": "m"} | fields
+    runner = {"runner_type": "pooling" if is_encoder else "generate"}
+    async with running(model_config=runner, slots=9999) as found, before_app(found.server, accept) as client:
+        response = await client.post(path, json=body)
+
+    assert response.status_code == (200 if refused is None else 400)
+    said = f"Each of the {refused} inputs gets the rest of the body"
+    if refused is not None:
+        assert response.json()["error"]["message"].startswith(said)
+    if is_encoder:
+        claimed = Claimed(job_id="j", index=0, custom_id="a", url=path, body=body, tenant="t", token=1, seed=1)
+        reader = HttpReader("", [path], lambda: ["m"], lambda _: None, is_encoder=True)
+        with nullcontext() if refused is None else pytest.raises(Refused, match=said):
+            reader.prepare("r", claimed, 0.0)
 
 
 async def test_items_that_run_leave_the_limit_of_other_offline_requests_as_it_is(vllm_queue, variables):

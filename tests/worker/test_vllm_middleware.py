@@ -46,6 +46,20 @@ async def test_a_request_reaches_enginecore_with_its_place_and_an_unchanged_body
     assert sum(recorder.ttft["offline"].counts) == 1
 
 
+@pytest.mark.parametrize(("path", "expected"), [("/v1/audio/transcriptions", True), ("/v1/completions", False)])
+async def test_only_answers_of_speech_routes_hide_their_logprobs(path, expected):
+    found = []
+
+    async def app(scope, receive, send):
+        found.append(CALL.get().asked.hides_logprobs)
+        await accept(scope, receive, send)
+
+    async with running() as served, before_app(served.server, app) as client:
+        await client.post(path, json=BODY)
+
+    assert found == [expected]
+
+
 async def test_a_request_arrives_with_the_end_of_its_body(variables):
     async with running() as found:
         raw, ends = json.dumps(BODY).encode(), []

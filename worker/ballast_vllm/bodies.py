@@ -1,4 +1,4 @@
-"""The bodies of calls in vLLM's API server: the memory that they take, and the inputs of a call to an encoder."""
+"""The bodies of calls in vLLM's API server: the memory that they take, and what vLLM makes of their lists."""
 
 from __future__ import annotations
 
@@ -23,7 +23,18 @@ that a pod requests if its template names no memory.
 """
 OBJECT_BYTES = 64
 """Memory of a small object: an empty list takes 56 bytes, and its place in another list 8."""
+MOST_REPEATED = 16 * 1024 * 1024
+"""Characters and token ids of a body that vLLM writes once for each entry of a list, with all copies.
 
+That is a query of 8,192 characters for 2,048 documents. The tokens of the copies take some 200 MiB, at most 650 MiB.
+"""
+CONVERSATIONS_URL = "/v1/chat/completions/batch"
+"""The path of calls with several conversations. vLLM renders all of them before EngineCore gets a request."""
+
+_ENTRIES = {CONVERSATIONS_URL: "messages", "/generative_scoring": "items", "/v1/systemone": "questions"}
+"""Path of a model that generates text -> the field whose entries become a prompt each, with the rest of the body."""
+_MEDIA = ("images", "audio", "videos")
+"""Fields with media of a body, which vLLM reads once."""
 _ESCAPED_LETTER = re.compile(rb"\\u00[567]")
 _OTHER = bytes(set(range(256)) - set(b'",[{'))
 
@@ -96,3 +107,57 @@ def check_inputs(body: bytes) -> None:
             f"The call has {number} inputs, the limit is {MOST_REQUESTS}. Divide it into several calls.",
             code="too_many_requests",
         )
+
+
+def check_repeated(path: str, body: bytes, *, is_encoder: bool) -> None:
+    """Refuse a small body of which vLLM makes large prompts, before vLLM makes them.
+
+    Raises:
+        Refused: 400 with the size that was found.
+    """
+    if (is_encoder or path in _ENTRIES) and len(body) * (1 + body.count(b",")) > MOST_REPEATED:
+        check_repeated_fields(path, decoded(body), is_encoder=is_encoder)
+
+
+def check_repeated_fields(path: str, fields: Mapping[str, Any], *, is_encoder: bool) -> None:
+    """Check the fields of a decoded body in the same way.
+
+    In a call to an encoder, any field may hold a list of inputs. Lists of several inputs are pairs, such as those of
+    scores, and each of the other fields belongs to every input.
+    """
+    if path in _ENTRIES:
+        entries = fields.get(_ENTRIES[path])
+        number = len(entries) if isinstance(entries, list | dict) else 1
+        others = [value for name, value in fields.items() if name not in (_ENTRIES[path], *_MEDIA)]
+    elif is_encoder:
+        number = num_inputs(fields)
+        others = [value for name, value in fields.items() if num_inputs({name: value}) == 1]
+    else:
+        return
+    if number > 1 and (size := number * _size(others)) > MOST_REPEATED:
+        raise Refused(
+            400,
+            f"Each of the {number} inputs gets the rest of the body, which makes {size} characters and token ids, "
+            f"expected at most {MOST_REPEATED}. Divide it into several calls.",
+            code="too_many_requests",
+        )
+
+
+def _size(value: object) -> int:
+    """Return the characters of all texts of a value and the number of its numbers. URLs with media do not count."""
+    size, parts = 0, [value]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, str):
+            size += len(part)
+        elif isinstance(part, dict):
+            parts += [inner for name, inner in part.items() if not (name.endswith("url") and _is_media(inner))]
+        elif isinstance(part, list):
+            parts += part
+        else:
+            size += 1
+    return size
+
+
+def _is_media(value: object) -> bool:
+    return isinstance(value, str) and value[:5].lower() == "data:"

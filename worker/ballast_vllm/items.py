@@ -13,6 +13,7 @@ from ballast_openai.errors import InvalidBody
 from ballast_openai.item_body import parse_item
 from ballast_policy.request import RequestClass
 from ballast_queue.job import Claimed, Prefix
+from ballast_vllm.bodies import check_repeated_fields
 from ballast_vllm.calls import Call
 from ballast_worker.errors import Refused
 from ballast_worker.http_exchange import TOO_DEEP
@@ -107,6 +108,7 @@ class HttpReader:
             raise Refused(400, error.message, code=error.code, param=error.field) from None
         except RecursionError:
             raise Refused(400, TOO_DEEP, code="invalid_json") from None
+        check_repeated_fields(claimed.url, claimed.body, is_encoder=self.is_encoder)
         if body.model not in self.models():
             message = f"The model {body.model[:200]!r} does not exist. This server has {', '.join(self.models())}."
             raise Refused(404, message, code=MODEL_NOT_FOUND, param="model")

@@ -22,11 +22,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ballast_api.errors import InvalidConfig
 from ballast_log import Log, configure_packages
+from ballast_openai.body import CHAT_URL, COMPLETIONS_URL
 from ballast_policy.request import RequestClass
 from ballast_queue.settings import MAX_PRIORITY
 from ballast_vllm.admission import outcome_of
-from ballast_vllm.bodies import beam_search, check_inputs, decoded, decoded_bytes
+from ballast_vllm.bodies import (
+    CONVERSATIONS_URL,
+    beam_search,
+    check_inputs,
+    check_repeated,
+    decoded,
+    decoded_bytes,
+)
 from ballast_vllm.calls import CALL, Call
+from ballast_vllm.costs import Asked
 from ballast_vllm.server import VllmServer, load
 from ballast_vllm.versions import UnsupportedVllm, check_installed
 from ballast_worker.bodies import BodyShare
@@ -47,8 +56,10 @@ UNQUEUED = re.compile(
     r"/((de)?tokenize|ping|.*/(count_tokens|(de)?render)|v1/responses/[^/]+/cancel|v1/(un)?load_lora_adapter)"
 )
 """Paths of POST requests that EngineCore does not see."""
-CONVERSATIONS_URL = "/v1/chat/completions/batch"
-"""The path of calls with several conversations. vLLM renders all of them before EngineCore gets a request."""
+SEARCH_URLS = frozenset({CHAT_URL, COMPLETIONS_URL, "/invocations"})
+"""The paths where vLLM reads `use_beam_search` in JSON. Elsewhere it ignores the field, and so must the queue limit."""
+SPEECH_URLS = "/v1/audio/"
+"""How the paths of transcriptions and translations begin."""
 STREAMED_INPUT = "Ballast does not support streamed input. Send the whole input to a route that takes POST requests."
 BACKGROUND = "Ballast does not support responses in the background. Leave out the field, or submit a job."
 _FLEX = re.compile(rb'"service_tier"\s*:\s*"flex"')
@@ -207,6 +218,7 @@ class BallastMiddleware:
         share.grow(min(decoded_bytes(body), server.bodies.limit))  # at most all, so that each body passes alone
         if server.tap.is_encoder:
             check_inputs(body)
+        check_repeated(path, body, is_encoder=server.tap.is_encoder)
         if path == "/v1/responses":
             _refuse_background(body)
         caller = server.tenancy.caller(headers, is_flex=_is_flex(body))
@@ -216,12 +228,14 @@ class BallastMiddleware:
             timing,
             states_priority=PRIORITY_HEADER in headers,
             most_priority=server.tenancy.capped(caller.tenant, MAX_PRIORITY),
+            asked=Asked(hides_logprobs=path.startswith(SPEECH_URLS)),
         )
         if is_queued:
             server.admission.check_queue(caller)
         if path == CONVERSATIONS_URL and isinstance(conversations := decoded(body).get("messages"), list):
             server.admission.check_requests(call, len(conversations))
-        call.num_searched, num_beams = beam_search(body)
+        if path in SEARCH_URLS:
+            call.num_searched, num_beams = beam_search(body)
         if call.num_searched:  # later, a refusal would lose the tokens that the search has found
             server.admission.check_requests(call, call.num_searched * num_beams)
         server.admission.check_open()  # again, because a long body takes time
