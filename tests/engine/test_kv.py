@@ -39,13 +39,6 @@ def test_a_released_prefix_is_found_again() -> None:
     assert (pool.num_used, pool.num_cached, pool.num_available) == (0, 2, 8)
 
 
-def test_a_prefix_that_differs_early_matches_nothing_behind_the_difference() -> None:
-    pool = BlockPool(8, BLOCK)
-    blocks = hold(pool, 1, list(range(12)))
-
-    assert pool.match(digests([0, 1, 2, 3, 99, 5, 6, 7, 8, 9, 10, 11])) == blocks[:1]
-
-
 def test_prefixes_under_different_salts_never_meet() -> None:
     pool = BlockPool(8, BLOCK)
     hold(pool, 1, list(range(8)), salt="a")
@@ -72,19 +65,6 @@ def test_the_longest_unused_prefix_is_evicted_first() -> None:
 
     assert len(pool.match(digests(first))) == 2
     assert pool.match(digests(second)) == []
-
-
-def test_a_shared_block_is_private_again_when_one_holder_is_left() -> None:
-    pool = BlockPool(8, BLOCK)
-    tokens = list(range(12))
-    blocks = {holder: hold(pool, holder, tokens) for holder in (1, 2, 3)}
-
-    assert pool.num_private == {1: 0, 2: 0, 3: 0}
-
-    pool.release(1, blocks[1])
-    pool.release(3, blocks[3])
-
-    assert pool.num_private == {2: 3}
 
 
 def test_without_a_prefix_cache_nothing_is_ever_found() -> None:

@@ -8,15 +8,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
+from batches import Part, make_batch
 
-from ballast_engine.batch import Batch, SampleRow
+from ballast_engine.batch import Batch
 from ballast_engine.engine import BallastEngine
 from ballast_engine.executor import Executor
 from ballast_engine.loader import load
 from ballast_engine.options import EngineOptions
-from ballast_engine.request import FinishReason, GenerationRequest
+from ballast_engine.request import FinishReason, GenerationRequest, SamplingParams
 from ballast_engine.suspension import Interrupt, Suspended
 from ballast_engine.tokenizer import Tokenizer
 from ballast_policy.host import Planner
@@ -60,25 +60,13 @@ class Model:
     def best_two(self, tokens: list[int]) -> float:
         """How far apart the two best logits behind these tokens are."""
         executor = self.executor(num_blocks=64)
-        n = len(tokens)
-        batch = Batch(
-            token_ids=np.array(tokens),
-            positions=np.arange(n),
-            slot_mapping=np.arange(n),
-            query_start=np.array([0, n]),
-            context_lens=np.array([n]),
-            block_table=np.arange(-(-n // SIZE)).reshape(1, -1),
-            sample_rows=np.array([n - 1]),
-            samples=(SampleRow(greedy_of("x", tokens).sampling, n),),
-            num_decodes=int(n == 1),
-        )
+        blocks = range(-(-len(tokens) // SIZE))
+        batch = make_batch([Part(tokens, 0, blocks, sampling=greedy_of("x", tokens).sampling)], SIZE)
         best = executor.logits(batch)[0].topk(2).values
         return float(best[0] - best[1])
 
 
 def greedy_of(name: str, prompt: list[int], **changes: Any) -> GenerationRequest:
-    from ballast_engine.request import SamplingParams
-
     sampling = SamplingParams(temperature=0.0, max_tokens=OUTPUT, ignore_eos=True)
     online = changes.pop("online", True)
     return GenerationRequest(
