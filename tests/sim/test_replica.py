@@ -178,9 +178,6 @@ BREAKS = {
     "99999 tokens granted to": lambda plan, _: {"grants": tuple((r, 99999) for r, _ in plan.grants)},
     "0 tokens granted to": lambda plan, _: {"grants": tuple((r, 0) for r, _ in plan.grants)},
     "cannot become RUNNING: it is RUNNING": lambda plan, _: {"admit": plan.admit * 2},
-    "cannot become RUNNING: it is WAITING": lambda plan, snapshot: {"resume": tuple(snapshot.waiting)},
-    "cannot become PARKED: it is WAITING": lambda plan, snapshot: {"park": plan.park + tuple(snapshot.waiting)},
-    "cannot become WAITING: it is WAITING": lambda plan, snapshot: {"preempt": tuple(snapshot.waiting)},
     "hold a slot, there are 2": lambda plan, snapshot: {
         "admit": tuple(snapshot.waiting),
         "grants": plan.grants[:1],

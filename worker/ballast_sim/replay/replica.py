@@ -228,7 +228,7 @@ class Replica:
             computed = request.num_computed
             remaining = request.num_tokens - computed
             item = items[request.seq]
-            if request.phase is not RUNNING or not 0 < tokens <= remaining or item.num_granted:
+            if item.num_granted:
                 raise PolicyDefect(f"{tokens} tokens granted to {request}, {item.num_granted} before in this plan")
             item.num_granted = tokens
             taking_part.append(item)
