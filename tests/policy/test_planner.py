@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from engine_snapshot import OFFLINE, ONLINE, Engine, why
+from engine_snapshot import Engine, why
 from fake_engine import FakeEngine
 from workloads import EXACT, Arrival
 
 from ballast_policy.host import Host
 from ballast_policy.learning.cost import StepWork
 from ballast_policy.plan import Reason, StepPlan
-from ballast_policy.request import Phase
+from ballast_policy.request import OFFLINE, ONLINE, Phase
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig, TenantShare
 from ballast_policy.step.planner import plan
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from engine_snapshot import OFFLINE, ONLINE, Engine, why
+from engine_snapshot import Engine, why
 from fake_engine import FakeEngine
 from workloads import EXACT, Arrival
 
@@ -15,7 +15,7 @@ from ballast_policy.learning.cost import CostModel
 from ballast_policy.learning.expectation import Expectation
 from ballast_policy.learning.interference import Allowance
 from ballast_policy.plan import Reason
-from ballast_policy.request import Phase, Request
+from ballast_policy.request import OFFLINE, ONLINE, Phase, Request
 from ballast_policy.snapshot import PolicyConfig
 
 
