@@ -9,6 +9,7 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+from engine_integrity import check_integrity
 from replay.static_batch import StaticBatch
 from tokenizers import Tokenizer, models
 
@@ -182,7 +183,7 @@ class Bench:
                 before = self.outputs.setdefault(output.request_id, [])
                 assert not before or before[-1].finish_reason is None, "an output behind the last one"
                 before.append(output)
-            self.engine.check_integrity()
+            check_integrity(self.engine)
 
     def run(self, most: int = 2000) -> None:
         """Step until everything has ended."""

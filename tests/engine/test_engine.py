@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from engine_bench import make_bench, make_generation
+from engine_integrity import IntegrityError, check_integrity
 
 from ballast_engine.counters import MOST_PAYERS, EngineCounters
-from ballast_engine.errors import IntegrityError, InvalidRequest
+from ballast_engine.errors import InvalidRequest
 from ballast_engine.request import FinishReason
 from ballast_engine.stats import StepKind
 from ballast_log.log import KeyValueFormatter
@@ -392,7 +393,7 @@ def test_an_idle_engine_may_forget_what_it_saw() -> None:
 
     assert (stats.kv_cached, stats.steps, stats.service) == (0, 0, {})
     assert bench.engine.host.expectations.expectation == before
-    bench.engine.check_integrity()
+    check_integrity(bench.engine)
 
 
 def test_a_broken_book_is_reported() -> None:
@@ -402,7 +403,7 @@ def test_a_broken_book_is_reported() -> None:
     bench.engine.requests["a"].num_blocks -= 1
 
     with pytest.raises(IntegrityError, match="computed 21 of 20 positions"):
-        bench.engine.check_integrity()
+        check_integrity(bench.engine)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from engine_integrity import IntegrityError, check_pool
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ballast_engine.errors import IntegrityError
 from ballast_engine.kv import BlockPool, chain_digest, root_digest
 
 BLOCK = 4
@@ -81,7 +81,7 @@ def test_forgetting_makes_cached_blocks_free() -> None:
     pool.forget()
 
     assert (pool.num_cached, pool.num_available) == (0, 8)
-    pool.check_integrity({})
+    check_pool(pool, {})
 
 
 def test_a_block_that_its_holder_forgot_is_reported() -> None:
@@ -89,7 +89,7 @@ def test_a_block_that_its_holder_forgot_is_reported() -> None:
     pool.allocate(7, 1)
 
     with pytest.raises(IntegrityError, match="block 0 counts 1 holders, but \\[\\] hold it"):
-        pool.check_integrity({})
+        check_pool(pool, {})
 
 
 @given(st.lists(st.lists(st.integers(0, 1), max_size=24), min_size=2, max_size=2))
@@ -148,7 +148,7 @@ class Pool(RuleBasedStateMachine):
 
     @invariant()
     def balances(self) -> None:
-        self.pool.check_integrity(self.tables)
+        check_pool(self.pool, self.tables)
 
 
 test_the_pool_balances_whoever_comes_and_goes = Pool.TestCase

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from batches import Part, make_batch
+from engine_integrity import check_integrity
 
 from ballast_engine.batch import Batch
 from ballast_engine.engine import BallastEngine
@@ -105,7 +106,7 @@ def answers(engine: BallastEngine, requests: list[GenerationRequest], most: int 
         for output in engine.step():
             found[output.request_id] += output.token_ids
             assert output.finish_reason in {None, FinishReason.LENGTH, FinishReason.STOP}, output.error
-        engine.check_integrity()
+        check_integrity(engine)
         if not engine.has_work:
             assert engine.stats().kv_used == 0
             return found
@@ -234,7 +235,7 @@ def test_suspended_and_beside_newcomers(model: Model, requests: list[GenerationR
     while executor.late or engine.has_work:
         for output in engine.step():
             found[output.request_id] += output.token_ids
-        engine.check_integrity()
+        check_integrity(engine)
 
     assert executor.num_suspended >= 3
     assert engine.stats().suspended_steps >= 1
@@ -269,7 +270,7 @@ def test_beside_requests_that_are_aborted(model: Model, requests: list[Generatio
             engine.abort(f"other{random.randrange(10)}")
         for output in engine.step():
             found.setdefault(output.request_id, []).extend(output.token_ids)
-        engine.check_integrity()
+        check_integrity(engine)
 
     assert any(len(found[f"other{i}"]) < OUTPUT for i in range(10))
     assert_same(model, requests, found)

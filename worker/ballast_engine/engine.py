@@ -18,7 +18,6 @@ from typing import Protocol
 from ballast_engine.batch import Batch, Ints
 from ballast_engine.block_tables import BlockTables
 from ballast_engine.counters import EngineCounters
-from ballast_engine.errors import IntegrityError
 from ballast_engine.footprint import Footprint
 from ballast_engine.inbox import Command, Configure, End, Inbox, Submit
 from ballast_engine.kv import BlockPool
@@ -378,13 +377,3 @@ class BallastEngine:
             num_decode=work.num_decode,
             admissions=step.admissions,
         )
-
-    def check_integrity(self) -> None:
-        """Compare all records with one another. Call it between two steps, on the engine's thread.
-
-        Raises:
-            IntegrityError: the message states what does not balance.
-        """
-        self._scheduler.check_integrity()
-        if set(self._by_id) != {sequence.request_id for sequence in self._scheduler.live.values()}:
-            raise IntegrityError("the requests by id differ from the requests by number")

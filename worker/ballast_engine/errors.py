@@ -4,8 +4,7 @@ EngineError
 ├── InvalidRequest         the engine can never serve the request
 │   └── InvalidChat        the chat template cannot render the messages, or the model has none
 ├── InvalidCheckpoint      the model directory cannot be loaded
-├── InvalidOptions         the engine cannot be built with the options
-└── IntegrityError         blocks, slots or counters do not balance: a defect of this package
+└── InvalidOptions         the engine cannot be built with the options
 """
 
 from __future__ import annotations
@@ -29,7 +28,3 @@ class InvalidCheckpoint(EngineError):
 
 class InvalidOptions(EngineError, ValueError):
     """The engine cannot be built with the options."""
-
-
-class IntegrityError(EngineError):
-    """Blocks, slots or counters do not balance: a defect of this package. Report the message."""
