@@ -1,5 +1,5 @@
 """Audit the books of an engine: blocks, tables and counts must agree with one another, whatever has happened."""
-# ruff: noqa: SLF001 -- an audit reads what is nobody else's business
+# ruff: noqa: SLF001 -- an audit reads private members
 
 from __future__ import annotations
 
