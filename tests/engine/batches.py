@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from ballast_engine.batch import Batch, SampleRow
+from ballast_engine.executor import Executor
 from ballast_engine.request import SamplingParams
 
 
@@ -54,3 +56,14 @@ def make_batch(parts: Sequence[Part], block_tokens: int) -> Batch:
         samples=tuple(samples),
         num_decodes=next((index for index, one in enumerate(is_decode) if not one), len(parts)),
     )
+
+
+@torch.inference_mode()
+def logits_of(executor: Executor, batch: Batch) -> torch.Tensor:
+    """The logits `[s, vocabulary]` of the sample rows."""
+    computation = executor.model.hidden(batch)
+    try:
+        next(computation)
+    except StopIteration as end:
+        return executor.model.logits(end.value, batch.sample_rows)
+    raise AssertionError("suspended without an interrupt")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from batches import Part, make_batch
+from batches import Part, logits_of, make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +33,7 @@ def test_chunks_and_company_change_no_bit(directory, *, cuts, company, seed):
     rng = np.random.default_rng(seed)
     prompt = rng.integers(3, 193, 60).tolist()
     executor = make_executor(directory)
-    whole = executor.logits(make_batch([Part(prompt, 0, range(8), sampling=GREEDY, every_row=True)], BLOCK_TOKENS))
+    whole = logits_of(executor, make_batch([Part(prompt, 0, range(8), sampling=GREEDY, every_row=True)], BLOCK_TOKENS))
     blocks = rng.permutation(np.arange(8, 96))
     rows = []
     for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), 60], strict=True):
@@ -43,7 +43,7 @@ def test_chunks_and_company_change_no_bit(directory, *, cuts, company, seed):
         ]
         own = Part(prompt[start:end], start, blocks[:8].tolist(), sampling=GREEDY, every_row=True)
         parts = sorted([*others, own], key=lambda one: len(one.tokens) > 1)
-        rows.append(executor.logits(make_batch(parts, BLOCK_TOKENS)))
+        rows.append(logits_of(executor, make_batch(parts, BLOCK_TOKENS)))
 
     assert torch.equal(torch.cat(rows), whole)
 
@@ -52,7 +52,7 @@ def test_threads_change_no_bit(directory):
     prompt = np.random.default_rng(5).integers(3, 193, 50).tolist()
     batch = make_batch([Part([7], 0, [9]), Part(prompt, 0, range(7), sampling=GREEDY, every_row=True)], BLOCK_TOKENS)
 
-    assert torch.equal(make_executor(directory, 1).logits(batch), make_executor(directory, 2).logits(batch))
+    assert torch.equal(logits_of(make_executor(directory, 1), batch), logits_of(make_executor(directory, 2), batch))
 
 
 def test_the_shipped_model_agrees_with_transformers(model_dir):
@@ -62,7 +62,7 @@ def test_the_shipped_model_agrees_with_transformers(model_dir):
     prompt = np.random.default_rng(6).integers(0, reference.config.vocab_size, 200).tolist()
     loaded = load(model_dir, dtype="float32", attention="auto", threads=1)
     executor = Executor(loaded, num_blocks=16, block_tokens=16)
-    ours = executor.logits(make_batch([Part(prompt, 0, range(13), sampling=GREEDY, every_row=True)], 16))
+    ours = logits_of(executor, make_batch([Part(prompt, 0, range(13), sampling=GREEDY, every_row=True)], 16))
     with torch.no_grad():
         theirs = reference(torch.tensor([prompt])).logits[0]
 
@@ -74,9 +74,9 @@ def test_the_shipped_model_agrees_with_transformers(model_dir):
 def test_half_precision_stays_near_float32(directory, dtype, attention):
     prompt = np.random.default_rng(7).integers(3, 193, 50).tolist()
     batch = make_batch([Part(prompt, 0, range(7), sampling=GREEDY, every_row=True)], BLOCK_TOKENS)
-    exact = make_executor(directory).logits(batch)
+    exact = logits_of(make_executor(directory), batch)
     loaded = load(directory, dtype=dtype, attention=attention, threads=1)
-    rounded = Executor(loaded, num_blocks=96, block_tokens=BLOCK_TOKENS).logits(batch).float()
+    rounded = logits_of(Executor(loaded, num_blocks=96, block_tokens=BLOCK_TOKENS), batch).float()
 
     assert float((rounded - exact).norm() / exact.norm()) < 0.05
 
@@ -88,7 +88,7 @@ def test_run_samples_only_the_rows_asked_for(directory):
     speaking = make_batch([Part(prompt, 0, range(3), sampling=GREEDY)], BLOCK_TOKENS)
 
     assert executor.run(silent).tolist() == []
-    assert executor.run(speaking).tolist() == [int(executor.logits(speaking)[0].argmax())]
+    assert executor.run(speaking).tolist() == [int(logits_of(executor, speaking)[0].argmax())]
 
 
 def test_a_block_costs_what_its_pages_hold(directory):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from batches import Part, make_batch
+from batches import Part, logits_of, make_batch
 from safetensors.torch import load_file, save_file
 
 from ballast_engine.build import build_engine
@@ -71,9 +71,9 @@ def test_a_loaded_model_tells_its_size(directory):
 @pytest.mark.parametrize("attention", ["sdpa", "cpu"])
 def test_a_sharded_checkpoint_computes_what_the_single_file_computes(directory, attention):
     batch = make_batch([Part(list(range(3, 30)), 0, range(4), sampling=SamplingParams(temperature=0))], 8)
-    single = Executor(load_here(directory, attention=attention), num_blocks=4, block_tokens=8).logits(batch)
+    single = logits_of(Executor(load_here(directory, attention=attention), num_blocks=4, block_tokens=8), batch)
     shard(directory)
-    sharded = Executor(load_here(directory, attention=attention), num_blocks=4, block_tokens=8).logits(batch)
+    sharded = logits_of(Executor(load_here(directory, attention=attention), num_blocks=4, block_tokens=8), batch)
 
     torch.testing.assert_close(single, sharded)
 
@@ -105,8 +105,8 @@ def test_dummy_weights_need_only_the_configuration_and_repeat(tmp_path, checkpoi
         for _ in range(2)
     )
 
-    assert torch.equal(first.logits(batch), second.logits(batch))
-    assert 0.1 < float(first.logits(batch).std()) < 10
+    assert torch.equal(logits_of(first, batch), logits_of(second, batch))
+    assert 0.1 < float(logits_of(first, batch).std()) < 10
 
 
 SIZES = {

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from batches import Part, make_batch
+from batches import Part, logits_of, make_batch
 
 from ballast_engine.executor import Executor
 from ballast_engine.loader import load
@@ -41,8 +41,9 @@ def test_logits_of_a_chunked_prompt_agree(architecture, attention, checkpoints):
     executor = make_executor(directory, attention)
     blocks = np.random.default_rng(2).permutation(64)[:10].tolist()
     ours = [
-        executor.logits(
-            make_batch([Part(prompt[start:end], start, blocks, sampling=GREEDY, every_row=True)], BLOCK_TOKENS)
+        logits_of(
+            executor,
+            make_batch([Part(prompt[start:end], start, blocks, sampling=GREEDY, every_row=True)], BLOCK_TOKENS),
         ).clone()
         for start, end in pairwise([0, 20, 21, 64, 77])
     ]
@@ -77,6 +78,6 @@ def test_an_edited_configuration_means_what_it_means_to_transformers(*, edit, at
     with torch.no_grad():
         theirs = reference(torch.tensor([prompt])).logits[0]
     whole = make_batch([Part(prompt, 0, range(5), sampling=GREEDY, every_row=True)], BLOCK_TOKENS)
-    ours = make_executor(directory, attention).logits(whole)
+    ours = logits_of(make_executor(directory, attention), whole)
 
     assert max(relative_errors(ours, theirs)) < 1e-4

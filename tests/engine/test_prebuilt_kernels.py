@@ -7,7 +7,7 @@ import platform
 import numpy as np
 import pytest
 import torch
-from batches import Part, make_batch
+from batches import Part, logits_of, make_batch
 
 from ballast_engine.executor import Executor
 from ballast_engine.loader import load
@@ -119,7 +119,7 @@ def test_the_answers_are_the_same_with_the_kernels_of_each_instruction_set(model
         for start, end in ((0, 33), (33, 77))
     ]
     executors = [executor_of(checkpoints(model)[0], attention) for attention in ("cpu", "sdpa")]
-    ours, reference = (torch.cat([executor.logits(batch).clone() for batch in chunks]) for executor in executors)
+    ours, reference = (torch.cat([logits_of(executor, batch).clone() for batch in chunks]) for executor in executors)
 
     torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-4)
     assert torch.equal(ours.argmax(-1), reference.argmax(-1))
@@ -131,7 +131,7 @@ def test_the_answers_of_each_instruction_set_do_not_depend_on_the_batch(checkpoi
     executor = executor_of(checkpoints("llama")[0], "cpu")
     prompts = [np.random.default_rng(length).integers(3, 193, length).tolist() for length in (40, 25)]
     parts = [Part(prompt, 0, list(range(8 * i, 8 * i + 8)), sampling=GREEDY) for i, prompt in enumerate(prompts)]
-    together = executor.logits(make_batch(parts, BLOCK_TOKENS)).clone()
-    alone = [executor.logits(make_batch([one], BLOCK_TOKENS)).clone() for one in parts]
+    together = logits_of(executor, make_batch(parts, BLOCK_TOKENS)).clone()
+    alone = [logits_of(executor, make_batch([one], BLOCK_TOKENS)).clone() for one in parts]
 
     assert torch.equal(together, torch.cat(alone))

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from batches import Part, make_batch
+from batches import Part, logits_of, make_batch
 from engine_integrity import check_integrity
 
 from ballast_engine.batch import Batch
@@ -63,7 +63,7 @@ class Model:
         executor = self.executor(num_blocks=64)
         blocks = range(-(-len(tokens) // SIZE))
         batch = make_batch([Part(tokens, 0, blocks, sampling=greedy_of("x", tokens).sampling)], SIZE)
-        best = executor.logits(batch)[0].topk(2).values
+        best = logits_of(executor, batch)[0].topk(2).values
         return float(best[0] - best[1])
 
 
