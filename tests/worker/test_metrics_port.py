@@ -7,8 +7,8 @@ import json
 import httpx
 import pytest
 from queue_objects import make_status
+from streamed import BODY
 
-BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}
 TENANT = {"x-llm-d-inference-fairness-id": "team-secret", "x-ballast-class": "offline"}
 TENANTS = {"offline": {"tenants": [{"name": "team-secret", "maxSlots": 2}]}}
 

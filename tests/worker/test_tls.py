@@ -13,12 +13,11 @@ from typing import Any
 
 import httpx
 import pytest
+from streamed import BODY
 from tls import LOOPBACK, OTHER, certificate_of, shown
 
 from ballast_worker.errors import NotServed
 from ballast_worker.tls import HANDSHAKE_SECONDS, Certificate
-
-BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}
 
 
 def put(pem: Path, *files: Path) -> None:
