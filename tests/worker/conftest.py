@@ -6,19 +6,22 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 import redis
 import uvloop
+from files import swap
 from waiting import until
 
 from ballast_api.worker_config import WorkerConfig
@@ -29,6 +32,7 @@ from ballast_worker.http_server import HttpServer
 from ballast_worker.preflight import listen
 from ballast_worker.worker import Worker
 
+_T = TypeVar("_T")
 PATIENCE = 60.0
 """Seconds after which a wait is a failure; nothing waits so long when all is well."""
 
@@ -91,6 +95,23 @@ class Serving:
     url: str
     worker: Worker
     server: HttpServer
+    path: Path | None
+    """The file of its configuration."""
+
+    def reconfigure(self, config: WorkerConfig) -> None:
+        """Change the file."""
+        assert self.path is not None
+        swap(self.path, config.dump())
+
+    def connect(self) -> socket.socket:
+        """Open a connection."""
+        address = urlsplit(self.url)
+        return socket.create_connection((address.hostname, address.port), timeout=PATIENCE)
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Return the result of a coroutine on the event loop of the worker."""
+        assert self.worker.loop.events is not None
+        return asyncio.run_coroutine_threadsafe(work, self.worker.loop.events).result(PATIENCE)
 
     @property
     def num_answers(self) -> int:
@@ -108,6 +129,8 @@ class Serving:
 @contextmanager
 def _serve(config: WorkerConfig, path: Path | None = None, **options: Any) -> Iterator[Serving]:
     """Run the app under the server of a worker on a thread; at the end the engine's books must balance."""
+    if path is not None:
+        path.write_text(config.dump())
     worker = Worker(load(config, path), path=path, **options)
     listener = listen(config)
     worker.address = url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -122,7 +145,7 @@ def _serve(config: WorkerConfig, path: Path | None = None, **options: Any) -> It
     thread.start()
     _eventually(lambda: server.started, "the server to start")
     try:
-        yield Serving(url, worker, server)
+        yield Serving(url, worker, server, path)
     finally:
         server.should_exit = True
         thread.join(PATIENCE)
@@ -174,10 +197,7 @@ def fed(
             "offline": {"queue": queue_name, "leaseSeconds": 1},
             "runtime": {"redisUrl": valkey.url, "workerId": "w1"},
         }
-        made = make_config(**merge(config, changes))
-        if path is not None:
-            path.write_text(made.dump())
-        return serve(made, path, build=build)
+        return serve(make_config(**merge(config, changes)), path, build=build)
 
     return start
 

