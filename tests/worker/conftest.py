@@ -28,6 +28,7 @@ from ballast_api.worker_config import WorkerConfig
 from ballast_engine.build import build_engine
 from ballast_queue.redis_store import Queue
 from ballast_worker.app import create_app, load
+from ballast_worker.http_connection import HttpLimits
 from ballast_worker.http_server import HttpServer
 from ballast_worker.preflight import listen
 from ballast_worker.worker import Worker
@@ -127,11 +128,14 @@ class Serving:
 
 
 @contextmanager
-def _serve(config: WorkerConfig, path: Path | None = None, **options: Any) -> Iterator[Serving]:
+def _serve(
+    config: WorkerConfig, path: Path | None = None, http_limits: HttpLimits | None = None, **options: Any
+) -> Iterator[Serving]:
     """Run the app under the server of a worker on a thread; at the end the engine's books must balance."""
     if path is not None:
         path.write_text(config.dump())
     worker = Worker(load(config, path), path=path, **options)
+    worker.connections.limits = http_limits or worker.connections.limits
     listener = listen(config)
     worker.address = url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     app = create_app(worker)

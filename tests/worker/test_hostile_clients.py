@@ -10,6 +10,7 @@ import socket
 import ssl
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import cache
 from urllib.parse import urlsplit
 
 import pytest
@@ -21,6 +22,7 @@ from starlette.routing import Mount
 from streamed import BODY, ENDLESS, begun
 from tls import LOOPBACK
 
+from ballast_engine.tokenizer import Tokenizer
 from ballast_worker.bodies import FREE_BYTES, LONG_BYTES, MOST_WAITING, SHORT_BYTES, BodyReaders
 from ballast_worker.errors import Refused
 from ballast_worker.http_connection import Closed, Connections, HttpLimits
@@ -29,6 +31,7 @@ from ballast_worker.http_server import HttpServer
 from ballast_worker.prompt_length import longest_token_bytes
 from ballast_worker.tls import Certificate, EventLoop
 
+tokenizer_of = cache(Tokenizer)
 HEALTH = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
 LAST = HEALTH.replace(b"host", b"connection: close\r\nhost")
 
@@ -450,20 +453,11 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(serving) -> 
 
 @given(text=st.text() | st.text(alphabet=" \n\ta<|>endoftext"))
 def test_no_token_stands_for_more_bytes_than_the_longest(model_dir, text) -> None:
-    from ballast_engine.tokenizer import Tokenizer
-
     longest = longest_token_bytes(model_dir / "tokenizer.json")
-    tokenizer = _tokenizer(Tokenizer, model_dir)
+    tokenizer = tokenizer_of(model_dir)
 
     assert longest is not None
     assert len(text.encode()) <= longest * len(tokenizer.encode(text))
-
-
-_tokenizers: dict = {}
-
-
-def _tokenizer(kind, directory):
-    return _tokenizers.setdefault(directory, kind(directory))
 
 
 @pytest.mark.parametrize(

@@ -210,23 +210,6 @@ def test_a_client_that_hangs_up_on_a_whole_answer_frees_its_slot(serving, eventu
     eventually(serving.is_idle, "the slot to be free")
 
 
-def test_a_client_that_sends_half_a_body_and_leaves_is_forgotten(serving, http) -> None:
-    with serving.connect() as raw:
-        raw.sendall(post(b"{" * 100)[:-99])
-
-    assert http.post("/v1/completions", json=BODY).status_code == 200
-
-
-def test_offline_requests_are_taken_over_http_too(serving, http) -> None:
-    before = serving.worker.engine.stats()
-    response = http.post("/v1/completions", json=BODY, headers={"x-ballast-class": "offline"})
-    after = serving.worker.engine.stats()
-
-    assert response.status_code == 200
-    assert after.offline.decode_tokens - before.offline.decode_tokens == 4
-    assert after.online.decode_tokens == before.online.decode_tokens
-
-
 def test_the_tenant_of_the_header_is_charged(serving, http) -> None:
     name = "x-llm-d-inference-fairness-id"
     same = http.post("/v1/completions", json=BODY, headers=[(name, "team-x"), (name, "team-x")])
@@ -235,16 +218,6 @@ def test_the_tenant_of_the_header_is_charged(serving, http) -> None:
     assert (same.status_code, two.status_code) == (200, 400), "a client cannot add to what a gateway sets"
     assert f"Header {name} is 'team-x, team-y'" in error_of(two)["message"]
     assert any(tenant == "team-x" for _, tenant in serving.worker.engine.stats().service)
-
-
-@pytest.mark.parametrize(
-    ("header", "value"), [("x-ballast-class", "batch"), ("x-ballast-priority", "urgent"), ("x-llm-d-slo-ttft-ms", "0")]
-)
-def test_a_wrong_header_is_a_400_that_names_it(http, header, value) -> None:
-    response = http.post("/v1/completions", json=BODY, headers={header: value})
-
-    assert response.status_code == 400
-    assert header in error_of(response)["message"]
 
 
 def test_probes_version_and_status_answer(http, serving) -> None:

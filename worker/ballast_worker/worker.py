@@ -58,7 +58,6 @@ class Worker(ModelServer):
         *,
         path: Path | None = None,
         build: Callable[..., BallastEngine] = build_engine,
-        http_limits: HttpLimits | None = None,
     ) -> None:
         """Load the model.
 
@@ -66,7 +65,6 @@ class Worker(ModelServer):
             loaded: the configuration
             path: the file of the configuration, which is watched for changes; None: it never changes
             build: builds the engine; by default that of Ballast
-            http_limits: limits of the HTTP server; by default those for the queue limits of the configuration
 
         Raises:
             NotServed: the configuration asks for something that this worker cannot do, or the checkpoint is wrong.
@@ -86,7 +84,7 @@ class Worker(ModelServer):
             raise NotServed(str(error)) from error
         self.loop = EngineLoop(self.engine, self._steps.add)
         most = config.limits.most_requests(self.engine.policy.slots)
-        self.connections = Connections(http_limits or HttpLimits.beside(most))
+        self.connections = Connections(HttpLimits.beside(most))
         self.readers = BodyReaders()
         self.feeder = self._feed(config)
         self.metrics = WorkerMetrics(self._figures, shows_tenants=False)
