@@ -39,6 +39,10 @@ def test_a_chat_generates_up_to_the_context_unless_told():
     assert chat(max_completion_tokens=4, max_tokens=4).num_output == 4
 
 
+def test_a_chat_template_may_have_arguments():
+    assert chat(chat_template_kwargs={"enable_thinking": False}).chat_template_kwargs == {"enable_thinking": False}
+
+
 def test_prompts_are_text_or_token_ids():
     assert completion(prompt="x").prompt == "x"
     assert completion(prompt=[1, 2]).prompt == (1, 2)
