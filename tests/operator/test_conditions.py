@@ -22,14 +22,13 @@ from ballast_operator import conditions as checks
 from ballast_operator import report
 from ballast_operator.children.config import VERSION
 from ballast_operator.conditions.chains import CHAINS, conditions
-from ballast_operator.conditions.given import Given
+from ballast_operator.conditions.given import ConditionValue, Given
 from ballast_operator.content import trimmed
 from ballast_operator.kinds import DEPLOYMENT, POD, Body, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.pod_problem import NOT_SERVED_EXIT, TEMPLATE_HASH
-from ballast_operator.poll_result import FormerQueue, PollResult, Problem
+from ballast_operator.poll_result import UNPOLLED, FormerQueue, PollResult, Problem
 from ballast_operator.resource_status import status as build_status
-from ballast_operator.resource_type import ConditionInput, ConditionValue
 from ballast_queue.job import RequestCounts
 from ballast_queue.settings import InForce
 from ballast_queue.status import ClassLoad, QueueStats, ReservationStatus, SloStatus, WorkerStatus
@@ -148,7 +147,7 @@ def make_input(*, deployment: Body | None = DEPLOYED, pods: tuple[Body, ...] | N
         "poll": make_poll(make_worker()),
         "now": 100.0,
     }
-    return ConditionInput(**values | more)
+    return Given(**values | more)
 
 
 DEADLINE = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
@@ -321,7 +320,7 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
     ),
     "nobody said": ({"poll": make_poll()}, Type.CONFIG_APPLIED, "Unknown", Reason.NO_WORKERS, "no worker"),
     "old poll": ({"now": 1000.0}, Type.CONFIG_APPLIED, "Unknown", Reason.STALE, "60 s"),
-    "never polled": ({"poll": None}, Type.SLO_MET, "Unknown", Reason.PENDING, "not been polled"),
+    "never polled": ({"poll": UNPOLLED}, Type.SLO_MET, "Unknown", Reason.PENDING, "not been polled"),
     "no Redis": (
         {"poll": PollResult(100, problem=Problem(Reason.REDIS_UNREACHABLE, "no answer"))},
         Type.DEADLINE_AT_RISK, "Unknown", Reason.REDIS_UNREACHABLE, "no answer",

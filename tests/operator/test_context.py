@@ -15,7 +15,7 @@ from ballast_api.sections import Backend
 from ballast_operator.children.backends import BACKENDS
 from ballast_operator.context import OperatorContext
 from ballast_operator.errors import ClusterUnavailable, Forbidden
-from ballast_operator.inference_deployment import RESOURCE_TYPE, plan
+from ballast_operator.inference_deployment import plan
 from ballast_operator.kinds import INFERENCE_DEPLOYMENT, RAY_SERVICE, SERVICE, SERVICE_MONITOR, Key, Kind
 from ballast_operator.metrics import Metrics
 from ballast_operator.plan import ClusterSnapshot
@@ -39,7 +39,7 @@ class SlowCluster:
 
 def make_operator(cluster: object, *, pod_ip: str = "") -> Operator:
     settings = OperatorSettings(namespace="ballast", worker_image="worker:1", pod_ip=pod_ip)
-    return Operator(settings, (RESOURCE_TYPE,), cast(Any, cluster), Metrics(), asyncio.Event())
+    return Operator(settings, cast(Any, cluster), Metrics(), asyncio.Event())
 
 
 def test_what_changes_while_the_kinds_are_read_is_kept() -> None:
@@ -80,7 +80,7 @@ class HalfCluster:
 def test_an_audit_leaves_out_an_optional_kind_that_cannot_be_listed_and_no_other() -> None:
     cluster = HalfCluster()
     operator = make_operator(cluster)
-    cache = operator.resources.caches[INFERENCE_DEPLOYMENT]
+    cache = operator.cache
     metadata = {"name": "llm", "namespace": "ns", "uid": "u", "resourceVersion": "1", "labels": child_labels("llm")}
     body = {"metadata": metadata, "spec": {}}
     children = [Key(kind, "ns", "llm") for kind in (SERVICE, SERVICE_MONITOR)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from ballast_operator.inference_deployment import RESOURCE_TYPE
 from ballast_operator.kinds import INFERENCE_DEPLOYMENT, Key
 from ballast_operator.metrics import Figures, Metrics
 from ballast_operator.process import Operator
@@ -18,11 +17,11 @@ class Bench(Operator):
     def __init__(self) -> None:
         self.metrics = Metrics()
         settings = OperatorSettings(namespace="ballast", worker_image="worker:1")
-        super().__init__(settings, (RESOURCE_TYPE,), cast(Any, None), self.metrics, asyncio.Event())
+        super().__init__(settings, cast(Any, None), self.metrics, asyncio.Event())
 
     def show(self, *figures: Figures) -> str:
         """Return the gauges of a resource with these figures, or without a resource."""
-        known = cast(dict[Key, Figures], self.resources.reconcilers[INFERENCE_DEPLOYMENT].figures)
+        known = cast(dict[Key, Figures], self.reconciler.figures)
         known.clear()
         known.update({Key(INFERENCE_DEPLOYMENT, "ns", "llm"): each for each in figures})
         self.refresh()

@@ -13,7 +13,6 @@ from kubernetes.aio.client import ApiException
 
 from ballast_operator import cluster, lease
 from ballast_operator.errors import ClusterUnavailable, Conflict, Forbidden
-from ballast_operator.inference_deployment import RESOURCE_TYPE
 from ballast_operator.kinds import LEASE, Body, Key, Kind
 from ballast_operator.lease import DURATION_SECONDS, RENEW_WITHIN_SECONDS, Leadership
 from ballast_operator.metrics import Metrics
@@ -42,7 +41,7 @@ class LostLeadership:
 
 def make_operator(stop: asyncio.Event, cluster: object = SilentCluster(), metrics: Metrics | None = None) -> Operator:
     settings = OperatorSettings(namespace="ballast", worker_image="worker:1", redis_secret="redis")
-    return Operator(settings, (RESOURCE_TYPE,), cast(Any, cluster), metrics or Metrics(), stop)
+    return Operator(settings, cast(Any, cluster), metrics or Metrics(), stop)
 
 
 def test_the_lease_is_kept_while_the_first_calls_wait_for_their_answers() -> None:
@@ -110,7 +109,7 @@ def test_an_operator_that_does_not_watch_a_kind_that_it_needs_is_not_active() ->
     async def work() -> tuple[str, str]:
         metrics, cluster = Metrics(), EmptyCluster()
         settings = OperatorSettings(namespace="ballast", worker_image="worker:1", watch_namespaces="team")
-        operator = Operator(settings, (RESOURCE_TYPE,), cast(Any, cluster), metrics, asyncio.Event())
+        operator = Operator(settings, cast(Any, cluster), metrics, asyncio.Event())
         working = asyncio.create_task(operator.work(cast(Any, KeptLeadership())))
         await cluster.was_asked.wait()
         operator.refresh()

@@ -16,15 +16,18 @@ from queue_objects import make_status
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import CONFIG_HASH, config_map
 from ballast_api.worker_config import WorkerConfig
+from ballast_operator.blockers import blocked
 from ballast_operator.children.config import REDIS_HASH, VERSION, config_texts, version_of
-from ballast_operator.children.redis_users import secrets_hash
+from ballast_operator.children.redis_users import redis_users, secrets_hash
 from ballast_operator.context import OperatorContext, UserKeys
 from ballast_operator.deletion_costs import DELETION_COST
 from ballast_operator.drift import drift
-from ballast_operator.inference_deployment import RESOURCE_TYPE, plan
+from ballast_operator.inference_deployment import plan
 from ballast_operator.kinds import BUDGET, CONFIG_MAP, NETWORK_POLICY, SECRET, SERVICE, Body, Key
+from ballast_operator.own_secrets import own_secrets
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, Tolerated, shape
 from ballast_operator.poll_result import PollResult
+from ballast_operator.sharing import Sharing
 from ballast_queue.status import ClassLoad, WorkerStatus
 
 CONTEXT = OperatorContext(image="worker:1", kinds=frozenset({"ServiceMonitor", "PrometheusRule"}))
@@ -401,13 +404,13 @@ def test_a_malformed_url_of_the_operator_reaches_no_secret_of_a_resource(url: st
     resource = make_resource(gpu={"count": 0})
 
     assert [step.key for step in plan(resource, ClusterSnapshot("u-1"), context).apply if step.key.kind == SECRET] == []
-    assert RESOURCE_TYPE.secrets(resource, context) == ()
-    value = RESOURCE_TYPE.blocked(resource, context, ())
+    assert own_secrets(resource, context) == ()
+    value = blocked(resource, context, Sharing())
     assert value is not None
     assert value.reason == "SecretMissing"
     assert "malformed URL" in value.message
     assert "secret" not in value.message.replace("SecretMissing", "")
-    assert RESOURCE_TYPE.redis_users(resource, context) == RESOURCE_TYPE.redis_users(resource, OWN_REDIS)
+    assert redis_users(resource, context) == redis_users(resource, OWN_REDIS)
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,13 @@ from ballast_api.names import RAY_LABEL, child_labels, router_labels, selector
 from ballast_api.replicas import UNREADY_SECONDS
 from ballast_api.status import Status
 from ballast_api.worker_config import WorkerConfig
+from ballast_operator.blockers import blocked
 from ballast_operator.children.config import VERSION
 from ballast_operator.children.ray import CLUSTER_LABEL
 from ballast_operator.conditions.chains import conditions
+from ballast_operator.conditions.given import Given
 from ballast_operator.context import GcsValkey, OperatorContext
-from ballast_operator.inference_deployment import RESOURCE_TYPE, plan
+from ballast_operator.inference_deployment import plan
 from ballast_operator.kinds import (
     BUDGET,
     DEPLOYMENT,
@@ -38,10 +40,11 @@ from ballast_operator.kinds import (
     Kind,
 )
 from ballast_operator.named_secrets import named_secrets
+from ballast_operator.own_secrets import own_secrets
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
-from ballast_operator.poll_result import PollResult, Problem
+from ballast_operator.poll_result import UNPOLLED, PollResult, Problem
 from ballast_operator.resource_status import status
-from ballast_operator.resource_type import ConditionInput
+from ballast_operator.sharing import Sharing
 from ballast_queue.status import WorkerStatus
 
 CONTEXT = OperatorContext(image="worker:1", kinds=frozenset({"RayService"}))
@@ -504,7 +507,7 @@ def test_the_policy_of_the_head_goes_at_once_without_policies():
 
 def test_a_lost_secret_of_the_head_is_made_again():
     there = applied(plan(make_resource(), EMPTY, OWN_GCS), EMPTY, make_pod("1"), make_pod("2"))
-    (secret,) = RESOURCE_TYPE.secrets(make_resource(), OWN_GCS)
+    (secret,) = own_secrets(make_resource(), OWN_GCS)
 
     (step,) = plan(make_resource(), replace(there, lost=frozenset({secret})), OWN_GCS).apply
     assert (step.key, step.generates) == (secret, "password")
@@ -519,14 +522,14 @@ def test_the_backend_selects_the_image_with_ray(backend: str, value: str):
     pods = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
 
     assert {pod["template"]["spec"]["containers"][0]["image"] for pod in pods} == {f"ray-{backend}:1"}
-    refused = RESOURCE_TYPE.blocked(resource, CONTEXT, ())
+    refused = blocked(resource, CONTEXT, Sharing())
     assert refused is not None
     assert refused.reason == Reason.IMAGE_PULL
     assert f"image.{value} of the chart" in refused.message
 
 
 def test_without_kuberay_the_children_do_not_change():
-    found = RESOURCE_TYPE.blocked(make_resource(), OperatorContext(image="worker:1"), ())
+    found = blocked(make_resource(), OperatorContext(image="worker:1"), Sharing())
 
     assert found is not None
     assert (found.status, found.reason) == ("True", Reason.NO_KUBERAY)
@@ -556,7 +559,7 @@ def given(
     names = [pod["metadata"]["name"] for pod in pods]
     workers = tuple(make_worker(name, new if each == "n" else "old") for name, each in zip(names, hashes, strict=False))
     poll = PollResult(100.0, workers=workers if problem is None else (), problem=problem)
-    return conditions(ConditionInput(resource, snapshot, done, poll, 100.0, unchanged=unchanged))
+    return conditions(Given(resource, snapshot, done, poll, 100.0, unchanged=unchanged))
 
 
 def test_the_pods_of_ray_decide_whether_the_resource_is_ready():
@@ -591,7 +594,7 @@ def test_the_number_of_workers_of_the_newest_version_stays_while_no_worker_repor
     resource = make_resource().model_copy(update={"status": Status(updated_replicas=2)})
     done = plan(resource, EMPTY, CONTEXT)
     snapshot = applied(done, EMPTY, make_pod("1"), make_pod("2"), ray_status={"observedGeneration": 1})
-    found = ConditionInput(resource, snapshot, done, PollResult(100.0, problem=OUTAGE), 100.0)
+    found = Given(resource, snapshot, done, PollResult(100.0, problem=OUTAGE), 100.0)
 
     assert status(found, (), None).updated_replicas == 2
 
@@ -599,7 +602,7 @@ def test_the_number_of_workers_of_the_newest_version_stays_while_no_worker_repor
 def test_a_resource_on_ray_without_replicas_is_complete_when_its_pods_are_gone():
     resource = make_resource(replicas=0)
     done = plan(resource, EMPTY, CONTEXT)
-    before = ConditionInput(resource, replace(EMPTY, pods=(make_pod("1"),)), done, None, 100.0)
+    before = Given(resource, replace(EMPTY, pods=(make_pod("1"),)), done, UNPOLLED, 100.0)
     after = replace(before, snapshot=EMPTY)
 
     assert conditions(before)[Type.PROGRESSING].status == "True"
@@ -718,7 +721,7 @@ def test_a_redis_of_the_head_that_is_away_is_named(ready: int, reason: Reason, w
     storage = there.child(STATEFUL_SET, resource.metadata, "llm-ballast-gcs")
     assert storage is not None
     storage["status"] = {"readyReplicas": ready}
-    found = conditions(ConditionInput(resource, there, done, None, 0.0))[Type.DEGRADED]
+    found = conditions(Given(resource, there, done, UNPOLLED, 0.0))[Type.DEGRADED]
 
     assert found.reason == reason
     assert ("serves on for ten minutes" in found.message) is (ready == 0 and worker == make_pod("1"))
@@ -768,7 +771,7 @@ def test_a_redis_of_the_head_that_never_runs_is_named_before_a_ray_cluster_serve
     resource = make_resource()
     done = plan(resource, EMPTY, OWN_GCS)
     there = replace(applied(done, EMPTY, ray_status=FIRST), heads=(make_failing("head"),))
-    found = conditions(ConditionInput(resource, there, done, None, 0.0, unchanged=150.0))[Type.DEGRADED]
+    found = conditions(Given(resource, there, done, UNPOLLED, 0.0, unchanged=150.0))[Type.DEGRADED]
 
     assert found.reason == Reason.RAY_FAILED
     assert "See kubectl describe statefulset llm-ballast-gcs -n ns" in found.message
@@ -836,7 +839,7 @@ def test_what_another_writer_adds_to_a_ray_service_is_removed(path: tuple[str | 
     (restored,) = done.apply
     assert restored.is_repair
     assert "theirs" not in str(restored.patch or restored.manifest)
-    assert ConditionInput(resource, there, done, None, 0.0).count("readyReplicas") == 2
+    assert Given(resource, there, done, UNPOLLED, 0.0).count("readyReplicas") == 2
 
 
 def test_defaults_of_kuberay_are_no_additions():

@@ -23,11 +23,11 @@ from ballast_api.names import INSTANCE_LABEL, NAME_LABEL, RAY_HEAD_LABEL, RAY_LA
 from ballast_api.status import ClassSlots, Condition, Status
 from ballast_operator import report
 from ballast_operator.cache import Cache
+from ballast_operator.conditions.given import ConditionValue
 from ballast_operator.context import OperatorContext
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict, Forbidden, Invalid
 from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, POD, RAY_SERVICE, SERVICE, Body, Key, Kind
 from ballast_operator.poll_result import PollResult, Problem
-from ballast_operator.resource_type import ConditionValue
 from ballast_queue.job import RequestCounts
 from ballast_queue.status import ClassLoad, QueueStats, WorkerStatus
 
@@ -137,7 +137,7 @@ class Bench:
     """A reconciler with one resource, which is reported as ready before it is held."""
 
     def __init__(self, **spec: Any) -> None:
-        self.cache = Cache(INFERENCE_DEPLOYMENT, WORKER)
+        self.cache = Cache()
         self.cluster, self.grants, self.poller = FakeCluster(self.cache), FakeGrants(), FakePoller()
         self.start()
         self.spec = {"model": {"uri": "file:///m"}, "gpu": {"count": 0}, "replicas": 2} | spec
@@ -264,7 +264,7 @@ HELD: dict[str, tuple[dict[str, Any], bool, str]] = {
     "a Secret that is not allowed": ({}, True, "SecretNotAllowed"),
     "an account that is not permitted": ({"template": {"serviceAccountName": "x"}}, False, "NotPermitted"),
     "an invalid spec": ({"slots": "many"}, False, "InvalidSpec"),
-    "a spec without children": ({"model": {"uri": UNPLANNABLE, "servedName": "m"}}, False, "InvalidSpec"),
+    "a spec without children": (UNPLANNABLE, False, "InvalidSpec"),
 }
 
 
@@ -467,7 +467,7 @@ def test_the_standard_condition_follows_from_the_status(case: str) -> None:
     found = [make_condition("Progressing", status, reason, generation), make_condition("Degraded", *degraded, 2)]
     reported = Status(observed_generation=2, conditions=tuple(found))
 
-    content = report.status_manifest(INFERENCE_DEPLOYMENT, Metadata(name="llm"), reported)["status"]
+    content = report.status_manifest(Metadata(name="llm"), reported)["status"]
 
     assert [(each["type"], each["reason"]) for each in content["conditions"][2:]] == wanted
     assert all((each["status"], each["observedGeneration"]) == ("True", 2) for each in content["conditions"][2:])

@@ -38,13 +38,7 @@ class FakeCluster:
 def make_sync(url: str, release: str, cluster: FakeCluster, **given: Any) -> RedisUserSync:
     usual: dict[str, Any] = {"wanted": dict, "on_hold": set, "has_all": lambda _: True, "has_pods": lambda _: False}
     usual |= {"address": lambda: Address(url, None), "refused": lambda *, is_refused: None}
-    return RedisUserSync(
-        cast(Cluster, cluster),
-        release=release,
-        every_seconds=10,
-        kinds=[INFERENCE_DEPLOYMENT],
-        **(usual | given),
-    )
+    return RedisUserSync(cast(Cluster, cluster), release=release, every_seconds=10, **(usual | given))
 
 
 @pytest.fixture

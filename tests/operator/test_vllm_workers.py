@@ -12,12 +12,13 @@ from ballast_api.conditions import ConditionReason
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.replicas import UNREADY_SECONDS
 from ballast_api.worker_config import WorkerConfig
+from ballast_operator.blockers import blocked
 from ballast_operator.children.backends import BACKENDS
 from ballast_operator.children.config import config_texts, version_of, worker_config
 from ballast_operator.children.pods import PROBE_SECONDS, deployment
 from ballast_operator.context import OperatorContext
-from ballast_operator.inference_deployment import RESOURCE_TYPE
 from ballast_operator.pod_problem import BAD_ARGUMENTS_EXIT, pod_problem
+from ballast_operator.sharing import Sharing
 from ballast_vllm.__main__ import BAD_ARGUMENTS
 
 VERSION = "ballast.dev/config-version"
@@ -247,11 +248,11 @@ def test_without_an_image_for_vllm_the_children_wait_and_a_condition_names_the_v
     assert known.image_of(make_resource(**NATIVE)) == "worker:1"
 
     unknown = OperatorContext(image="worker:1")
-    assert RESOURCE_TYPE.blocked(make_resource(template={"image": "own:1"}), unknown, ()) is None
-    blocked = RESOURCE_TYPE.blocked(make_resource(), unknown, ())
-    assert blocked is not None
-    assert (blocked.status, blocked.reason) == ("True", ConditionReason.IMAGE_PULL)
-    assert "image.vllmWorker" in blocked.message
+    assert blocked(make_resource(template={"image": "own:1"}), unknown, Sharing()) is None
+    found = blocked(make_resource(), unknown, Sharing())
+    assert found is not None
+    assert (found.status, found.reason) == ("True", ConditionReason.IMAGE_PULL)
+    assert "image.vllmWorker" in found.message
 
 
 def test_a_refused_argument_is_shown_in_the_words_of_vllm() -> None:

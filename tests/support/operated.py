@@ -40,8 +40,6 @@ class Operator:
     lease: str = field(default_factory=lambda: f"lease-{uuid4().hex[:8]}")
     process: subprocess.Popen[bytes] | None = None
     port: int = 0
-    script: Path | None = None
-    """What to run in place of the operator's own main."""
 
     @property
     def log(self) -> Path:
@@ -68,9 +66,10 @@ class Operator:
             **self.environment,
         }
         before = len(self.text())
-        program = [str(self.script)] if self.script else ["-m", "ballast_operator"]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen([sys.executable, *program], env=environment, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ballast_operator"], env=environment, stdout=log, stderr=log
+            )
         pattern = r"listening port=(\d+)"
         self.port = int(
             until(lambda: re.search(pattern, self.text()[before:]), said="listening", seconds=START_SECONDS)[1]
@@ -261,11 +260,9 @@ def installed(plane: ControlPlane, kinds: list[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def running(
-    kubeconfig: Path, folder: Path, *, script: Path | None = None, keeps_lease: bool = False, **environment: str
-) -> Iterator[Operator]:
+def running(kubeconfig: Path, folder: Path, *, keeps_lease: bool = False, **environment: str) -> Iterator[Operator]:
     """An operator of its own. Without its Lease, a later one claims the resources that it leaves behind."""
-    operator = Operator(kubeconfig, folder, environment, script=script)
+    operator = Operator(kubeconfig, folder, environment)
     operator.start()
     try:
         yield operator
