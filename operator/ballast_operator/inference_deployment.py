@@ -55,11 +55,8 @@ def plan(
 ) -> ChildrenPlan:
     """Compare the resource with the cluster and return what must be written.
 
-    Args:
-        resource: the wanted state.
-        snapshot: the present state. If it is outdated, the next reconciliation corrects the result.
-        context: image, Redis and optional kinds.
-        poll: the load of each pod, which decides which pods a smaller Deployment loses first.
+    If the snapshot is outdated, the next reconciliation corrects the result. The poll decides which pods a smaller
+    Deployment loses first.
     """
     config = worker_config(resource, own_keys=context.redis_keys)
     texts = config_texts(config, present_files(resource, snapshot), running_versions(resource, snapshot))

@@ -39,13 +39,7 @@ class QueueUsers:
             self._changed()
 
     def widen(self, key: Key, users: tuple[RedisUser, ...], wider: tuple[RedisUser, ...]) -> None:
-        """Set the users of a resource whose pods may be of an earlier spec.
-
-        Args:
-            key: the resource.
-            users: the users that the present spec needs.
-            wider: the same with the rights of the earlier pods.
-        """
+        """Set the users of a resource whose pods may be of an earlier spec. `wider` has the rights of these pods."""
         self.on_hold.discard(key)
         known = self.users.get(key)
         # After a start it is not known whether pods of a resource with another Redis use this one. Redis then keeps the

@@ -121,15 +121,7 @@ class Decision:
 
 
 def scale(scaling: Scaling, fleet: Fleet, *, poll: PollResult, now: float, history: History) -> Decision:
-    """Decide on the number of replicas.
-
-    Args:
-        scaling: the bounds and windows.
-        fleet: the present replicas.
-        poll: the last poll of workers and queue.
-        now: seconds, on the clock of `poll.at`.
-        history: the history of the last decision.
-    """
+    """Decide on the number of replicas at `now`, on the clock of `poll.at`, with the history of the last decision."""
     replicas, history = fleet.replicas, history.seen(fleet, now)
     bounded = min(max(replicas, scaling.min_replicas), scaling.max_replicas)
     if not _is_fresh(poll, now):

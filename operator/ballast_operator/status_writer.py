@@ -106,15 +106,9 @@ class StatusWriter:
     ) -> float | None:
         """Report why a resource cannot be reconciled. Return the seconds that a small change may wait.
 
-        `Ready` and the counts follow the pods. Conditions that depend on reports of workers become Unknown.
-
-        Args:
-            key: the resource.
-            body: its object.
-            value: the value of `Degraded`.
-            memory: the memory of the resource.
-            is_valid: the spec is in force, or the next try applies it. Conditions other than `Degraded` stay as they
-                are, except `Ready` if its status changes.
+        `value` is that of `Degraded`. `Ready` and the counts follow the pods. Conditions that depend on reports of
+        workers become Unknown. With `is_valid`, the spec is in force, or the next try applies it: then only `Degraded`
+        changes, and `Ready` if its status does.
         """
         metadata = Metadata.model_validate(body["metadata"])
         before = Status.model_validate(body.get("status") or {})

@@ -360,6 +360,11 @@ DRIFTS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "booleans are no numbers": ({"a": True}, {"a": 1}, ("a",)),
     "named things in any order": ([{"name": "a", "x": 1}], [{"name": "b"}, {"name": "a", "x": 1}], ()),
     "a named thing is gone": ({"l": [{"name": "a"}]}, {"l": [{"name": "b"}]}, ("l[a]",)),
+    "a name twice": (
+        {"l": [{"name": "a", "x": 1}, {"name": "a", "x": 2}]},
+        {"l": [{"name": "a", "x": 1}, {"name": "a", "x": 3}]},
+        ("l[1].x",),
+    ),
     "plain lists as a whole": ({"l": [1, 2]}, {"l": [1]}, ("l",)),
     "deep": ({"a": {"b": [{"c": "x"}]}}, {"a": {"b": [{"c": "y", "d": 1}]}}, ("a.b[0].c",)),
 }
