@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -26,18 +25,13 @@ are in memory at the same time."""
 CHILDREN_SELECTOR = f"{MANAGED_BY_LABEL}={OPERATOR}"
 
 
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """The functions that the handlers call."""
+def registry(
+    cache: Cache, *, add: Callable[[Key, float], None], kinds_changed: Callable[[], None], sees_kinds: bool
+) -> kopf.OperatorRegistry:
+    """Return the handlers that fill `cache`. They call `add(key, seconds)` to reconcile a resource after some seconds.
 
-    add: Callable[[Key, float], None]
-    """Reconcile a resource after some seconds."""
-    kinds_changed: Callable[[], None]
-    """A CRD of an optional kind was added, changed or deleted."""
-
-
-def registry(cache: Cache, listener: Listener, *, sees_kinds: bool) -> kopf.OperatorRegistry:
-    """Return the handlers that fill `cache` and call `listener`. CRDs are watched if `sees_kinds`."""
+    If `sees_kinds`, they watch CRDs, and call `kinds_changed` if one of an optional kind was added, changed or deleted.
+    """
     found = kopf.OperatorRegistry()
     refused: kopf.ConnectionInfo | None = None
 
@@ -59,13 +53,13 @@ def registry(cache: Cache, listener: Listener, *, sees_kinds: bool) -> kopf.Oper
 
     async def see_kinds(spec: kopf.Spec, **_: Any) -> None:
         if spec.get("group") in groups:
-            listener.kinds_changed()
+            kinds_changed()
 
     if sees_kinds:
         kopf.on.event(CRD.group, CRD.version, CRD.plural, id="see-kinds", registry=found)(see_kinds)
 
     for kind in WATCHED:
-        _register(found, kind, cache, listener)
+        _register(found, kind, cache, add)
     return found
 
 
@@ -101,7 +95,7 @@ class _NothingToCompare(kopf.DiffBaseStorage):
         """Write nothing to objects."""
 
 
-def _register(found: kopf.OperatorRegistry, kind: Kind, cache: Cache, listener: Listener) -> None:
+def _register(found: kopf.OperatorRegistry, kind: Kind, cache: Cache, add: Callable[[Key, float], None]) -> None:
     changed: dict[str, tuple[Key, ...]] = {}
     """Resources to reconcile, by the uid of the object that changed."""
 
@@ -121,4 +115,4 @@ def _register(found: kopf.OperatorRegistry, kind: Kind, cache: Cache, listener: 
         if event["type"] == "DELETED" and (dropped := cache.drop(kind, body)) is not None:
             keys.append(dropped)
         for key in dict.fromkeys(keys):
-            listener.add(key, 0.0 if key.kind == kind else SETTLE_SECONDS)
+            add(key, 0.0 if key.kind == kind else SETTLE_SECONDS)

@@ -253,9 +253,13 @@ class Operator:
         namespaces = self._settings.namespaces
         await self.watchable.wait()
         self.streams.install()
-        listener = handlers.Listener(add=self._controller.add, kinds_changed=self.context.kinds_changed.set)
         await kopf.operator(
-            registry=handlers.registry(self.cache, listener, sees_kinds=not namespaces),
+            registry=handlers.registry(
+                self.cache,
+                add=self._controller.add,
+                kinds_changed=self.context.kinds_changed.set,
+                sees_kinds=not namespaces,
+            ),
             settings=handlers.settings(sees_kinds=not namespaces),
             # Kopf's default contains a user name, which a pod may lack. The type has no public name.
             identity=self._settings.identity,  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 import pytest
+import resources
 from queue_objects import make_status
 
 from ballast_api.conditions import HEALTHY
@@ -38,15 +39,8 @@ from ballast_worker.errors import NotServed
 def make_resource(
     replicas: int = 2, generation: int = 1, gpus: int = 1, slo: dict[str, Any] | None = None, **more: Any
 ) -> InferenceDeployment:
-    metadata = {"name": "llm", "namespace": "ns", "uid": "u", "generation": generation}
-    spec: dict[str, Any] = {
-        "model": {"uri": "file:///m"},
-        "replicas": replicas,
-        "slo": slo or {"ttftMilliseconds": 500},
-    }
-    spec["gpu"] = {"count": gpus}
-    spec |= more
-    return InferenceDeployment.read({"metadata": metadata, "spec": spec}, "test")
+    spec = {"replicas": replicas, "slo": slo or {"ttftMilliseconds": 500}, "gpu": {"count": gpus}} | more
+    return resources.make_resource(about={"generation": generation}, **spec)
 
 
 def make_deployment(total: int, updated: int, serving: int, **condition: str) -> Body:

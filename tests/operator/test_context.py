@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, cast, get_args
 
 import pytest
+from resources import make_resource
 
-from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import child_labels
 from ballast_api.replicas import STARTUP_SECONDS
 from ballast_api.sections import Backend
@@ -129,11 +129,8 @@ def test_a_group_of_kinds_that_is_unavailable_does_not_hide_the_others_and_stays
 @pytest.mark.parametrize("backend", get_args(Backend))
 def test_every_backend_has_a_program_a_time_to_start_and_an_image(backend: str) -> None:
     context = OperatorContext(image="native", vllm_image="vllm", ray_image="native-ray", ray_vllm_image="vllm-ray")
-    base = {"model": {"uri": "file:///m"}, "gpu": {"count": 0}, "engine": {"backend": backend}}
-    images = [
-        context.image_of(InferenceDeployment.read({"metadata": {"name": "llm"}, "spec": base | more}, "test"))
-        for more in ({}, {"runtime": {"ray": {}}})
-    ]
+    base = {"gpu": {"count": 0}, "engine": {"backend": backend}}
+    images = [context.image_of(make_resource(**base, runtime=runtime)) for runtime in ({}, {"ray": {}})]
 
     assert backend in BACKENDS
     assert backend in STARTUP_SECONDS
@@ -158,8 +155,7 @@ def test_the_operator_and_the_dashboard_of_ray_listen_where_kubernetes_and_kuber
         operator.poller.close()
         return operator.context.present
 
-    spec = {"model": {"uri": "file:///m"}, "gpu": {"count": 0}, "runtime": {"ray": {}}}
-    resource = InferenceDeployment.read({"metadata": {"name": "llm"}, "spec": spec}, "test")
+    resource = make_resource(gpu={"count": 0}, runtime={"ray": {}})
     context = replace(asyncio.run(called()), kinds=frozenset({"RayService"}), ray_image="ray:1")
     (ray,) = [step.manifest for step in plan(resource, ClusterSnapshot("u"), context).apply
               if step.key.kind == RAY_SERVICE]  # fmt: skip

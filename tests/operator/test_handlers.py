@@ -14,8 +14,10 @@ from ballast_operator.kinds import INFERENCE_DEPLOYMENT, POD, Key
 def test_an_event_that_shows_nothing_new_reconciles_no_resource() -> None:
     """It may repeat the answer to a write of the operator, or the last event of a watch."""
     cache, added = Cache(), list[Key]()
-    listener = handlers.Listener(add=lambda key, _: added.append(key), kinds_changed=lambda: None)
-    found: dict[str, Any] = vars(handlers.registry(cache, listener, sees_kinds=False))
+    registry = handlers.registry(
+        cache, add=lambda key, _: added.append(key), kinds_changed=lambda: None, sees_kinds=False
+    )
+    found: dict[str, Any] = vars(registry)
     called = [
         next(each.fn for each in found[part].get_all_handlers() if each.id == name)
         for part, name in (("_indexing", "see-pods"), ("_watching", "hear-pods"))

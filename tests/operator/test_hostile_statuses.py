@@ -8,13 +8,14 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from resources import make_resource
 
 from ballast_operator.children.config import VERSION
 from ballast_operator.conditions.chains import conditions
 from ballast_operator.conditions.given import Given
 from ballast_operator.context import OperatorContext
 from ballast_operator.deletion_costs import DELETION_COST
-from ballast_operator.inference_deployment import plan, read
+from ballast_operator.inference_deployment import plan
 from ballast_operator.kinds import DEPLOYMENT, Key
 from ballast_operator.plan import ClusterSnapshot
 from ballast_operator.poll_result import PollResult
@@ -27,14 +28,11 @@ from ballast_queue.records import stats_of
 from ballast_queue.status import WorkerStatus
 
 CONTEXT = OperatorContext(image="worker:1")
-SPEC = {
-    "model": {"uri": "file:///m"},
-    "replicas": 1,
-    "gpu": {"count": 0},
-    "slo": {"ttftMilliseconds": 500},
-    "scaling": {"minReplicas": 1, "maxReplicas": 9, "offlineMaxReplicas": 3},
-}
-RESOURCE = read({"metadata": {"name": "llm", "namespace": "ns", "uid": "u", "generation": 1}, "spec": SPEC})
+RESOURCE = make_resource(
+    gpu={"count": 0},
+    slo={"ttftMilliseconds": 500},
+    scaling={"minReplicas": 1, "maxReplicas": 9, "offlineMaxReplicas": 3},
+)
 POD = {
     "metadata": {"name": "p", "namespace": "ns", "annotations": {VERSION: "v"}},
     "status": {"phase": "Running", "podIP": "10.0.0.1"},

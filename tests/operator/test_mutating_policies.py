@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
+from resources import make_resource
 
-from ballast_api.inference_deployment import InferenceDeployment
 from ballast_operator.cache import Cache
 from ballast_operator.children.pods import deployment
 from ballast_operator.children_writer import MOST_RESTORES, RESTORE_AGAIN_SECONDS, ChildrenWriter
@@ -20,11 +20,6 @@ from ballast_operator.poll_result import Problem
 from ballast_operator.resource_memory import ResourceMemory
 
 LLM = Key(INFERENCE_DEPLOYMENT, "ns", "llm")
-
-
-def make_resource(**spec: Any) -> InferenceDeployment:
-    metadata = {"name": "llm", "namespace": "ns", "uid": "u"}
-    return InferenceDeployment.read({"metadata": metadata, "spec": {"model": {"uri": "file:///m"}} | spec}, "test")
 
 
 @dataclass

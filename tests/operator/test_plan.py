@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import resources
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_objects import make_status
@@ -45,20 +46,8 @@ CONFIG_KEY = Key(CONFIG_MAP, "ns", config_map("llm"))
 
 
 def make_resource(generation: int = 1, **spec: Any) -> InferenceDeployment:
-    metadata = {
-        "name": "llm",
-        "namespace": "ns",
-        "uid": "u-1",
-        "generation": generation,
-        "creationTimestamp": "2026-01-01T00:00:00Z",
-    }
-    manifest = {
-        "apiVersion": "ballast.dev/v1alpha1",
-        "kind": "InferenceDeployment",
-        "metadata": metadata,
-        "spec": {"model": {"uri": "file:///m"}} | spec,
-    }
-    return InferenceDeployment.read(manifest, "test")
+    about = {"uid": "u-1", "generation": generation, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return resources.make_resource(about=about, **spec)
 
 
 def after(done: ChildrenPlan, before: ClusterSnapshot) -> ClusterSnapshot:

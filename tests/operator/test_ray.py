@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import resources
 import yaml
 from queue_objects import make_status
 
@@ -52,10 +53,9 @@ EMPTY = ClusterSnapshot("u")
 
 
 def make_resource(*, on_ray: bool = True, generation: int = 1, ray: dict[str, Any] | None = None, **spec: Any):
-    metadata = {"name": "llm", "namespace": "ns", "uid": "u", "generation": generation}
-    base = {"model": {"uri": "file:///m"}, "replicas": 2, "template": {"image": "ray:1"}}
+    base = {"replicas": 2, "template": {"image": "ray:1"}}
     runtime = {"runtime": {"ray": ray or {}}} if on_ray else {}
-    return InferenceDeployment.read({"metadata": metadata, "spec": base | runtime | spec}, "test")
+    return resources.make_resource(about={"generation": generation}, **(base | runtime | spec))
 
 
 def make_pod(name: str, *, is_ready: bool = True, on_ray: bool = True, cluster: str = "llm-1") -> Body:

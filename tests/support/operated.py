@@ -157,6 +157,11 @@ class Cluster:
         metadata = {"name": name, "labels": {"ballast.dev/allow": "true"}}
         return self.create("secrets", {"metadata": metadata, "stringData": texts})
 
+    def own_redis(self, **texts: str) -> dict[str, str]:
+        """Create the Secret of the operator's own Redis. Return the environment of an operator in this namespace."""
+        self.create("secrets", {"metadata": {"name": "own"}, "stringData": texts})
+        return {"BALLAST_NAMESPACE": self.namespace, "BALLAST_REDIS_SECRET": "own"}
+
     def patch(self, kind: str, name: str, body: Any, subresource: str = "") -> Any:
         path = self.path(kind, name) + (f"/{subresource}" if subresource else "")
         return self.request("PATCH", path, json=body, headers={"Content-Type": "application/merge-patch+json"})
