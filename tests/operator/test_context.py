@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any, cast, get_args
+from typing import get_args
 
 import pytest
+from reconciled import make_operator
 from resources import make_resource
 
 from ballast_api.names import child_labels
@@ -19,7 +20,6 @@ from ballast_operator.inference_deployment import plan
 from ballast_operator.kinds import INFERENCE_DEPLOYMENT, RAY_SERVICE, SERVICE, SERVICE_MONITOR, Key, Kind
 from ballast_operator.metrics import Metrics
 from ballast_operator.plan import ClusterSnapshot
-from ballast_operator.process import Operator
 from ballast_operator.settings import OperatorSettings
 from ballast_operator.web import Web
 
@@ -35,11 +35,6 @@ class SlowCluster:
         self.is_asked.set()
         await self.may_answer.wait()
         return frozenset({"prometheusrules"})
-
-
-def make_operator(cluster: object, *, pod_ip: str = "") -> Operator:
-    settings = OperatorSettings(namespace="ballast", worker_image="worker:1", pod_ip=pod_ip)
-    return Operator(settings, cast(Any, cluster), Metrics(), asyncio.Event())
 
 
 def test_what_changes_while_the_kinds_are_read_is_kept() -> None:

@@ -8,13 +8,14 @@ from typing import Any, ClassVar, cast
 
 import pytest
 from kubernetes.aio.client import ApiException
+from reconciled import make_operator
 
 from ballast_operator import cluster, lease
 from ballast_operator.errors import ClusterUnavailable, Conflict, Forbidden
 from ballast_operator.kinds import LEASE, Body, Key, Kind
 from ballast_operator.lease import DURATION_SECONDS, RENEW_WITHIN_SECONDS, Leadership
 from ballast_operator.metrics import Metrics
-from ballast_operator.process import LEADERSHIP_LOST, Operator, run
+from ballast_operator.process import LEADERSHIP_LOST, run
 from ballast_operator.settings import OperatorSettings
 
 
@@ -37,15 +38,10 @@ class LostLeadership:
         """Return at once."""
 
 
-def make_operator(stop: asyncio.Event, cluster: object = SilentCluster(), metrics: Metrics | None = None) -> Operator:
-    settings = OperatorSettings(namespace="ballast", worker_image="worker:1", redis_secret="redis")
-    return Operator(settings, cast(Any, cluster), metrics or Metrics(), stop)
-
-
 def test_the_lease_is_kept_while_the_first_calls_wait_for_their_answers() -> None:
     async def work() -> int:
         async with asyncio.timeout(5):
-            return await make_operator(asyncio.Event()).work(cast(Any, LostLeadership()))
+            return await make_operator(SilentCluster()).work(cast(Any, LostLeadership()))
 
     assert asyncio.run(work()) == LEADERSHIP_LOST
 
@@ -73,15 +69,14 @@ class ForbiddingCluster:
 
 def test_an_operator_that_cannot_read_its_own_secret_is_neither_ready_nor_active() -> None:
     async def work() -> list[str]:
-        stop, cluster, metrics = asyncio.Event(), ForbiddingCluster(), Metrics()
-        operator = make_operator(stop, cluster, metrics)
+        cluster, metrics = ForbiddingCluster(), Metrics()
+        operator = make_operator(cluster, metrics=metrics, redis_secret="redis")
         found = [operator.unready()]
         working = asyncio.create_task(operator.work(cast(Any, KeptLeadership())))
         await cluster.was_asked.wait()
         await asyncio.sleep(0)
         found.append(operator.unready())
-        stop.set()
-        assert await working == 0
+        working.cancel()
         assert b"ballast_operator_active 0.0" in metrics.text()
         return found
 
@@ -106,8 +101,7 @@ class EmptyCluster:
 def test_an_operator_that_does_not_watch_a_kind_that_it_needs_is_not_active() -> None:
     async def work() -> tuple[str, str]:
         metrics, cluster = Metrics(), EmptyCluster()
-        settings = OperatorSettings(namespace="ballast", worker_image="worker:1", watch_namespaces="team")
-        operator = Operator(settings, cast(Any, cluster), metrics, asyncio.Event())
+        operator = make_operator(cluster, metrics=metrics, watch_namespaces="team")
         working = asyncio.create_task(operator.work(cast(Any, KeptLeadership())))
         await cluster.was_asked.wait()
         operator.refresh()

@@ -57,8 +57,7 @@ def test_a_rotated_password_reaches_the_operator_and_disturbs_no_worker(
         cluster.patch("secrets", "own", {"stringData": {"password": "second"}})
 
         cluster.says("DeadlineAtRisk", "False")
-        assert operator.process is not None
-        assert operator.process.poll() is None
+        assert operator.is_running
         assert cluster.get("secrets", "llm-ballast-redis")["data"] == before, "workers have users of their own"
         found = [each["metadata"] for each in cluster.pods()]
         assert [(each["name"], each["annotations"]) for each in found] == [(pod["name"], pod["annotations"])]

@@ -13,18 +13,15 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reconciled import CONTEXT, MODEL, UNPLANNABLE, Bench
+from reconciled import CONTEXT, MODEL, UNPLANNABLE, Bench, make_operator
 
 from ballast_api.names import selector
 from ballast_operator.errors import ClusterUnavailable
 from ballast_operator.inference_deployment import read
 from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, SECRET, SERVICE, Body, Key
-from ballast_operator.metrics import Metrics
 from ballast_operator.permitted import PodRules
-from ballast_operator.process import Operator
 from ballast_operator.queue_rules import queue_conflict
 from ballast_operator.reconcile import LEFT_OVER_AGAIN_SECONDS
-from ballast_operator.settings import OperatorSettings
 from ballast_operator.sharing import Sharing
 
 
@@ -212,8 +209,7 @@ def test_the_secret_of_a_deleted_resource_of_the_same_name_is_waited_for() -> No
 
 def update_queues(bench: Bench, *, missing: tuple[str, ...] = (), unreadable: tuple[str, ...] = ()) -> RecordingPoller:
     """Let an operator with the resources of a bench remove unused queues."""
-    settings = OperatorSettings(namespace="ballast", worker_image="worker:1", watch_namespaces="guest,host")
-    operator = Operator(settings, cast(Any, bench.cluster), Metrics(), asyncio.Event())
+    operator = make_operator(bench.cluster, watch_namespaces="guest,host")
     for body in bench.cache.resources.values():
         operator.cache.put(INFERENCE_DEPLOYMENT, body)
     poller = RecordingPoller()

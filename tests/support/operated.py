@@ -77,6 +77,10 @@ class Operator:
         if active:
             until(lambda: " active lease" in self.text()[before:], said="active")
 
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()
@@ -275,7 +279,7 @@ def running(kubeconfig: Path, folder: Path, *, keeps_lease: bool = False, **envi
         print(operator.text()[-4000:])  # noqa: T201 - shown with the failure
         raise
     finally:
-        if operator.process is not None and operator.process.poll() is None:
+        if operator.is_running:
             operator.kill()
         if not keeps_lease:
             operator.delete_lease()

@@ -16,8 +16,11 @@ from ballast_operator.conditions.given import ConditionValue
 from ballast_operator.context import OperatorContext, UserKeys
 from ballast_operator.errors import ClusterUnavailable, Conflict
 from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, SECRET, Body, Key, Kind
+from ballast_operator.metrics import Metrics
 from ballast_operator.poll_result import FormerQueue, PollResult, QueueSource
+from ballast_operator.process import Operator
 from ballast_operator.reconcile import Reconciler
+from ballast_operator.settings import OperatorSettings
 
 CONTEXT = OperatorContext(
     image="worker:1",
@@ -132,6 +135,12 @@ def make_reconciler(cache: Cache, cluster: Any, *, poller: Any, grants: Any, con
         context=context,
         users_changed=lambda: None,
     )
+
+
+def make_operator(cluster: object, *, metrics: Metrics | None = None, **settings: Any) -> Operator:
+    """Return an operator that calls this cluster."""
+    read = OperatorSettings(namespace="ballast", worker_image="worker:1", **settings)
+    return Operator(read, cast(Any, cluster), metrics or Metrics(), asyncio.Event())
 
 
 @dataclass
