@@ -11,7 +11,6 @@ from ballast_api.metadata import Metadata
 from ballast_operator.children_writer import ChildrenWriter
 from ballast_operator.cluster import Cluster
 from ballast_operator.errors import ClusterUnavailable, Forbidden, Invalid
-from ballast_operator.inference_deployment import RESOURCE_TYPE
 from ballast_operator.kinds import INFERENCE_DEPLOYMENT, POD, RAY_CLUSTER, SERVICE, Key
 from ballast_operator.plan import ChildrenPlan, Delete, Resize
 from ballast_operator.resource_memory import ResourceMemory
@@ -44,8 +43,8 @@ class FailingCluster:
 def test_a_failure_after_a_problem_is_counted_and_ends_the_plan_if_the_api_server_is_away(
     failure: Exception, is_raised: bool, deletions: int
 ) -> None:
-    cluster, memory = FailingCluster(failure), ResourceMemory[Any]("u")
-    writer = ChildrenWriter(RESOURCE_TYPE, cast(Cluster, cluster), cast(Any, None), post=lambda *_: None)
+    cluster, memory = FailingCluster(failure), ResourceMemory("u")
+    writer = ChildrenWriter(cast(Cluster, cluster), cast(Any, None), post=lambda *_: None)
     key = Key(INFERENCE_DEPLOYMENT, "ns", "llm")
     try:
         problem, first = asyncio.run(writer.write(key, Metadata(name="llm"), PLAN, memory))

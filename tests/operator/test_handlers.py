@@ -8,15 +8,16 @@ from typing import Any
 from ballast_api.names import child_labels
 from ballast_operator import handlers
 from ballast_operator.cache import Cache
-from ballast_operator.inference_deployment import RESOURCE_TYPE
-from ballast_operator.kinds import POD, Key
+from ballast_operator.kinds import INFERENCE_DEPLOYMENT, POD, Key
 
 
 def test_an_event_that_shows_nothing_new_reconciles_no_resource() -> None:
     """It may repeat the answer to a write of the operator, or the last event of a watch."""
-    cache, added = Cache(RESOURCE_TYPE.kind, RESOURCE_TYPE.label), list[Key]()
-    listener = handlers.Listener(add=lambda key, _: added.append(key), kinds_changed=lambda: None)
-    found: dict[str, Any] = vars(handlers.registry((RESOURCE_TYPE,), [cache], listener, sees_kinds=False))
+    cache, added = Cache(), list[Key]()
+    registry = handlers.registry(
+        cache, add=lambda key, _: added.append(key), kinds_changed=lambda: None, sees_kinds=False
+    )
+    found: dict[str, Any] = vars(registry)
     called = [
         next(each.fn for each in found[part].get_all_handlers() if each.id == name)
         for part, name in (("_indexing", "see-pods"), ("_watching", "hear-pods"))
@@ -34,6 +35,6 @@ def test_an_event_that_shows_nothing_new_reconciles_no_resource() -> None:
         asyncio.run(call())
         return list(added)
 
-    owner = Key(RESOURCE_TYPE.kind, "ns", "llm")
+    owner = Key(INFERENCE_DEPLOYMENT, "ns", "llm")
     assert [event("ADDED", 1), event("MODIFIED", 1), event("MODIFIED", 2)] == [[owner], [], [owner]]
     assert [event("DELETED", 3), cache.uids(POD)] == [[owner], {}]
