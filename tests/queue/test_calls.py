@@ -40,7 +40,7 @@ from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.settings_store import NUMBERS
 
-LIBRARY = (21, "3df23e628b79ca2a37da6b893ea254608186233bfc9a02d400fe3461626c54ac")
+LIBRARY = (22, "e833808a0d3c5fc1eb5e8c47773d2d3ff7ea1f116ce31887f6f782a884610773")
 """The revision of the function library, and the SHA-256 of its text."""
 
 

@@ -192,6 +192,21 @@ def test_the_same_item_twice_in_one_call_counts_once(queue, line, result):
     assert ids(queue, job_id) == ["r0", "r1"]
 
 
+@pytest.mark.parametrize("is_dead", [False, True], ids=["a result", "a dead letter"])
+def test_a_worker_that_repeats_two_results_of_an_item_learns_which_one_counts(queue, desk, line, result, is_dead):
+    job_id = submit(queue, line, 2)
+    (late,) = queue.leases.claim(job_id, 1, "w1")
+    desk.end_lease(job_id, 0)
+    queue.timers.run_due()
+    (fresh,) = queue.leases.claim(job_id, 1, "w1")
+    if is_dead:
+        queue.leases.retry(fresh, "no", "no", is_retryable=False)
+    first, again = (queue.leases.finish_many("w1", [(c, result(c)) for c in (late, fresh)]) for _ in range(2))
+
+    assert first == [Outcome.LEASE_LOST, Outcome.ALREADY_DONE if is_dead else Outcome.DONE]
+    assert again == [Outcome.LEASE_LOST, Outcome.ALREADY_DONE]
+
+
 def test_a_failed_attempt_waits_for_its_backoff(queue, desk, line):
     queue.settings.apply(QueueSettings(backoff_seconds=3600))
     job_id = submit(queue, line, 3)

@@ -11,9 +11,11 @@ from ballast_queue.job import PARTLY_UNSERVED, UNSERVED, JobState, Outlook, outp
 from ballast_queue.status import ClassLoad
 
 
-def test_in_an_empty_queue_nothing_waits(queue):
+def test_in_an_empty_queue_nothing_waits_and_no_entry_is_read(queue, desk):
+    before = desk.raw.info("commandstats").get("cmdstat_xrange")
     stats = queue.stats()
 
+    assert desk.raw.info("commandstats").get("cmdstat_xrange") == before
     assert (stats.depth, stats.oldest_waiting_seconds, stats.dead_letters, stats.jobs_at_risk) == (0, 0, 0, 0)
 
 
