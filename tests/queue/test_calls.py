@@ -40,7 +40,7 @@ from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.settings_store import NUMBERS
 
-LIBRARY = (22, "e833808a0d3c5fc1eb5e8c47773d2d3ff7ea1f116ce31887f6f782a884610773")
+LIBRARY = (22, "df1cc538b0c08bd278039b33dbba81557652e9dd825d457d4bb911ac0f792585")
 """The revision of the function library, and the SHA-256 of its text."""
 
 

@@ -310,7 +310,6 @@ end
 
 local function save_job(k, job)
   local was, changed = job.was, {}
-  -- Fields, so that the totals change by what they count of this job: of a job that an older version paused, nothing yet.
   local is_part = job.reason == PARTLY_UNSERVED
   job.unclaimable = is_unclaimable(job) and job.waiting or is_part and job.set_aside or 0
   job.unclaimable_at_risk = is_unclaimable(job) and num_at_risk(job) or 0
@@ -513,11 +512,10 @@ end
 
 -- Submission
 
--- Returns the digest of the first `lines` lines of a job, or '' if it is unknown. It is if they came through the inbox, or
--- if an older version of Ballast added lines.
-local function digest_of(k, lines)
-  local number, digest = string.match(call('HGET', k.job, 'digest') or '', '^(%d+) (%x+)$')
-  return number and tonumber(number) == lines and #digest == 64 and digest or ''
+-- Returns the digest of the lines that a job has from submissions, '' without any.
+local function digest_of(k)
+  local digest = string.match(call('HGET', k.job, 'digest') or '', '^%d+ (%x+)$')
+  return digest and #digest == 64 and digest or ''
 end
 
 -- ARGV: job id, tenant, priority, deadline (0: none), idempotency key, source, 1 to refuse a passed deadline, 1 for the
@@ -553,7 +551,7 @@ local function open(keys, argv)
     if deadline > 0 then call('ZADD', k.timers, deadline, 'deadline:' .. id) end
     if key ~= '' then call('HSET', k.keys, tenant .. '\n' .. key, id) end
   end
-  local digest = argv[8] == '1' and digest_of(k, job.lines) or nil -- an older version expects seven values
+  local digest = argv[8] == '1' and digest_of(k) or nil -- an older version expects seven values
   return {status, job.tenant, job.source, job.lines, job.stored, job.total - job.stored, job.closed, digest}
 end
 
@@ -626,15 +624,13 @@ local function store(keys, argv)
 end
 
 -- ARGV: the digest of all lines up to the last one of this call, then those of `store`. Stores lines as `store` does, and
--- the digest. Reply: that of `store`, then the digest of the lines that the job has now, '' if it is unknown.
+-- the digest. Reply: that of `store`, then the digest of the lines that the job has now.
 local function append(keys, argv)
   local k = bind(keys)
-  local before = tonumber(call('HGET', k.job, 'lines') or 0)
-  local is_known = before == 0 or digest_of(k, before) ~= ''
   local reply = store(keys, every(argv, 2, 1))
   if reply[1] == 'missing' then return reply end
-  if reply[1] == 'ok' and is_known then call('HSET', k.job, 'digest', reply[2] .. ' ' .. argv[1]) end
-  reply[5] = digest_of(k, reply[2])
+  if reply[1] == 'ok' then call('HSET', k.job, 'digest', reply[2] .. ' ' .. argv[1]) end
+  reply[5] = digest_of(k)
   return reply
 end
 
@@ -676,7 +672,7 @@ end
 local function begin_intake(keys, argv)
   local owner = call('GET', keys[2])
   if owner and owner ~= argv[1] then return {} end
-  local waiting, limit, most = {}, count(argv[2], MOST_ENTRIES), (number(argv[4]) or math.huge) + 1
+  local waiting, limit, most = {}, count(argv[2], MOST_ENTRIES), number(argv[4]) + 1
   for i, key in ipairs(keys) do
     local length = i ~= 2 and call('XLEN', key) or 0
     if length > 0 then waiting[#waiting + 1] = {key = key, length = length, tenant = i > 2 and i - 2 or nil} end
@@ -1363,8 +1359,7 @@ local function set_settings(keys, argv)
   local known_rank, known_created = tonumber(known[2]), tonumber(known[3])
   if known[1] == argv[1] then
     local is_older = created < known_created or (created == known_created and generation < tonumber(known[4]))
-    if is_older and not known[6] then call('HSET', keys[1], 'applied', at) end -- an older version wrote them
-    if is_older and now - tonumber(known[6] or now) < RENEWAL_SECONDS then return 0 end
+    if is_older and now - tonumber(known[6]) < RENEWAL_SECONDS then return 0 end
   elseif known[1] and now - tonumber(known[5]) < RENEWAL_SECONDS then
     if known_rank < rank or (known_rank == rank and known_created <= created) then return 0 end
   end
