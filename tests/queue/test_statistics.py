@@ -196,10 +196,6 @@ def test_active_jobs_are_those_not_over_with_the_nearest_deadlines_first(queue, 
     assert {job.id for job in queue.jobs.active(limit=None)} == {plain, far, near, paused}
 
 
-def test_one_of_all_workers_has_the_turn(queue):
-    assert [queue.jobs.begin_forecast(60) for _ in range(3)] == [True, False, False]
-
-
 def test_a_status_holds_until_it_expires_or_is_withdrawn(queue, desk):
     for worker in ("w2", "w1", "w3"):
         queue.workers.publish(make_status(worker, online=ClassLoad(running=1)), 60)
