@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import socket
 import threading
-from collections.abc import Sequence
 from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
@@ -97,57 +96,41 @@ def after(context: Exception, error: Exception) -> Exception:
     return error
 
 
+NOT_ALLOWED = "refused a command to this user: check the ACL rules of the user"
+NOT_KNOWN = "does not know a command that Ballast needs: check that the server does not disable or rename it"
+FULL = "has no memory left: raise maxmemory, or wait until Ballast deletes the results of old jobs"
+REFUSED = "refused a call ({}): check that only Ballast writes to the keys of the queue"
 REFUSALS = {
     "a wrong password": (
         redis.AuthenticationError("no such user"),
         QueueForbidden,
         "refused this user: check user name and password",
     ),
-    "a command that is not allowed": (
-        redis.exceptions.NoPermissionError("no FCALL"),
-        CommandForbidden,
-        "refused a command to this user: check the ACL rules of the user",
-    ),
+    "no right": (redis.exceptions.NoPermissionError("no FCALL"), CommandForbidden, NOT_ALLOWED),
     "a key that is not allowed": (
         redis.ResponseError("ACL failure in script: No permissions to access a key"),
         CommandForbidden,
-        "refused a command to this user: check the ACL rules of the user",
+        NOT_ALLOWED,
     ),
-    "a command that is not allowed in a function": (
-        redis.ResponseError("user_script:7: NOPERM hunter2"),
-        CommandForbidden,
-        "refused a command to this user: check the ACL rules of the user",
-    ),
+    "no right in a function": (redis.ResponseError("user_script:7: NOPERM hunter2"), CommandForbidden, NOT_ALLOWED),
     "a command that the server disables": (
         redis.ResponseError("unknown command 'ACL', with args beginning with: 'SETUSER' 'hunter2'"),
         CommandMissing,
-        "does not know a command that Ballast needs: check that the server does not disable or rename it",
+        NOT_KNOWN,
     ),
     "a part of a command that the server lacks": (
         redis.ResponseError("Unknown subcommand or wrong number of arguments for 'SETUSER'. Try ACL HELP."),
         CommandMissing,
-        "does not know a command that Ballast needs: check that the server does not disable or rename it",
+        NOT_KNOWN,
     ),
-    "no memory": (
-        redis.exceptions.OutOfMemoryError("not now"),
-        QueueFull,
-        "has no memory left: raise maxmemory, or wait until Ballast deletes the results of old jobs",
-    ),
-    "a key of another program": (
-        redis.ResponseError("WRONGTYPE hunter2"),
-        RefusedCall,
-        "refused a call (a key has another type): check that only Ballast writes to the keys of the queue",
-    ),
+    "no memory": (redis.exceptions.OutOfMemoryError("not now"), QueueFull, FULL),
+    "another type": (redis.ResponseError("WRONGTYPE hunter2"), RefusedCall, REFUSED.format("a key has another type")),
     "an answer after a broken connection": (
         after(ConnectionRefusedError(), redis.ResponseError("hunter2")),
         RefusedCall,
-        "refused a call (another error): check that only Ballast writes to the keys of the queue",
+        REFUSED.format("another error"),
     ),
-    "anything else": (
-        redis.ResponseError("hunter2"),
-        RefusedCall,
-        "refused a call (another error): check that only Ballast writes to the keys of the queue",
-    ),
+    "anything else": (redis.ResponseError("hunter2"), RefusedCall, REFUSED.format("another error")),
 }
 
 
@@ -436,20 +419,11 @@ def test_the_functions_read_each_number_of_the_settings_with_the_default_of_pyth
     assert read == {name: getattr(QueueSettings(), name) for name in NUMBERS}
 
 
-def test_items_go_in_one_call_for_each_job():
+def test_items_go_in_one_call_for_each_job_with_a_limit_for_each_call():
+    assert by_job([]) == []
     assert by_job(["a", "b", "a", "c", "b"]) == [("a", [0, 2]), ("b", [1, 4]), ("c", [3])]
-
-
-@pytest.mark.parametrize(
-    ("number", "sizes"),
-    [(MAX_ITEMS, [MAX_ITEMS]), (MAX_ITEMS + 1, [MAX_ITEMS, 1]), (0, [])],
-    ids=["one", "two", "none"],
-)
-def test_a_call_takes_only_so_many_items(number: int, sizes: Sequence[int]):
-    groups = by_job(["a"] * number)
-
-    assert [len(positions) for _, positions in groups] == sizes
-    assert [position for _, positions in groups for position in positions] == list(range(number))
+    assert by_job(["a"] * MAX_ITEMS) == [("a", [*range(MAX_ITEMS)])]
+    assert by_job(["a"] * (MAX_ITEMS + 1)) == [("a", [*range(MAX_ITEMS)]), ("a", [MAX_ITEMS])]
 
 
 class Server:

@@ -126,12 +126,7 @@ WRONG_ENTRIES = {
         "end",
         "end: found the string 'maybe', expected 1 in the last entry of a ",
     ),
-    "h": (
-        {"lines": "-3"},
-        "invalid_entry",
-        "lines",
-        "lines: found the string '-3', expected the number of items of the job",
-    ),
+    "h": ({"lines": "-3"}, "invalid_entry", "lines", "lines: found the string '-3', expected the number of items of "),
 }
 """The fields of entries, and the error of each: code, field and a part of its message."""
 

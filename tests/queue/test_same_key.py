@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from hashlib import sha256
+from itertools import chain
 from typing import Any
 from uuid import uuid4
 
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from ballast_queue.batch_lines import CHUNK_LINES, read_lines
 from ballast_queue.errors import JobStateConflict, OtherLines, QueueUnavailable
-from ballast_queue.job import JobState
+from ballast_queue.job import Claimed, JobState
 from ballast_queue.line_digest import LineDigest
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
@@ -53,12 +54,15 @@ def interrupt(queue: Queue, lines: list[bytes], key: str = "k") -> str:
     return queue.jobs.ids()[-1]
 
 
-def drain(queue: Queue, job_id: str) -> list[str]:
-    """Claim all items. Return their prompts."""
-    prompts = []
-    while claimed := queue.leases.claim(job_id, 500, "w1"):
-        prompts += [item.body["prompt"] for item in claimed]
-    return prompts
+def drain(queue: Queue, job_id: str) -> list[Claimed]:
+    """Claim all items."""
+    pages = iter(lambda: queue.leases.claim(job_id, 500, "w1"), [])
+    return list(chain.from_iterable(pages))
+
+
+def prompts(queue: Queue, job_id: str) -> list[str]:
+    """Return the prompts of all items."""
+    return [item.body["prompt"] for item in drain(queue, job_id)]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +83,7 @@ def test_the_key_of_a_job_with_other_lines_is_refused(queue: Queue, other: list[
         queue.submissions.submit(other, key="k")
 
     assert (caught.value.job_id, caught.value.num_kept, caught.value.num_found) == (job_id, 4, num_found)
-    assert drain(queue, job_id) == ["p"] * 3
+    assert prompts(queue, job_id) == ["p"] * 3
 
 
 @pytest.mark.parametrize(
@@ -111,7 +115,7 @@ def test_an_edited_line_that_the_job_has_ends_a_continued_submission(queue: Queu
 
     assert (half.state, half.counts.total, claimable) == (JobState.VALIDATING, 1000, [1000])
     assert (edited.job_id, edited.accepted) == (job_id, MANY)
-    assert drain(queue, job_id).count("other") == 1
+    assert prompts(queue, job_id).count("other") == 1
 
 
 def test_fewer_lines_than_the_job_has_do_not_close_it(queue: Queue):
@@ -148,7 +152,7 @@ def test_two_submitters_of_two_files_with_one_key_make_a_job_of_one_file(queue: 
         queue.submissions.submit(overtaken(), key="k")
     (job_id,) = queue.jobs.ids()
 
-    assert drain(queue, job_id) == ["p"] * 700 + ["other"] * ((MANY if ends else 1000) - 700)
+    assert prompts(queue, job_id) == ["p"] * 700 + ["other"] * ((MANY if ends else 1000) - 700)
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["a whole submission", "one that died"])
@@ -190,9 +194,7 @@ def test_a_submitter_that_is_overtaken_at_each_chunk_reads_each_line_once(queue:
 
     submissions = Submissions(Overtaken(), queue.settings)  # type: ignore[arg-type]
     done = submissions.submit(lines, key="k")
-    claimed = []
-    while found := queue.leases.claim(done.job_id, 500, "w1"):
-        claimed += found
+    claimed = drain(queue, done.job_id)
 
     assert (done.accepted, done.rejected) == (MANY, 0)
     assert [item.custom_id for item in claimed] == [f"r{number}" for number in range(MANY)]
@@ -274,9 +276,7 @@ def test_whatever_call_a_submitter_dies_at_its_key_continues_the_job(
     with pytest.raises(OtherLines):
         queue.submissions.submit([*lines[:-1], make_line(num - 1, "other")], key=key)
     job = queue.jobs.get(last.job_id)
-    claimed = []
-    while found := queue.leases.claim(job.id, 500, "w1"):
-        claimed += found
+    claimed = drain(queue, job.id)
 
     assert (last.accepted, last.rejected, job.state) == (num, 0, JobState.IN_PROGRESS)
     assert [item.custom_id for item in claimed] == [f"r{number}" for number in range(num)]
@@ -305,9 +305,7 @@ def test_a_submitter_that_is_killed_loses_and_doubles_no_line(queue: Queue, desk
     with pytest.raises(OtherLines):
         queue.submissions.submit(make_lines(MANY, r0="other"), key="k")
     last = queue.submissions.submit(make_lines(MANY), key="k")
-    claimed = []
-    while found := queue.leases.claim(last.job_id, 500, "w1"):
-        claimed += found
+    claimed = drain(queue, last.job_id)
 
     assert queue.jobs.ids() == [last.job_id]
     assert [item.custom_id for item in claimed] == [f"r{number}" for number in range(MANY)]
