@@ -39,7 +39,7 @@ from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.settings_store import NUMBERS
 
-LIBRARY = (22, "df1cc538b0c08bd278039b33dbba81557652e9dd825d457d4bb911ac0f792585")
+LIBRARY = (22, "ed1dfe387a8d534162a63f6a6a7452a832e2c29afe534bd683aedccf4ea675f4")
 """The revision of the function library, and the SHA-256 of its text."""
 
 

@@ -26,6 +26,10 @@ def add(queue, desk):
     return add
 
 
+def declare(queue, *names):
+    queue.settings.apply(QueueSettings(tenants=tuple(TenantSettings(name=name) for name in names)))
+
+
 def codes(queue, job_id):
     return {found.custom_id: found.error["code"] for found in queue.results.read(job_id)}
 
@@ -76,7 +80,7 @@ def test_a_job_whose_entries_a_failover_lost_has_an_error_that_states_their_numb
 @pytest.mark.parametrize("tenant", [None, "acme"], ids=["the inbox for all", "the inbox of a tenant"])
 def test_an_inbox_whose_last_id_was_used_begins_again_when_it_is_empty(queue, add, desk, line, tenant):
     if tenant is not None:
-        queue.settings.apply(QueueSettings(tenants=(TenantSettings(name=tenant),)))
+        declare(queue, tenant)
     inbox = queue.store.keys.inbox if tenant is None else queue.store.keys.inbox_of(tenant)
     last = f"{2**64 - 1}-{2**64 - 1}"
     add(line("a"), of=tenant, job="j")
@@ -132,7 +136,7 @@ WRONG_ENTRIES = {
 
 
 def test_what_is_wrong_with_an_entry_is_its_error_result(queue, add, line):
-    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
+    declare(queue, "acme", "blue")
     add(line("a"), of="acme", job="j", tenant="acme")
     for name, (fields, *_) in WRONG_ENTRIES.items():
         add(of="acme", job="j", **{"item": line(name)} | fields)
@@ -191,7 +195,7 @@ def test_what_comes_by_the_inbox_shares_a_prefix_key_with_what_is_submitted(queu
 
 
 def test_a_queue_with_tenants_refuses_the_inbox_for_all_whatever_an_entry_claims(queue, add, line):
-    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="default"))))
+    declare(queue, "acme", "default")
     add(line("a"), of="acme", job="j")
     entry = add(line("b"), job="j", tenant="acme", end="1").decode()
     queue.inbox.take_in()
@@ -204,7 +208,7 @@ def test_a_queue_with_tenants_refuses_the_inbox_for_all_whatever_an_entry_claims
 
 
 def test_the_inbox_of_a_tenant_decides_the_tenant_of_its_entries(queue, add, line):
-    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
+    declare(queue, "acme", "blue")
     add(line("a"), of="blue", job="mine", tenant="acme")
     add(line("a"), of="acme", job="theirs")
     add(line("b"), of="acme", job="theirs", end="1")
@@ -218,7 +222,7 @@ def test_the_inbox_of_a_tenant_decides_the_tenant_of_its_entries(queue, add, lin
 
 
 def test_no_tenant_takes_the_name_of_anothers_job(queue, add, line):
-    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
+    declare(queue, "acme", "blue")
     for name in ("nightly", "nightly@acme"):
         stranger = add(line("a"), of="blue", job=name, end="1").decode()
     add(line("a"), of="acme", job="nightly")
@@ -233,7 +237,7 @@ def test_no_tenant_takes_the_name_of_anothers_job(queue, add, line):
 
 
 def test_no_writer_chooses_the_job_that_an_entry_of_another_tenant_becomes(queue, desk, line):
-    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
+    declare(queue, "acme", "blue")
     of = queue.store.keys.inbox_of
     desk.raw.xadd(of("blue"), {"item": line("a"), "job": "inbox-acme-9-0"}, id="7-0")
     desk.raw.xadd(of("acme"), {"item": line("b")}, id="9-0")
@@ -244,7 +248,7 @@ def test_no_writer_chooses_the_job_that_an_entry_of_another_tenant_becomes(queue
 
 
 def test_a_full_inbox_leaves_room_for_those_of_other_tenants(queue, add, line):
-    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
+    declare(queue, "acme", "blue")
     for i in range(30):
         add(line(f"a{i}"), of="acme", job="big")
     for i in range(3):
@@ -397,9 +401,6 @@ def test_a_page_of_the_inbox_is_bounded_by_entries_and_bytes(queue, add, line):
     assert first + second + third == 40
 
 
-OF_TENANTS = QueueSettings(tenants=tuple(TenantSettings(name=name) for name in ("a", "b", "c")))
-
-
 def page_of(queue, limit=500, most=10**8):
     """What a worker reads of the inbox, and takes in later."""
     functions = queue.store.functions
@@ -413,7 +414,7 @@ def add_pairs(desk, inbox, pairs, entry_id="*"):
 
 
 def test_a_page_is_bounded_whatever_the_number_of_inboxes_and_the_size_of_an_entry(queue, desk, add):
-    queue.settings.apply(OF_TENANTS)
+    declare(queue, "a", "b", "c")
     add(b"x" * 20_000_000, of="b")
     for tenant in ("a", "b", "c"):
         for _ in range(3):
@@ -429,7 +430,7 @@ def test_a_page_is_bounded_whatever_the_number_of_inboxes_and_the_size_of_an_ent
 
 
 def test_long_lines_of_other_tenants_hold_no_inbox_up(queue, desk, add, line):
-    queue.settings.apply(OF_TENANTS)
+    declare(queue, "a", "b", "c")
     for tenant in ("a", "b"):
         add(b"x" * 5_000_000, of=tenant)
     for i in range(3):
@@ -487,7 +488,7 @@ def test_a_worker_reads_the_fields_of_an_entry_and_one_other(queue, desk, add, l
 def test_an_entry_of_many_fields_is_refused_in_its_place(queue, desk, line, tenant, num_others):
     keys, job = queue.store.keys, ("job", "j")
     inbox = keys.inbox_of(tenant)
-    queue.settings.apply(OF_TENANTS if tenant else QueueSettings())
+    declare(queue, *([tenant] if tenant else []))
     add_pairs(desk, inbox, [("item", line("a")), job], "1-0")
     for number in (9, 10):
         pairs = [("item", line(f"b{number}")), job, *[("", "")] * num_others, ("item", line("late"))]
@@ -518,7 +519,7 @@ def test_each_call_removes_an_entry_whose_fields_fill_a_page_also_if_nobody_gets
 
 
 def test_the_age_of_the_inbox_is_that_of_the_first_entries_that_a_call_may_read(queue, desk):
-    queue.settings.apply(OF_TENANTS)
+    declare(queue, "a", "b", "c")
     for seconds, tenant in ((3, "a"), (2, "b"), (1, "c")):
         desk.raw.xadd(queue.store.keys.inbox_of(tenant), {"item": b"x" * 5_000_000}, id=f"{seconds}000-1")
     long = queue.stats()
@@ -636,10 +637,6 @@ def test_any_entry_leaves_the_inbox_and_the_queue_in_balance(queue, desk, fields
 
     assert queue.stats().inbox == 0
     assert desk.differences() == []
-
-
-def declare(queue, *names):
-    queue.settings.apply(QueueSettings(tenants=tuple(TenantSettings(name=name) for name in names)))
 
 
 def test_the_inbox_of_a_tenant_that_is_left_out_keeps_its_entries_and_is_named(queue, add, line):

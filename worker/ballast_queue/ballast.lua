@@ -665,7 +665,7 @@ end
 
 -- KEYS: inbox, intake, inboxes of tenants. ARGV: owner, limit of entries, seconds of the lock, limit of the bytes of a text
 -- (the reply has one more byte of a longer text, and no further ones). The inboxes share the limit of entries and
--- MAX_PAGE_BYTES, which only the last entry may exceed. An entry of so many fields that it fills a page may take so long to
+-- MAX_PAGE_BYTES, which only the last entry may exceed. An entry with more than MAX_FIELDS that fills a page may take so long to
 -- read that the caller gives up before the reply. So this call removes it. Only the reply then leads to its refusal.
 -- Reply: entries, those of an inbox in the order of their ids. Each entry of a tenant ends with the position of its inbox
 -- among those of tenants, and a removed one with this position (0: none) and 1.

@@ -117,7 +117,7 @@ class Connection:
 
     def call(self, function: str, keys: Sequence[bytes] = (), arguments: Sequence[Argument] = ()) -> Any:
         """Call one function of the library."""
-        return self._translated(lambda: self._library.call((function, keys, arguments)))
+        return self.call_many([(function, keys, arguments)])[0]
 
     def call_many(self, calls: Sequence[Call]) -> list[Any]:
         """Call functions in one round trip, each atomic on its own. Run all calls before a failure is raised.

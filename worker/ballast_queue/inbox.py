@@ -56,7 +56,7 @@ class Entry:
     tenant: str | None = None
     """The tenant whose inbox has the entry; None: the inbox for all."""
     is_removed: bool = False
-    """The call that read it has removed it, because it has so many fields."""
+    """The call that read it has removed it, because its fields fill a page."""
 
     @property
     def own_job(self) -> str:
@@ -96,8 +96,8 @@ _EntriesOfJob = tuple[str, list[Entry]]
 class InboxReader:
     """The inbox of a queue.
 
-    An entry leaves the inbox in the same step that stores its line, so a crash loses none. Only an invalid one, with
-    so many fields that it fills a page, leaves it when it is read, so a crash may lose its refusal.
+    An entry leaves the inbox in the same step that stores its line, so a crash loses none. Only an invalid one,
+    whose fields fill a page, leaves it when it is read, so a crash may lose its refusal.
     """
 
     _store: Store
