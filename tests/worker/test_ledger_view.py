@@ -62,6 +62,21 @@ def test_who_holds_items_has_not_been_away(queue) -> None:
     assert stand(ledger, "b") == [1]
 
 
+def test_who_is_missing_in_a_part_of_the_demand_has_not_been_away(queue, monkeypatch) -> None:
+    monkeypatch.setattr("ballast_queue.claimable.MOST_GROUPS", 2)
+    ledger = LedgerView()
+    ledger.post(queue, {"a": 10, "b": 1, "c": 2})
+    for tenants in ("abc", "ab", "ac", "bc"):
+        groups = "\n".join(f"1000|{tenant}|" for tenant in tenants).encode()
+        with monkeypatch.context() as patched:
+            patched.setattr(queue.store, "call", lambda _, groups=groups: [groups, []])
+            found = queue.claimable.demand()
+        ledger.lift_returning(queue, found)
+        ledger.forget(queue)
+
+    assert ledger.service.texts == {"a": "10", "b": "1", "c": "2"}
+
+
 def test_names_do_not_pile_up_in_the_ledger(queue) -> None:
     ledger = LedgerView()
     for i in range(30):
