@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from bare_core import BareCore
+from bare_core import AsyncTimed, BareCore, SyncTimed
 from real_core import RealCore, prompt_of, run_mixed
 
 from ballast_policy.learning.cost import CostModel
@@ -30,10 +30,11 @@ def drafts_of(method, model):
         ("draft_model", True),
     ],
 )
-@pytest.mark.parametrize("blocks", [600, 110], ids=["plenty of KV", "tight KV"])
-def test_only_drafts_exceed_a_grant(tiny_model, blocks, method, is_async):
-    drafts, policy = drafts_of(method, tiny_model), {"ttft": 1.0, "tpot": 0.05}
-    core = BareCore(tiny_model, blocks=blocks, is_async=is_async, speculative_config=drafts, policy=policy)
+@pytest.mark.parametrize("blocks", [600, 80], ids=["plenty of KV", "tight KV"])
+def test_only_drafts_exceed_a_grant_and_vllm_preempts_nothing_for_them(tiny_model, blocks, method, is_async):
+    options = {"policy": {"ttft": 1.0, "tpot": 0.05}, "scheduler": AsyncTimed if is_async else SyncTimed, "seed": 2}
+    drafts = drafts_of(method, tiny_model)
+    core = BareCore(tiny_model, blocks=blocks, is_async=is_async, speculative_config=drafts, **options)
     rng, counters = core.rng, core.scheduler.driver.counters
     outputs, num_prompt = {}, 0
     while not core.is_idle or len(core.made) < 100:
@@ -69,8 +70,8 @@ def test_only_drafts_exceed_a_grant(tiny_model, blocks, method, is_async):
 @pytest.mark.parametrize(
     ("method", "with_drafts", "without"),
     [
-        ("ngram", 1, 0),
-        ("draft_model", 2, 1),  # a draft model writes KV ahead in both cases
+        ("ngram", 4, 0),
+        ("draft_model", 4, 4),  # a draft model writes KV ahead in both cases
     ],
 )
 def test_blocks_are_kept_for_drafts_only_while_they_are_on(tiny_model, method, with_drafts, without):

@@ -224,7 +224,7 @@ class Driver:
         num_running = sum([held[RUNNING] for held in host.held.values()])
         num_ahead = self.blocks.num_lookahead_tokens + self._limits.num_drafts * self.draft_gain.is_on
         kv.num_eager = EAGER if num_running < host.config.slots else 0
-        kv.draft_blocks = -(-num_running * num_ahead // self.blocks.block_tokens)
+        kv.draft_blocks = num_running * -(-num_ahead // self.blocks.block_tokens)  # all may begin one in the same step
         self.private_blocks.count()
         snapshot = host.snapshot(kv, now)
         if self.blocks.mixed is not None:
