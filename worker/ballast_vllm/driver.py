@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ballast_engine.stats import AdmissionRecord
 from ballast_policy.host import Host, Planner
@@ -34,20 +34,13 @@ from ballast_vllm.drafts import DecodeStep, DraftGain
 from ballast_vllm.plan_limits import PlanLimits
 from ballast_vllm.private_blocks import PrivateBlocks
 from ballast_vllm.requests import place_of
-from ballast_vllm.snapshot_kv import EAGER, SnapshotKv, VllmBlocks
+from ballast_vllm.snapshot_kv import EAGER, SnapshotKv
+
+if TYPE_CHECKING:
+    from ballast_vllm.internals import KvBlocks, PlannedBatch
 
 HELD_UP_SECONDS = 2.0
 """How long a request waits for a place of its adapter before it counts as held up. Short bursts end before that."""
-
-
-class VllmBatch(Protocol):
-    """vLLM's scheduler, as far as the driver calls it."""
-
-    def preempt(self, request: Any, now: float) -> None: ...
-    def is_ready(self, request: Any) -> bool: ...
-    def is_running(self, request: Any) -> bool: ...
-    def is_complete(self, request: Any) -> bool: ...
-    def adapter(self, request: Any) -> int: ...
 
 
 class Driver:
@@ -56,8 +49,8 @@ class Driver:
     def __init__(
         self,
         config: PolicyConfig,
-        batch: VllmBatch,
-        blocks: VllmBlocks,
+        batch: PlannedBatch,
+        blocks: KvBlocks,
         *,
         limits: PlanLimits,
         is_async: bool = False,
@@ -279,9 +272,10 @@ class Driver:
             counters.in_step = Counter([record.request_class for record, _ in pairs])
         for request_class, held in host.held.items():
             counters.tokens.classes[request_class].parked_steps += held[PARKED]
-        flight = Flight(plan, pairs, None, work, now, admissions, num_drafts, self.draft_gain.is_on)
+        ends = [record.num_computed for record, _ in pairs]
         if self._is_async:
-            flight.ends = self._charges.run_ahead(pairs, resync=bool(num_drafts))
+            self._charges.run_ahead(pairs, resync=bool(num_drafts))
+        flight = Flight(plan, pairs, ends, work, now, admissions, num_drafts, self.draft_gain.is_on)
         if not self.flights:
             host.began(plan, now)  # what follows a step counts as its time, up to the plan of the next one
         self.flights.append(flight)

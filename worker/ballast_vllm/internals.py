@@ -83,6 +83,7 @@ TOO_LARGE = (
     "The images and other media of the request take more than {} MiB when they are decoded. Send fewer or smaller "
     f"ones, or ask the administrator to raise {MEDIA_MEMORY}."
 )
+COMPLETE = RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION
 YIELDING = frozenset({"ngram", "draft_model", "eagle", "eagle3"})
 """Drafters of the V1 model runner that accept 0 as the number of drafts. The others fail, so they keep their number.
 
@@ -176,6 +177,21 @@ class PlannedBatch(Scheduler):  # type: ignore[misc]
     def is_ready(self, request: Any) -> bool:
         """Return whether a waiting request can be admitted: its grammar is compiled."""
         return bool(request.status == RequestStatus.WAITING or self._handle_blocked_waiting_request(request))
+
+    @staticmethod
+    def is_running(request: Any) -> bool:
+        """Return whether a request holds KV, running or parked."""
+        return bool(request.status == RequestStatus.RUNNING)
+
+    @staticmethod
+    def is_complete(request: Any) -> bool:
+        """Return whether a finished request has its whole answer."""
+        return request.status in COMPLETE
+
+    @staticmethod
+    def adapter(request: Any) -> int:
+        """Return the number of the LoRA adapter of a request; 0 without one."""
+        return int(request.lora_request.lora_int_id) if request.lora_request else 0
 
     def fail(self, request: Any) -> None:
         """End a request with an error in the next call of `update_from_output`."""
@@ -353,21 +369,6 @@ def _window(spec: Any) -> int | None:
     if isinstance(spec, ChunkedLocalAttentionSpec):
         return int(spec.attention_chunk_size)
     return 2 if isinstance(spec, MambaSpec) else None
-
-
-def is_running(request: Any) -> bool:
-    """Return whether a request holds KV, running or parked."""
-    return bool(request.status == RequestStatus.RUNNING)
-
-
-def is_complete(request: Any) -> bool:
-    """Return whether a finished request has its whole answer."""
-    return request.status in COMPLETE
-
-
-def adapter(request: Any) -> int:
-    """Return the number of the LoRA adapter of a request; 0 without one."""
-    return int(request.lora_request.lora_int_id) if request.lora_request else 0
 
 
 def invalid_request(message: str, parameter: str | None) -> Exception:
@@ -627,13 +628,6 @@ def image_places(request: Any) -> list[range]:
     """Return the places of images, or other media, among the tokens of a request."""
     places = [feature.mm_position for feature in request.mm_features]
     return [range(place.offset, place.offset + place.length) for place in places]
-
-
-COMPLETE = (
-    RequestStatus.FINISHED_STOPPED,
-    RequestStatus.FINISHED_LENGTH_CAPPED,
-    RequestStatus.FINISHED_REPETITION,
-)
 
 
 def add_utility(name: str, call: Callable[..., Any]) -> None:

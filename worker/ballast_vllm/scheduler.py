@@ -25,11 +25,8 @@ from ballast_vllm.internals import (
     AsyncPlannedBatch,
     KvBlocks,
     PlannedBatch,
-    adapter,
     add_utility,
     image_places,
-    is_complete,
-    is_running,
     take_formats,
 )
 from ballast_vllm.plan_limits import CPU_MULTIPLE, PlanLimits
@@ -148,10 +145,6 @@ class _Ballast(PlannedBatch):
     def _note_preempted(self, request: Any) -> None:
         self.driver.counters.unplanned_preemptions += not self._is_planned
         self.driver.preempted(request)
-
-    is_running = staticmethod(is_running)
-    is_complete = staticmethod(is_complete)
-    adapter = staticmethod(adapter)
 
     def ballast_configure(self, message: Mapping[str, Any]) -> None:
         """Change the policy configuration from the next step on.
