@@ -61,9 +61,7 @@ def node(cluster: Cluster, release: Release) -> str:
 @pytest.fixture(scope="module")
 def native(cluster: Cluster, node: str, namespace: str) -> dict[str, Any]:
     """Run the resource on the native engine. Return its pod."""
-    cluster.apply(MANIFEST, namespace=namespace)
-    cluster.wait_ready(NAME, namespace=namespace)
-    (pod,) = cluster.wait_pods(NAME, 1, namespace=namespace)
+    (pod,) = cluster.start(MANIFEST, namespace=namespace)
     return pod
 
 
