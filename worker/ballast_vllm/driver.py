@@ -259,8 +259,6 @@ class Driver:
         num_drafts = 0
         if scheduled != self.grants:
             pairs, num_drafts = self._compare(scheduled)
-        elif scheduled:
-            counters.exact_steps += 1
         admissions = self._admitted(scheduled, now) if plan.admit else ()
         work = self._advance(pairs, num_drafts)
         host.dispatched(plan, self._snapshot_waiting, now)
@@ -300,27 +298,22 @@ class Driver:
         return StepWork(prefill, prefill_context, decode + num_drafts, context)
 
     def _compare(self, scheduled: Mapping[str, int]) -> tuple[Pairs, int]:
-        """Return the grants that vLLM carried out, and the drafts that it added; count the differences.
+        """Return the grants that vLLM carried out, and the drafts that it added; count the grants that it left out.
 
         Drafts add no context to the work of the step: the drafts of a decode and the decode read the same KV once.
         """
         pairs: list[tuple[Request, int]] = []
-        ids, counters = self.ids, self.counters
+        ids, counters = self.ids, self.counters.tokens
         num_drafts = 0
-        is_exact = True
         for record, granted in self.plan.grants:
             num_tokens = scheduled.get(ids[record.seq], 0)
             if num_tokens > granted:
                 num_drafts += num_tokens - granted
                 num_tokens = granted
-            elif num_tokens < granted:
-                is_exact = False
-                counters.tokens.deferred_grants += not num_tokens
-                counters.short_grants += num_tokens > 0
             if num_tokens:
                 pairs.append((record, num_tokens))
-        counters.draft_tokens += num_drafts
-        counters.exact_steps += is_exact and bool(pairs)
+            else:
+                counters.deferred_grants += 1
         return pairs, num_drafts
 
     def _admitted(self, scheduled: Mapping[str, int], now: float) -> tuple[AdmissionRecord, ...]:

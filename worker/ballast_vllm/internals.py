@@ -41,7 +41,6 @@ from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.image import open_image
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, ImageMediaIO, MediaConnector, VideoMediaIO
 from vllm.sampling_params import check_json_nesting
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
@@ -111,8 +110,7 @@ class PlanQueue(RequestQueue):  # type: ignore[misc]
     def peek_request(self) -> Any:
         return self.admissions[0]
 
-    def prepend_request(self, request: Any) -> None:
-        self.all[request.request_id] = request
+    prepend_request = add_request
 
     def prepend_requests(self, requests: Iterable[Any]) -> None:
         for request in requests:
@@ -148,7 +146,6 @@ class PlannedBatch(Scheduler):  # type: ignore[misc]
         self._draft_lookups = {True: self.dynamic_sd_lookup, False: self._lookup_without_drafts()}
         self._image_holders: Mapping[str, Any] = getattr(self.encoder_cache_manager, "request_cached_ids", {})
         """Requests with a place in the cache of encoded images. Models such as Whisper have no such cache."""
-        self.on_preempted: Callable[[Any], None] = lambda _: None
         self.most_residents = self.scheduler_config.max_num_seqs
         if not self.use_v2_model_runner:
             # The V1 model runner takes a parked request out of its batch. The V2 model runner keeps its row.
@@ -227,13 +224,12 @@ class PlannedBatch(Scheduler):  # type: ignore[misc]
                 return tokens
         return granted
 
+    def on_preempted(self, request: Any) -> None:
+        """Note a preemption, of a plan or by vLLM itself."""
+
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)
         self.on_preempted(request)
-
-
-class AsyncPlannedBatch(PlannedBatch, AsyncScheduler):  # type: ignore[misc]
-    """The same for asynchronous scheduling: vLLM plans a step while the step before it runs."""
 
 
 class KvBlocks:
