@@ -241,6 +241,10 @@ class Cluster:
         lines = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in lines}
 
+    def leases(self, pod: dict[str, Any]) -> float:
+        """Return the number of leases that a worker reports."""
+        return self.metrics(pod)["ballast_leases"]
+
     def redis_up(self, pods: list[dict[str, Any]]) -> set[float]:
         """Return the state of Redis that workers report."""
         return {self.metrics(pod)["ballast_redis_up"] for pod in pods}
