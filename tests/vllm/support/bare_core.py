@@ -54,7 +54,7 @@ class Deviations:
 
     def __init__(self, scheduler: Any) -> None:
         self.num_inexact = 0
-        """Steps that computed other tokens than those of the grants. Drafts count."""
+        """Steps that computed some tokens, but not exactly those of the grants. Drafts count."""
         self.num_short = 0
         """Grants of which vLLM carried out a part."""
         self.num_drafts = 0
@@ -67,7 +67,7 @@ class Deviations:
         running = list(self._scheduler.running)
         output = self._run_planned(grants, *args)
         scheduled = output.num_scheduled_tokens
-        self.num_inexact += scheduled != grants
+        self.num_inexact += bool(scheduled) and scheduled != grants
         self.num_short += sum(tokens < grants[request_id] for request_id, tokens in scheduled.items())
         self.num_drafts += sum(map(len, output.scheduled_spec_decode_tokens.values()))
         self.num_preempted += sum(request not in self._scheduler.running for request in running)
