@@ -55,8 +55,8 @@ def test_each_owned_argument_is_an_option_of_vllm(options: dict[str, str]) -> No
 
 @pytest.fixture
 def adapter(tmp_path: Path) -> Path:
-    """The directory of an adapter of rank 8."""
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 8}))
+    """The directory of an adapter. Its largest rank is 7, and vLLM is told 8."""
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 4, "rank_pattern": {"q_proj": 7}}))
     return tmp_path
 
 
