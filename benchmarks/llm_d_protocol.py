@@ -17,7 +17,7 @@ tokens of prompt, lognormal answers (mean 500, standard deviation 400, at most 2
 
 Latencies are of requests that arrive in the bursts of measured cycles: all but the first two. TTFT counts from arrival.
 ITL is the inter-token latency as guidellm reports it: the mean gap between two tokens of one request. Percentiles are
-over requests, and all seeds are pooled. The jobs run early, so most measured bursts have no batch work beside them. The
+over requests. The jobs run early, so most measured bursts have no batch work beside them. The
 column "beside batch" is about the requests that arrived in any burst while a job was unfinished, warm-up included:
 their TTFT p99 and ITL p99 over those of S0. The goal counts in both.
 
@@ -36,14 +36,13 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 from llm_d.calibration import calibrate, check
 from llm_d.picture import column, draw
 from llm_d.protocol import SCENARIOS, UNSUSPENDED, Case, Outcome, Protocol, run
-from llm_d.table import FACTOR, as_json, pooled, print_rows
+from llm_d.table import FACTOR, as_json, p99, print_rows
 
 
 def main() -> int:
@@ -57,8 +56,7 @@ def main() -> int:
     pictures = []
     is_met = True
     for arrivals, replicas in product(options.arrivals, options.replicas):
-        outcomes = measure(options, arrivals, replicas)
-        rows = [pooled(of_scenario) for of_scenario in outcomes]
+        rows = measure(options, arrivals, replicas)
         slo = next((row.case for row in rows if row.case.scenario in ("ballast", UNSUSPENDED)), None)
         told = f"; SLO of Ballast: TTFT {1e3 * slo.ttft:.1f} ms, TPOT {1e3 * slo.tpot:.1f} ms" if slo else ""
         print(f"\n{arrivals} arrivals, {replicas} replica(s), bursts of {Protocol().burst_rate:g} requests/s, ms{told}")
@@ -66,7 +64,7 @@ def main() -> int:
         found += [as_json(row, rows[0]) for row in rows]
         is_met &= not any(row["missed"] for row in found if row["scenario"] == "ballast")
         if arrivals == options.arrivals[0]:
-            pictures.append(column([of_scenario[0] for of_scenario in outcomes]))
+            pictures.append(column(rows))
     print(f"\nGoal: p99 of TTFT and ITL at most {FACTOR:g} times S0; jobs done within 12 min on one replica, 10 on two")
     checks = check(is_quick=options.quick) if options.check else []
     print(f"\n{time.perf_counter() - begun:.0f} s, {time.process_time():.0f} s of CPU time in this process")
@@ -77,8 +75,8 @@ def main() -> int:
     return 0 if is_met else 1
 
 
-def measure(options: argparse.Namespace, arrivals: str, replicas: int) -> list[list[Outcome]]:
-    """Run every scenario with every seed; S0 goes first, because the SLO follows from it."""
+def measure(options: argparse.Namespace, arrivals: str, replicas: int) -> list[Outcome]:
+    """Run every scenario; S0 goes first, because the SLO follows from it."""
     protocol = Protocol(
         phase_seconds=options.phase,
         cycles=options.cycles,
@@ -87,17 +85,12 @@ def measure(options: argparse.Namespace, arrivals: str, replicas: int) -> list[l
         is_poisson=arrivals == "poisson",
         most_cycles=max(options.cycles, 8 if options.quick else Protocol().most_cycles),
     )
-    protocols = [replace(protocol, seed=seed) for seed in options.seeds]
-    alone = list(run_all((Case("S0", replicas, each) for each in protocols), options.processes))
-    if any(outcome.failure for outcome in alone):
-        raise SystemExit(f"interactive traffic alone failed: {alone[0].failure}")
-    slo = pooled(alone)
-    promise = (FACTOR * slo.ttft.p99, FACTOR * slo.itl.p99)
-    others = [name for name in options.scenario if name != "S0"]
-    cases = [Case(name, replicas, each, *promise) for name in others for each in protocols]
-    rest = list(run_all(cases, options.processes))
-    size = len(protocols)
-    return [alone, *(rest[index : index + size] for index in range(0, len(rest), size))]
+    alone = run(Case("S0", replicas, protocol))
+    if alone.failure:
+        raise SystemExit(f"interactive traffic alone failed: {alone.failure}")
+    promise = (FACTOR * p99(alone.ttft), FACTOR * p99(alone.itl))
+    others = [Case(name, replicas, protocol, *promise) for name in options.scenario if name != "S0"]
+    return [alone, *run_all(others, options.processes)]
 
 
 def run_all(cases: Iterable[Case], processes: int) -> Iterator[Outcome]:
@@ -116,7 +109,6 @@ def parser() -> argparse.ArgumentParser:
     add("--replicas", type=_numbers, default=[1, 2], metavar="N,...")
     add("--arrivals", type=_words("constant", "poisson"), default=["constant", "poisson"], metavar="KIND,...")
     add("--scenario", type=_words(*SCENARIOS), default=list(SCENARIOS), metavar="NAME,...", help=", ".join(SCENARIOS))
-    add("--seeds", type=_numbers, default=[0], metavar="N,...", help="latencies are pooled, the slowest jobs count")
     add("--cycles", type=int, default=10, help="cycles of 180 s, warm-up included")
     add("--warmup", type=int, default=2, help="cycles at the start whose latencies do not count")
     add("--phase", type=float, default=90.0, help="seconds of an idle phase and of a burst")

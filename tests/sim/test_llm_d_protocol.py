@@ -14,7 +14,7 @@ from llm_d import protocol
 from llm_d.first_come import FirstCome
 from llm_d.protocol import SCENARIOS, Case, Outcome, Protocol, kv_tokens, run, scenario
 from llm_d.published import deciled
-from llm_d.table import missed, pooled
+from llm_d.table import missed
 
 from ballast_policy.plan import StepPlan
 from ballast_policy.snapshot import EngineSnapshot
@@ -143,12 +143,12 @@ def test_a_goal_is_missed_by_the_bursts_beside_batch_work_too():
             base, case=replace(base.case, scenario=scenario), itl=[itl], itl_beside=[itl_beside], finished=(done,)
         )
 
-    s0 = pooled([outcome("S0", 0.01, 0.01)])
+    s0 = outcome("S0", 0.01, 0.01)
 
-    assert missed(pooled([outcome("ballast", 0.012, 0.012)]), s0) == ()
-    assert missed(pooled([outcome("ballast", 0.013, 0.012)]), s0) == ("ITL",)
-    assert missed(pooled([outcome("ballast", 0.012, 0.013)]), s0) == ("ITL",)
-    assert missed(pooled([outcome("ballast", 0.012, 0.012, 721.0)]), s0) == ("jobs",)
+    assert missed(outcome("ballast", 0.012, 0.012), s0) == ()
+    assert missed(outcome("ballast", 0.013, 0.012), s0) == ("ITL",)
+    assert missed(outcome("ballast", 0.012, 0.013), s0) == ("ITL",)
+    assert missed(outcome("ballast", 0.012, 0.012, 721.0), s0) == ("jobs",)
 
 
 def test_a_plan_that_cannot_be_carried_out_is_a_failed_row(monkeypatch):
@@ -157,7 +157,7 @@ def test_a_plan_that_cannot_be_carried_out_is_a_failed_row(monkeypatch):
             return StepPlan()
 
     monkeypatch.setattr(protocol, "policy", lambda case: Idle)
-    row = pooled([protocol.run(make_case("ballast"))])
+    row = protocol.run(make_case("ballast"))
 
     assert "PolicyDefect" in row.failure
     assert missed(row, row) == ("failed",)
