@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,6 +61,17 @@ def submit(queued, items: Path, *options: object) -> str:
 
     assert ran.code == 0, ran.err
     return ran.out.strip()
+
+
+def submit_in_part(queue: Queue, lines: list[str], key: str) -> None:
+    """Submit lines as a client that ends before it has sent all of them."""
+
+    def interrupted() -> Iterator[str]:
+        yield from lines
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        queue.submissions.submit(interrupted(), key=key)
 
 
 def test_submit_prints_the_job_on_stdout_and_the_rest_on_stderr(queued, items: Path):
@@ -193,13 +203,8 @@ def test_the_key_of_a_job_that_was_cancelled_before_its_last_line_names_its_stat
     lines = [make_line(f"item-{number}") for number in range(600)]
     (tmp_path / "many.jsonl").write_text("\n".join(lines))
 
-    def interrupted() -> Iterator[str]:
-        yield from lines[:num_sent]
-        raise KeyboardInterrupt
-
     if num_sent:
-        with suppress(KeyboardInterrupt):
-            queue.submissions.submit(interrupted(), key="k")
+        submit_in_part(queue, lines[:num_sent], "k")
     else:  # Redis was away after it had opened the job
         open_job(queue.store, new_job_id(), Terms("default"), key="k", source="submit")
     (job,) = queue.jobs.all()
@@ -311,12 +316,7 @@ def test_a_submission_that_is_continued_says_that_it_added_lines(queued, tmp_pat
     lines = [make_line(f"i{number}") for number in range(600)]
     (tmp_path / "many.jsonl").write_text("\n".join(lines))
 
-    def interrupted() -> Any:
-        yield from lines[:550]
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        queue.submissions.submit(interrupted(), key="k")
+    submit_in_part(queue, lines[:550], "k")
     ran = queued("submit", "many.jsonl", "--key", "k", "--priority", 5, "--deadline", "1h")
 
     job_id = ran.out.strip()
@@ -358,13 +358,6 @@ def test_a_file_without_one_good_line_fails(queued, tmp_path: Path):
     assert "No line of" in ran.err
 
 
-def test_a_deadline_is_repeated_as_it_was_understood(queued, items: Path):
-    ran = queued("submit", items, "--deadline", "24h")
-
-    assert "UTC (in 24h" in ran.err.replace("1d", "24h")
-    assert "unknown: no ready worker" in ran.err
-
-
 def test_a_deadline_that_cannot_be_met_is_told_at_submission(queued, items: Path, queue: Any):
     queue.workers.publish(make_busy(items_rate=0.25, tokens_rate=1.0), 60)
     missed = queued("submit", items, "--deadline", "10s", "--json").json["deadline"]
@@ -393,12 +386,13 @@ def test_a_job_at_risk_says_so_wherever_it_is_shown(queued, items: Path, queue: 
     assert queued("job", late, "--json").json["job"]["outlook"] == "no"
 
 
-def test_without_history_a_deadline_is_taken_and_nothing_promised(queued, items: Path, queue: Any):
-    nobody = queued("submit", items, "--deadline", "10s")
+def test_without_history_a_deadline_is_taken_and_repeated_and_nothing_promised(queued, items: Path, queue: Any):
+    nobody = queued("submit", items, "--deadline", "24h")
     queue.workers.publish(make_busy(decode_tokens_per_second=5.0), 60)
     unmeasured = queued("submit", items, "--deadline", "10s")
 
     assert (nobody.code, unmeasured.code) == (0, 0)
+    assert "UTC (in 24h" in nobody.err.replace("1d", "24h")
     assert "unknown: no ready worker has published" in nobody.err
     assert "unknown: no rate is known yet: no item of 1 worker has ended" in unmeasured.err
 
