@@ -19,6 +19,7 @@ from ballast_sim.replay.step_model import StepModel
 from ballast_sim.replay.traffic import Arrival
 from llm_d.experts import GPT_OSS_A100
 from llm_d.first_come import FirstCome
+from llm_d.prefix_cache import CachedKv
 
 SCENARIOS = {
     "S0": "interactive only",
@@ -220,7 +221,7 @@ def scenario(case: Case, cycles: int) -> Scenario:
         offline=list if case.scenario in ALONE else case.protocol.jobs,
         replicas=case.replicas,
         seed=case.protocol.seed,
-        has_prefix_cache=True,
+        kv=CachedKv,
         num_layers=GPT_OSS_A100.shape.layers,
     )
 

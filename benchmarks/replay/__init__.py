@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from engine_integrity import check_integrity
 
 import ballast_cli
 from ballast_cli.demo.traffic import ONLINE_TRACE
@@ -162,7 +163,7 @@ def drive(
             one.note(now - one.arrival.seconds, is_first=one.first == 0.0)
         if after_step is not None:
             after_step(engine.stats())
-    engine.check_integrity()
+    check_integrity(engine)
     return list(seen.values()), time.monotonic() - begin
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from queue_objects import make_status
+from queue_objects import make_line, make_status
 
 from ballast_engine.stats import OTHERS
 from ballast_policy.fairness.tenant_slots import BelowReservation
@@ -95,14 +93,8 @@ def test_a_reservation_is_counted_over_all_workers() -> None:
 
 
 def test_every_worker_finds_the_same_reservation_in_the_queue(queue) -> None:
-    lines = [
-        json.dumps(
-            {"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "p"}}
-        )
-        for i in range(8)
-    ]
     for tenant in ("big", "small"):
-        queue.submissions.submit(lines, tenant=tenant)
+        queue.submissions.submit(map(make_line, range(8)), tenant=tenant)
     big, small = (head.job_id for head in queue.claimable.heads())
     queue.leases.claim(big, 6, "w1")
     queue.leases.claim(small, 1, "w2")
