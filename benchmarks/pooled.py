@@ -7,6 +7,8 @@ from dataclasses import replace
 from math import isnan, nan
 
 from ballast_policy.snapshot import PolicyConfig
+from ballast_sim.comparison.bench import Row
+from ballast_sim.comparison.table import Table
 from ballast_sim.replay.attainment import Percentiles, thirds, tpot_attainment, ttft_attainment
 from ballast_sim.replay.report import Report, Tokens
 from ballast_sim.replay.traffic import Arrival, Trace, at_zero
@@ -55,6 +57,28 @@ def pooled(reports: Sequence[Report], judged_by: PolicyConfig) -> Report:
         answers=answers,
         num_unfinished=sum(each.num_unfinished for each in reports),
     )
+
+
+def pooled_row(rows: Sequence[Row], judged_by: PolicyConfig) -> Row:
+    """Pool the rows of one policy, load and reservation; the slots over time are those of the first run."""
+    times = [row.result.seconds for row in rows]
+    return replace(
+        rows[0],
+        result=pooled([row.result for row in rows], judged_by),
+        total_tokens=_mean([row.total_tokens for row in rows], times),
+        offline_tokens=_mean([row.offline_tokens for row in rows], times),
+        note="; ".join(dict.fromkeys(row.note for row in rows if row.note)),
+    )
+
+
+def pooled_table(tables: Sequence[Table]) -> Table:
+    """Pool the tables of several seeds, online alone among them."""
+    bench = tables[0].bench
+    config = bench.config
+    alones = {load: pooled_row([table.bench.alone(load) for table in tables], config) for load in bench.alones}
+    rows = [pooled_row(rows, config) for rows in zip(*(table.rows for table in tables), strict=True)]
+    rate = sum(table.rate for table in tables) / len(tables)
+    return Table(replace(bench, alones=alones), rate, {}, rows)
 
 
 def _tokens(tokens: Sequence[Tokens], times: Sequence[float]) -> Tokens:
