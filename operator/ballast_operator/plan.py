@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ballast_api.metadata import Metadata
 from ballast_api.names import SPEC_HASH
 from ballast_operator.children.manifest import hash_of
-from ballast_operator.content import CHILD_MEBIBYTES, is_too_large, is_whole
+from ballast_operator.content import CHILD_MEBIBYTES, MOST_LEVELS, is_too_large, is_whole
 from ballast_operator.drift import additions, drift, without_additions
 from ballast_operator.kinds import CONFIG_MAP, RULE, SECRET, SERVICE_MONITOR, Body, Key, Kind, key_of
 
@@ -203,7 +203,7 @@ def held(wanted: Sequence[tuple[Kind, Body]], snapshot: ClusterSnapshot) -> Iter
         elif is_too_large(found) and is_owned(found, snapshot.uid):
             yield (
                 f"another writer made {kind.name} {metadata['name']} take more than {CHILD_MEBIBYTES} MiB of the "
-                f"operator's memory, so no change of the resource reaches it{others}. Remove what was added, or delete "
+                f"operator's memory, or have more than {MOST_LEVELS} levels, so no change of the resource reaches it{others}. Remove what was added, or delete "
                 "it, and the operator creates it again"
             )
 
