@@ -203,8 +203,8 @@ def held(wanted: Sequence[tuple[Kind, Body]], snapshot: ClusterSnapshot) -> Iter
         elif is_too_large(found) and is_owned(found, snapshot.uid):
             yield (
                 f"another writer made {kind.name} {metadata['name']} take more than {CHILD_MEBIBYTES} MiB of the "
-                f"operator's memory, or have more than {MOST_LEVELS} levels, so no change of the resource reaches it{others}. Remove what was added, or delete "
-                "it, and the operator creates it again"
+                f"operator's memory, or have more than {MOST_LEVELS} levels, so no change of the resource reaches "
+                f"it{others}. Remove what was added, or delete it, and the operator creates it again"
             )
 
 
