@@ -44,7 +44,7 @@ from ballast_operator.own_secrets import (
     own_secrets,
     redis_secret_writes,
 )
-from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, changes, deletions, held, without_file
+from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, changes, deletions, held, without_needed
 from ballast_operator.poll_result import PollResult, QueueSource
 from ballast_operator.queue_rules import own_queue, queue_of
 from ballast_operator.ray_status import num_pods
@@ -78,7 +78,7 @@ def plan(
         files[ON_RAY] = files[version]
     copied = copied_hash(resource, snapshot, context)
     wanted = list(_wanted(resource, snapshot, context, texts, copied, version=version))
-    changed, waiting = changes(wanted, snapshot), without_file(wanted, snapshot)
+    changed, waiting = changes(wanted, snapshot), without_needed(wanted, snapshot)
     return ChildrenPlan(
         costs=tuple(deletion_costs(resource, snapshot, poll)),
         apply=(
