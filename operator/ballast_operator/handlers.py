@@ -24,6 +24,9 @@ NEVER = timedelta(days=36500)
 PAGE = 20
 """Objects that a list requests at the same time. The API server admits objects of 1.5 MiB, and pages of several kinds
 are in memory at the same time."""
+NO_FINALIZER = "no finalizer"
+"""A name that the API server refuses. Kopf removes its finalizer from each object, and all operators that use Kopf
+have the same one by default."""
 CHILDREN_SELECTOR = f"{MANAGED_BY_LABEL}={OPERATOR}"
 
 
@@ -86,6 +89,7 @@ def settings(types: Sequence[ResourceType[Any]], *, sees_kinds: bool) -> kopf.Op
     found.scanning.disabled = not sees_kinds  # it watches CRDs and namespaces, which needs a ClusterRole
     found.watching.chunk_size = PAGE
     found.persistence.diffbase_storage = _NothingToCompare()
+    found.persistence.finalizer = NO_FINALIZER
     resources = {each.kind for each in types}
     for kind in watched(types):
         if kind not in resources:
