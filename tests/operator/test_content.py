@@ -93,7 +93,7 @@ def test_deep_objects_of_an_account_with_few_rights_hold_up_no_resource_of_other
     controllers: ControlPlane, cluster: Cluster, tmp_path: Path
 ) -> None:
     """A watch shows them, then a list, and then an audit."""
-    lists, objects = nested(9900, "[", "]"), nested(1200, '{"f:a":', "}").replace("1", "{}")
+    lists, objects = nested(9900, "[", "]"), nested(9900, '{"f:a":', "}").replace("1", "{}")
     affinity = f'{{"x":{lists},"y":{objects}}}'
     spec = f'{{"model":{{"uri":"file:///m"}},"gpu":{{"count":0}},"template":{{"affinity":{affinity}}}}}'
     resource = f'"apiVersion":"ballast.dev/v1alpha1","kind":"InferenceDeployment","spec":{spec}'
