@@ -47,6 +47,12 @@ class FakeHub:
     """Whether every request fails."""
     is_page: bool = False
     """Whether the answer is a page, as that of a proxy."""
+    num_siblings: int = 0
+    """Further files in the listing."""
+    is_packed: bool = False
+    """Whether the listing is compressed, whatever the client accepts."""
+    redirects: dict[str, str] = field(default_factory=dict)
+    """Files that another URL has."""
     announced: dict[str, int | None] = field(default_factory=dict)
     """Sizes in the listing that are wrong, or missing."""
     commit: str = COMMIT
@@ -67,6 +73,7 @@ class FakeHub:
             blob = b"blob %d\0" % len(content) + content
             sibling["blobId"] = hashlib.sha1(blob, usedforsecurity=False).hexdigest()
             siblings.append(sibling)
+        siblings += [{"rfilename": f"{number:0100}.json", "size": 0} for number in range(self.num_siblings)]
         return {"id": "org/name", "modelId": "org/name", "sha": self.commit, "siblings": siblings, "revision": revision}
 
 
@@ -94,6 +101,8 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
                     self._answer(200, json.dumps(hub.listing(found[1])).encode())
                 else:
                     self._refuse(404, "RevisionNotFound")
+            elif target := hub.redirects.get(path.rpartition("/")[2]):
+                self._answer(302, b"", location=target)
             elif (found := re.fullmatch(rf"/org/name/resolve/{hub.commit}/(.+)", path)) and found[1] in hub.files:
                 self._file(hub.files[found[1]])
             else:
@@ -129,10 +138,14 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
         def _refuse(self, status: int, code: str) -> None:
             self._answer(status, b"{}", code)
 
-        def _answer(self, status: int, body: bytes, code: str = "") -> None:
+        def _answer(self, status: int, body: bytes, code: str = "", location: str = "") -> None:
             self.send_response(status)
-            if code:
-                self.send_header("X-Error-Code", code)
+            for name, value in (("X-Error-Code", code), ("Location", location)):
+                if value:
+                    self.send_header(name, value)
+            if hub.is_packed:
+                body = gzip.compress(body)
+                self.send_header("Content-Encoding", "gzip")
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

@@ -18,15 +18,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import boto3
+import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_cli.__main__ import main
 from ballast_cli.errors import CliError
+from ballast_cli.fetch import hub as hub_module
 from ballast_cli.fetch import store
 from ballast_cli.fetch.bucket import Bucket, best_digest
 from ballast_cli.fetch.directory import Directory, is_safe
+from ballast_cli.fetch.hub import Hub
 from ballast_cli.fetch.location import parse
 from ballast_cli.fetch.manifest import EMPTY, MANIFEST, Kept, Manifest, parse_manifest
 from ballast_cli.fetch.model_files import File, ModelFiles, select
@@ -734,3 +737,73 @@ def test_a_source_that_always_breaks_off_without_a_size_is_given_up(tmp_path: Pa
         download(Broken(announced=None), tmp_path)
 
     assert stored(tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("lie", "sentence"),
+    [
+        ({"num_siblings": 150_000}, "the hub's list of files has more than 16,777,216 bytes"),
+        ({"num_siblings": 20_000}, "files that an engine reads, and a model at most 10,000"),
+        ({"is_packed": True}, "the hub sends gzip data"),
+    ],
+)
+def test_a_hub_cannot_fill_the_memory_or_the_disk_by_its_list_of_files(
+    hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], lie: dict[str, Any], sentence: str
+) -> None:
+    vars(hub).update(lie)
+
+    assert fetch(FROM_HUB, tmp_path / "model") != 0
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_list_of_objects_without_an_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = 0
+
+    def one_page(_: object, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        nonlocal pages
+        assert operation == "ListObjectsV2"
+        pages += 1
+        keys = [{"Key": f"m/{pages}-{number}.json", "Size": 1} for number in range(1000)]
+        return {"Contents": keys, "IsTruncated": True, "NextContinuationToken": str(pages)}
+
+    monkeypatch.setattr("botocore.client.BaseClient._make_api_call", one_page)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "here")
+
+    with pytest.raises(CliError, match="more than 100,000 objects are under this prefix"):
+        Bucket(parse("s3://bucket/m")).resolve()
+    assert pages == 101
+
+
+@pytest.mark.parametrize(("reach_of_the_hub", "code"), [(0, 4), (1, 4), (2, 0)])
+def test_a_hub_cannot_make_an_answer_from_inside_of_the_network_a_file_of_the_model(
+    *, hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    reach_of_the_hub: int, code: int,
+) -> None:  # fmt: skip
+    reaches = iter([reach_of_the_hub])  # each server here has a loopback address
+    own = hub_module._reach  # noqa: SLF001
+    monkeypatch.setattr(hub_module, "_reach", lambda address: next(reaches, own(address)))
+    hub.files["chat_template.jinja"] = hub.files["config.json"]
+    hub.redirects["chat_template.jinja"] = f"{hub.url}/org/name/resolve/{hub.commit}/config.json"
+
+    assert fetch(FROM_HUB, tmp_path / "model") == code
+    assert ("redirects to 127.0.0.1, an address inside of this network" in capsys.readouterr().err) == (code != 0)
+
+
+@pytest.mark.parametrize(
+    ("address", "reach"),
+    [
+        ("93.184.215.14", 0), ("2606:4700::1111", 0), ("10.0.0.1", 1), ("fd00:ec2::254", 1), ("100.100.100.200", 1),
+        ("127.0.0.2", 2), ("::1", 2), ("169.254.169.254", 2), ("::ffff:169.254.169.254", 2), ("fe80::1%eth0", 2),
+    ],
+)  # fmt: skip
+def test_addresses_inside_of_a_network_are_known(address: str, reach: int) -> None:
+    assert hub_module._reach((address, 443)) == reach  # noqa: SLF001
+
+
+def test_a_redirect_does_not_give_up_encryption(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Hub(parse(FROM_HUB))
+    monkeypatch.setattr(source, "_endpoint", "https://hub.example")
+
+    with pytest.raises(Unavailable, match="without https"):
+        source._check_scheme(httpx2.Request("GET", "http://files.example/a"))  # noqa: SLF001
+    source._check_scheme(httpx2.Request("GET", "https://files.example/a"))  # noqa: SLF001

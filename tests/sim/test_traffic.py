@@ -9,7 +9,7 @@ import pytest
 
 from ballast_sim.errors import BadInput, BadTrace
 from ballast_sim.replay.arrivals import bursts, generate
-from ballast_sim.replay.traffic import Arrival, excerpt, read, read_lengths, repeated, tokens_per_second
+from ballast_sim.replay.traffic import Arrival, busiest, excerpt, read, read_lengths, repeated, tokens_per_second
 
 
 @pytest.fixture
@@ -77,6 +77,12 @@ def test_a_mooncake_trace_has_times_in_milliseconds(write):
             "line 2: TIMESTAMP is 'yesterday'; expected a date",
         ),
         ('{"arrival_seconds": 0, "prompt_tokens": 1,\n', "line 1: is not JSON"),
+        ("[" * 9_000 + "\n", "is a JSON array"),
+        ('{"arrival_seconds": ' + "[" * 9_000 + "\n", "line 1: is not JSON (maximum recursion depth"),
+        (
+            '{"arrival_seconds": 0, "prompt_tokens": 1, "output_tokens": 1' + "0" * 400 + "}",
+            "line 1: output_tokens is 1000",
+        ),
         ('\n[{"arrival_seconds": 0, "prompt_tokens": 1, "output_tokens": 1}]', "is a JSON array; expected JSONL"),
         ('{"arrival_seconds": 0, "prompt_tokens": 1, "output_tokens": 1}\n[1]\n', "line 2: found list, expected"),
     ],
@@ -186,3 +192,9 @@ def test_impossible_generators_are_refused(arguments, found):
 
     with pytest.raises(BadInput, match=found):
         generate(**{**usual, **arguments})
+
+
+def test_the_busiest_rows_are_never_none():
+    trace = [Arrival(0.0, 5, 5), Arrival(2.5e11, 5, 5)]
+
+    assert busiest(trace, 0.0) == range(2), "a rate of so few tokens that a float has none"

@@ -56,7 +56,7 @@ def test_each_owned_argument_is_an_option_of_vllm(options: dict[str, str]) -> No
 def test_a_field_of_the_configuration_arrives_in_vllm(tiny_model: Path, tmp_path: Path) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
-    (adapter / "adapter_config.json").write_text(json.dumps({"r": 4}))
+    (adapter / "adapter_config.json").write_text(json.dumps({"r": 4, "rank_pattern": {"q_proj": 7}}))
     found = parsed(
         own(
             tiny_model,

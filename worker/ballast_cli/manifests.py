@@ -29,7 +29,7 @@ def from_file(path: Path, namespace: str | None) -> tuple[InferenceDeployment, .
         documents = [document for document in yaml.safe_load_all(text) if document is not None]
     except OSError as error:
         raise Usage(f"{source} cannot be read ({error.strerror}). Name a file, or - for standard input.") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:  # a ValueError is a date that no calendar has
         raise Usage(f"{source} cannot be read as YAML: {error}") from error
     found = [each for each in documents if isinstance(each, dict) and each.get("kind") == KIND]
     if not found:

@@ -132,19 +132,20 @@ def _adapters(config: WorkerConfig, names: tuple[str, ...], *, is_cpu: bool) -> 
 
 
 def _adapter(adapter: Adapter) -> tuple[Path, int]:
-    """Return the directory of an adapter, and its rank."""
+    """Return the directory of an adapter, and the largest of its ranks: `rank_pattern` has those of single modules."""
     directory = directory_of(f"model.adapters {adapter.name}", adapter.uri)
     path = directory / "adapter_config.json"
     try:
-        rank = json.loads(path.read_text(encoding="utf-8"))["r"]
-    except (OSError, ValueError, KeyError, TypeError):
-        rank = None
-    if not isinstance(rank, int) or not 1 <= rank <= RANKS[-1]:
+        stated = json.loads(path.read_text(encoding="utf-8"))
+        ranks = [stated["r"], *(stated.get("rank_pattern") or {}).values()]
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        ranks = [None]
+    if not all(isinstance(rank, int) and 1 <= rank <= RANKS[-1] for rank in ranks):
         raise NotServed(
-            f"model.adapters {adapter.name}: {path} states no rank `r` of 1 to {RANKS[-1]}. Name the directory of a "
-            "LoRA adapter, with adapter_config.json and *.safetensors"
+            f"model.adapters {adapter.name}: {path} states no rank `r` of 1 to {RANKS[-1]}, or another rank in "
+            "`rank_pattern`. Name the directory of a LoRA adapter, with adapter_config.json and *.safetensors"
         )
-    return directory, rank
+    return directory, max(ranks)
 
 
 def _named(*values: tuple[str, Any]) -> Iterator[str]:

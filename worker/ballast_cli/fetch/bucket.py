@@ -32,6 +32,8 @@ _CREDENTIALS = (
     "of the model). For a public bucket, use --anonymous, or in a cluster the keys of any account of the object store"
 )
 _MD5_LENGTH = 32
+_MOST_OBJECTS = 100_000
+"""Objects of the longest listing that is read. An object store that lies may not end it."""
 
 
 class Bucket:
@@ -55,12 +57,19 @@ class Bucket:
         """List the prefix, and read the checksum of each file that an engine needs."""
         place = self._location
         with self._sentences():
-            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=place.root, Prefix=self._key(""))
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=place.root, Prefix=self._key(""), PaginationConfig={"MaxItems": _MOST_OBJECTS + 1}
+            )
             listed = [
                 File(found["Key"].removeprefix(self._key("")), found["Size"])
                 for page in pages
                 for found in page.get("Contents", ())
             ]
+            if len(listed) > _MOST_OBJECTS:
+                raise CliError(
+                    f"{place}: more than {_MOST_OBJECTS:,} objects are under this prefix. Name the prefix that "
+                    f"contains {place.config}."
+                )
             if not listed:
                 raise NotFound(f"{place}: no object under this prefix. Name the prefix that contains {place.config}.")
             selected = select(listed, str(place), place.config, self.read)

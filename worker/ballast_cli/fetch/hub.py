@@ -1,4 +1,8 @@
-"""`hf://`: reads repositories of a hub with huggingface_hub. `HF_ENDPOINT` names another hub, `HF_TOKEN` a token."""
+"""`hf://`: reads repositories of a hub with huggingface_hub. `HF_ENDPOINT` names another hub, `HF_TOKEN` a token.
+
+A hub sends its files from other servers, to which it redirects. It is not trusted with the addresses of this network:
+an answer of the metadata service of a cloud, or of a service inside of the cluster, would become a file of the model.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,12 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ipaddress import ip_address
+from typing import Any, cast
+from urllib.parse import quote
 
 import httpx2
-from huggingface_hub import HfApi, hf_hub_url
+from huggingface_hub import constants, hf_hub_url, is_offline_mode
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -19,7 +26,8 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.utils._headers import build_hf_headers
-from huggingface_hub.utils._http import get_session
+from huggingface_hub.utils._http import hf_raise_for_status
+from huggingface_hub.utils._validators import validate_repo_id
 
 from ballast_cli.errors import CliError, NotFound, Usage
 from ballast_cli.fetch.credentials import without_userinfo
@@ -30,6 +38,8 @@ from ballast_cli.fetch.source import Denied, Unavailable
 _TOKEN = "Set HF_TOKEN (in a cluster, in the Secret that model.credentialsSecret names)"  # noqa: S105  a sentence
 _SECONDS = 30.0
 """Time without a byte after which the hub does not answer."""
+_MOST_LISTING = 16 << 20
+"""Bytes of the largest listing of a repository. One of 50,000 files has about as many."""
 
 
 class Hub:
@@ -40,6 +50,8 @@ class Hub:
         self._endpoint = os.environ.get("HF_ENDPOINT")
         self._token = os.environ.get("HF_TOKEN")
         self._commit = ""
+        self._reach: int | None = None
+        """How far inside of this network the hub is that answered first; see `_reach`."""
 
     @property
     def origin(self) -> str:
@@ -49,41 +61,82 @@ class Hub:
     def resolve(self) -> ModelFiles:
         """Return the commit of the revision and its files."""
         place = self._location
-        api = HfApi(endpoint=self._endpoint, token=self._token)
         with self._sentences():
-            info = api.model_info(place.root, revision=place.revision, files_metadata=True, timeout=_SECONDS)
-        listed = [
-            File(
-                sibling.rfilename,
-                sibling.size,
-                f"sha256:{sibling.lfs.sha256}" if sibling.lfs else f"git:{sibling.blob_id}" if sibling.blob_id else "",
-            )
-            for sibling in info.siblings or ()
-        ]
-        if not info.sha or not re.fullmatch(r"[0-9a-f]{7,64}", info.sha):
+            validate_repo_id(place.root)
+            found = self._listing()
+            commit, listed = found.get("sha"), [_file(sibling) for sibling in found.get("siblings") or ()]
+        if not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{7,64}", commit):
             raise CliError(f"{place}: the hub named no commit, so versions cannot be told apart. Try again later.")
-        self._commit = info.sha
+        self._commit = commit
         selected = select(listed, str(place), place.config, self.read)
-        return ModelFiles(str(place), info.sha, selected, self.origin, code_of(listed))
+        return ModelFiles(str(place), commit, selected, self.origin, code_of(listed))
+
+    def _listing(self) -> dict[str, Any]:
+        """Return what the hub knows about the revision."""
+        place = self._location
+        revision = quote(place.revision or constants.DEFAULT_REVISION, safe="")
+        url = f"{self._endpoint or constants.ENDPOINT}/api/models/{place.root}/revision/{revision}"
+        with self._answer(url, params={"blobs": True}) as answer:
+            content = b""
+            for piece in answer.iter_raw():
+                content += piece
+                if len(content) > _MOST_LISTING:
+                    raise Unavailable(
+                        f"{place}: the hub's list of files has more than {_MOST_LISTING:,} bytes. Name a repository "
+                        "that contains one model."
+                    )
+        read = httpx2.Response(answer.status_code, headers=answer.headers, content=content, request=answer.request)
+        hf_raise_for_status(read)
+        found = read.json()
+        if not isinstance(found, dict):
+            raise json.JSONDecodeError("expected an object", "", 0)
+        return found
+
+    @contextmanager
+    def _answer(self, url: str, start: int = 0, **options: Any) -> Iterator[httpx2.Response]:
+        """Ask for a URL. The answer is not compressed: its bytes are what a limit counts, and what a file has."""
+        if is_offline_mode():
+            raise OfflineModeIsEnabled
+        headers = build_hf_headers(token=self._token) | {"Accept-Encoding": "identity"}
+        if start:
+            headers["Range"] = f"bytes={start}-"
+        checks = {"request": [self._check_scheme], "response": [self._check_address]}
+        client = httpx2.Client(follow_redirects=True, timeout=_SECONDS, event_hooks=cast("Any", checks))
+        with client, client.stream("GET", url, headers=headers, **options) as answer:
+            if (encoding := answer.headers.get("content-encoding", "identity")) != "identity":
+                raise Unavailable(f"{self._location}: the hub sends {encoding} data, and it was asked for plain data.")
+            yield answer
+
+    def _check_scheme(self, request: httpx2.Request) -> None:
+        """Refuse to follow a redirect that gives up encryption."""
+        if request.url.scheme != "https" and (self._endpoint or constants.ENDPOINT).startswith("https:"):
+            raise Unavailable(f"{self._location}: the hub redirects to {request.url.host} without https.")
+
+    def _check_address(self, answer: httpx2.Response) -> None:
+        """Refuse an answer from further inside of this network than the hub is."""
+        stream = answer.extensions.get("network_stream")
+        reach = _reach(stream.get_extra_info("server_addr")) if stream else 0
+        if self._reach is None:
+            self._reach = reach
+        if reach > self._reach:
+            raise Unavailable(
+                f"{self._location}: the hub redirects to {answer.request.url.host}, an address inside of this network. "
+                "If that server is yours, set HF_ENDPOINT to an address of the hub inside of it, too."
+            )
 
     @contextmanager
     def read(self, file: File, start: int = 0) -> Iterator[Iterator[bytes]]:
         """Stream a file of the resolved commit from an offset."""
         url = hf_hub_url(self._location.root, file.name, revision=self._commit, endpoint=self._endpoint)
-        headers = build_hf_headers(token=self._token) | {"Accept-Encoding": "identity"}
-        if start:
-            headers["Range"] = f"bytes={start}-"
-        with self._sentences():
-            stream = get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=_SECONDS)
-            with stream as answer:
-                if answer.status_code in {401, 403}:
-                    raise Denied(
-                        f"{self._location}: the hub denied access to {file.name} ({answer.status_code}). {_TOKEN}."
-                    )
-                if answer.status_code not in {200, 206}:
-                    raise Unavailable(f"{self._location}: the hub answered {answer.status_code} for {file.name}.")
-                pieces = answer.iter_raw()  # raw: the bytes of a broken stream are kept
-                yield _skip(pieces, start) if start and answer.status_code == 200 else pieces
+        with self._sentences(), self._answer(url, start) as answer:
+            if answer.status_code in {401, 403}:
+                raise Denied(
+                    f"{self._location}: the hub denied access to {file.name} ({answer.status_code}). {_TOKEN}."
+                )
+            if answer.status_code not in {200, 206}:
+                raise Unavailable(f"{self._location}: the hub answered {answer.status_code} for {file.name}.")
+            pieces = answer.iter_raw()  # raw: the bytes of a broken stream are kept
+            yield _skip(pieces, start) if start and answer.status_code == 200 else pieces
 
     @contextmanager
     def _sentences(self) -> Iterator[None]:
@@ -114,7 +167,7 @@ class Hub:
             raise Unavailable(f"{hub} answered {status} for {place}. Try again later.") from None
         except OfflineModeIsEnabled:
             raise Unavailable(f"{place} cannot be fetched while HF_HUB_OFFLINE is set.") from None
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             raise Unavailable(f"{hub} did not answer with JSON for {place}. Check HF_ENDPOINT and proxies.") from None
         except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
             raise Unavailable(
@@ -126,6 +179,29 @@ def _reason(error: Exception) -> str:
     """Return the kind of an error, and its text if that is from the system. Other texts may quote a header or a URL."""
     kind, text = type(error).__name__, str(error)
     return f"{kind}: {text}" if text and isinstance(error, (httpx2.NetworkError, httpx2.TimeoutException)) else kind
+
+
+def _file(sibling: Any) -> File:
+    """Return a file of a listing.
+
+    Raises:
+        JSONDecodeError: the hub announces something else.
+    """
+    try:
+        name, size, stored, blob = sibling["rfilename"], sibling.get("size"), sibling.get("lfs"), sibling.get("blobId")
+        digest = f"sha256:{stored['sha256']}" if stored else f"git:{blob}" if blob else ""
+        if isinstance(name, str) and (size is None or isinstance(size, int)):
+            return File(name, size, digest)
+    except (TypeError, KeyError, AttributeError):
+        pass
+    raise json.JSONDecodeError("expected a file", "", 0)
+
+
+def _reach(address: Any) -> int:
+    """Return how far inside of a network a server is: 0 public, 1 private, 2 of this machine or of its link."""
+    found = ip_address(address[0])
+    found = getattr(found, "ipv4_mapped", None) or found
+    return 2 if found.is_link_local or found.is_loopback else int(not found.is_global)
 
 
 def _skip(pieces: Iterator[bytes], count: int) -> Iterator[bytes]:

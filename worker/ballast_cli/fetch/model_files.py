@@ -24,6 +24,8 @@ MODULE_FILES = ("config.json", "*.safetensors")
 """Files of a sentence-transformers module. It has a directory, such as `1_Pooling`, which `modules.json` names."""
 _MOST_MODULES = 1 << 20
 """Bytes of the largest `modules.json` that is read."""
+MOST_FILES = 10_000
+"""Files of the largest model. A source that announces more may be wrong, or fill the disk with empty files."""
 NEVER = ("consolidated*",)
 """A second copy of the weights in another layout."""
 _PIECE = 1 << 20
@@ -75,7 +77,8 @@ def select(files: Iterable[File], source: str, config: str, read: Read) -> tuple
     """Return the files that an engine reads. `read` streams the content of a file of the source.
 
     Raises:
-        CliError: the file `config` or the weights are missing, or `modules.json` names no modules.
+        CliError: the file `config` or the weights are missing, there are too many files, or `modules.json` names no
+            modules.
     """
     listed = sorted(files, key=lambda file: file.name)
     plain = [file for file in listed if is_plain(file.name) and _matches(file, WANTED) and not _matches(file, NEVER)]
@@ -92,6 +95,11 @@ def select(files: Iterable[File], source: str, config: str, read: Read) -> tuple
             folders = _folders(pieces, source)
         patterns = [f"{escape(folder)}/{pattern}" for folder in folders for pattern in MODULE_FILES]
         plain += [file for file in listed if is_safe(file.name) and _matches(file, patterns)]
+    if len(plain) > MOST_FILES:
+        raise CliError(
+            f"{source} has {len(plain):,} files that an engine reads, and a model at most {MOST_FILES:,}. Name a "
+            "location that contains one model."
+        )
     return tuple(plain)
 
 

@@ -189,7 +189,7 @@ def shape(name: str) -> ModelShape:
         config = json.loads(path.read_text(encoding="utf-8"))
         beside = path.with_name("hf_quant_config.json")  # of older versions of ModelOpt, and read by vLLM, too
         stated = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{path} cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise BadInput(f"{path}: found {type(config).__name__}, expected the JSON object of a Hugging Face config")

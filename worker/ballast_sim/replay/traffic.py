@@ -114,7 +114,7 @@ def peak_rate(trace: Trace, seconds: float) -> float:
 def busiest(trace: Trace, tokens: float) -> range:
     """Return the rows, in sequence, that have these tokens in the least time; all rows if they have fewer."""
     times, sums = _times_and_sums(trace)
-    ends = ((at, bisect_left(sums, sums[at] + tokens)) for at in range(len(trace)))
+    ends = ((at, bisect_left(sums, sums[at] + tokens, at + 1)) for at in range(len(trace)))
     found = (range(at, end) for at, end in ends if end <= len(trace) and times[end - 1] > times[at])
     return min(found, key=lambda rows: times[rows[-1]] - times[rows[0]], default=range(len(trace)))
 
@@ -166,7 +166,7 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]
             continue
         try:
             row = json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadTrace(str(path), line, f"is not JSON ({error})") from error
         if not isinstance(row, dict):
             raise BadTrace(str(path), line, f"found {type(row).__name__}, expected a JSON object")
@@ -192,7 +192,7 @@ def _columns(path: Path, row: Mapping[str, Any], *, needs_times: bool) -> tuple[
 def _count(path: Path, line: int, column: str, found: object) -> int:
     try:
         number = float(found)  # type: ignore[arg-type]  # what float() does not take is the error below
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = -1.0
     if not (1 <= number < inf) or number != int(number):
         raise BadTrace(str(path), line, f"{column} is {found!r}; expected a whole number of tokens, 1 or more")
@@ -205,7 +205,7 @@ def _seconds(path: Path, line: int, column: str, found: object) -> float:
             when = datetime.fromisoformat(str(found))
             return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
         seconds = float(found) * (0.001 if column in _MILLISECONDS else 1.0)  # type: ignore[arg-type]  # likewise
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         seconds = float("nan")
     if not isfinite(seconds) or seconds < 0:
         wanted = "a date and time" if column in _DATES else "a number, 0 or more"
