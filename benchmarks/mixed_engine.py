@@ -26,6 +26,7 @@ from itertools import count
 from math import inf
 from random import Random
 
+from engine_integrity import check_integrity
 from replay import Clock, machine, parser, percentile, write
 
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
@@ -157,7 +158,7 @@ class Bench:
             if not engine.is_suspended:
                 engine.give_back(list(engine.requests))
             engine.step()
-        engine.check_integrity()
+        check_integrity(engine)
 
 
 def without_suspension(seen: EngineSnapshot) -> StepPlan:

@@ -20,6 +20,7 @@ from ballast_sim.replay.step_model import StepModel, profile
 from ballast_sim.replay.traffic import Arrival
 from llm_d.experts import GPT_OSS_A100
 from llm_d.first_come import FirstCome
+from llm_d.prefix_cache import CachedKv
 
 SCENARIOS = {
     "S0": "interactive only",
@@ -238,7 +239,7 @@ def scenario(case: Case, cycles: int) -> Scenario:
         replicas=case.replicas,
         seed=case.protocol.seed,
         cost=None if is_ours and case.is_fitted else linear(),
-        has_prefix_cache=True,
+        kv=CachedKv,
         num_layers=GPT_OSS_A100.shape.layers,
     )
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from engine_integrity import check_integrity
 
 import ballast_cli
 from ballast_engine.build import build_engine
@@ -173,7 +174,7 @@ def drive(
             one.note(now - one.arrival.at, is_first=one.first == 0.0)
         if after_step is not None:
             after_step(engine.stats())
-    engine.check_integrity()
+    check_integrity(engine)
     return list(seen.values()), time.monotonic() - begin
 
 

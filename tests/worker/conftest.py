@@ -19,6 +19,7 @@ import httpx
 import pytest
 import redis
 import uvloop
+from engine_integrity import check_integrity
 from waiting import until
 
 from ballast_api.worker_config import WorkerConfig
@@ -127,7 +128,7 @@ def _serve(config: WorkerConfig, path: Path | None = None, **options: Any) -> It
         server.should_exit = True
         thread.join(PATIENCE)
         assert not thread.is_alive()
-    worker.engine.check_integrity()
+    check_integrity(worker.engine)
 
 
 @pytest.fixture(scope="session")
