@@ -77,12 +77,7 @@ class Cluster:
     def __init__(
         self, *, observe_call: Callable[[str, str, int], None] | None = None, namespaces: Sequence[str] = ()
     ) -> None:
-        """Prepare a client.
-
-        Args:
-            observe_call: `observe_call(verb, kind, status)` is called for each answer; status 0 means no answer.
-            namespaces: lists contain the objects of these namespaces; by default of all.
-        """
+        """Prepare a client. `observe_call(verb, kind, status)` is called for each answer; status 0 means no answer."""
         self.namespaces = tuple(namespaces)
         """Lists contain the objects of these namespaces; empty for all."""
         self._observe_call = observe_call or (lambda _verb, _kind, _status: None)
@@ -111,10 +106,7 @@ class Cluster:
     async def apply(self, key: Key, manifest: Body, *, uid: str | None) -> Body:
         """Make an object match `manifest` by server-side apply, which takes over fields that others own.
 
-        Args:
-            key: the object.
-            manifest: the wanted fields.
-            uid: the object must have this uid. None: the object must not exist.
+        The object must have this uid. None: the object must not exist.
 
         Raises:
             Conflict: another object has the name.

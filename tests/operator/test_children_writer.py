@@ -15,7 +15,6 @@ from ballast_operator.children_writer import ChildrenWriter
 from ballast_operator.cluster import Cluster
 from ballast_operator.context import GcsValkey
 from ballast_operator.errors import ClusterUnavailable, Forbidden, Invalid
-from ballast_operator.inference_deployment import RESOURCE_TYPE
 from ballast_operator.kinds import (
     DEPLOYMENT,
     INFERENCE_DEPLOYMENT,
@@ -58,8 +57,8 @@ class FailingCluster:
 def test_a_failure_after_a_problem_is_counted_and_ends_the_plan_if_the_api_server_is_away(
     failure: Exception, is_raised: bool, deletions: int
 ) -> None:
-    cluster, memory = FailingCluster(failure), ResourceMemory[Any]("u")
-    writer = ChildrenWriter(RESOURCE_TYPE, cast(Cluster, cluster), cast(Any, None), post=lambda *_: None)
+    cluster, memory = FailingCluster(failure), ResourceMemory("u")
+    writer = ChildrenWriter(cast(Cluster, cluster), cast(Any, None), post=lambda *_: None)
     key = Key(INFERENCE_DEPLOYMENT, "ns", "llm")
     try:
         problem, first = asyncio.run(writer.write(key, Metadata(name="llm"), PLAN, memory))

@@ -18,8 +18,8 @@ from ballast_api.nested_json import decoded
 from ballast_operator import content
 from ballast_operator.cache import Cache
 from ballast_operator.content import CHILD_MEBIBYTES, MEBIBYTE, MOST_LEVELS, items_of, trimmed, weight
-from ballast_operator.inference_deployment import RESOURCE_TYPE
 from ballast_operator.kinds import CONFIG_MAP, INFERENCE_DEPLOYMENT, SECRET, Body, Key
+from ballast_operator.queue_rules import own_queue
 
 MANY = 60_000
 AFFINITY = {"podAffinity": {"x": [{}] * MANY}}
@@ -58,7 +58,7 @@ def test_a_resource_is_kept_within_the_limit(spec: Body, metadata: Body, left_ou
     assert found.get(content.LEFT_OUT) == left_out
     assert trimmed(INFERENCE_DEPLOYMENT, found) == found
     assert (found["spec"]["model"], found["spec"]["replicas"], found["status"]) == (MODEL, 3, {"operator": "r"})
-    assert RESOURCE_TYPE.own_queue(found) == ("ns/q" if "offline" in spec else "ns/llm")
+    assert own_queue(found) == ("ns/q" if "offline" in spec else "ns/llm")
 
 
 def nested(levels: int, begin: str, end: str) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from control_plane import ControlPlane
 from operated import Cluster, running, until
+from resources import make_resource
 
-from ballast_api.inference_deployment import InferenceDeployment
 from ballast_operator.permitted import PodRules
 from ballast_operator.settings import OperatorSettings
 
@@ -23,9 +23,8 @@ STRICT = PodRules(
 
 
 def violations(rules: PodRules, *, model: dict[str, Any] | None = None, **template: Any) -> list[str]:
-    spec = {"model": {"uri": "hf://a/b"} | (model or {}), "template": template}
-    about = {"name": "llm", "namespace": "research"}
-    return list(rules.violations(InferenceDeployment.read({"metadata": about, "spec": spec}, "test")))
+    model = {"uri": "hf://a/b"} | (model or {})
+    return list(rules.violations(make_resource(namespace="research", model=model, template=template)))
 
 
 def volume(kind: str, **content: Any) -> dict[str, Any]:
