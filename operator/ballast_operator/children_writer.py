@@ -25,9 +25,10 @@ from ballast_operator.errors import (
     NameTaken,
     ObjectNotFound,
 )
-from ballast_operator.kinds import SECRET, Body, Key, Kind
+from ballast_operator.kinds import SECRET, SERVICE, Body, Key, Kind
 from ballast_operator.plan import (
     MOUNTED,
+    NEEDED,
     Annotate,
     Apply,
     ChildrenPlan,
@@ -104,8 +105,8 @@ class ChildrenWriter:
                     continue
             if apply.key.kind == SECRET:
                 memory.lost.add(apply.key)
-            if apply.key.kind in MOUNTED and not apply.is_for_others:
-                break  # no pod may start with an object of another owner, or with an old one
+            if _is_needed(apply, key):
+                break  # no pod may start with an object of another owner or with an old one, or without its policy
         for size in wanted.resize:
             try:
                 with _failing_fast(size.key.kind, slow):
@@ -266,6 +267,18 @@ class ChildrenWriter:
         if not paths <= known:
             log.warning("the cluster changes applied fields", kind=step.key.kind.name, fields=sorted(paths)[:8])
             memory.tolerated[step.key] = Tolerated(wanted, known | paths)
+
+
+def _is_needed(failed: Apply, resource: Key) -> bool:
+    """Return whether no pod of a resource may start after the write of a child failed.
+
+    The head of a Ray cluster connects to a Service that is not named like the resource. A policy or a Service of the
+    resource itself stays in force.
+    """
+    if failed.key.kind in MOUNTED:
+        return not failed.is_for_others
+    is_named = failed.key.kind == SERVICE and failed.key.name != resource.name
+    return failed.uid is None and (failed.key.kind in NEEDED or is_named)
 
 
 @contextlib.contextmanager

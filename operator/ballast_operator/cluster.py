@@ -20,6 +20,7 @@ from kubernetes.aio.client import ApiClient, ApiException, Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
 from ballast_api.names import FIELD_MANAGER, SCALING_MANAGER
+from ballast_api.nested_json import decoded
 from ballast_log import Log
 from ballast_operator.content import items_of
 from ballast_operator.errors import (
@@ -340,11 +341,16 @@ class Cluster:
 
 
 class ListingClient(ApiClient):  # type: ignore[misc]
-    """Decodes the objects of a list of names one after another: their labels may take much memory."""
+    """Decodes objects however deep they are nested. Decodes those of a list of names one after another.
+
+    Their labels may take much memory.
+    """
 
     def deserialize(self, response: Any, response_type: str) -> Any:
         if response_type != NAMES:
-            return super().deserialize(response, response_type)
+            with contextlib.suppress(ValueError):
+                return decoded(response.data)
+            return response.data
         items, rest = items_of(response.data, _named)
         return rest | {"items": items}
 

@@ -22,6 +22,9 @@ NEVER = timedelta(days=36500)
 PAGE = 20
 """Objects that a list requests at the same time. The API server admits objects of 1.5 MiB, and pages of several kinds
 are in memory at the same time."""
+NO_FINALIZER = "no finalizer"
+"""A name that the API server refuses. Kopf removes its finalizer from each object, and all operators that use Kopf
+have the same one by default."""
 CHILDREN_SELECTOR = f"{MANAGED_BY_LABEL}={OPERATOR}"
 
 
@@ -71,6 +74,7 @@ def settings(*, sees_kinds: bool) -> kopf.OperatorSettings:
     found.scanning.disabled = not sees_kinds  # it watches CRDs and namespaces, which needs a ClusterRole
     found.watching.chunk_size = PAGE
     found.persistence.diffbase_storage = _NothingToCompare()
+    found.persistence.finalizer = NO_FINALIZER
     for kind in WATCHED:
         if kind != INFERENCE_DEPLOYMENT:
             found.watching.label_selectors[kind.group, kind.version, kind.plural] = CHILDREN_SELECTOR

@@ -30,7 +30,7 @@ from ballast_operator.kinds import (
     Kind,
 )
 from ballast_operator.own_secrets import copied_hash, gcs_secret_writes, redis_secret_writes
-from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, changes, deletions, held, without_file
+from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, changes, deletions, held, without_needed
 from ballast_operator.poll_result import PollResult, QueueSource
 from ballast_operator.ray_status import num_pods
 from ballast_operator.resource_status import former_queues
@@ -66,7 +66,7 @@ def plan(
         files[ON_RAY] = files[version]
     copied = copied_hash(resource, snapshot, context)
     wanted = list(_wanted(resource, snapshot, context, texts, copied, version=version))
-    changed, waiting = changes(wanted, snapshot), without_file(wanted, snapshot)
+    changed, waiting = changes(wanted, snapshot), without_needed(wanted, snapshot)
     return ChildrenPlan(
         costs=tuple(deletion_costs(resource, snapshot, poll)),
         apply=(

@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import kopf
+from kopf._cogs.structs.finalizers import is_deletion_blocked
+from kopf._core.reactor import processing
+
 from ballast_api.names import child_labels
 from ballast_operator import handlers
 from ballast_operator.cache import Cache
@@ -38,3 +42,13 @@ def test_an_event_that_shows_nothing_new_reconciles_no_resource() -> None:
     owner = Key(INFERENCE_DEPLOYMENT, "ns", "llm")
     assert [event("ADDED", 1), event("MODIFIED", 1), event("MODIFIED", 2)] == [[owner], [], [owner]]
     assert [event("DELETED", 3), cache.uids(POD)] == [[owner], {}]
+
+
+def test_a_finalizer_of_another_operator_that_uses_kopf_stays() -> None:
+    """Kopf removes the finalizer of its settings from each object, and all operators have the same one by default."""
+    others = kopf.OperatorSettings().persistence.finalizer
+    own = handlers.settings(sees_kinds=False).persistence.finalizer
+
+    assert "finalizer" in processing.process_resource_causes.__code__.co_names
+    assert not is_deletion_blocked(kopf.Body({"metadata": {"finalizers": [others]}}), own)
+    assert " " in own, "the API server refuses it, so no object has it"

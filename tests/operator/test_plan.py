@@ -303,9 +303,13 @@ def test_an_object_that_another_owner_shares_with_a_deleted_namesake_is_not_wait
     owners.append(owners[0] | {"kind": "Database", "name": "db", "uid": "u-9"})
     assert plan(make_resource(1), ClusterSnapshot("u-2", left), CONTEXT).apply == (), "the ConfigMap is waited for"
 
+    policy = Key(NETWORK_POLICY, "ns", "llm")
     del left[CONFIG_KEY]
     applied = [step.key for step in plan(make_resource(1), ClusterSnapshot("u-2", left), CONTEXT).apply]
-    assert applied == [CONFIG_KEY, SERVICE_KEY]
+    assert applied == [CONFIG_KEY], "no pod starts before the policy is there"
+    del left[policy]
+    applied = [step.key for step in plan(make_resource(1), ClusterSnapshot("u-2", left), CONTEXT).apply]
+    assert applied == [CONFIG_KEY, policy, SERVICE_KEY]
 
 
 def test_a_path_that_the_cluster_always_changes_is_tolerated_and_others_are_not() -> None:

@@ -89,6 +89,19 @@ PLACES: dict[str, dict[str, Any]] = {
     "CSI volume": {
         "template": {"volumes": [{"name": "x", "csi": {"driver": "d", "nodePublishSecretRef": {"name": "theirs"}}}]}
     },
+    "attribute of a CSI volume": {
+        "template": {
+            "volumes": [
+                {
+                    "name": "x",
+                    "csi": {
+                        "driver": "smb.csi.k8s.io",
+                        "volumeAttributes": {"secretname": "theirs", "secretNamespace": "n", "source": "//s"},
+                    },
+                }
+            ]
+        }
+    },
     "other volumes": {
         "template": {"volumes": [{"name": "x", "azureFile": {"secretName": "theirs", "shareName": "s"}}]}
     },

@@ -19,7 +19,7 @@ from kopf._cogs.structs import credentials
 from kopf._core.reactor import orchestration, processing, queueing
 
 from ballast_operator import streams
-from ballast_operator.content import MEBIBYTE, weight
+from ballast_operator.content import LEFT_OUT, MEBIBYTE, weight
 from ballast_operator.kinds import CRD, DEPLOYMENT, INFERENCE_DEPLOYMENT, POD, RULE, Kind
 
 
@@ -103,7 +103,7 @@ def test_an_error_of_a_watch_makes_it_list_again(error: dict[str, Any], monkeypa
         found = streams.Streams((DEPLOYMENT,), lambda: relisted.append(True), retry_seconds=0.0)
         found.install()
         seen = [event async for event in watch_of(DEPLOYMENT, times=2)]
-        assert found.missing == ("Deployment",)
+        assert "not watched: Deployment (its watch failed: " in found.unwatched or error == EXPIRED
         return seen
 
     monkeypatch.setattr(fetching, "fetch_objs", lists_nothing)
@@ -145,11 +145,13 @@ def test_a_watch_whose_kind_goes_causes_an_audit(is_gone: bool, monkeypatch: pyt
 
 
 @asynccontextmanager
-async def serving(answer: Callable[[], Awaitable[web.StreamResponse]]) -> AsyncIterator[None]:
-    """Let Kopf call an API server with one answer."""
+async def serving(
+    answer: Callable[[], Awaitable[web.StreamResponse]], watched: str | None = None
+) -> AsyncIterator[None]:
+    """Let Kopf call an API server with one answer to lists, and one to watches."""
 
-    async def respond(_: web.BaseRequest) -> web.StreamResponse:
-        return await answer()
+    async def respond(request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(text=watched) if watched is not None and "watch" in request.query else await answer()
 
     async with RawTestServer(respond) as server:
         vault = credentials.Vault({"me": kopf.ConnectionInfo(server=str(server.make_url("")))})
@@ -284,3 +286,44 @@ def test_kopf_gets_the_objects_of_a_page_within_their_limit() -> None:
 
     assert (len(items), version) == (3, "7")
     assert weight(items, 2**40) < MEBIBYTE
+
+
+def test_an_object_that_is_nested_deep_ends_no_list_and_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's decoder fails on it. Whoever may create one resource could stop the operator for all of them."""
+    deep = "[" * 9900 + "]" * 9900
+    hostile = f'{{"metadata":{{"name":"hostile","namespace":"n"}},"spec":{{"template":{{"affinity":{deep}}}}}}}'
+    other = '{"metadata":{"name":"other","namespace":"m"}}'
+    listed = f'{{"items":[{hostile},{other}],"metadata":{{"resourceVersion":"7"}}}}'
+    watched = "".join(f'{{"type":"MODIFIED","object":{each}}}\n' for each in (hostile, other))
+
+    async def answer() -> web.Response:
+        return web.Response(text=listed, content_type="application/json")
+
+    async def watch() -> tuple[list[Any], str]:
+        found = streams.Streams((INFERENCE_DEPLOYMENT,), lambda: None)
+        found.install()
+        path = INFERENCE_DEPLOYMENT.path()
+        resource = SimpleNamespace(
+            group=INFERENCE_DEPLOYMENT.group,
+            plural=INFERENCE_DEPLOYMENT.plural,
+            get_url=lambda params, **_: f"{path}?watch=true" if "watch" in params else path,
+        )
+        async with serving(answer, watched):
+            events = watching.infinite_watch(
+                settings=kopf.OperatorSettings(), resource=cast(Any, resource), namespace=None
+            )
+            seen = [await anext(events) for _ in range(5)]
+            unwatched = found.unwatched
+            await cast(Any, events).aclose()
+        return seen, unwatched
+
+    assert "json" in api.stream.__code__.co_names
+    monkeypatch.setattr(watching, "continuous_watch", watching.continuous_watch)  # restored after the test
+    monkeypatch.setattr(fetching, "api", fetching.api)
+    monkeypatch.setattr(api, "json", api.json)  # type: ignore[attr-defined]
+    seen, unwatched = asyncio.run(watch())
+
+    names = [event if event == watching.Bookmark.LISTED else event["object"]["metadata"]["name"] for event in seen]
+    assert names == ["hostile", "other", watching.Bookmark.LISTED, "hostile", "other"]
+    assert seen[0]["object"][LEFT_OUT] == seen[3]["object"][LEFT_OUT] == ["spec.template"]
+    assert unwatched == ""
