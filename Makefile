@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Processes that run the tests: one for each core, four at most. `PARALLEL=` runs them one after the other.
-PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
+# Processes that run the tests: one more than there are cores, because many tests wait, and four at most. `PARALLEL=` runs
+# the tests one after the other.
+PARALLEL ?= -n $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 1, 4))') --dist worksteal
 # vLLM needs versions of its own, and gigabytes: it has an environment of its own.
 VLLM_VENV ?= .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin

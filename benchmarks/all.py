@@ -14,13 +14,12 @@ from pathlib import Path
 HERE = Path(__file__).parent
 LEFT_OUT = {
     *("all.py", "size.py", "mutation.py", "demo_pooled.py", "constants.py", "pooled.py", "operator_scale.py"),
-    *("foresight.py", "mixed_engine.py", "frontier.py", "llm_d_protocol.py", "policy_change.py", "soak.py"),
+    *("foresight.py", "mixed_engine.py", "llm_d_protocol.py", "policy_change.py", "soak.py"),
     *("job_queue_peers.py", "native_and_vllm.py", "ray_serve.py", "vllm_adapter_cost.py", "vllm_encoder.py"),
     *("vllm_api_server.py", "vllm_llm_d.py", "vllm_mixed.py", "vllm_step_sizes.py"),
 }
 """Scripts that are no benchmarks, that need vLLM, Ray or an API server, or that are longer than all others together."""
 QUICK = {
-    "attention.py": ("--repeats", "3"),
     "ceilings.py": ("--requests", "300"),
     "engine_step.py": ("--repeats", "3"),
     "fairness.py": ("--minutes", "2"),

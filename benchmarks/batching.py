@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field, replace
+from statistics import median
 
-from replay import Arrival, Seen, azure, build, drive, machine, median, parser, percentile, write
+from replay import Seen, azure, build, drive, machine, parser, percentile, write
 from replay.static_batch import build_static
 
 from ballast_engine.build import build_engine
 from ballast_engine.stats import EngineStats
+from ballast_sim.replay.traffic import Arrival
 
 LOAD = 0.7
 MODES = {"continuous": build_engine, "static": build_static}
@@ -75,13 +77,13 @@ def main() -> int:
     for turn in range(rounds):
         for mode in MODES:
             before = engines[mode].stats().steps
-            _, seconds = drive(engines[mode], [replace(arrival, at=0.0) for arrival in arrivals], seed=turn)
+            _, seconds = drive(engines[mode], [replace(arrival, seconds=0.0) for arrival in arrivals], seed=turn)
             steps = engines[mode].stats().steps - before
             sides[mode].tokens_per_second.append(num_output / seconds)
             sides[mode].occupancy.append(num_output / steps / asked.slots)
     pace = LOAD * median(sides["continuous"].tokens_per_second)
-    speed = pace * arrivals[-1].at / num_output
-    timed = [replace(arrival, at=arrival.at / speed) for arrival in arrivals]
+    speed = pace * arrivals[-1].seconds / num_output
+    timed = [replace(arrival, seconds=arrival.seconds / speed) for arrival in arrivals]
     for turn in range(rounds):
         for mode in MODES:
             seen, _ = drive(engines[mode], timed, seed=1000 + turn, after_step=sides[mode].note)

@@ -9,8 +9,11 @@ answer, by the most prompt tokens that a step may compute. All chunk sizes run a
 from __future__ import annotations
 
 import sys
+from statistics import median
 
-from replay import Arrival, build, drive, machine, median, parser, write
+from replay import build, drive, machine, parser, write
+
+from ballast_sim.replay.traffic import Arrival
 
 
 def main() -> int:

@@ -1,18 +1,15 @@
 """Measure the time of one executor step by batch, with the compiled kernels and with torch alone.
 
-    python benchmarks/engine_step.py [--model DIR | --shape small|100m|1b] [--threads N] [--repeats N]
+    python benchmarks/engine_step.py [--model DIR] [--threads N] [--repeats N]
 
 Without options, the model is the one that ships with Ballast. Both sides run alternately, so that other work on the
-machine affects both. The output has the medians, the best time, and tokens per second. `--shape` fills an architecture
-with random weights.
+machine affects both. The output has the medians, the best time, and tokens per second.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import tempfile
 import time
 from pathlib import Path
 
@@ -22,15 +19,10 @@ from replay import MODEL
 
 from ballast_engine.batch import Batch, SampleRow
 from ballast_engine.executor import Executor
-from ballast_engine.loader import LoadFormat, load
+from ballast_engine.loader import load
 from ballast_engine.request import SamplingParams
 
 BLOCK_TOKENS = 16
-SHAPES = {
-    "small": {"hidden_size": 256, "intermediate_size": 576, "layers": 4, "heads": 4, "kv_heads": 2, "vocab": 4096},
-    "100m": {"hidden_size": 768, "intermediate_size": 2048, "layers": 12, "heads": 12, "kv_heads": 4, "vocab": 16384},
-    "1b": {"hidden_size": 2048, "intermediate_size": 8192, "layers": 16, "heads": 32, "kv_heads": 8, "vocab": 32768},
-}
 CASES = {
     "decode 1": ((300, 1),),
     "decode 4": ((300, 1),) * 4,
@@ -42,39 +34,15 @@ CASES = {
 }
 
 
-def write_config(directory: Path, shape: str) -> None:
-    """Write the configuration of a Llama model of a shape, without weights."""
-    sizes = SHAPES[shape]
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": sizes["hidden_size"],
-        "intermediate_size": sizes["intermediate_size"],
-        "num_hidden_layers": sizes["layers"],
-        "num_attention_heads": sizes["heads"],
-        "num_key_value_heads": sizes["kv_heads"],
-        "vocab_size": sizes["vocab"],
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": True,
-    }
-    (directory / "config.json").write_text(json.dumps(config))
-
-
-def make_batch(
-    requests: tuple[tuple[int, int], ...],
-    *,
-    num_blocks: int,
-    block_tokens: int = BLOCK_TOKENS,
-    vocabulary: int = 1,
-    temperature: float = 0.0,
-) -> Batch:
+def make_batch(requests: tuple[tuple[int, int], ...], *, num_blocks: int, vocabulary: int, temperature: float) -> Batch:
     """Return a batch of requests by (context, tokens computed now), in random pages."""
     rng = np.random.default_rng(0)
-    width = -(-max(context for context, _ in requests) // block_tokens)
+    width = -(-max(context for context, _ in requests) // BLOCK_TOKENS)
     order = rng.permutation(num_blocks)
     tables = order[: width * len(requests)].reshape(len(requests), width)
     positions = [np.arange(context - now, context) for context, now in requests]
     slots = [
-        tables[index][where // block_tokens] * block_tokens + where % block_tokens
+        tables[index][where // BLOCK_TOKENS] * BLOCK_TOKENS + where % BLOCK_TOKENS
         for index, where in enumerate(positions)
     ]
     starts = np.cumsum([0] + [now for _, now in requests])
@@ -92,18 +60,12 @@ def make_batch(
     )
 
 
-def report(directory: Path, load_format: LoadFormat, options: argparse.Namespace) -> None:
+def report(options: argparse.Namespace) -> None:
     """Run every case on both sides and print a table."""
     num_blocks = 64 * -(-1024 // BLOCK_TOKENS)
     sides: dict[str, Executor] = {}
     for attention in ("cpu", "sdpa"):
-        loaded = load(
-            directory,
-            dtype="float32",
-            load_format=load_format,
-            attention=attention,
-            threads=options.threads,
-        )
+        loaded = load(options.model, dtype="float32", attention=attention, threads=options.threads)
         sides[attention] = Executor(loaded, num_blocks=num_blocks, block_tokens=BLOCK_TOKENS)
         config = loaded.config
     print(
@@ -133,18 +95,12 @@ def main() -> None:
     """Choose the model and measure it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", type=Path, default=MODEL)
-    parser.add_argument("--shape", choices=SHAPES)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--temperature", type=float, default=0.0)
     options = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}")
-    if options.shape is None:
-        report(options.model, "auto", options)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        write_config(Path(folder), options.shape)
-        report(Path(folder), "dummy", options)
+    report(options)
 
 
 if __name__ == "__main__":

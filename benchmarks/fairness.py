@@ -13,8 +13,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from ballast_cli.demo.traffic import ONLINE_TRACE
 from ballast_policy.snapshot import PolicyConfig, TenantShare
 from ballast_sim.replay.fairness import jain, most_ahead, service_gap
 from ballast_sim.replay.jobs import SimulatedJob
@@ -22,8 +22,6 @@ from ballast_sim.replay.policies import Ballast
 from ballast_sim.replay.simulation import Run, Scenario, simulate
 from ballast_sim.replay.step_model import REFIT_A100
 from ballast_sim.replay.traffic import Arrival, excerpt, read
-
-TRACES = Path(__file__).parents[1] / "worker" / "ballast_cli" / "demo" / "traces"
 
 
 @dataclass(frozen=True)
@@ -101,9 +99,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10)
     options = parser.parse_args()
     lengths: dict[str, list[Arrival]] = {}
-    for arrival in read(TRACES / "vtc_arena.csv"):
+    for arrival in read(ONLINE_TRACE.with_name("vtc_arena.csv")):
         lengths.setdefault(arrival.tenant, []).append(arrival)
-    conversations = read(TRACES / "azure_conv_2023.csv")
+    conversations = read(ONLINE_TRACE)
     for case in cases(list(lengths)):
         print(describe(case, run(case, lengths, conversations, options.minutes), lengths), flush=True)
 

@@ -1,10 +1,9 @@
 """Measure the effect of admission by the predicted peak if KV is short: throughput, and tokens computed again.
 
 Offline work (arXiv lengths, never empty) runs with a share of online work (Azure conversations) on an A100 with
-Llama-3-8B in the simulator. The length of an answer is not known in advance. Four rules run with the same traffic and
-seed:
+Llama-3-8B in the simulator. Offline requests have the lengths of the trace exchanged: short prompts, long answers. The
+length of an answer is not known in advance. Three rules run with the same traffic and seed:
 
-- `full`: every request keeps KV blocks for its longest possible answer.
 - `longest`: the predicted peak, as if every answer had its longest possible length.
 - `tail`: 64 tokens for every request, which is the rule of the policy before it knows lengths.
 - `ballast`: the predicted peak by the usual lengths of answers.
@@ -16,23 +15,21 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
+from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_policy.plan import StepPlan
-from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 from ballast_policy.step.planner import plan
 from ballast_sim.replay.jobs import SimulatedJob
-from ballast_sim.replay.replica import Policy
 from ballast_sim.replay.report import report
 from ballast_sim.replay.simulation import Run, Scenario, simulate
 from ballast_sim.replay.step_model import REFIT_A100
 from ballast_sim.replay.traffic import Arrival, excerpt, read, read_lengths
 
-TRACES = Path(__file__).parents[1] / "worker" / "ballast_cli" / "demo" / "traces"
 ALONE_TOKENS_PER_SECOND = 8_000.0
 """Tokens per second at a load of 100 %: about the SLO-bound throughput at a TPOT of 50 ms."""
-RULES = ("full", "longest", "tail", "ballast")
+RULES = ("longest", "tail", "ballast")
 
 
 class Ruled:
@@ -48,43 +45,22 @@ class Ruled:
         unknown = replace(snapshot, expectation=replace(snapshot.expectation, outputs={}, unknown_share=0.0))
         if self._rule == "tail":
             return plan(unknown)
-        longest = replace(snapshot.config, tail_tokens=1 << 30)
-        waiting = _fitting_in_full(snapshot) if self._rule == "full" else snapshot.waiting
-        return plan(replace(unknown, config=longest, waiting=waiting))
+        return plan(replace(unknown, config=replace(snapshot.config, tail_tokens=1 << 30)))
 
 
-def _fitting_in_full(snapshot: EngineSnapshot) -> list:
-    """Return the waiting requests, without offline requests whose longest answer does not fit with the others."""
-    size = snapshot.config.block_tokens
-    whole = [-(-(r.num_prompt + r.max_output) // size) for r in snapshot.residents]
-    left = snapshot.config.num_blocks - sum(whole)
-    kept = []
-    for request in snapshot.waiting:
-        if request.request_class is RequestClass.OFFLINE:
-            left -= -(-(request.num_prompt + request.max_output) // size)
-            if left < 0:
-                break
-        kept.append(request)
-    return kept
-
-
-def run(rule: str, online: list[Arrival], offline: list[Arrival], kv_tokens: int, options: argparse.Namespace) -> Run:
+def run(rule: str, online: list[Arrival], offline: list[Arrival], kv_tokens: int, minutes: float) -> Run:
     """Simulate one rule."""
     config = PolicyConfig(
-        slots=256, num_blocks=kv_tokens // 16, chunk_tokens=512, offline_share=options.reservation, ttft=1.0, tpot=0.05
+        slots=256, num_blocks=kv_tokens // 16, chunk_tokens=512, offline_share=0.0, ttft=1.0, tpot=0.05
     )
-
-    def policy() -> Policy:
-        return Ruled(rule)
-
     scenario = Scenario(
         config=config,
         model=REFIT_A100,
-        policy=policy,
+        policy=partial(Ruled, rule),
         online=online,
         offline=lambda: [SimulatedJob.endless("offline", offline)],
-        seconds=60 * options.minutes,
-        warmup_seconds=20 * options.minutes,
+        seconds=60 * minutes,
+        warmup_seconds=20 * minutes,
         cost=REFIT_A100,
     )
     return simulate(scenario)
@@ -102,26 +78,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kv-tokens", default="440000,220000,110000")
     parser.add_argument("--load", default="0,40", help="online loads in percent")
-    parser.add_argument("--reservation", type=float, default=0.0)
     parser.add_argument("--minutes", type=float, default=20, help="a third of it is warm-up")
-    parser.add_argument(
-        "--offline",
-        choices=("read", "write"),
-        default="write",
-        help="arXiv lengths, or with prompt and answer exchanged",
-    )
-    parser.add_argument("--rules", default=",".join(RULES))
     options = parser.parse_args()
-    trace, offline = read(TRACES / "azure_conv_2023.csv"), read_lengths(TRACES / "arxiv_summarization.csv")
-    if options.offline == "write":
-        offline = [replace(item, num_prompt=item.num_output, num_output=item.num_prompt) for item in offline]
+    trace, lengths = read(ONLINE_TRACE), read_lengths(OFFLINE_TRACE)
+    offline = [replace(item, num_prompt=item.num_output, num_output=item.num_prompt) for item in lengths]
     print("KV tokens  load  rule     tokens/s  offline/s  computed again  preempted  TTFT p50    p99     met  TPOT met")
     for kv_tokens in map(int, options.kv_tokens.split(",")):
         for load in map(float, options.load.split(",")):
             rate = load / 100 * ALONE_TOKENS_PER_SECOND
             online = excerpt(trace, rate, 60 * options.minutes) if load else []
-            for rule in options.rules.split(","):
-                found = run(rule, online, offline, kv_tokens, options)
+            for rule in RULES:
+                found = run(rule, online, offline, kv_tokens, options.minutes)
                 result, num_preempted = report(found), found.replicas[0].num_preempted
                 print(
                     f"{kv_tokens:9,}  {load:3.0f}%  {rule:8} {result.total_tokens:8,.0f}  "

@@ -17,16 +17,15 @@ tokens of prompt, lognormal answers (mean 500, standard deviation 400, at most 2
 
 Latencies are of requests that arrive in the bursts of measured cycles: all but the first two. TTFT counts from arrival.
 ITL is the inter-token latency as guidellm reports it: the mean gap between two tokens of one request. Percentiles are
-over requests, and all seeds are pooled. The jobs run early, so most measured bursts have no batch work beside them. The
+over requests. The jobs run early, so most measured bursts have no batch work beside them. The
 column "beside batch" is about the requests that arrived in any burst while a job was unfinished, warm-up included:
 their TTFT p99 and ITL p99 over those of S0. The goal counts in both.
 
 Step times are those of gpt-oss-120b on an A100 (`llm_d.experts`), calibrated on the published rows without batch
 work; the last table shows the errors of these and of all other rows. KV cache: 80 GiB x 0.9, less the weights, less
-2 GB for activations; 36 layers, 8 KV heads, head dimension 64, 16 bits. `--kv windowed` counts the 18 layers with
-sliding-window attention as keeping 128 tokens, as vLLM does; `--kv uniform` counts all layers equally. The
-length of the system prompts is not published: 64 tokens are assumed. The simulator has neither a network nor vLLM's
-asynchronous scheduling, and adds nothing to TTFT for them.
+2 GB for activations; 36 layers, 8 KV heads, head dimension 64, 16 bits. The 18 layers with sliding-window attention
+keep 128 tokens, as in vLLM. The length of the system prompts is not published: 64 tokens are assumed. The simulator has
+neither a network nor vLLM's asynchronous scheduling, and adds nothing to TTFT for them.
 """
 
 from __future__ import annotations
@@ -37,16 +36,13 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from itertools import product
-from math import inf
 from pathlib import Path
 
 from llm_d.calibration import calibrate, check
-from llm_d.experts import GPT_OSS_A100
 from llm_d.picture import column, draw
-from llm_d.protocol import KV, SCENARIOS, UNSUSPENDED, Case, Outcome, Protocol, linear, run
-from llm_d.table import FACTOR, as_json, pooled, print_rows
+from llm_d.protocol import SCENARIOS, UNSUSPENDED, Case, Outcome, Protocol, run
+from llm_d.table import FACTOR, as_json, p99, print_rows
 
 
 def main() -> int:
@@ -60,16 +56,15 @@ def main() -> int:
     pictures = []
     is_met = True
     for arrivals, replicas in product(options.arrivals, options.replicas):
-        outcomes = measure(options, arrivals, replicas)
-        rows = [pooled(of_scenario) for of_scenario in outcomes]
+        rows = measure(options, arrivals, replicas)
         slo = next((row.case for row in rows if row.case.scenario in ("ballast", UNSUSPENDED)), None)
         told = f"; SLO of Ballast: TTFT {1e3 * slo.ttft:.1f} ms, TPOT {1e3 * slo.tpot:.1f} ms" if slo else ""
-        print(f"\n{arrivals} arrivals, {replicas} replica(s), bursts of {options.rate:g} requests/s, ms{told}")
+        print(f"\n{arrivals} arrivals, {replicas} replica(s), bursts of {Protocol().burst_rate:g} requests/s, ms{told}")
         print_rows(rows)
         found += [as_json(row, rows[0]) for row in rows]
         is_met &= not any(row["missed"] for row in found if row["scenario"] == "ballast")
         if arrivals == options.arrivals[0]:
-            pictures.append(column([of_scenario[0] for of_scenario in outcomes]))
+            pictures.append(column(rows))
     print(f"\nGoal: p99 of TTFT and ITL at most {FACTOR:g} times S0; jobs done within 12 min on one replica, 10 on two")
     checks = check(is_quick=options.quick) if options.check else []
     print(f"\n{time.perf_counter() - begun:.0f} s, {time.process_time():.0f} s of CPU time in this process")
@@ -80,43 +75,22 @@ def main() -> int:
     return 0 if is_met else 1
 
 
-def measure(options: argparse.Namespace, arrivals: str, replicas: int) -> list[list[Outcome]]:
-    """Run every scenario with every seed; S0 goes first, because the SLO follows from it."""
+def measure(options: argparse.Namespace, arrivals: str, replicas: int) -> list[Outcome]:
+    """Run every scenario; S0 goes first, because the SLO follows from it."""
     protocol = Protocol(
-        burst_rate=options.rate,
         phase_seconds=options.phase,
         cycles=options.cycles,
         warmup_cycles=min(options.warmup, options.cycles - 1),
         items=options.items,
         is_poisson=arrivals == "poisson",
-        most_cycles=max(options.cycles, options.most_cycles),
+        most_cycles=max(options.cycles, 8 if options.quick else Protocol().most_cycles),
     )
-    base = Case(
-        scenario="S0",
-        replicas=replicas,
-        protocol=protocol,
-        reservation=options.reservation / 100,
-        is_fitted=options.cost == "fitted",
-        model=linear() if options.step_times == "linear" else replace(GPT_OSS_A100, diversity=options.diversity),
-        kv=options.kv,
-        batch_rate=options.batch_rate,
-        concurrency=options.concurrency,
-    )
-    protocols = [replace(protocol, seed=seed) for seed in options.seeds]
-    alone = list(run_all((replace(base, protocol=each) for each in protocols), options.processes))
-    if any(outcome.failure for outcome in alone):
-        raise SystemExit(f"interactive traffic alone failed: {alone[0].failure}")
-    slo = pooled(alone)
-    base = replace(
-        base,
-        ttft=options.ttft_ms / 1e3 if options.ttft_ms else options.slo_factor * slo.ttft.p99,
-        tpot=options.tpot_ms / 1e3 if options.tpot_ms else options.slo_factor * slo.itl.p99,
-    )
-    others = [name for name in options.scenario if name != "S0"]
-    cases = [replace(base, scenario=name, protocol=each) for name in others for each in protocols]
-    rest = list(run_all(cases, options.processes))
-    size = len(protocols)
-    return [alone, *(rest[index : index + size] for index in range(0, len(rest), size))]
+    alone = run(Case("S0", replicas, protocol))
+    if alone.failure:
+        raise SystemExit(f"interactive traffic alone failed: {alone.failure}")
+    promise = (FACTOR * p99(alone.ttft), FACTOR * p99(alone.itl))
+    others = [Case(name, replicas, protocol, *promise) for name in options.scenario if name != "S0"]
+    return [alone, *run_all(others, options.processes)]
 
 
 def run_all(cases: Iterable[Case], processes: int) -> Iterator[Outcome]:
@@ -135,28 +109,10 @@ def parser() -> argparse.ArgumentParser:
     add("--replicas", type=_numbers, default=[1, 2], metavar="N,...")
     add("--arrivals", type=_words("constant", "poisson"), default=["constant", "poisson"], metavar="KIND,...")
     add("--scenario", type=_words(*SCENARIOS), default=list(SCENARIOS), metavar="NAME,...", help=", ".join(SCENARIOS))
-    add("--seeds", type=_numbers, default=[0], metavar="N,...", help="latencies are pooled, the slowest jobs count")
     add("--cycles", type=int, default=10, help="cycles of 180 s, warm-up included")
     add("--warmup", type=int, default=2, help="cycles at the start whose latencies do not count")
-    add("--most-cycles", type=int, default=24, help="a run ends there even if batch work is left")
-    add("--rate", type=float, default=15.0, help="interactive requests per second in a burst")
     add("--phase", type=float, default=90.0, help="seconds of an idle phase and of a burst")
     add("--items", type=int, default=1000, help="requests of each job")
-    add("--batch-rate", type=float, default=4.0, help="batch requests per second of S1, as published")
-    add("--concurrency", type=int, default=10, help="batch requests in flight of S6, on all replicas")
-    add("--cost", choices=("fitted", "known"), default="fitted", help="cost model of Ballast: fitted to its own steps")
-    add("--step-times", choices=("experts", "linear"), default="experts", help="linear: the policy's form, fitted")
-    add("--diversity", type=float, default=GPT_OSS_A100.diversity, help="1: every token chooses experts independently")
-    add(
-        "--kv",
-        choices=KV,
-        default=KV[0],
-        help="KV of layers with sliding-window attention: their window, or all tokens",
-    )
-    add("--reservation", type=float, default=0.0, help="percent of slots reserved for offline work")
-    add("--slo-factor", type=float, default=FACTOR, help="SLO of Ballast over the p99 of S0")
-    add("--ttft-ms", type=_positive, help="SLO of Ballast instead of the factor")
-    add("--tpot-ms", type=_positive, help="likewise")
     add("--processes", type=int, default=1, help="runs at a time")
     add("--no-check", dest="check", action="store_false", help="leave out the check against published rows")
     add("--calibrate", action="store_true", help="only fit the step times to the published rows again")
@@ -164,19 +120,12 @@ def parser() -> argparse.ArgumentParser:
     add("--plot", type=Path, metavar="FILE")
     add("--quick", action="store_true", help="constant arrivals and 4 cycles (unless options say otherwise)")
     if "--quick" in sys.argv:
-        made.set_defaults(arrivals=["constant"], cycles=4, warmup=1, most_cycles=8)
+        made.set_defaults(arrivals=["constant"], cycles=4, warmup=1)
     return made
 
 
 def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < inf:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected milliseconds above 0")
-    return value
 
 
 def _words(*known: str) -> object:

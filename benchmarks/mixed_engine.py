@@ -20,13 +20,14 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
 from random import Random
 
-from replay import Clock, machine, parser, percentile, write
+from engine_integrity import check_integrity
+from replay import Clock, machine, parser, percentile, scaled, write
 
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_engine.build import build_engine
@@ -41,19 +42,9 @@ from ballast_policy.step.planner import plan
 from ballast_sim.replay.policies import Fill, held_to
 from ballast_sim.replay.traffic import Arrival, excerpt, read, read_lengths
 
-LONGEST = 480
-"""Most tokens of prompt and answer. Longer requests of the traces are cut to it."""
+LONGEST = 481
+"""Prompt and answer have fewer tokens. Longer requests of the traces are cut."""
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
-
-
-def scaled(arrivals: Sequence[Arrival], scale: float) -> list[Arrival]:
-    """Return the arrivals with shorter requests at the same times."""
-    out = []
-    for arrival in arrivals:
-        num_output = min(max(1, round(arrival.num_output / scale)), LONGEST // 2)
-        num_prompt = min(max(1, round(arrival.num_prompt / scale)), LONGEST - num_output)
-        out.append(replace(arrival, num_prompt=num_prompt, num_output=num_output))
-    return out
 
 
 def requests(arrivals: Iterator[Arrival], request_class: RequestClass, seed: int) -> Iterator[GenerationRequest]:
@@ -157,7 +148,7 @@ class Bench:
             if not engine.is_suspended:
                 engine.give_back(list(engine.requests))
             engine.step()
-        engine.check_integrity()
+        check_integrity(engine)
 
 
 def without_suspension(seen: EngineSnapshot) -> StepPlan:
@@ -219,12 +210,14 @@ def main() -> int:
     policy = {"chunk_tokens": 256, "ttft": asked.ttft_ms / 1e3, "tpot": asked.tpot_ms / 1e3}
     clock = Clock()
     engine = build_engine(
-        EngineOptions(directory=asked.model, slots=asked.slots, threads=1, max_model_len=LONGEST + 32),
+        EngineOptions(directory=asked.model, slots=asked.slots, threads=1, max_model_len=LONGEST + 31),
         PolicyConfig(slots=asked.slots, num_blocks=1, offline_share=0.0, **policy),
         clock=clock,
     )
     config = engine.policy
-    trace, lengths = scaled(read(ONLINE_TRACE), asked.scale), scaled(read_lengths(OFFLINE_TRACE), asked.scale)
+    trace, lengths = (
+        scaled(each, asked.scale, longest=LONGEST) for each in (read(ONLINE_TRACE), read_lengths(OFFLINE_TRACE))
+    )
     bench = Bench(engine, clock, config, trace, lengths)
     maximums = {}
     for name, step in (("unbounded", inf), ("SLO-bound", config.tpot)):

@@ -32,7 +32,8 @@ from ballast_api.names import config_map
 from ballast_api.worker_config import content_hash
 from ballast_cli.demo.polling import read_metrics
 from ballast_operator.context import OperatorContext
-from ballast_operator.inference_deployment import CHILDREN, plan
+from ballast_operator.inference_deployment import plan
+from ballast_operator.kinds import CHILDREN
 from ballast_operator.plan import ClusterSnapshot
 from ballast_queue.redis_store import Queue
 from ballast_queue.status import ClassLoad, ReservationStatus, SloStatus, WorkerStatus

@@ -68,8 +68,6 @@ class Variant:
     cap: float | None = None
     is_fitted: bool = False
     has_job: bool = True
-    most_risk: float | None = None
-    """The accepted risk of `--most-risk`; None for that of the policy."""
     objective: float | None = None
     """Share of the online requests that must keep their SLO; None for 99 %."""
 
@@ -254,16 +252,15 @@ known_maximums: dict[tuple[int, float, int], dict[str, BenchRow]] = {}
 """Throughput of offline work alone, by slots, TPOT, and offline lengths. Each process has its own."""
 
 
-def measure(name: str, seed: int, *, is_quick: bool, most_risk: float | None = None) -> SeedRuns:
+def measure(name: str, seed: int, *, is_quick: bool) -> SeedRuns:
     """Run online alone and every variant of a workload."""
     chosen = workloads()[name]
-    variants = (replace(variant, most_risk=most_risk) for variant in (ALONE, *chosen.variants))
     bench, load = chosen.make(seed, chosen.seconds(is_quick=is_quick))
     # Several workloads share a maximum throughput, which takes seconds to measure.
     key = (bench.config.slots, bench.bound_tpot or bench.config.tpot, hash(tuple(bench.offline)))
     bench.maximums = known_maximums.setdefault(key, bench.maximums)
     online = bench.online(load)
-    outcomes = tuple(run(bench, online, variant) for variant in variants)
+    outcomes = tuple(run(bench, online, variant) for variant in (ALONE, *chosen.variants))
     return SeedRuns(name, seed, bench.config, bench.bound, outcomes)
 
 
@@ -284,8 +281,6 @@ def scenario_of(
     if variant.cap is not None:
         ttft, tpot = bench.capped_slo or (config.ttft, config.tpot)
         config = replace(config, max_interference=variant.cap, ttft=ttft, tpot=tpot)
-    if variant.most_risk is not None:
-        config = replace(config, most_risk=variant.most_risk)
     if variant.objective is not None:
         config = replace(config, objective=variant.objective)
     scenario = replace(
@@ -377,7 +372,6 @@ def cells(row: Row) -> tuple[str, ...]:
     """Format one row."""
     if row.failure:
         return row.workload, row.variant, "-", "failed", *["-"] * 9
-    thirds = [lost for lost in (row.worst_third_ttft_lost, row.worst_third_tpot_lost) if lost is not None]
     return (
         row.workload,
         row.variant,
@@ -386,7 +380,7 @@ def cells(row: Row) -> tuple[str, ...]:
         points(row.ttft_lost),
         percent(row.tpot_attainment, 2),
         points(row.tpot_lost),
-        points(max(thirds, default=None)),
+        points(worst(row)),
         percent(row.total),
         percent(row.offline),
         *(number(value) for value in (row.ttft_p50_ms, row.ttft_p99_ms)),
@@ -509,7 +503,6 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--only", metavar="WORKLOAD,...", help=f"workloads to run, of {', '.join(known)}; a prefix selects several"
     )
-    parser.add_argument("--most-risk", type=float, metavar="SHARE", help="accepted risk instead of that of the policy")
     parser.add_argument("--jobs", type=int, default=2, help="number of processes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file after each workload")
     parser.add_argument("--resume", action="store_true", help="skip the workloads that the file of --json already has")
@@ -537,7 +530,7 @@ def main() -> int:
             found.setdefault(row.workload, []).append(row)
     began = time.monotonic()
     wanted = [name for name in args.workloads if name not in found]
-    for name, measured_rows in measured(wanted, is_quick=args.quick, jobs=args.jobs, most_risk=args.most_risk):
+    for name, measured_rows in measured(wanted, is_quick=args.quick, jobs=args.jobs):
         found[name] = measured_rows
         if args.json:
             write_rows(args.json, in_order(found), is_quick=args.quick)
@@ -567,9 +560,7 @@ def read_rows(path: Path, *, is_quick: bool) -> dict[tuple[str, str], Row]:
     return {row.key: row for row in (Row(**fields) for fields in document["rows"])}
 
 
-def measured(
-    names: Sequence[str], *, is_quick: bool, jobs: int, most_risk: float | None = None
-) -> Iterator[tuple[str, list[Row]]]:
+def measured(names: Sequence[str], *, is_quick: bool, jobs: int) -> Iterator[tuple[str, list[Row]]]:
     """Measure the workloads in several processes, the longest first, and print progress."""
     known = workloads()
     cost = {name: (1 + len(known[name].variants)) * known[name].seconds(is_quick=is_quick) / 60 for name in names}
@@ -582,8 +573,7 @@ def measured(
     of_seeds: dict[str, list[SeedRuns]] = {name: [] for name in names}
     began, done = time.monotonic(), 0.0
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        measured_by = partial(measure, is_quick=is_quick, most_risk=most_risk)
-        futures = {pool.submit(measured_by, name, seed): (name, seed) for name, seed in tasks}
+        futures = {pool.submit(measure, name, seed, is_quick=is_quick): (name, seed) for name, seed in tasks}
         for future in as_completed(futures):
             name, seed = futures[future]
             of_seeds[name].append(future.result())

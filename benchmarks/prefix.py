@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import numpy as np
-from replay import Arrival, build, drive, machine, median, parser, write
+from replay import build, drive, machine, parser, write
 
 from ballast_engine.engine import BallastEngine
 from ballast_engine.request import Output
+from ballast_sim.replay.traffic import Arrival
 
 SIDES = {"with cache": True, "without": False}
 

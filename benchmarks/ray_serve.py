@@ -30,12 +30,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from urllib.parse import urlsplit
 
 import httpx
 import psutil
 import yaml
-from replay import MODEL, median, percentile
+from replay import MODEL, percentile
 from replay.random_llama import LlamaShape, make_model
 from replay.worker import stream, wait_until_ready
 

@@ -15,8 +15,9 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from statistics import median
 
-from replay import MODEL, median, percentile
+from replay import MODEL, percentile
 from replay.worker import HOST, stream, worker
 
 from ballast_engine.build import build_engine

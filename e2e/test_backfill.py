@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jobs
@@ -28,9 +30,7 @@ REPLAY = ("poisson", "7", "4", "30")
 @pytest.fixture(scope="module")
 def mixed(cluster: Cluster, namespace: str) -> str:
     """Start one worker with eight slots, two of them reserved for offline."""
-    cluster.apply(RESOURCE, namespace=namespace)
-    cluster.wait_ready("mixed", namespace=namespace)
-    cluster.wait_pods("mixed", 1, namespace=namespace)
+    cluster.start(RESOURCE, namespace=namespace)
     return "mixed"
 
 
@@ -46,20 +46,10 @@ def queue(namespace: str, mixed: str) -> str:
     return f"{namespace}/{mixed}"
 
 
-class Online:
-    """A client that sends online requests to the Service."""
-
-    def __init__(self, client: Client, namespace: str, name: str) -> None:
-        self._client = client
-        self._place = (f"{name}.{namespace}.svc", "8000", jobs.MODEL)
-
-    def send(self, *how: str) -> Any:
-        return self._client.script("replay.py", *self._place, *how, seconds=180)
-
-
 @pytest.fixture(scope="module")
-def online(client: Client, namespace: str, mixed: str) -> Online:
-    return Online(client, namespace, mixed)
+def send(client: Client, namespace: str, mixed: str) -> Callable[..., Any]:
+    """`send("burst", "9")` sends online requests to the Service."""
+    return partial(client.script, "replay.py", f"{mixed}.{namespace}.svc", "8000", jobs.MODEL, seconds=180)
 
 
 @pytest.fixture
@@ -73,15 +63,15 @@ def running(client: Client, queue: str) -> Any:
 
 
 def test_the_same_replay_keeps_its_promise_with_a_job_beside_it(
-    online: Online, prometheus: Prometheus, namespace: str, client: Client, queue: str
+    send: Callable[..., Any], prometheus: Prometheus, namespace: str, client: Client, queue: str
 ) -> None:
     place = f'namespace="{namespace}"'
     decoded = f'sum(ballast_tokens_total{{{place}, class="offline", phase="decode"}})'
 
-    alone = online.send(*REPLAY)
+    alone = send(*REPLAY)
     before = prometheus.value(decoded)
     job = jobs.submit(client, queue, 3000, most=64)
-    beside = online.send(*REPLAY)
+    beside = send(*REPLAY)
     harvested = prometheus.value(decoded) - before
     kept = prometheus.value(f'sum(ballast_slo_requests_total{{{place}, slo="ttft", met="true"}})')
     promised = prometheus.value(f'sum(ballast_slo_requests_total{{{place}, slo="ttft"}})')
@@ -100,9 +90,9 @@ def test_the_same_replay_keeps_its_promise_with_a_job_beside_it(
 
 
 def test_under_saturating_online_load_offline_keeps_its_reservation(
-    cluster: Cluster, online: Online, prometheus: Prometheus, namespace: str, running: jobs.Submitted
+    cluster: Cluster, send: Callable[..., Any], prometheus: Prometheus, namespace: str, running: jobs.Submitted
 ) -> None:
-    answers = online.send("saturate", "32", "20")
+    answers = send("saturate", "32", "20")
     place = f'namespace="{namespace}"'
     # Parked requests hold no slot.
     held = f'sum(ballast_slots{{{place}, class="offline", state="running"}})'
@@ -122,7 +112,7 @@ def test_under_saturating_online_load_offline_keeps_its_reservation(
 
 
 def test_in_a_burst_the_lent_slots_come_back_within_two_steps(
-    cluster: Cluster, online: Online, prometheus: Prometheus, namespace: str, running: jobs.Submitted
+    cluster: Cluster, send: Callable[..., Any], prometheus: Prometheus, namespace: str, running: jobs.Submitted
 ) -> None:
     place = f'namespace="{namespace}"'
     lent = SLOTS - RESERVED
@@ -132,7 +122,7 @@ def test_in_a_burst_the_lent_slots_come_back_within_two_steps(
     (pod,) = cluster.pods("mixed", namespace=namespace)
     before = cluster.metrics(pod)
 
-    answers = online.send("burst", str(lent))
+    answers = send("burst", str(lent))
 
     after = cluster.metrics(pod)
     gained = {name: after[name] - before[name] for name in after if name.startswith("ballast_reclaim_steps_bucket")}

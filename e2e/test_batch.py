@@ -23,7 +23,8 @@ def test_items_of_any_redis_client_with_the_least_of_rights_are_served_as_well(
 ) -> None:
     inbox, password, name = f"ballast:{{{queue}}}:inbox", token_hex(16), "raw"
     release.valkey("acl", "setuser", "submitter", "on", f">{password}", "resetkeys", f"~{inbox}", "-@all", "+xadd")
-    entries = [f"XADD {inbox} * item '{json.dumps(line)}' job nightly tenant research" for line in lines_of(name)]
+    lines = jobs.lines(50, name=name)
+    entries = [f"XADD {inbox} * item '{json.dumps(line)}' job nightly tenant research" for line in lines]
     entries.append(f"XADD {inbox} * job nightly tenant research end 1")
 
     said = release.valkey(user="submitter", password=password, stdin="\n".join(entries) + "\n")
@@ -34,17 +35,11 @@ def test_items_of_any_redis_client_with_the_least_of_rights_are_served_as_well(
     jobs.Submitted(client, queue, "nightly", 50, 16, name).finish(seconds=120, compared=10)
 
 
-def lines_of(name: str) -> list[dict]:
-    return jobs.lines(50, name=name)
-
-
 def test_a_line_that_cannot_be_served_is_an_error_result_beside_the_others(client: Client, queue: str) -> None:
     lines = jobs.lines(3)
     lines[1]["body"]["model"] = "gpt-4"
 
-    job = client.submit(lines, queue=queue)
-    jobs.until(lambda: client.job(job, queue=queue)["state"] == "completed", seconds=60, said="the end of the job")
-    results = {result["custom_id"]: result for result in client.results(job, queue=queue)}
+    results = jobs.results(client, lines, queue=queue, seconds=60)
 
     assert set(results) == {"item-0", "item-1", "item-2"}
     assert "gpt-4" in json.dumps(results["item-1"]["error"])

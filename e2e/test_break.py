@@ -84,7 +84,7 @@ def test_a_pod_that_is_deleted_gives_its_items_back_and_no_token_is_computed_twi
         leased = job.counts["leased"]
 
         cluster.kubectl("delete", "pod", pod["metadata"]["name"], "-n", namespace, "--wait=false")
-        until(lambda: not leases(cluster, pod), seconds=20, said="the pod holds no lease", pause=0.1)
+        until(lambda: not cluster.leases(pod), seconds=20, said="the pod holds no lease", pause=0.1)
         last = drawn(cluster, pod)
 
         cluster.wait_pods(first, 2, namespace=namespace)
@@ -140,7 +140,7 @@ def test_a_drain_of_the_only_node_takes_one_pod_and_waits_for_the_other(
     job, _ = holding
     pods = cluster.pods(first, namespace=namespace)
     (node,) = {pod["spec"]["nodeName"] for pod in pods}
-    until(lambda: all(leases(cluster, pod) > 0 for pod in pods), seconds=60, said="both pods hold leases", pause=0.1)
+    until(lambda: all(cluster.leases(pod) > 0 for pod in pods), seconds=60, said="both pods hold leases", pause=0.1)
     words = ("--pod-selector", f"app.kubernetes.io/instance={first}", "--delete-emptydir-data", "--timeout=20s")
     with loop(client, namespace, first) as online:
         assert job.counts["leased"] > 0
@@ -173,10 +173,6 @@ def test_deletion_of_the_resource_leaves_nothing_behind(
     assert job.counts["leased"] == 0
     assert job.counts["waiting"] > 0
     assert job.client.differences(job.queue) == []
-
-
-def leases(cluster: Cluster, pod: dict[str, Any]) -> float:
-    return cluster.metrics(pod)["ballast_leases"]
 
 
 def drawn(cluster: Cluster, pod: dict[str, Any]) -> float:

@@ -18,9 +18,7 @@ RESOURCE = tiny("fenced", replicas=2, slots=4, offline={"leaseSeconds": LEASE})
 @pytest.fixture(scope="module")
 def queue(cluster: Cluster, namespace: str) -> str:
     """Start two workers with short leases, and return the name of their queue."""
-    cluster.apply(RESOURCE, namespace=namespace)
-    cluster.wait_ready("fenced", namespace=namespace)
-    cluster.wait_pods("fenced", 2, namespace=namespace)
+    cluster.start(RESOURCE, count=2, namespace=namespace)
     return f"{namespace}/fenced"
 
 

@@ -32,12 +32,8 @@ def manifests() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def kueue(cluster: Cluster) -> Iterator[None]:
     """Install Kueue, unless the cluster has it."""
-    had = cluster.get("crd", "clusterqueues.kueue.x-k8s.io") is not None
-    if not had:
-        cluster.provider.install_addon("kueue")
-    yield
-    if not had:
-        cluster.provider.remove_addon("kueue")
+    with cluster.addon("kueue", "clusterqueues.kueue.x-k8s.io"):
+        yield
 
 
 @pytest.fixture(scope="module")

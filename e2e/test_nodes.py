@@ -109,7 +109,7 @@ def working(
             if node != lost
         ]
         job = jobs.submit(client, f"{namespace}/{name}", ITEMS, most=TOKENS)
-        until(lambda: leases(cluster, pods[lost]) > 0, seconds=60, said=f"leases on {lost}", pause=0.1)
+        until(lambda: cluster.leases(pods[lost]) > 0, seconds=60, said=f"leases on {lost}", pause=0.1)
         yield Workers(cluster, namespace, job, pods, through, direct)
 
 
@@ -297,7 +297,3 @@ def wanted(cluster: Cluster, namespace: str, name: str) -> int:
     """Return the replicas that the operator asks the Deployment for."""
     assert cluster.get(INFD, name, namespace=namespace)
     return int(cluster.get("deployment", name, namespace=namespace)["spec"]["replicas"])
-
-
-def leases(cluster: Cluster, pod: dict[str, Any]) -> float:
-    return cluster.metrics(pod)["ballast_leases"]

@@ -25,12 +25,8 @@ RESOURCE = tiny("watched", replicas=2, monitoring={"scrapeSeconds": 5})
 @pytest.fixture(scope="module")
 def addon(cluster: Cluster) -> Iterator[None]:
     """Install the Prometheus operator with a Prometheus that takes all objects, unless the cluster has it."""
-    had = cluster.get("crd", "prometheuses.monitoring.coreos.com") is not None
-    if not had:
-        cluster.provider.install_addon("prometheus-operator")
-    yield
-    if not had:
-        cluster.provider.remove_addon("prometheus-operator")
+    with cluster.addon("prometheus-operator", "prometheuses.monitoring.coreos.com"):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +34,7 @@ def watched(cluster: Cluster, release: Release, namespace: str, addon: None) -> 
     """Turn on the ServiceMonitor and the alerts of the chart, and start two workers."""
     words = ("upgrade", NAME, release.package, "-n", NAMESPACE, "--reuse-values", "--wait", "--timeout", "3m")
     cluster.helm(*words, "--set=serviceMonitor.enabled=true,prometheusRule.enabled=true")
-    cluster.apply(RESOURCE, namespace=namespace)
-    cluster.wait_ready("watched", namespace=namespace)
-    cluster.wait_pods("watched", 2, namespace=namespace)
+    cluster.start(RESOURCE, count=2, namespace=namespace)
     yield "watched"
     cluster.helm(*words, "--set=serviceMonitor.enabled=false,prometheusRule.enabled=false")
 

@@ -71,9 +71,7 @@ def test_a_new_password_reaches_the_same_workers_and_nothing_is_lost(
 def test_a_new_certificate_reaches_everyone_and_nothing_restarts(
     cluster: Cluster, namespace: str, client: Client, release: Release
 ) -> None:
-    cluster.apply(sample(), namespace=namespace)
-    cluster.wait_ready("laptop", namespace=namespace)
-    cluster.wait_pods("laptop", 2, namespace=namespace)
+    cluster.start(sample(), count=2, namespace=namespace)
     everyone = {pod["metadata"]["uid"] for part in ("operator", "queue") for pod in release.pods(part)}
     pods, before = images(cluster, namespace), served(client)
     job = jobs.submit(client, f"{namespace}/laptop", ITEMS, most=TOKENS)

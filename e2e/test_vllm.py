@@ -61,9 +61,7 @@ def node(cluster: Cluster, release: Release) -> str:
 @pytest.fixture(scope="module")
 def native(cluster: Cluster, node: str, namespace: str) -> dict[str, Any]:
     """Run the resource on the native engine. Return its pod."""
-    cluster.apply(MANIFEST, namespace=namespace)
-    cluster.wait_ready(NAME, namespace=namespace)
-    (pod,) = cluster.wait_pods(NAME, 1, namespace=namespace)
+    (pod,) = cluster.start(MANIFEST, namespace=namespace)
     return pod
 
 
@@ -149,15 +147,11 @@ def test_a_job_with_logprobs_and_several_choices_is_complete(
         for number in range(ITEMS)
     ]
 
-    job = client.submit(lines, queue=queue)
-    until(
-        lambda: client.job(job, queue=queue)["state"] == "completed", seconds=600, said="the job is complete", pause=2
-    )
-    bodies = {result["custom_id"]: result["response"]["body"] for result in client.results(job, queue=queue)}
+    results = jobs.results(client, lines, queue=queue, seconds=600)
 
-    assert len(bodies) == ITEMS
+    assert len(results) == ITEMS
     for number in range(ITEMS):
-        choices = bodies[f"i{number}"]["choices"]
+        choices = results[f"i{number}"]["response"]["body"]["choices"]
         if number % 2:
             assert len(choices[0]["logprobs"]["content"][0]["top_logprobs"]) == 2
         else:
@@ -188,17 +182,10 @@ def test_a_second_resource_embeds_the_texts_of_a_job(
         cluster.wait_ready("embedder", namespace=namespace, seconds=START_SECONDS)
         bodies = [{"model": jobs.MODEL, "input": TEXTS[number % len(TEXTS)]} for number in range(40)]
         lines = [{"custom_id": f"e{i}", "url": "/v1/embeddings", "body": body} for i, body in enumerate(bodies)]
-        job = client.submit(lines, queue=queue)
-        until(
-            lambda: client.job(job, queue=queue)["state"] == "completed",
-            seconds=180,
-            said="the job is complete",
-            pause=2,
-        )
-        results = {result["custom_id"]: result["response"]["body"] for result in client.results(job, queue=queue)}
+        results = jobs.results(client, lines, queue=queue, seconds=180)
     finally:
         cluster.kubectl("delete", "infd", "embedder", "-n", namespace, "--timeout=60s", seconds=70)
-    vectors = [results[f"e{number}"]["data"][0]["embedding"] for number in range(40)]
+    vectors = [results[f"e{number}"]["response"]["body"]["data"][0]["embedding"] for number in range(40)]
 
     assert len({tuple(vector) for vector in vectors}) == len(TEXTS)
     for number, vector in enumerate(vectors):
@@ -227,9 +214,7 @@ def test_adapters_answer_with_their_weights_for_their_tenants(
             for model in models
             for number, line in enumerate(jobs.lines(10))
         ]
-        job = client.submit(lines, queue=queue, options=("--tenant", tenant))
-        until(lambda: client.job(job, queue=queue)["state"] in jobs.OVER, seconds=180, said="the job is over", pause=2)
-        return {result["custom_id"]: result for result in client.results(job, queue=queue)}
+        return jobs.results(client, lines, queue=queue, options=("--tenant", tenant), seconds=180)
 
     try:
         cluster.wait_ready("adapted", namespace=namespace, seconds=START_SECONDS)

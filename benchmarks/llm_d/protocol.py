@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from math import ceil, inf, log, sqrt
 from random import Random
 
-from ballast_policy.learning.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.errors import SimError
 from ballast_sim.replay.jobs import SimulatedJob
@@ -16,10 +15,11 @@ from ballast_sim.replay.policies import Ballast, Fill
 from ballast_sim.replay.replica import Policy
 from ballast_sim.replay.simulated_request import SimulatedRequest
 from ballast_sim.replay.simulation import Run, Scenario, simulate
-from ballast_sim.replay.step_model import StepModel, profile
+from ballast_sim.replay.step_model import StepModel
 from ballast_sim.replay.traffic import Arrival
 from llm_d.experts import GPT_OSS_A100
 from llm_d.first_come import FirstCome
+from llm_d.prefix_cache import CachedKv
 
 SCENARIOS = {
     "S0": "interactive only",
@@ -47,21 +47,17 @@ MEMORY, MEMORY_SHARE, ACTIVATIONS = 80 * 2**30, 0.9, 2e9
 """Bytes of an A100 80GB, the share that vLLM takes by default, and what activations and CUDA graphs are assumed to
 need."""
 SLOTS, BLOCK_TOKENS = 1024, 16
-EXPERT_SHARE = GPT_OSS_A100.shape.experts_per_token / GPT_OSS_A100.shape.experts
-KV = ("windowed", "uniform")
-"""What is counted of layers with sliding-window attention: their window, or the whole context."""
 
 
-def kv_tokens(kv: str) -> int:
+def kv_tokens() -> int:
     """Return the tokens of KV cache beside the weights.
 
     The simulator counts every token alike. A layer with sliding-window attention keeps its window only, as in vLLM, so
-    that a long request takes less per token: `windowed` counts at a batch request halfway through a mean answer.
+    that a long request takes less per token. The tokens are those of a batch request halfway through a mean answer.
     """
     shape = GPT_OSS_A100.shape
     length = PROMPT + MEAN / 2
-    kept = shape.window if kv == "windowed" else length
-    layers = shape.layers - shape.windowed_layers * (1 - kept / length)
+    layers = shape.layers - shape.windowed_layers * (1 - shape.window / length)
     left = MEMORY * MEMORY_SHARE - ACTIVATIONS - shape.weight_bytes
     return int(left / (shape.layer_kv_bytes * layers))
 
@@ -147,13 +143,7 @@ class Case:
     ttft: float = inf
     """SLO of Ballast, in seconds."""
     tpot: float = inf
-    reservation: float = 0.0
-    is_fitted: bool = True
-    """Ballast fits its cost model on the steps of the run. Otherwise it knows a fit to steps of all mixes."""
-    knows_experts: bool = True
-    """The cost model of Ballast knows that steps read the experts that their tokens touch."""
     model: StepModel = GPT_OSS_A100
-    kv: str = KV[0]
     batch_rate: float = 4.0
     """Batch requests per second of S1."""
     concurrency: int = 10
@@ -197,12 +187,6 @@ class Outcome:
         return sum(1 for seconds, window in zip(self.finished, WINDOWS, strict=False) if seconds <= window)
 
 
-@cache
-def linear() -> CostModel:
-    """Return the policy's own form, fitted to steps of all mixes of the model of experts."""
-    return profile(GPT_OSS_A100, expert_share=EXPERT_SHARE)
-
-
 def policy(case: Case) -> Callable[[], Policy]:
     """Return what makes the policy of one replica."""
     if case.scenario == "S0":
@@ -221,12 +205,12 @@ def scenario(case: Case, cycles: int) -> Scenario:
     is_ours = case.scenario.startswith("ballast")
     config = PolicyConfig(
         slots=SLOTS,
-        num_blocks=kv_tokens(case.kv) // BLOCK_TOKENS,
+        num_blocks=kv_tokens() // BLOCK_TOKENS,
         block_tokens=BLOCK_TOKENS,
-        offline_share=case.reservation if is_ours else 0.0,
+        offline_share=0.0,
         ttft=case.ttft if is_ours else inf,
         tpot=case.tpot if is_ours else inf,
-        expert_share=EXPERT_SHARE if case.knows_experts else 0.0,
+        expert_share=GPT_OSS_A100.shape.experts_per_token / GPT_OSS_A100.shape.experts,
         can_suspend=case.scenario != UNSUSPENDED,
     )
     return Scenario(
@@ -237,8 +221,7 @@ def scenario(case: Case, cycles: int) -> Scenario:
         offline=list if case.scenario in ALONE else case.protocol.jobs,
         replicas=case.replicas,
         seed=case.protocol.seed,
-        cost=None if is_ours and case.is_fitted else linear(),
-        has_prefix_cache=True,
+        kv=CachedKv,
         num_layers=GPT_OSS_A100.shape.layers,
     )
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple
 from math import inf, isfinite
 from typing import Any
 
 from ballast_cli.console import print_table
 from ballast_sim.replay.report import Percentiles
-from llm_d.protocol import ALONE, SCENARIOS, Case, Outcome
+from llm_d.protocol import ALONE, SCENARIOS, Outcome
 from llm_d.published import Cells, Published, alone, rows
 
 FACTOR = 1.25
@@ -20,65 +20,25 @@ LATENCIES = ("TTFT p50", "p95", "p99", "x S0", "ITL p50", "p95", "p99", "x S0")
 COLUMNS = ("scenario", *LATENCIES, "beside batch", "batch/s idle", "jobs done, min", "goal")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """All seeds of one scenario on one number of replicas. Times are seconds."""
-
-    case: Case
-    num_requests: int
-    ttft: Percentiles
-    itl: Percentiles
-    beside: tuple[float, float]
-    """TTFT p99 and ITL p99 of the requests that arrived in a burst while a job was unfinished."""
-    finished: tuple[float, ...]
-    """When each job was done in the slowest seed."""
-    num_in_window: int
-    """Jobs done in time in the slowest seed."""
-    idle_rate: float
-    num_steps: int
-    num_preempted: int
-    failure: str
-
-    @property
-    def done(self) -> float:
-        """When all jobs were done in the slowest seed."""
-        return max(self.finished, default=0.0)
+def p99(values: Sequence[float]) -> float:
+    """Return the 99th percentile."""
+    return Percentiles.of(values).p99
 
 
-def pooled(outcomes: Sequence[Outcome]) -> Row:
-    """Return the row of a scenario: latencies pooled over seeds, jobs by the slowest seed."""
-    return Row(
-        case=outcomes[0].case,
-        num_requests=sum(len(outcome.ttft) for outcome in outcomes),
-        ttft=Percentiles.of(value for outcome in outcomes for value in outcome.ttft),
-        itl=Percentiles.of(value for outcome in outcomes for value in outcome.itl),
-        beside=(
-            Percentiles.of(value for outcome in outcomes for value in outcome.ttft_beside).p99,
-            Percentiles.of(value for outcome in outcomes for value in outcome.itl_beside).p99,
-        ),
-        finished=tuple(max(each) for each in zip(*(outcome.finished for outcome in outcomes), strict=True)),
-        num_in_window=min(outcome.num_in_window for outcome in outcomes),
-        idle_rate=sum(outcome.idle_rate for outcome in outcomes) / len(outcomes),
-        num_steps=sum(outcome.num_steps for outcome in outcomes),
-        num_preempted=sum(outcome.num_preempted for outcome in outcomes),
-        failure=next((outcome.failure for outcome in outcomes if outcome.failure), ""),
-    )
-
-
-def missed(row: Row, s0: Row) -> tuple[str, ...]:
+def missed(row: Outcome, s0: Outcome) -> tuple[str, ...]:
     """Return what a scenario misses of the goal, in the measured bursts or in those beside batch work."""
     if row.failure:
         return ("failed",)
     minutes = MINUTES.get(row.case.replicas, inf)
     found = (
-        ("TTFT", max(row.ttft.p99, row.beside[0]) > FACTOR * s0.ttft.p99),
-        ("ITL", max(row.itl.p99, row.beside[1]) > FACTOR * s0.itl.p99),
+        ("TTFT", max(p99(row.ttft), p99(row.ttft_beside)) > FACTOR * p99(s0.ttft)),
+        ("ITL", max(p99(row.itl), p99(row.itl_beside)) > FACTOR * p99(s0.itl)),
         ("jobs", row.done > 60 * minutes),
     )
     return tuple(name for name, is_missed in found if is_missed)
 
 
-def print_rows(found: Sequence[Row]) -> None:
+def print_rows(found: Sequence[Outcome]) -> None:
     """Print the table of one number of replicas and one kind of arrivals; the first row is S0."""
     s0 = found[0]
     lines = []
@@ -93,23 +53,23 @@ def print_rows(found: Sequence[Row]) -> None:
             print(f"{SCENARIOS[row.case.scenario]} failed: {row.failure}")
 
 
-def _burst(row: Row) -> float:
+def _burst(row: Outcome) -> float:
     return row.case.protocol.burst_rate
 
 
-def _simulated(row: Row, s0: Row) -> tuple[str, ...]:
+def _simulated(row: Outcome, s0: Outcome) -> tuple[str, ...]:
     name = f"{row.case.scenario}: {SCENARIOS[row.case.scenario]}" if row.case.scenario[0] == "S" else row.case.scenario
     if row.failure:
         return (name, *("-",) * (len(COLUMNS) - 2), "failed")
     latencies = (
         *_three(row.ttft),
-        _times(row.ttft.p99, s0.ttft.p99),
+        _times(row.ttft, s0.ttft),
         *_three(row.itl, 1),
-        _times(row.itl.p99, s0.itl.p99),
+        _times(row.itl, s0.itl),
     )
     if not row.finished:
         return (name, *latencies, *("-",) * 4)
-    beside = ", ".join(_times(ours, theirs) for ours, theirs in zip(row.beside, (s0.ttft.p99, s0.itl.p99), strict=True))
+    beside = f"{_times(row.ttft_beside, s0.ttft)}, {_times(row.itl_beside, s0.itl)}"
     jobs = " / ".join(f"{seconds / 60:.1f}" if seconds < inf else "never" for seconds in row.finished)
     in_window = "" if row.num_in_window == len(row.finished) else f" ({row.num_in_window} in window)"
     verdict = missed(row, s0)
@@ -123,12 +83,13 @@ def _simulated(row: Row, s0: Row) -> tuple[str, ...]:
     )
 
 
-def _three(latency: Percentiles, digits: int = 0) -> tuple[str, ...]:
-    return tuple(f"{1e3 * value:.{digits}f}" for value in (latency.p50, latency.p95, latency.p99))
+def _three(latencies: Sequence[float], digits: int = 0) -> tuple[str, ...]:
+    return tuple(f"{1e3 * value:.{digits}f}" for value in astuple(Percentiles.of(latencies)))
 
 
-def _times(ours: float, theirs: float) -> str:
-    return f"{ours / theirs:.2f}" if isfinite(ours / theirs) else "-"
+def _times(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    ratio = p99(ours) / p99(theirs)
+    return f"{ratio:.2f}" if isfinite(ratio) else "-"
 
 
 def _published(row: Published, name: str = "") -> tuple[str, ...]:
@@ -149,20 +110,20 @@ def _ratio(ours: Cells, theirs: Cells | None) -> str:
     return "-"
 
 
-def as_json(row: Row, s0: Row) -> dict[str, Any]:
+def as_json(row: Outcome, s0: Outcome) -> dict[str, Any]:
     """Return a row as data; times are milliseconds if their name says so."""
     case = row.case
     return {
         "scenario": case.scenario,
         "replicas": case.replicas,
         "arrivals": "poisson" if case.protocol.is_poisson else "constant",
-        "num_requests": row.num_requests,
-        "ttft_ms": _finite([1e3 * v for v in (row.ttft.p50, row.ttft.p95, row.ttft.p99)]),
-        "itl_ms": _finite([1e3 * v for v in (row.itl.p50, row.itl.p95, row.itl.p99)]),
-        "ttft_p99_over_alone": _finite([row.ttft.p99 / s0.ttft.p99])[0],
-        "itl_p99_over_alone": _finite([row.itl.p99 / s0.itl.p99])[0],
-        "beside_ttft_p99_ms": _finite([1e3 * row.beside[0]])[0],
-        "beside_itl_p99_ms": _finite([1e3 * row.beside[1]])[0],
+        "num_requests": len(row.ttft),
+        "ttft_ms": _finite([1e3 * v for v in astuple(Percentiles.of(row.ttft))]),
+        "itl_ms": _finite([1e3 * v for v in astuple(Percentiles.of(row.itl))]),
+        "ttft_p99_over_alone": _finite([p99(row.ttft) / p99(s0.ttft)])[0],
+        "itl_p99_over_alone": _finite([p99(row.itl) / p99(s0.itl)])[0],
+        "beside_ttft_p99_ms": _finite([1e3 * p99(row.ttft_beside)])[0],
+        "beside_itl_p99_ms": _finite([1e3 * p99(row.itl_beside)])[0],
         "batch_per_s_idle": row.idle_rate,
         "jobs_done_min": _finite([seconds / 60 for seconds in row.finished]),
         "jobs_in_window": row.num_in_window,

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import platform
-import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from engine_integrity import check_integrity
 
 import ballast_cli
+from ballast_cli.demo.traffic import ONLINE_TRACE
 from ballast_engine.build import build_engine
 from ballast_engine.engine import BallastEngine
 from ballast_engine.options import EngineOptions
@@ -26,11 +26,10 @@ from ballast_engine.request import FinishReason, GenerationRequest, SamplingPara
 from ballast_engine.stats import EngineStats
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig
+from ballast_sim.replay.traffic import Arrival, read
 
-DEMO = Path(ballast_cli.__file__).parent / "demo"
-MODEL = DEMO / "model"
+MODEL = Path(ballast_cli.__file__).parent / "demo" / "model"
 """The model that ships."""
-AZURE = DEMO / "traces" / "azure_conv_2023.csv"
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -97,27 +96,19 @@ def build(
     return maker(EngineOptions(directory=model, slots=slots, **options), told)
 
 
-@dataclass(frozen=True)
-class Arrival:
-    """A future request: its time and its lengths."""
+def scaled(arrivals: Sequence[Arrival], scale: float, *, longest: int) -> list[Arrival]:
+    """Return the arrivals with lengths divided by `scale`, and cut so that no request has `longest` tokens."""
+    out = []
+    for arrival in arrivals:
+        num_output = min(max(1, round(arrival.num_output / scale)), longest // 2)
+        num_prompt = min(max(1, round(arrival.num_prompt / scale)), longest - num_output - 1)
+        out.append(replace(arrival, num_prompt=num_prompt, num_output=num_output))
+    return out
 
-    at: float
-    num_prompt: int
-    num_output: int
 
-
-def azure(count: int, *, scale: float, longest: int, speed: float = 1.0) -> list[Arrival]:
-    """Return the first requests of the trace, with lengths divided by `scale` and gaps by `speed`."""
-    arrivals = []
-    with AZURE.open() as file:
-        for row, _ in zip(csv.DictReader(file), range(count), strict=False):
-            num_output = max(1, round(int(row["generated_tokens"]) / scale))
-            num_prompt = max(1, round(int(row["context_tokens"]) / scale))
-            num_output = min(num_output, longest // 2)
-            arrivals.append(
-                Arrival(float(row["arrival_seconds"]) / speed, min(num_prompt, longest - num_output - 1), num_output)
-            )
-    return arrivals
+def azure(count: int, *, scale: float, longest: int) -> list[Arrival]:
+    """Return the first requests of the Azure conversation trace, scaled."""
+    return scaled(read(ONLINE_TRACE)[:count], scale, longest=longest)
 
 
 @dataclass
@@ -140,7 +131,7 @@ class Seen:
 
 
 def drive(
-    engine: BallastEngine, arrivals: Sequence[Arrival], *, seed: int, prefix: Sequence[int] = (), stream: bool = True,
+    engine: BallastEngine, arrivals: Sequence[Arrival], *, seed: int, prefix: Sequence[int] = (),
     after_step: Callable[[EngineStats], None] | None = None,
 ) -> tuple[list[Seen], float]:  # fmt: skip
     """Send requests when they are due, and step the engine to the end; return their results and the seconds."""
@@ -152,7 +143,6 @@ def drive(
             prompt=(*prefix, *rng.integers(5, 4000, one.arrival.num_prompt).tolist()),
             sampling=SamplingParams(temperature=0.0, max_tokens=one.arrival.num_output, ignore_eos=True),
             request_class=RequestClass.ONLINE,
-            stream=stream,
         )
         for name, one in seen.items()
     ]
@@ -160,26 +150,21 @@ def drive(
     begin = time.monotonic()
     while due or engine.has_work:
         now = time.monotonic() - begin
-        while due and seen[due[-1].request_id].arrival.at <= now:
+        while due and seen[due[-1].request_id].arrival.seconds <= now:
             engine.submit(due.pop())
         if not engine.has_work:
-            time.sleep(max(0.0, seen[due[-1].request_id].arrival.at - now))
+            time.sleep(max(0.0, seen[due[-1].request_id].arrival.seconds - now))
             continue
         outputs = engine.step()
         now = time.monotonic() - begin
         for output in outputs:
             assert output.finish_reason is not FinishReason.FAILED, output.error
             one = seen[output.request_id]
-            one.note(now - one.arrival.at, is_first=one.first == 0.0)
+            one.note(now - one.arrival.seconds, is_first=one.first == 0.0)
         if after_step is not None:
             after_step(engine.stats())
-    engine.check_integrity()
+    check_integrity(engine)
     return list(seen.values()), time.monotonic() - begin
-
-
-def median(values: Sequence[float]) -> float:
-    """Return the median."""
-    return statistics.median(values)
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import count
+from statistics import median
 from typing import Any
 
-from replay import Clock, median
+from replay import Clock
 from replay.side_process import SideProcess, pause
 
 TURN = 2.0

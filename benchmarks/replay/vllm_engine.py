@@ -10,7 +10,7 @@ from math import inf
 from random import Random
 from typing import Any
 
-from replay import Arrival
+from ballast_sim.replay.traffic import Arrival
 
 BUDGET = 2048
 """Most tokens of a step."""
@@ -129,9 +129,9 @@ class VllmEngine:
 
         `pause` is called with the result so far after each `pause_seconds`. The clock leaves out its time.
         """
-        last = online[-1].at if online else seconds
+        last = online[-1].seconds if online else seconds
         due = dict(zip((f"online-{next(self._serial)}" for _ in online), online, strict=True))
-        found = {name: Answer(arrival.at, num_output=arrival.num_output) for name, arrival in due.items()}
+        found = {name: Answer(arrival.seconds, num_output=arrival.num_output) for name, arrival in due.items()}
         replayed = Replayed(list(found.values()))
         left = list(due.items())[::-1]
         waiting: dict[str, int] = {}
@@ -145,14 +145,14 @@ class VllmEngine:
                 next_pause += pause_seconds
                 pause(replayed)
                 self.clock.jump(now + begin - self.clock())
-            while left and left[-1][1].at <= now:
+            while left and left[-1][1].seconds <= now:
                 name, arrival = left.pop()
-                self._add(name, arrival, late=now - arrival.at)
+                self._add(name, arrival, late=now - arrival.seconds)
             while feed.due(now, num_sent, len(waiting)):
                 num_sent += 1
                 self._add_offline(next(offline), waiting)
             if not self.engine.has_unfinished_requests():
-                wanted = min(left[-1][1].at if left else last, feed.upcoming(num_sent))
+                wanted = min(left[-1][1].seconds if left else last, feed.upcoming(num_sent))
                 self.clock.jump(max(0.0, wanted - now))
                 continue
             outputs = self.engine.step()

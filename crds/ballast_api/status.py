@@ -58,8 +58,8 @@ class ScalingStatus(StatusModel):
     """Reason, with numbers."""
 
 
-class ResourceStatus(StatusModel):
-    """The part of the status that every kind of resource has."""
+class Status(StatusModel):
+    """The observed state."""
 
     operator: str = Field(default="", max_length=317)
     """Release that reconciles the resource, by its Lease: `NAMESPACE/NAME`. Other releases write nothing to it."""
@@ -67,21 +67,6 @@ class ResourceStatus(StatusModel):
     """Generation of the spec that the status describes."""
     conditions: tuple[Condition, ...] = Field(default=(), max_length=16, json_schema_extra=keyed_by("type"))
     """Conditions of the resource; docs/conditions.md describes them."""
-
-    @field_validator("conditions")
-    @classmethod
-    def _known(cls, found: tuple[Condition, ...]) -> tuple[Condition, ...]:
-        """Ignore the conditions that other programs report on the resource."""
-        return tuple(condition for condition in found if condition.type in TYPES)
-
-    def condition(self, kind: ConditionType) -> Condition | None:
-        """Return the condition of that type, or None if it was not reported."""
-        return next((condition for condition in self.conditions if condition.type == kind), None)
-
-
-class Status(ResourceStatus):
-    """The observed state."""
-
     replicas: int = Field(default=0, ge=0)
     """Worker pods that exist."""
     ready_replicas: int = Field(default=0, ge=0)
@@ -108,3 +93,13 @@ class Status(ResourceStatus):
     """Slots of all workers; absent while no worker exists, and until one reports."""
     scaling: ScalingStatus | None = None
     """Set if `spec.scaling` is set."""
+
+    @field_validator("conditions")
+    @classmethod
+    def _known(cls, found: tuple[Condition, ...]) -> tuple[Condition, ...]:
+        """Ignore the conditions that other programs report on the resource."""
+        return tuple(condition for condition in found if condition.type in TYPES)
+
+    def condition(self, kind: ConditionType) -> Condition | None:
+        """Return the condition of that type, or None if it was not reported."""
+        return next((condition for condition in self.conditions if condition.type == kind), None)

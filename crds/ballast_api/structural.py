@@ -19,8 +19,12 @@ Schema = dict[str, Any]
 HOT_NOTE = " Running workers apply a change."
 """Added to the description of a hot field."""
 
-PRESERVED = {"x-kubernetes-preserve-unknown-fields": True}
-"""Of an object that has other fields than those that the schema names."""
+PRESERVED = {"x-kubernetes-preserve-unknown-fields": True, "x-kubernetes-map-type": "atomic"}
+"""Of an object that has other fields than those that the schema names.
+
+It has one owner. If each of its fields had one, an apply to an object of thousands of levels, such as that of the
+status, would take the API server half a minute.
+"""
 
 _KEPT = (
     "type", "format", "description", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems",

@@ -38,13 +38,10 @@ class Client:
     @classmethod
     def start(cls, cluster: Cluster, release: Release) -> Client:
         """Create the pod again."""
-        cluster.make_namespace(NAMESPACE)
-        cluster.kubectl("delete", "pod", POD, "-n", NAMESPACE, "--ignore-not-found", "--wait")
         # On the node that no test stops.
         pod = client_pod(POD, **{"ballast.dev/queue-client": "true"})
         pod["spec"]["nodeSelector"] = {"kubernetes.io/hostname": cluster.provider.nodes()[0]}
-        cluster.apply(pod, namespace=NAMESPACE)
-        cluster.kubectl("wait", f"pod/{POD}", "-n", NAMESPACE, "--for=condition=Ready", "--timeout=60s", seconds=70)
+        cluster.start_pods(pod, namespace=NAMESPACE)
         return cls(cluster, release)
 
     @property

@@ -6,8 +6,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -149,6 +149,33 @@ class Cluster:
             seconds=seconds + 10,
         )  # fmt: skip
 
+    def start(
+        self, manifest: dict[str, Any], *, namespace: str, count: int = 1, seconds: float = 180
+    ) -> list[dict[str, Any]]:
+        """Apply a resource, and wait until it is ready. Return its worker pods, of which `count` serve."""
+        name = manifest["metadata"]["name"]
+        self.apply(manifest, namespace=namespace)
+        self.wait_ready(name, namespace=namespace, seconds=seconds)
+        return self.wait_pods(name, count, namespace=namespace, seconds=seconds)
+
+    def start_pods(self, *manifests: dict[str, Any], namespace: str) -> None:
+        """Create a namespace, and pods with other objects in it again. Wait until the pods are ready."""
+        names = [f"pod/{each['metadata']['name']}" for each in manifests if each["kind"] == "Pod"]
+        self.make_namespace(namespace)
+        self.kubectl("delete", *names, "-n", namespace, "--ignore-not-found", "--wait")
+        self.apply(*manifests, namespace=namespace)
+        self.kubectl("wait", *names, "-n", namespace, "--for=condition=Ready", "--timeout=60s", seconds=70)
+
+    @contextmanager
+    def addon(self, name: str, crd: str) -> Iterator[None]:
+        """Install the operator of another project while the block runs, unless the cluster has its kind already."""
+        had = self.get("crd", crd) is not None
+        if not had:
+            self.provider.install_addon(name)
+        yield
+        if not had:
+            self.provider.remove_addon(name)
+
     def pods(self, name: str, *, namespace: str) -> list[dict[str, Any]]:
         """Return the worker pods of a resource that are not in deletion, sorted by name."""
         found = self.get("pods", namespace=namespace, selector=f"app.kubernetes.io/instance={name}")
@@ -213,6 +240,10 @@ class Cluster:
         text = self.kubectl("get", "--raw", path).stdout
         lines = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in lines}
+
+    def leases(self, pod: dict[str, Any]) -> float:
+        """Return the number of leases that a worker reports."""
+        return self.metrics(pod)["ballast_leases"]
 
     def redis_up(self, pods: list[dict[str, Any]]) -> set[float]:
         """Return the state of Redis that workers report."""

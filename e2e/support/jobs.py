@@ -57,11 +57,7 @@ class Submitted:
     def finish(self, *, seconds: float, compared: int = 20) -> None:
         """Wait for the end of the job, and check its results (`check`)."""
 
-        def state() -> str:
-            found = str(self.client.job(self.id, queue=self.queue)["state"])
-            return found if found in OVER else ""
-
-        assert until(state, seconds=seconds, said=f"the end of {self.id}") == "completed"
+        assert wait_over(self.client, self.id, queue=self.queue, seconds=seconds) == "completed"
         self.check(compared=compared)
 
     def check(self, *, compared: int) -> None:
@@ -84,6 +80,25 @@ class Submitted:
         assert self.client.differences(self.queue) == []
 
 
+def wait_over(client: Client, job: str, *, queue: str, seconds: float) -> str:
+    """Wait until a job is over, and return its state."""
+
+    def state() -> str:
+        found = str(client.job(job, queue=queue)["state"])
+        return found if found in OVER else ""
+
+    return until(state, seconds=seconds, said=f"the end of {job}")
+
+
+def results(
+    client: Client, lines: list[dict[str, Any]], *, queue: str, options: tuple[str, ...] = (), seconds: float
+) -> dict[str, Any]:
+    """Run a job with these lines to its end, and return its results by custom_id."""
+    job = client.submit(lines, queue=queue, options=options)
+    wait_over(client, job, queue=queue, seconds=seconds)
+    return {result["custom_id"]: result for result in client.results(job, queue=queue)}
+
+
 def submit(client: Client, queue: str, count: int, *, most: int = 16, name: str = "item") -> Submitted:
     """Submit a job through the command line."""
     job = client.submit(lines(count, most=most, name=name), queue=queue, options=("--tenant", "research"))
@@ -92,4 +107,4 @@ def submit(client: Client, queue: str, count: int, *, most: int = 16, name: str 
 
 def leases(cluster: Cluster, pods: list[dict[str, Any]]) -> dict[str, float]:
     """Return the number of leases that each of these pods reports."""
-    return {pod["metadata"]["name"]: cluster.metrics(pod)["ballast_leases"] for pod in pods}
+    return {pod["metadata"]["name"]: cluster.leases(pod) for pod in pods}

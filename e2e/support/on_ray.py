@@ -29,9 +29,7 @@ def on_ray(manifest: dict[str, Any], node: str) -> dict[str, Any]:
 def started(cluster: Cluster, manifest: dict[str, Any], namespace: str) -> Iterator[str]:
     """Run a resource until the end of the file. KubeRay cannot clean up in a namespace that is being deleted."""
     name, replicas = manifest["metadata"]["name"], manifest["spec"]["replicas"]
-    cluster.apply(manifest, namespace=namespace)
-    cluster.wait_ready(name, namespace=namespace, seconds=START_SECONDS)
-    cluster.wait_pods(name, replicas, namespace=namespace, seconds=START_SECONDS)
+    cluster.start(manifest, count=replicas, namespace=namespace, seconds=START_SECONDS)
     yield name
     cluster.kubectl("delete", "infd", name, "-n", namespace, "--ignore-not-found", "--timeout=60s", seconds=70)
     wait_gone(cluster, name, namespace)

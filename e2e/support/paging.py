@@ -92,11 +92,7 @@ class Pager:
     @classmethod
     def start(cls, cluster: Cluster) -> Pager:
         """Start a new receiver, and a new Alertmanager that sends each change immediately."""
-        cluster.make_namespace(NAMESPACE)
-        cluster.kubectl("delete", "pod", "alertmanager", "pager", "-n", NAMESPACE, "--ignore-not-found", "--wait")
-        cluster.apply(*manifests(), namespace=NAMESPACE)
-        words = ("pod/alertmanager", "pod/pager", "-n", NAMESPACE, "--for=condition=Ready", "--timeout=60s")
-        cluster.kubectl("wait", *words, seconds=70)
+        cluster.start_pods(*manifests(), namespace=NAMESPACE)
         return cls(cluster)
 
     def told(self, alert: str, status: str, *, namespace: str, severity: str = "critical") -> list[dict[str, Any]]:

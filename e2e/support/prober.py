@@ -28,10 +28,7 @@ class Prober:
     @classmethod
     def start(cls, cluster: Cluster, namespace: str, **labels: str) -> Prober:
         """Create namespace and pod, and wait for it."""
-        cluster.make_namespace(namespace)
-        cluster.apply(client_pod(POD, **labels), namespace=namespace)
-        words = (f"pod/{POD}", "-n", namespace, "--for=condition=Ready", "--timeout=60s")
-        cluster.kubectl("wait", *words, seconds=70)
+        cluster.start_pods(client_pod(POD, **labels), namespace=namespace)
         return cls(cluster, namespace)
 
     def reach(self, host: str, port: int) -> str:

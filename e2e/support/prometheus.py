@@ -60,10 +60,7 @@ class Prometheus:
         node: str = "",
     ) -> Prometheus:
         """Create Prometheus again with groups of rules, on any or on the given node, and wait until it answers."""
-        cluster.make_namespace(NAMESPACE)
-        cluster.kubectl("delete", "pod", NAME, "-n", NAMESPACE, "--ignore-not-found", "--wait")
-        cluster.apply(*manifests(config, rules or [], node), namespace=NAMESPACE)
-        cluster.kubectl("wait", f"pod/{NAME}", "-n", NAMESPACE, "--for=condition=Ready", "--timeout=60s", seconds=70)
+        cluster.start_pods(*manifests(config, rules or [], node), namespace=NAMESPACE)
         return cls(cluster)
 
     def query(self, text: str) -> list[tuple[dict[str, str], float]]:

@@ -62,12 +62,26 @@ class Provider(Protocol):
 
     def kill(self, container_id: str) -> None:
         """Kill the first process of a container from its node, because SIGKILL from inside has no effect."""
+        self._tasks("kill", "-s", "KILL", container_id)
 
     def freeze(self, container_id: str) -> None:
         """Stop every process in a container. Its connections stay open, but are not answered."""
+        self._tasks("pause", container_id)
 
     def thaw(self, container_id: str) -> None:
         """Continue the stopped processes."""
+        self._tasks("resume", container_id)
+
+    def _tasks(self, *words: str) -> None:
+        """Call `ctr tasks` on the node of the container, which is the last word."""
+        for node in self.nodes():
+            if words[-1] in self.ctr(node, "list", "-q", check=False).split():
+                self.ctr(node, *words)
+                return
+        raise AssertionError(f"no node runs container {words[-1]}")
+
+    def ctr(self, node: str, *words: str, check: bool = True) -> str:
+        """Call `ctr tasks` on a node, and return its output."""
 
     def restart(self, component: str) -> None:
         """Restart `kubelet`, `apiserver` or `etcd`."""
@@ -94,7 +108,7 @@ class Provider(Protocol):
         """Remove it."""
 
 
-class Local:
+class Local(Provider):
     """The cluster of BALLAST_KUBE, whose containers run on this machine."""
 
     def __init__(self) -> None:
@@ -154,15 +168,6 @@ class Local:
     def renew_volumes(self) -> None:
         self.cluster("volumes")
 
-    def kill(self, container_id: str) -> None:
-        self._tasks("kill", "-s", "KILL", container_id)
-
-    def freeze(self, container_id: str) -> None:
-        self._tasks("pause", container_id)
-
-    def thaw(self, container_id: str) -> None:
-        self._tasks("resume", container_id)
-
     def restart(self, component: str) -> None:
         # The script starts a component when the old process may still have its port.
         self.cluster("kill-component", component)
@@ -189,14 +194,8 @@ class Local:
     def remove_addon(self, name: str) -> None:
         run(self._kube / "addon", "remove", name, seconds=3 * MINUTES)
 
-    def _tasks(self, *words: str) -> None:
-        """Call `ctr tasks` on the node of the container, which is the last word."""
-        for socket in map(self._socket, self.nodes()):
-            tasks = ("ctr", "-a", socket, "-n", "k8s.io", "tasks")
-            if words[-1] in run(*tasks, "list", "-q", check=False).stdout.split():
-                run(*tasks, *words)
-                return
-        raise AssertionError(f"no node runs container {words[-1]}")
+    def ctr(self, node: str, *words: str, check: bool = True) -> str:
+        return run("ctr", "-a", self._socket(node), "-n", "k8s.io", "tasks", *words, check=check).stdout
 
     def _socket(self, node: str) -> Path:
         """Return the socket of containerd on a node."""
@@ -249,7 +248,7 @@ class Local:
         return found
 
 
-class Kind:
+class Kind(Provider):
     """A kind cluster, whose nodes are docker containers."""
 
     NAME = "ballast-e2e"
@@ -328,15 +327,6 @@ class Kind:
     def renew_volumes(self) -> None:
         pass  # kind provisions them on demand
 
-    def kill(self, container_id: str) -> None:
-        self._tasks("kill", "-s", "KILL", container_id)
-
-    def freeze(self, container_id: str) -> None:
-        self._tasks("pause", container_id)
-
-    def thaw(self, container_id: str) -> None:
-        self._tasks("resume", container_id)
-
     def restart(self, component: str) -> None:
         if component == "kubelet":
             self._node("systemctl", "restart", "kubelet")
@@ -382,14 +372,11 @@ class Kind:
         found = run("kind", "get", "nodes", "--name", self.NAME).stdout.split()
         return sorted(found, key=lambda node: (node != self.NODE, node))
 
-    def _tasks(self, *words: str) -> None:
-        """Call `ctr tasks` on the node of the container, which is the last word."""
-        ctr = ("ctr", "-n", "k8s.io", "tasks")
-        [node] = (node for node in self.nodes() if words[-1] in self._node(*ctr, "list", "-q", node=node))
-        self._node(*ctr, *words, node=node)
+    def ctr(self, node: str, *words: str, check: bool = True) -> str:
+        return self._node("ctr", "-n", "k8s.io", "tasks", *words, node=node, check=check)
 
-    def _node(self, *words: str, node: str = NODE) -> str:
-        return run("docker", "exec", node, *words).stdout
+    def _node(self, *words: str, node: str = NODE, check: bool = True) -> str:
+        return run("docker", "exec", node, *words, check=check).stdout
 
 
 def wanted_nodes() -> int:

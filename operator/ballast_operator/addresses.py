@@ -49,12 +49,9 @@ class Addresses:
     """The Secrets as they were last read. Belongs to one event loop."""
 
     def __init__(self, cluster: Cluster, *, least_seconds: float, only_allowed: bool) -> None:
-        """Prepare an empty store.
+        """Prepare an empty store. A Secret is read at most once in `least_seconds`.
 
-        Args:
-            cluster: the client.
-            least_seconds: a Secret is read at most once in this time.
-            only_allowed: a Secret that resources may not name counts as missing.
+        With `only_allowed`, a Secret that resources may not name counts as missing.
         """
         self._cluster = cluster
         self._only_allowed = only_allowed

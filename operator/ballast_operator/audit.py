@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ballast_log import Log
 from ballast_operator import handlers
+from ballast_operator.cache import Cache
 from ballast_operator.cluster import Cluster
 from ballast_operator.context_reader import ContextReader
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable
-from ballast_operator.known_resources import KnownResources
+from ballast_operator.kinds import INFERENCE_DEPLOYMENT, WATCHED, Key
 from ballast_operator.poller import Poller
+from ballast_operator.reconcile import Reconciler
 from ballast_operator.secret_grants import SecretGrants
 from ballast_operator.settings import OperatorSettings
 from ballast_operator.streams import Streams
@@ -31,7 +34,10 @@ class Audit:
 
     settings: OperatorSettings
     cluster: Cluster
-    resources: KnownResources
+    cache: Cache
+    reconciler: Reconciler
+    add: Callable[[Key], None]
+    """Reconcile a resource."""
     context: ContextReader
     grants: SecretGrants
     poller: Poller
@@ -62,33 +68,32 @@ class Audit:
 
     async def compare(self) -> None:
         """Find the objects in the caches that the cluster has no more, and the optional kinds that it has."""
-        caches = self.resources.caches
-        for kind in self.resources.kinds:
-            before = {cache: cache.uids(kind) for cache in caches.values()}
+        for kind in WATCHED:
+            before = self.cache.uids(kind)
             try:
-                present = await self.cluster.uids(kind, "" if kind in caches else handlers.CHILDREN_SELECTOR)
+                selector = "" if kind == INFERENCE_DEPLOYMENT else handlers.CHILDREN_SELECTOR
+                present = await self.cluster.uids(kind, selector)
             except (ClusterUnavailable, ClusterRefused) as error:
                 if not kind.is_optional:
                     raise
                 log.warning("an optional kind was not compared with the cluster", kind=kind.name, error=str(error))
                 continue
-            for cache, uids in before.items():
-                for key in cache.forget_missing(kind, uids, present):
-                    log.info("an audit found a deletion", kind=kind.name, resource=str(key))
-                    self.resources.add(key)
+            for key in self.cache.forget_missing(kind, before, present):
+                log.info("an audit found a deletion", kind=kind.name, resource=str(key))
+                self.add(key)
         await self.context.read_kinds()
 
     async def _check_unwatched(self) -> None:
         """Check what no watch shows: namespaces that were left out, and Secrets that resources name or have."""
         await self.watchable.audit()
-        self.grants.forget(key.namespace for key in self.resources.keys)
+        self.grants.forget(key.namespace for key in self.cache.resources)
         self.poller.forget_unused()
         if await self.grants.audit():
-            self.resources.add_all()
-        for reconciler in self.resources.reconcilers.values():
-            for key in await reconciler.audit_secrets():
-                log.info("an audit found a Secret that is missing or changed", resource=str(key))
-                self.resources.add(key)
+            for key in self.cache.resources:
+                self.add(key)
+        for key in await self.reconciler.audit_secrets():
+            log.info("an audit found a Secret that is missing or changed", resource=str(key))
+            self.add(key)
 
     async def update_queues(self) -> None:
         """Remove the queues of the operator's own Redis that no resource has used for long."""
@@ -98,7 +103,7 @@ class Audit:
         try:
             removed = await self.poller.update_queues(
                 context.redis,
-                self.resources.queues(context),
+                frozenset(self.reconciler.users.queues(context)),
                 release=context.release,
                 namespaces=self.settings.namespaces,
             )

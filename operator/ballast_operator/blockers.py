@@ -6,10 +6,10 @@ from ballast_api.conditions import ConditionReason
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.sections import MOST_CHARACTERS, is_model_name
 from ballast_operator.children.redis_users import has_malformed_url
+from ballast_operator.conditions.given import ConditionValue, on_hold
 from ballast_operator.context import OperatorContext
 from ballast_operator.kinds import RAY_SERVICE
 from ballast_operator.queue_rules import queue_conflict, queue_refusal
-from ballast_operator.resource_type import ConditionValue, on_hold
 from ballast_operator.sharing import Sharing
 from ballast_queue.address import FORMS
 

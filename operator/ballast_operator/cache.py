@@ -1,4 +1,4 @@
-"""The watched objects of one resource type. A reconciliation reads objects only from here.
+"""The watched objects. A reconciliation reads objects only from here.
 
 Kopf keeps the watches. A watch that was interrupted for long lists its objects again, and a list does not show
 deletions. An audit therefore compares the cache with the cluster, rarely and after each new list, and removes the
@@ -8,30 +8,21 @@ objects that are gone.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
-from ballast_api.names import INSTANCE_LABEL, NAME_LABEL, RAY_HEAD_LABEL
+from ballast_api.names import INSTANCE_LABEL, NAME_LABEL, RAY_HEAD_LABEL, WORKER
 from ballast_operator.content import is_too_large, is_whole, metadata_of, trimmed
-from ballast_operator.kinds import POD, Body, Key, Kind, key_of
+from ballast_operator.kinds import INFERENCE_DEPLOYMENT, POD, Body, Key, Kind, key_of
 from ballast_operator.plan import is_owned
+from ballast_operator.queue_rules import queue_of
 from ballast_operator.sharing import Sharing
 
 
 class Cache:
-    """Resources of one kind, and the children and pods of each."""
+    """The resources, and the children and pods of each."""
 
-    def __init__(self, kind: Kind, label: str, *, queue_of: Callable[[Body], str | None] = lambda _body: None) -> None:
-        """Prepare a cache.
-
-        Args:
-            kind: the kind of the resources.
-            label: children and pods have it as their `app.kubernetes.io/name`.
-            queue_of: returns the name of the queue of a resource.
-        """
+    def __init__(self) -> None:
         self.resources: dict[Key, Body] = {}
-        self._kind = kind
-        self._label = label
-        self._queue_of = queue_of
         self._queues: dict[str, dict[Key, Body]] = defaultdict(dict)
         """The resources by the name of their queue."""
         self._sharing: dict[str, Sharing] = {}
@@ -44,14 +35,14 @@ class Cache:
         self._revisions: dict[Key, int] = defaultdict(int)
 
     def owner(self, kind: Kind, body: Body) -> Key | None:
-        """Return the resource that an object is or belongs to by its labels; None if it belongs to another type."""
-        if kind == self._kind:
+        """Return the resource that an object is or belongs to by its labels; None if it belongs to none."""
+        if kind == INFERENCE_DEPLOYMENT:
             return key_of(kind, body)
         labels = body["metadata"].get("labels") or {}
         name = labels.get(RAY_HEAD_LABEL) if _is_head(kind, body) else labels.get(INSTANCE_LABEL)
-        if not name or (labels.get(NAME_LABEL) != self._label and not _is_head(kind, body)):
+        if not name or (labels.get(NAME_LABEL) != WORKER and not _is_head(kind, body)):
             return None
-        return Key(self._kind, body["metadata"]["namespace"], name)
+        return Key(INFERENCE_DEPLOYMENT, body["metadata"]["namespace"], name)
 
     def put(self, kind: Kind, body: Body) -> tuple[Key, ...]:
         """Store an object. Return the resources to reconcile: none if nothing is new or the object is not ours.
@@ -60,10 +51,10 @@ class Cache:
         """
         body = trimmed(kind, body)
         key, owner = key_of(kind, body), self.owner(kind, body)
-        known = self.resources.get(key) if kind == self._kind else self._known(key)
+        known = self.resources.get(key) if kind == INFERENCE_DEPLOYMENT else self._known(key)
         if _is_same(known, body) or _is_older(body, known):
             return ()
-        if kind == self._kind:
+        if kind == INFERENCE_DEPLOYMENT:
             self._put_resource(key, body)
             return (key,)
         former = self._remove(key)
@@ -79,7 +70,7 @@ class Cache:
         Return None if the object is not ours.
         """
         key = key_of(kind, body)
-        if kind == self._kind:
+        if kind == INFERENCE_DEPLOYMENT:
             if self.resources.get(key, body)["metadata"]["uid"] == body["metadata"]["uid"]:
                 self._put_resource(key, None)
                 self._revisions.pop(key, None)
@@ -100,9 +91,9 @@ class Cache:
         partial = [child for child, body in found.items() if not is_whole(body) and not is_too_large(body)]
         return [child for child in partial if is_owned(found[child], uid)]
 
-    def sharing(self, queue: str | None) -> Sharing:
+    def sharing(self, queue: str) -> Sharing:
         """Return the resources whose queue has this name, in whichever Redis."""
-        if queue is None or queue not in self._queues:
+        if queue not in self._queues:
             return Sharing()
         found = self._sharing.get(queue)
         if found is None:
@@ -139,7 +130,7 @@ class Cache:
         return [owner for body in gone if (owner := self.drop(kind, body)) is not None]
 
     def _all(self, kind: Kind) -> Iterator[Body]:
-        if kind == self._kind:
+        if kind == INFERENCE_DEPLOYMENT:
             yield from self.resources.values()
             return
         for store in self._stores(kind):
@@ -149,16 +140,17 @@ class Cache:
     def _put_resource(self, key: Key, body: Body | None) -> None:
         """Store a resource, or remove it."""
         former = self.resources.pop(key, None)
-        if former is not None and (queue := self._queue_of(former)):
+        if former is not None:
+            queue = queue_of(former)
             self._sharing.pop(queue, None)
             self._queues[queue].pop(key, None)
             if not self._queues[queue]:
                 del self._queues[queue]
         if body is not None:
+            queue = queue_of(body)
             self.resources[key] = body
-            if queue := self._queue_of(body):
-                self._sharing.pop(queue, None)
-                self._queues[queue][key] = body
+            self._sharing.pop(queue, None)
+            self._queues[queue][key] = body
 
     def _known(self, key: Key) -> Body | None:
         """Return the stored child or pod of this key."""

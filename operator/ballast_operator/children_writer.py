@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from secrets import token_urlsafe
-from typing import Generic
 
 from ballast_api.conditions import ConditionReason
 from ballast_api.metadata import Metadata
 from ballast_api.names import SPEC_HASH
 from ballast_log import Log
 from ballast_operator.cache import Cache
+from ballast_operator.children.ray import services_of_kuberay
 from ballast_operator.cluster import Cluster
 from ballast_operator.drift import additions, drift
 from ballast_operator.errors import (
@@ -25,9 +25,10 @@ from ballast_operator.errors import (
     NameTaken,
     ObjectNotFound,
 )
-from ballast_operator.kinds import SECRET, Body, Key, Kind
+from ballast_operator.kinds import SECRET, SERVICE, Body, Key, Kind
 from ballast_operator.plan import (
     MOUNTED,
+    NEEDED,
     Annotate,
     Apply,
     ChildrenPlan,
@@ -39,7 +40,6 @@ from ballast_operator.plan import (
 )
 from ballast_operator.poll_result import Problem
 from ballast_operator.resource_memory import Failure, ResourceMemory
-from ballast_operator.resource_type import R, ResourceType
 
 log = Log(__name__)
 
@@ -70,17 +70,16 @@ class _Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class ChildrenWriter(Generic[R]):
-    """Writes the children of the resources of one type. An object of another owner is never changed."""
+class ChildrenWriter:
+    """Writes the children of resources. An object of another owner is never changed."""
 
-    resource_type: ResourceType[R]
     cluster: Cluster
     cache: Cache
     post: Callable[[Metadata, str, str], None]
     """Post an event about a resource: its reason and message."""
 
     async def write(
-        self, key: Key, metadata: Metadata, wanted: ChildrenPlan, memory: ResourceMemory[R]
+        self, key: Key, metadata: Metadata, wanted: ChildrenPlan, memory: ResourceMemory
     ) -> tuple[Problem | None, Failure | None]:
         """Write the plan. Return the first problem to report, and the first failure, after which to try again."""
         slow: set[Kind] = set()
@@ -106,8 +105,8 @@ class ChildrenWriter(Generic[R]):
                     continue
             if apply.key.kind == SECRET:
                 memory.lost.add(apply.key)
-            if apply.key.kind in MOUNTED and not apply.is_for_others:
-                break  # no pod may start with an object of another owner, or with an old one
+            if _is_needed(apply, key):
+                break  # no pod may start with an object of another owner or with an old one, or without its policy
         for size in wanted.resize:
             try:
                 with _failing_fast(size.key.kind, slow):
@@ -135,7 +134,7 @@ class ChildrenWriter(Generic[R]):
         return outcome.problem, outcome.failure
 
     async def _annotate(
-        self, steps: Sequence[Annotate], memory: ResourceMemory[R], slow: set[Kind], outcome: _Outcome
+        self, steps: Sequence[Annotate], memory: ResourceMemory, slow: set[Kind], outcome: _Outcome
     ) -> None:
         """Annotate pods. The other writes do not depend on it, so only the first failure in a row ends them."""
         for step in steps:
@@ -158,7 +157,7 @@ class ChildrenWriter(Generic[R]):
             if found is not None:
                 self.cache.put(child.kind, found)
 
-    async def _apply(self, step: Apply, memory: ResourceMemory[R]) -> Problem | None:
+    async def _apply(self, step: Apply, memory: ResourceMemory) -> Problem | None:
         marker = step.manifest["metadata"]["annotations"][SPEC_HASH]
         known = memory.refused.get(marker)
         if known is not None and time.monotonic() < known[0]:
@@ -199,7 +198,7 @@ class ChildrenWriter(Generic[R]):
                 object of another owner for it.
             LeftOver: a deleted resource of this name owns the Secret. The plan leaves out other kinds.
         """
-        for key in self.resource_type.written_with(step.key):
+        for key in services_of_kuberay(step.key):
             found = await self.cluster.metadata(key)
             if found is not None and not is_made_for(found, step.key):
                 raise NameTaken(f"{key.kind.name} {key.name}")
@@ -230,7 +229,7 @@ class ChildrenWriter(Generic[R]):
                 raise
         return await self.cluster.overwrite(step.key, step.manifest, uid=uid)
 
-    async def _is_written(self, step: Apply, memory: ResourceMemory[R]) -> bool:
+    async def _is_written(self, step: Apply, memory: ResourceMemory) -> bool:
         """Return whether a Secret is as this process wrote it. The ConfigMap that records this may be refused."""
         marker, version = memory.secrets.get(step.key, ("", ""))
         if marker != step.manifest["metadata"]["annotations"][SPEC_HASH]:
@@ -239,7 +238,7 @@ class ChildrenWriter(Generic[R]):
         return found is not None and found["metadata"]["resourceVersion"] == version
 
     @staticmethod
-    def _contest(step: Apply, marker: str, memory: ResourceMemory[R]) -> Problem | None:
+    def _contest(step: Apply, marker: str, memory: ResourceMemory) -> Problem | None:
         """Count a repair. Return a problem if another writer changes the object after each one.
 
         The first repair of another manifest finds out what the cluster adds to it, so the count begins again.
@@ -259,7 +258,7 @@ class ChildrenWriter(Generic[R]):
         return memory.contest[1]
 
     @staticmethod
-    def _tolerate(step: Apply, answer: Body, memory: ResourceMemory[R]) -> None:
+    def _tolerate(step: Apply, answer: Body, memory: ResourceMemory) -> None:
         """Remember which fields the cluster changes after an apply, so that they are not restored indefinitely."""
         kept = additions(step.manifest, answer) if step.patch is not None else ()
         paths, wanted = frozenset((*drift(step.manifest, answer), *kept)), shape(step.manifest)
@@ -268,6 +267,18 @@ class ChildrenWriter(Generic[R]):
         if not paths <= known:
             log.warning("the cluster changes applied fields", kind=step.key.kind.name, fields=sorted(paths)[:8])
             memory.tolerated[step.key] = Tolerated(wanted, known | paths)
+
+
+def _is_needed(failed: Apply, resource: Key) -> bool:
+    """Return whether no pod of a resource may start after the write of a child failed.
+
+    The head of a Ray cluster connects to a Service that is not named like the resource. A policy or a Service of the
+    resource itself stays in force.
+    """
+    if failed.key.kind in MOUNTED:
+        return not failed.is_for_others
+    is_named = failed.key.kind == SERVICE and failed.key.name != resource.name
+    return failed.uid is None and (failed.key.kind in NEEDED or is_named)
 
 
 @contextlib.contextmanager
@@ -290,7 +301,7 @@ def _failing_fast(kind: Kind, slow: set[Kind]) -> Iterator[None]:
         raise
 
 
-def _problem(error: Failure, memory: ResourceMemory[R], marker: str) -> Problem | None:
+def _problem(error: Failure, memory: ResourceMemory, marker: str) -> Problem | None:
     """Count a failure of one write. Return a problem if it is to be reported.
 
     Raises:

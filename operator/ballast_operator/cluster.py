@@ -20,6 +20,7 @@ from kubernetes.aio.client import ApiClient, ApiException, Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
 from ballast_api.names import FIELD_MANAGER, SCALING_MANAGER
+from ballast_api.nested_json import decoded
 from ballast_log import Log
 from ballast_operator.content import items_of
 from ballast_operator.errors import (
@@ -76,12 +77,7 @@ class Cluster:
     def __init__(
         self, *, observe_call: Callable[[str, str, int], None] | None = None, namespaces: Sequence[str] = ()
     ) -> None:
-        """Prepare a client.
-
-        Args:
-            observe_call: `observe_call(verb, kind, status)` is called for each answer; status 0 means no answer.
-            namespaces: lists contain the objects of these namespaces; by default of all.
-        """
+        """Prepare a client. `observe_call(verb, kind, status)` is called for each answer; status 0 means no answer."""
         self.namespaces = tuple(namespaces)
         """Lists contain the objects of these namespaces; empty for all."""
         self._observe_call = observe_call or (lambda _verb, _kind, _status: None)
@@ -110,10 +106,7 @@ class Cluster:
     async def apply(self, key: Key, manifest: Body, *, uid: str | None) -> Body:
         """Make an object match `manifest` by server-side apply, which takes over fields that others own.
 
-        Args:
-            key: the object.
-            manifest: the wanted fields.
-            uid: the object must have this uid. None: the object must not exist.
+        The object must have this uid. None: the object must not exist.
 
         Raises:
             Conflict: another object has the name.
@@ -348,11 +341,16 @@ class Cluster:
 
 
 class ListingClient(ApiClient):  # type: ignore[misc]
-    """Decodes the objects of a list of names one after another: their labels may take much memory."""
+    """Decodes objects however deep they are nested. Decodes those of a list of names one after another.
+
+    Their labels may take much memory.
+    """
 
     def deserialize(self, response: Any, response_type: str) -> Any:
         if response_type != NAMES:
-            return super().deserialize(response, response_type)
+            with contextlib.suppress(ValueError):
+                return decoded(response.data)
+            return response.data
         items, rest = items_of(response.data, _named)
         return rest | {"items": items}
 

@@ -3,17 +3,20 @@
 Whoever may create objects chooses their size, and JSON of one MiB takes up to 30 MiB as Python objects. So an object
 above a limit is kept without the parts that make it large, and an object that belongs to no resource is kept as its
 metadata. The memory of the operator then depends on the number of objects, which a quota of the namespace can limit.
+
+The functions that read an object call themselves for each level of it. So an object with too many levels counts as too
+large.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any
 
 from ballast_api.errors import InvalidConfig
 from ballast_api.names import INSTANCE_LABEL, MANAGED_BY_LABEL, NAME_LABEL, RAY_HEAD_LABEL
+from ballast_api.nested_json import decoded_at
 from ballast_operator.kinds import INFERENCE_DEPLOYMENT, POD, Body, Kind
 
 MEBIBYTE = 2**20
@@ -23,6 +26,8 @@ CHILD_MEBIBYTES = 4
 """Limit of a child. Several parts of a resource are in a child more than once, as in the pods of a Ray cluster."""
 VALUE_BYTES = 64
 """The memory that each value counts for, besides its text. An empty object or list takes about as much."""
+MOST_LEVELS = 100
+"""Limit of lists and objects inside each other. It is below that of the decoder, which leaves out what is deeper."""
 WIDE_BYTES = 4
 """The bytes of a character in a text that is not ASCII."""
 LEFT_OUT = "leftOut"
@@ -80,27 +85,33 @@ def whole(body: Body) -> Body:
         large = ", ".join(body[LEFT_OUT])
         problem = (
             f"{large}: the resource takes more than {RESOURCE_MEBIBYTES} MiB of the operator's memory, which counts "
-            f"{VALUE_BYTES} bytes for each value, and its text. Shorten {large}. Until then, the children of this "
-            "resource do not change"
+            f"{VALUE_BYTES} bytes for each value, and its text; or it has more than {MOST_LEVELS} lists and objects "
+            f"inside each other. Shorten {large}. Until then, the children of this resource do not change"
         )
         raise InvalidConfig(body["metadata"]["name"], [problem])
     return body
 
 
-def weight(value: Any, most: int) -> int:
-    """Return about how many bytes of memory a JSON value takes, or a number above `most` if it takes more."""
-    total, rest = 0, [value]
-    while rest and total <= most:
-        each = rest.pop()
-        total += VALUE_BYTES
-        if isinstance(each, str):
-            total += _text_bytes(each)
-        elif isinstance(each, dict):
-            total += sum(map(_text_bytes, each))
-            rest.extend(each.values())
-        elif isinstance(each, list | tuple):
-            rest.extend(each)
-    return total
+def weight(value: Any, most: int, levels: int = MOST_LEVELS) -> int:
+    """Return about how many bytes of memory a JSON value takes.
+
+    Return a number above `most` if it takes more, or has more than this many `levels`.
+    """
+    total, below = 0, [value]
+    for _ in range(levels):
+        level, below = below, []
+        for each in level:
+            total += VALUE_BYTES
+            if isinstance(each, str):
+                total += _text_bytes(each)
+            elif isinstance(each, dict):
+                total += sum(map(_text_bytes, each))
+                below.extend(each.values())
+            elif isinstance(each, list | tuple):
+                below.extend(each)
+            if total > most:
+                return total
+    return max(total, most + 1) if below else total
 
 
 def items_of(text: str, keep: Callable[[Body], Body]) -> tuple[list[Body], Body]:
@@ -108,22 +119,21 @@ def items_of(text: str, keep: Callable[[Body], Body]) -> tuple[list[Body], Body]
 
     Only one object at a time is decoded as a whole.
     """
-    decoder = json.JSONDecoder()
     items: list[Body] = []
     rest: Body = {}
     at = _next(text, text.index("{") + 1)
     while text[at] != "}":
-        name, at = decoder.raw_decode(text, at)
+        name, at = decoded_at(text, at)
         at = _next(text, at)
         if name == "items" and text[at] == "[":
             at = _next(text, at + 1)
             while text[at] != "]":
-                item, at = decoder.raw_decode(text, at)
+                item, at = decoded_at(text, at)
                 items.append(keep(item))
                 at = _next(text, at)
             at += 1
         else:
-            rest[name], at = decoder.raw_decode(text, at)
+            rest[name], at = decoded_at(text, at)
         at = _next(text, at)
     return items, rest
 
@@ -148,8 +158,9 @@ def _shortened(body: Body, most: int) -> Body:
     total = weight(kept, most) + MARGIN_BYTES
     found = body.get("spec")
     spec: Body = found if isinstance(found, dict) else {}
-    weights = {name: weight(section, most) for name, section in spec.items()}
-    parts = [("status", weight(body.get("status"), most)), *sorted(weights.items(), key=lambda item: item[1])]
+    weights = {name: weight(section, most, MOST_LEVELS - 2) for name, section in spec.items()}
+    status = weight(body.get("status"), most, MOST_LEVELS - 1)
+    parts = [("status", status), *sorted(weights.items(), key=lambda item: item[1])]
     for name, size in parts:
         if total + size > most:
             kept[LEFT_OUT].append("status" if name == "status" else f"spec.{name}")

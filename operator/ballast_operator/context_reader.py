@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from ballast_api.wildcard import ANY, listening_host
@@ -14,12 +14,13 @@ from ballast_operator.children.config import CA, own_redis
 from ballast_operator.cluster import Cluster
 from ballast_operator.context import GcsValkey, OperatorContext
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable
-from ballast_operator.kinds import SECRET, Key, Kind
+from ballast_operator.kinds import SECRET, WATCHED, Key
 from ballast_operator.settings import OperatorSettings, listed
 from ballast_operator.user_sync import UserKeyStore
 
 log = Log(__name__)
 
+OPTIONAL = [kind for kind in WATCHED if kind.is_optional]
 SECRET_EVERY_SECONDS = 60.0
 """Interval of reading the operator's own Redis Secret while Redis accepts its password."""
 SECRET_SOON_SECONDS = 5.0
@@ -39,11 +40,10 @@ class ContextReader:
         self,
         settings: OperatorSettings,
         cluster: Cluster,
-        kinds: Sequence[Kind],
         *,
         changed: Callable[[OperatorContext], None],
     ) -> None:
-        """Prepare for these watched kinds. `changed` is called with each new context."""
+        """`changed` is called with each new context."""
         self.present = _context_of(settings)
         """It is replaced as a whole when something changes."""
         self.unread = ""
@@ -53,7 +53,6 @@ class ContextReader:
         """Redis refuses the operator's own Secret, or the Secret is missing."""
         self._settings = settings
         self._cluster = cluster
-        self._optional = [kind for kind in kinds if kind.is_optional]
         self._changed = changed
         keys = Key(SECRET, settings.namespace, f"{settings.lease_name}-redis-users")
         self._user_keys = UserKeyStore(cluster, keys, days=settings.redis_password_days)
@@ -105,8 +104,8 @@ class ContextReader:
 
         The kinds of a group that cannot be read stay as they were.
         """
-        groups = {(kind.group, kind.version): kind for kind in self._optional}
-        known = frozenset(kind.plural for kind in self._optional if kind.name in self.present.kinds)
+        groups = {(kind.group, kind.version): kind for kind in OPTIONAL}
+        known = frozenset(kind.plural for kind in OPTIONAL if kind.name in self.present.kinds)
         plurals, unread = {}, False
         for group, kind in groups.items():
             try:
@@ -119,7 +118,7 @@ class ContextReader:
         if unread and not self._has_unread_kinds:
             self.kinds_changed.set()  # `follow_kinds` then tries again at an interval
         self._has_unread_kinds = unread
-        return frozenset(kind.name for kind in self._optional if kind.plural in plurals[kind.group, kind.version])
+        return frozenset(kind.name for kind in OPTIONAL if kind.plural in plurals[kind.group, kind.version])
 
     async def follow_redis_secret(self) -> None:
         """Read the operator's own Redis Secret at an interval, and at once if it may have changed."""

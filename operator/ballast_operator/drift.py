@@ -1,8 +1,8 @@
 """Compares an object with the manifest that was applied. PURE.
 
 A field of the manifest drifts if the object lacks it or has another value. A field that only the object has is an
-addition, unless it is a default of the API server. Lists of named items are compared by name, as server-side apply
-merges them, and other lists as a whole.
+addition, unless it is a default of the API server. Lists of items with a name each are compared by name, as server-side
+apply merges them, and other lists as a whole.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _SELECTORS = frozenset({"labelSelector", "namespaceSelector", "podSelector"})
 
 
 def drift(wanted: Any, found: Any) -> tuple[str, ...]:
-    """Return the paths at which `found` differs from `wanted`."""
-    return tuple(_differences(wanted, found, ""))
+    """Return the paths at which `found` lacks a value of `wanted` or has another one."""
+    return tuple(path for path, is_added in _differences(wanted, found, "") if not is_added)
 
 
 def additions(wanted: Any, found: Any) -> tuple[str, ...]:
     """Return the paths in the content of `found` that only `found` has, without defaults of the API server."""
-    return tuple(_additions(wanted, _content(found), ""))
+    return tuple(path for path, is_added in _differences(wanted, _content(found), "") if is_added)
 
 
 def without_additions(wanted: Any, found: Any) -> Any:
@@ -60,28 +60,6 @@ def without_additions(wanted: Any, found: Any) -> Any:
 
 def _content(body: Any) -> Any:
     return {name: value for name, value in body.items() if name not in _CONTENT_EXCLUDES}
-
-
-def _additions(wanted: Any, found: Any, path: str) -> Iterator[str]:
-    if isinstance(wanted, dict) and isinstance(found, dict):
-        for name, value in found.items():
-            where = f"{path}.{name}" if path else name
-            if name in wanted:
-                yield from _additions(wanted[name], value, where)
-            elif not _is_default(name, value, wanted):
-                yield where
-    elif isinstance(wanted, list) and isinstance(found, list):
-        if all(isinstance(item, dict) and "name" in item for item in wanted + found):
-            by_name = {item["name"]: item for item in wanted}
-            for item in found:
-                where = f"{path}[{item['name']}]"
-                if item["name"] in by_name:
-                    yield from _additions(by_name[item["name"]], item, where)
-                else:
-                    yield where
-        elif len(wanted) == len(found):
-            for i, (one, other) in enumerate(zip(wanted, found, strict=True)):
-                yield from _additions(one, other, f"{path}[{i}]")
 
 
 def _patch(wanted: Any, found: Any) -> Any:
@@ -100,34 +78,44 @@ def _is_default(name: str, value: Any, wanted: Mapping[str, Any]) -> bool:
     return _is_empty(name, value) or value in known or _ANY in known
 
 
-def _differences(wanted: Any, found: Any, path: str) -> Iterator[str]:
+def _differences(wanted: Any, found: Any, path: str) -> Iterator[tuple[str, bool]]:
+    """Yield the paths that differ, and whether only `found` has each."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         for name, value in wanted.items():
             where = f"{path}.{name}" if path else name
             if name in found:
                 yield from _differences(value, found[name], where)
             elif not _is_empty(name, value):
-                yield where
+                yield where, False
+        for name, value in found.items():
+            if name not in wanted and not _is_default(name, value, wanted):
+                yield f"{path}.{name}" if path else name, True
     elif isinstance(wanted, list) and isinstance(found, list):
         yield from _list_differences(wanted, found, path)
     elif not _is_equal(wanted, found):
-        yield path
+        yield path, False
 
 
-def _list_differences(wanted: list[Any], found: list[Any], path: str) -> Iterator[str]:
-    if all(isinstance(item, dict) and "name" in item for item in wanted + found):
-        by_name = {item["name"]: item for item in found}
-        for item in wanted:
-            where = f"{path}[{item['name']}]"
-            if item["name"] in by_name:
-                yield from _differences(item, by_name[item["name"]], where)
+def _list_differences(wanted: list[Any], found: list[Any], path: str) -> Iterator[tuple[str, bool]]:
+    named, others = _by_name(wanted), _by_name(found)
+    if named is not None and others is not None:
+        for name, item in named.items():
+            if name in others:
+                yield from _differences(item, others[name], f"{path}[{name}]")
             else:
-                yield where
+                yield f"{path}[{name}]", False
+        yield from ((f"{path}[{name}]", True) for name in others if name not in named)
     elif len(wanted) != len(found):
-        yield path
+        yield path, False
     else:
         for i, (one, other) in enumerate(zip(wanted, found, strict=True)):
             yield from _differences(one, other, f"{path}[{i}]")
+
+
+def _by_name(items: list[Any]) -> Mapping[str, Any] | None:
+    """Return the items of a list by their names; None if a name is missing or appears twice, as in volume mounts."""
+    found = {item["name"]: item for item in items if isinstance(item, dict) and "name" in item}
+    return found if len(found) == len(items) else None
 
 
 def _is_empty(name: str, value: Any) -> bool:

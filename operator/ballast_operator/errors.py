@@ -16,6 +16,14 @@ OperatorError
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from ballast_api.errors import InvalidConfig
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 class OperatorError(Exception):
     """Base of this package's errors."""
@@ -37,6 +45,21 @@ class Unplannable(OperatorError):
             f"the operator cannot compute the children from this spec ({type(cause).__name__}). Correct the spec. "
             "Until then, the children of this resource do not change"
         )
+
+
+def computed(function: Callable[P, T], *arguments: P.args, **more: P.kwargs) -> T:
+    """Call a pure function of a resource.
+
+    Raises:
+        InvalidConfig: the spec is invalid.
+        Unplannable: the function failed on any other error.
+    """
+    try:
+        return function(*arguments, **more)
+    except InvalidConfig:
+        raise
+    except Exception as error:
+        raise Unplannable(error) from error
 
 
 class ClusterUnavailable(OperatorError):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from ballast_api.metadata import Metadata
-from ballast_api.names import OPERATOR
-from ballast_operator.kinds import Body, Kind
+from ballast_api.names import API_VERSION, KIND, OPERATOR
+from ballast_operator.kinds import Body
 
 MOST_CHARACTERS = 1000
 
 
-def event(kind: Kind, metadata: Metadata, *, reason: str, message: str, now: float, is_warning: bool = False) -> Body:
+def event(metadata: Metadata, *, reason: str, message: str, now: float, is_warning: bool = False) -> Body:
     """Return an Event about a resource. `now` is Unix seconds."""
     at = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
@@ -19,8 +19,8 @@ def event(kind: Kind, metadata: Metadata, *, reason: str, message: str, now: flo
         "kind": "Event",
         "metadata": {"generateName": f"{metadata.name}.", "namespace": metadata.namespace},
         "involvedObject": {
-            "apiVersion": kind.api_version,
-            "kind": kind.name,
+            "apiVersion": API_VERSION,
+            "kind": KIND,
             "namespace": metadata.namespace,
             "name": metadata.name,
             "uid": metadata.uid,

@@ -5,28 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import KIND, WORKER, gcs_redis
-from ballast_api.status import Status
+from ballast_api.names import KIND, gcs_redis
 from ballast_api.worker_config import content_hash
-from ballast_operator.blockers import blocked
 from ballast_operator.children.config import config_manifest, config_texts, redis_of, version_of, worker_config
 from ballast_operator.children.gcs import gcs_children, is_needed
 from ballast_operator.children.monitoring import prometheus_rule, service_monitor
 from ballast_operator.children.pods import deployment
-from ballast_operator.children.ray import head_policy, placement, ray_service, resize, services_of_kuberay
-from ballast_operator.children.redis_users import kept_users, redis_users
+from ballast_operator.children.ray import head_policy, placement, ray_service, resize
 from ballast_operator.children.service import budget, network_policy, service
-from ballast_operator.conditions.chains import conditions
 from ballast_operator.conditions.given import Given
-from ballast_operator.conditions.progressing import ray_progress, reported_lack
-from ballast_operator.conditions.ray import ray_parts
 from ballast_operator.context import OperatorContext
 from ballast_operator.deletion_costs import deletion_costs
 from ballast_operator.kinds import (
     BUDGET,
     CONFIG_MAP,
     DEPLOYMENT,
-    INFERENCE_DEPLOYMENT,
     NETWORK_POLICY,
     RAY_SERVICE,
     RULE,
@@ -36,27 +29,25 @@ from ballast_operator.kinds import (
     Body,
     Kind,
 )
-from ballast_operator.named_secrets import named_secrets
-from ballast_operator.own_secrets import (
-    copied_hash,
-    gcs_secret_writes,
-    outdated_users,
-    own_secrets,
-    redis_secret_writes,
-)
-from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, changes, deletions, held, without_file
+from ballast_operator.own_secrets import copied_hash, gcs_secret_writes, redis_secret_writes
+from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, changes, deletions, held, without_needed
 from ballast_operator.poll_result import PollResult, QueueSource
-from ballast_operator.queue_rules import own_queue, queue_of
 from ballast_operator.ray_status import num_pods
-from ballast_operator.resource_status import awaits_poll, counts, former_queues, read_counted, status
-from ballast_operator.resource_type import ResourceType
+from ballast_operator.resource_status import former_queues
 from ballast_operator.retention import is_kept
 from ballast_operator.running_config import outdated_pods, present_files, running_versions
 
 ON_RAY = ""
 """The version of pods on Ray, which have no annotation of it: a replica gets its configuration from Serve."""
-CHILDREN = (CONFIG_MAP, NETWORK_POLICY, SERVICE, BUDGET, DEPLOYMENT, STATEFUL_SET, RAY_SERVICE, SERVICE_MONITOR, RULE)
-"""In the order of application: the Deployment follows the objects that a pod needs when it starts."""
+
+
+def read(body: Body) -> InferenceDeployment:
+    """Read an object that the API server has admitted.
+
+    Raises:
+        InvalidConfig: the spec is invalid.
+    """
+    return InferenceDeployment.read(body, f"{KIND} {body['metadata']['name']}", is_stored=True)
 
 
 def plan(
@@ -64,11 +55,8 @@ def plan(
 ) -> ChildrenPlan:
     """Compare the resource with the cluster and return what must be written.
 
-    Args:
-        resource: the wanted state.
-        snapshot: the present state. If it is outdated, the next reconciliation corrects the result.
-        context: image, Redis and optional kinds.
-        poll: the load of each pod, which decides which pods a smaller Deployment loses first.
+    If the snapshot is outdated, the next reconciliation corrects the result. The poll decides which pods a smaller
+    Deployment loses first.
     """
     config = worker_config(resource, own_keys=context.redis_keys)
     texts = config_texts(config, present_files(resource, snapshot), running_versions(resource, snapshot))
@@ -78,7 +66,7 @@ def plan(
         files[ON_RAY] = files[version]
     copied = copied_hash(resource, snapshot, context)
     wanted = list(_wanted(resource, snapshot, context, texts, copied, version=version))
-    changed, waiting = changes(wanted, snapshot), without_file(wanted, snapshot)
+    changed, waiting = changes(wanted, snapshot), without_needed(wanted, snapshot)
     return ChildrenPlan(
         costs=tuple(deletion_costs(resource, snapshot, poll)),
         apply=(
@@ -135,48 +123,18 @@ def _wanted(
             yield kind, body
 
 
-def _made_replicas(given: Given) -> int:
+def made_replicas(given: Given) -> int:
+    """Return the replicas that the children have in their specs."""
     ray, found = given.resource.spec.runtime.ray, given.snapshot.child(DEPLOYMENT, given.resource.metadata)
     if given.ray_service is not None:
         return num_pods(given.ray_service) // (ray.nodes if ray is not None else 1)
     return int(found["spec"].get("replicas", 1)) if found is not None else 0
 
 
-def _source(resource: InferenceDeployment, context: OperatorContext) -> QueueSource:
+def queue_source(resource: InferenceDeployment, context: OperatorContext) -> QueueSource:
+    """Return where the workers of a resource report."""
     own = context.redis if resource.spec.redis is None else None
     owner = f"{resource.metadata.namespace}/{resource.metadata.name}"
     redis = redis_of(resource, own_keys=context.redis_keys)
     is_scaled = resource.spec.scaling is not None
     return QueueSource(redis, resource.queue_name, owner, former_queues(resource, None), is_scaled, own)
-
-
-RESOURCE_TYPE = ResourceType(
-    kind=INFERENCE_DEPLOYMENT,
-    children=CHILDREN,
-    label=WORKER,
-    read=lambda body: InferenceDeployment.read(body, f"{KIND} {body['metadata']['name']}", is_stored=True),
-    read_status=Status.model_validate,
-    plan=plan,
-    conditions=conditions,
-    status=status,
-    blocked=blocked,
-    named_secrets=named_secrets,
-    secrets=own_secrets,
-    redis_users=redis_users,
-    outdated_users=outdated_users,
-    kept_users=kept_users,
-    read_counted=read_counted,
-    counts=counts,
-    parts=ray_parts,
-    queue_of=queue_of,
-    own_queue=own_queue,
-    written_with=services_of_kuberay,
-    source=_source,
-    progress=ray_progress,
-    reported_lack=reported_lack,
-    awaits_poll=awaits_poll,
-    scaling=lambda resource: resource.spec.scaling,
-    made_replicas=_made_replicas,
-    startup_seconds=lambda resource: resource.spec.startup_seconds,
-    slots=lambda resource: resource.spec.slots,
-)

@@ -70,6 +70,10 @@ RULE = Kind("PrometheusRule", "monitoring.coreos.com", "v1", "prometheusrules", 
 RAY_CLUSTER = Kind("RayCluster", "ray.io", "v1", "rayclusters", is_optional=True)
 RAY_SERVICE = Kind("RayService", "ray.io", "v1", "rayservices", is_optional=True)
 
+CHILDREN = (CONFIG_MAP, NETWORK_POLICY, SERVICE, BUDGET, DEPLOYMENT, STATEFUL_SET, RAY_SERVICE, SERVICE_MONITOR, RULE)
+"""The children of a resource in the order of application: the Deployment follows the objects that a pod needs."""
+WATCHED = (INFERENCE_DEPLOYMENT, *CHILDREN, POD)
+
 
 def key_of(kind: Kind, body: Body) -> Key:
     """Return the key of an object of this kind."""

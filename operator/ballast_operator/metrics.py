@@ -10,6 +10,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
 
+from ballast_api.names import KIND
 from ballast_operator.kinds import Key
 
 PHASES = ("Ready", "Progressing", "NotReady", "Degraded")
@@ -84,14 +85,16 @@ class Metrics:
         """Return all metrics in the text format of Prometheus."""
         return generate_latest(self._registry)
 
-    def show(self, kind: str, figures: Mapping[Key, Figures], *, num_foreign: int) -> None:
-        """Set the gauges of the resources of a kind. `clear` comes first: a former resource is not exported."""
+    def show(self, figures: Mapping[Key, Figures], *, num_foreign: int) -> None:
+        """Set the gauges of the resources. A former resource is not exported."""
+        for gauge in (self.replicas, self.conditions, self.ray_ready):
+            gauge.clear()
         phases = Counts(each.phase for each in figures.values())
         for phase in PHASES:
-            self.resources.labels(kind, phase).set(phases[phase])
-        self.foreign.labels(kind).set(num_foreign)
+            self.resources.labels(KIND, phase).set(phases[phase])
+        self.foreign.labels(KIND).set(num_foreign)
         for key, each in figures.items():
-            labels = kind, key.namespace, key.name
+            labels = KIND, key.namespace, key.name
             for condition in each.conditions:
                 self.conditions.labels(*labels, *condition).set(1)
             for part, is_ready in each.ray.items():
@@ -99,9 +102,3 @@ class Metrics:
             if each.desired is not None:
                 for state, number in zip(REPLICA_STATES, (each.desired, each.ready), strict=True):
                     self.replicas.labels(*labels, state).set(number)
-
-    def clear(self) -> None:
-        """Forget the gauges of single resources."""
-        self.replicas.clear()
-        self.conditions.clear()
-        self.ray_ready.clear()

@@ -14,6 +14,9 @@ from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import ALLOW_LABEL
 from ballast_operator.kinds import Body
 
+OTHER_ATTRIBUTES = ("namespace", "providerclass")
+"""The ends of attributes of a CSI volume that have `secret` in their names, and name another thing."""
+
 
 def named_secrets(resource: InferenceDeployment) -> tuple[str, ...]:
     """Return the names of the Secrets that a resource names, sorted."""
@@ -31,7 +34,7 @@ def _names(value: Any) -> Iterator[str]:
     """Yield the names of Secrets in a volume or a source of a variable.
 
     Kubernetes names a Secret by `secretName`, by `secret` in a projected volume, and by fields such as `secretRef`,
-    `secretKeyRef` and `nodePublishSecretRef`.
+    `secretKeyRef` and `nodePublishSecretRef`. Each CSI driver has attributes of its own, and ignores their case.
     """
     if isinstance(value, list | tuple):
         for each in value:
@@ -39,7 +42,10 @@ def _names(value: Any) -> Iterator[str]:
     if not isinstance(value, dict):
         return
     for field, content in value.items():
-        if field == "secretName" and isinstance(content, str):
+        if field == "volumeAttributes" and isinstance(content, dict):
+            attributes = ((name.lower(), str(value)) for name, value in content.items())
+            yield from (value for name, value in attributes if "secret" in name and not name.endswith(OTHER_ATTRIBUTES))
+        elif field == "secretName" and isinstance(content, str):
             yield content
         elif field == "secret" or field.lower().endswith(("secretref", "secretkeyref")):
             if isinstance(content, dict):

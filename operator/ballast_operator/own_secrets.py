@@ -45,7 +45,10 @@ def _written(resource: InferenceDeployment, snapshot: ClusterSnapshot) -> str | 
 def outdated_users(
     resource: InferenceDeployment, snapshot: ClusterSnapshot, context: OperatorContext, written: Mapping[Key, str]
 ) -> frozenset[str]:
-    """Return the names of the users whose Secret may have a former password. `written` is as in `ResourceType`."""
+    """Return the names of the users whose Secret may have a former password.
+
+    `written` has the hash of the manifest of each Secret that this process wrote.
+    """
     is_recorded = _written(resource, snapshot) in {None, secrets_hash(resource, context)}
     if is_recorded and not snapshot.lost:
         return frozenset()

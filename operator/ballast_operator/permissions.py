@@ -18,10 +18,6 @@ class Permission:
     resources: tuple[str, ...]
     verbs: tuple[str, ...]
 
-    def rule(self) -> Body:
-        """Return the rule of a Role."""
-        return {"apiGroups": [self.group], "resources": list(self.resources), "verbs": list(self.verbs)}
-
 
 READ = ("list", "watch")
 KEEP = (*READ, "create", "patch")  # server-side apply needs `create` as well
@@ -52,4 +48,7 @@ OWN_NAMESPACE = (Permission("coordination.k8s.io", ("leases",), ("get", "create"
 
 def rules(permissions: tuple[Permission, ...]) -> list[Body]:
     """Return the rules of a Role."""
-    return [permission.rule() for permission in permissions]
+    return [
+        {"apiGroups": [each.group], "resources": list(each.resources), "verbs": list(each.verbs)}
+        for each in permissions
+    ]

@@ -19,7 +19,6 @@ from ballast_operator.children.files import CACHE_VOLUME, sources
 
 VOLUME_KINDS = (
     "configMap",
-    "csi",
     "downwardAPI",
     "emptyDir",
     "ephemeral",
@@ -27,7 +26,11 @@ VOLUME_KINDS = (
     "projected",
     "secret",
 )
-"""The kinds of volumes that the Pod Security level `restricted` admits."""
+"""The kinds of volumes that the Pod Security level `restricted` admits, without `csi`.
+
+The driver of a `csi` volume may read Secrets and issue certificates by attributes of its own, or act as the
+ServiceAccount `default`. A claim of such a driver is a `persistentVolumeClaim`.
+"""
 TOKENS = ("podCertificate", "serviceAccountToken")
 """Sources of a projected volume that give a container the identity of the pod's ServiceAccount."""
 

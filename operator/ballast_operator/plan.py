@@ -9,9 +9,9 @@ from typing import NamedTuple
 from ballast_api.metadata import Metadata
 from ballast_api.names import SPEC_HASH
 from ballast_operator.children.manifest import hash_of
-from ballast_operator.content import CHILD_MEBIBYTES, is_too_large, is_whole
+from ballast_operator.content import CHILD_MEBIBYTES, MOST_LEVELS, is_too_large, is_whole
 from ballast_operator.drift import additions, drift, without_additions
-from ballast_operator.kinds import CONFIG_MAP, RULE, SECRET, SERVICE_MONITOR, Body, Key, Kind, key_of
+from ballast_operator.kinds import CONFIG_MAP, NETWORK_POLICY, RULE, SECRET, SERVICE_MONITOR, Body, Key, Kind, key_of
 
 MOST_PATHS = 4
 """Drifted fields that a message names."""
@@ -19,6 +19,8 @@ KEEP_ADDITIONS = frozenset({SERVICE_MONITOR, RULE})
 """Kinds of which only changed fields are restored. They run no code."""
 MOUNTED = frozenset({SECRET, CONFIG_MAP})
 """Kinds of children that pods mount by name."""
+NEEDED = MOUNTED | {NETWORK_POLICY}
+"""Kinds of children without which no pod may start. Without its policy, a pod is open to all."""
 
 
 class Tolerated(NamedTuple):
@@ -142,14 +144,14 @@ def changes(wanted: Sequence[tuple[Kind, Body]], snapshot: ClusterSnapshot) -> t
     )
 
 
-def without_file(wanted: Sequence[tuple[Kind, Body]], snapshot: ClusterSnapshot) -> frozenset[Key]:
-    """Return the children that wait for one before them that pods mount and that cannot change now.
+def without_needed(wanted: Sequence[tuple[Kind, Body]], snapshot: ClusterSnapshot) -> frozenset[Key]:
+    """Return the children that wait for one before them without which no pod may start, and that cannot change now.
 
-    A pod would wait for a file that is not there.
+    A pod would wait for a file that is not there, or would be open to all.
     """
     keys = [key_of(kind, body) for kind, body in wanted]
     for number, (key, (_, body)) in enumerate(zip(keys, wanted, strict=True)):
-        if key.kind in MOUNTED and _cannot_change(key, body, snapshot):
+        if key.kind in NEEDED and _cannot_change(key, body, snapshot):
             return frozenset(keys[number:])
     return frozenset()
 
@@ -192,7 +194,7 @@ def held(wanted: Sequence[tuple[Kind, Body]], snapshot: ClusterSnapshot) -> Iter
     for kind, body in wanted:
         found = snapshot.children.get(key_of(kind, body), {})
         metadata = found.get("metadata") or {}
-        others = " and the other children" if kind in MOUNTED else ""
+        others = " and the other children" if kind in NEEDED else ""
         if metadata.get("deletionTimestamp"):
             finalizers = ", ".join(metadata.get("finalizers") or ())
             waits = f" and waits for its finalizers ({finalizers})" if finalizers else ""
@@ -203,8 +205,8 @@ def held(wanted: Sequence[tuple[Kind, Body]], snapshot: ClusterSnapshot) -> Iter
         elif is_too_large(found) and is_owned(found, snapshot.uid):
             yield (
                 f"another writer made {kind.name} {metadata['name']} take more than {CHILD_MEBIBYTES} MiB of the "
-                f"operator's memory, so no change of the resource reaches it{others}. Remove what was added, or delete "
-                "it, and the operator creates it again"
+                f"operator's memory, or have more than {MOST_LEVELS} levels, so no change of the resource reaches "
+                f"it{others}. Remove what was added, or delete it, and the operator creates it again"
             )
 
 

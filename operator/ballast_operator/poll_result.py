@@ -125,3 +125,7 @@ class PollResult:
         oldest_first = sorted(living, key=lambda pod: str(pod["metadata"].get("creationTimestamp") or ""))
         owners = {pod.get("status", {}).get("podIP", ""): pod["metadata"]["name"] for pod in oldest_first}
         return {name: by_host[address] for address, name in owners.items() if address in by_host}
+
+
+UNPOLLED = PollResult(0.0, problem=Problem(ConditionReason.PENDING, "workers and queue have not been polled yet"))
+"""The result before this process has polled."""

@@ -18,7 +18,7 @@ from ballast_operator.addresses import Address, Addresses
 from ballast_operator.children.config import own_redis
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable
 from ballast_operator.kinds import Key
-from ballast_operator.poll_result import FormerQueue, PollResult, Problem, QueueSource
+from ballast_operator.poll_result import UNPOLLED, FormerQueue, PollResult, Problem, QueueSource
 from ballast_operator.redis_hosts import RedisHosts
 from ballast_operator.unneeded_workers import unneeded_workers
 from ballast_queue.connection import Connection
@@ -116,7 +116,7 @@ class Poller:
             found = self._resources[key] = _Polled(source)
             found.task = asyncio.get_running_loop().create_task(self._keep_polling(key, found))
         found.source = source
-        return found.result or _failed(ConditionReason.PENDING, "workers and queue have not been polled yet")
+        return found.result or UNPOLLED
 
     def hurry(self, key: Key) -> None:
         """Poll a resource now."""

@@ -7,14 +7,14 @@ import contextlib
 import signal
 import time
 import traceback
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from collections.abc import Set as AbstractSet
 from typing import Any, Literal
 
 import kopf
 
 from ballast_log import Log
-from ballast_operator import handlers, inference_deployment
+from ballast_operator import handlers
 from ballast_operator.addresses import Addresses
 from ballast_operator.audit import Audit
 from ballast_operator.cache import Cache
@@ -22,15 +22,13 @@ from ballast_operator.cluster import Cluster
 from ballast_operator.context import OperatorContext
 from ballast_operator.context_reader import ContextReader
 from ballast_operator.controller import Controller
-from ballast_operator.kinds import LEASE, Key, Kind
-from ballast_operator.known_resources import KnownResources
+from ballast_operator.kinds import INFERENCE_DEPLOYMENT, LEASE, WATCHED, Key
 from ballast_operator.lease import Leadership
 from ballast_operator.metrics import Metrics
 from ballast_operator.poller import Poller
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.redis_hosts import RedisHosts
 from ballast_operator.releases import Releases
-from ballast_operator.resource_type import ResourceType
 from ballast_operator.secret_grants import SecretGrants
 from ballast_operator.settings import OperatorSettings, listed
 from ballast_operator.streams import Streams
@@ -40,13 +38,12 @@ from ballast_operator.web import Web
 
 log = Log(__name__)
 
-RESOURCE_TYPES: tuple[ResourceType[Any], ...] = (inference_deployment.RESOURCE_TYPE,)
 DAY_SECONDS = 86400.0
 LEADERSHIP_LOST = 1
 PART_ENDED = 70
 
 
-async def run(settings: OperatorSettings, types: Sequence[ResourceType[Any]] = RESOURCE_TYPES) -> int:
+async def run(settings: OperatorSettings) -> int:
     """Run until a signal, or until another replica is active. Return the exit code."""
     metrics = Metrics()
     stop = asyncio.Event()
@@ -55,7 +52,7 @@ async def run(settings: OperatorSettings, types: Sequence[ResourceType[Any]] = R
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     cluster = Cluster(observe_call=metrics.observe_call, namespaces=settings.namespaces)
-    operator = Operator(settings, types, cluster, metrics, stop)
+    operator = Operator(settings, cluster, metrics, stop)
     # The Lease has connections of its own, so that slow answers to other calls do not delay its renewal.
     async with Cluster(observe_call=metrics.observe_call) as of_lease:
         web = Web(metrics, is_alive=operator.is_alive, unready=operator.unready, refresh=operator.refresh)
@@ -90,14 +87,7 @@ def report_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> No
 class Operator:
     """The active replica: its parts, and the order in which they start and stop."""
 
-    def __init__(
-        self,
-        settings: OperatorSettings,
-        types: Sequence[ResourceType[Any]],
-        cluster: Cluster,
-        metrics: Metrics,
-        stop: asyncio.Event,
-    ) -> None:
+    def __init__(self, settings: OperatorSettings, cluster: Cluster, metrics: Metrics, stop: asyncio.Event) -> None:
         self._settings = settings
         self._cluster = cluster
         self._metrics = metrics
@@ -111,16 +101,36 @@ class Operator:
         self._grants = SecretGrants(
             cluster, is_required=settings.require_secret_label, least_seconds=settings.poll_seconds
         )
-        self._releases = Releases(cluster, settings.lease)
-        self.context = ContextReader(settings, cluster, handlers.watched(types), changed=self._use)
+        self.cache = Cache()
+        self.context = ContextReader(settings, cluster, changed=self._use)
         self.poller = self._make_poller()
         """The polls of all resources."""
-        self._users = self._make_users([found.kind for found in types])
-        self.resources = KnownResources(types, self._make_reconciler, add=self._controller.add)
-        self.watchable = Watchable(cluster, tuple(self.resources.caches), settings.namespaces)
+        self._users = self._make_users()
+        self.reconciler = Reconciler(
+            cluster,
+            self.cache,
+            poller=self.poller,
+            grants=self._grants,
+            releases=Releases(cluster, settings.lease),
+            context=self.context.present,
+            users_changed=self._users.changed.set,
+        )
+        self.watchable = Watchable(cluster, settings.namespaces)
         relisted = asyncio.Event()
-        self.streams = Streams(self.resources.kinds, relisted.set)
-        self.audit = self._make_audit(relisted)
+        self.streams = Streams(WATCHED, relisted.set)
+        self.audit = Audit(
+            settings=settings,
+            cluster=cluster,
+            cache=self.cache,
+            reconciler=self.reconciler,
+            add=self._controller.add,
+            context=self.context,
+            grants=self._grants,
+            poller=self.poller,
+            watchable=self.watchable,
+            streams=self.streams,
+            relisted=relisted,
+        )
 
     def _make_poller(self) -> Poller:
         settings, cluster = self._settings, self._cluster
@@ -133,63 +143,37 @@ class Operator:
             outdated=self.context.secret_outdated.set,
         )
 
-    def _make_reconciler(self, resource_type: ResourceType[Any], cache: Cache) -> Reconciler[Any]:
-        return Reconciler(
-            resource_type,
-            self._cluster,
-            cache,
-            poller=self.poller,
-            grants=self._grants,
-            releases=self._releases,
-            context=self.context.present,
-            users_changed=self._users.changed.set,
-        )
-
-    def _make_users(self, kinds: Sequence[Kind]) -> RedisUserSync:
+    def _make_users(self) -> RedisUserSync:
         return RedisUserSync(
             self._cluster,
             release=self.context.present.release,
             every_seconds=self._settings.poll_seconds,
-            kinds=kinds,
             address=self.context.redis_address,
-            wanted=lambda: self.resources.users,
-            on_hold=lambda: self.resources.on_hold,
+            wanted=lambda: self.reconciler.users.users,
+            on_hold=lambda: self.reconciler.users.on_hold,
             has_all=self.has_all,
             has_pods=self._has_pods,
             refused=self.context.note_refusal,
         )
 
-    def _make_audit(self, relisted: asyncio.Event) -> Audit:
-        return Audit(
-            settings=self._settings,
-            cluster=self._cluster,
-            resources=self.resources,
-            context=self.context,
-            grants=self._grants,
-            poller=self.poller,
-            watchable=self.watchable,
-            streams=self.streams,
-            relisted=relisted,
-        )
-
     async def _reconcile(self, key: Key) -> float | None:
         with self._metrics.reconciles.time():
-            return await self.resources.reconcilers[key.kind].reconcile(key)
+            return await self.reconciler.reconcile(key)
 
     def _use(self, context: OperatorContext) -> None:
         """Reconcile every resource with another context."""
-        for reconciler in self.resources.reconcilers.values():
-            reconciler.context = context
-        self.resources.add_all()
+        self.reconciler.context = context
+        for key in self.cache.resources:
+            self._controller.add(key)
 
     def _has_pods(self, resource: str) -> bool:
         """Return whether a resource, as `namespace/name`, has pods."""
         namespace, _, name = resource.partition("/")
-        return any(cache.pods(Key(kind, namespace, name)) for kind, cache in self.resources.caches.items())
+        return bool(self.cache.pods(Key(INFERENCE_DEPLOYMENT, namespace, name)))
 
     def has_all(self, present: AbstractSet[Key]) -> bool:
-        """Return whether the caches have all these resources. Just after a start, they may lack some."""
-        return not self.watchable.unreadable and present <= frozenset(self.resources.keys)
+        """Return whether the cache has all these resources. Just after a start, it may lack some."""
+        return not self.watchable.unreadable and present <= self.cache.resources.keys()
 
     def is_alive(self) -> bool:
         """Return whether every part runs, or this replica is on standby."""
@@ -205,9 +189,7 @@ class Operator:
 
     def refresh(self) -> None:
         """Update the gauges."""
-        self._metrics.clear()
-        for kind, reconciler in self.resources.reconcilers.items():
-            self._metrics.show(kind.name, reconciler.figures, num_foreign=len(reconciler.foreign))
+        self._metrics.show(self.reconciler.figures, num_foreign=len(self.reconciler.foreign))
         self._metrics.waiting.set(self._controller.queue.num_waiting)
         self._metrics.active.set(bool(self._parts) and not self.streams.unwatched)
 
@@ -271,12 +253,14 @@ class Operator:
         namespaces = self._settings.namespaces
         await self.watchable.wait()
         self.streams.install()
-        listener = handlers.Listener(add=self._controller.add, kinds_changed=self.context.kinds_changed.set)
         await kopf.operator(
             registry=handlers.registry(
-                self.resources.types, list(self.resources.caches.values()), listener, sees_kinds=not namespaces
+                self.cache,
+                add=self._controller.add,
+                kinds_changed=self.context.kinds_changed.set,
+                sees_kinds=not namespaces,
             ),
-            settings=handlers.settings(self.resources.types, sees_kinds=not namespaces),
+            settings=handlers.settings(sees_kinds=not namespaces),
             # Kopf's default contains a user name, which a pod may lack. The type has no public name.
             identity=self._settings.identity,  # type: ignore[arg-type]
             clusterwide=not namespaces,

@@ -11,9 +11,9 @@ from fnmatch import fnmatchcase
 from ballast_api.conditions import ConditionReason
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_operator.children.config import redis_of
+from ballast_operator.conditions.given import ConditionValue, on_hold
 from ballast_operator.context import OperatorContext
 from ballast_operator.kinds import Body
-from ballast_operator.resource_type import ConditionValue, on_hold
 from ballast_operator.sharing import Sharing, age, redis_secret_of
 
 

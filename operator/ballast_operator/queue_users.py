@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Generic
 
 from ballast_api.sections import is_name
 from ballast_operator.cache import Cache
+from ballast_operator.children.redis_users import kept_users
 from ballast_operator.context import OperatorContext
 from ballast_operator.kinds import Body, Key
-from ballast_operator.queue_rules import queue_refusal
-from ballast_operator.resource_type import R, ResourceType
+from ballast_operator.queue_rules import own_queue, queue_refusal
 from ballast_queue.rights import RedisUser
 
 GRANT_AGAIN_SECONDS = 10.0
 """Interval of checks of a queue of another namespace. No event shows the end of a grant."""
 
 
-class QueueUsers(Generic[R]):
-    """The users of each resource of one type.
+class QueueUsers:
+    """The users of each resource.
 
     A resource that cannot be reconciled keeps its users, unless it may not use its queue. Pods of an earlier spec keep
     their rights until they are gone.
     """
 
-    def __init__(self, resource_type: ResourceType[R], cache: Cache, *, changed: Callable[[], None]) -> None:
+    def __init__(self, cache: Cache, *, changed: Callable[[], None]) -> None:
         """Prepare. `changed()` is called when other users are needed."""
         self.users: dict[Key, tuple[RedisUser, ...]] = {}
         self.on_hold: set[Key] = set()
         """The resources that were not reconciled since the start, and may have users that are not known."""
-        self._type = resource_type
         self._cache = cache
         self._changed = changed
 
@@ -41,13 +39,7 @@ class QueueUsers(Generic[R]):
             self._changed()
 
     def widen(self, key: Key, users: tuple[RedisUser, ...], wider: tuple[RedisUser, ...]) -> None:
-        """Set the users of a resource whose pods may be of an earlier spec.
-
-        Args:
-            key: the resource.
-            users: the users that the present spec needs.
-            wider: the same with the rights of the earlier pods.
-        """
+        """Set the users of a resource whose pods may be of an earlier spec. `wider` has the rights of these pods."""
         self.on_hold.discard(key)
         known = self.users.get(key)
         # After a start it is not known whether pods of a resource with another Redis use this one. Redis then keeps the
@@ -73,17 +65,17 @@ class QueueUsers(Generic[R]):
         elif not self.users.get(key) and (users := self._lost(key, body, context)):
             self.use(key, users)
             self.on_hold.add(key)
-        queues = (self._type.own_queue(body), reported)
+        queues = (own_queue(body), reported)
         is_foreign = any(queue and queue.partition("/")[0] != key.namespace for queue in queues)
         return GRANT_AGAIN_SECONDS if is_foreign else None
 
     def _lost(self, key: Key, body: Body, context: OperatorContext) -> tuple[RedisUser, ...]:
         """Return the users of before the operator started, or before a grant ended that holds again."""
-        own = self._type.own_queue(body)
+        own = own_queue(body)
         is_deleted = body["metadata"].get("deletionTimestamp")  # another release may have reconciled it
         if own is None or is_deleted or self.is_refused(key, own, context):
             return ()
-        return self._type.kept_users(body, self.served(key, body, context), context)
+        return kept_users(body, self.served(key, body, context), context)
 
     def forget(self, key: Key) -> None:
         """Forget a resource that is gone, or that another release reconciles."""
@@ -104,6 +96,6 @@ class QueueUsers(Generic[R]):
         A queue that a resource may not use does not count: it would be removed after the resource.
         """
         for key, body in self._cache.resources.items():
-            queue = self._type.own_queue(body)
+            queue = own_queue(body)
             if queue is not None and not self.is_refused(key, queue, context):
                 yield queue

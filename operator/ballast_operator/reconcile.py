@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Generic
 
 from ballast_api.conditions import ConditionReason
 from ballast_api.errors import InvalidConfig
+from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.metadata import Metadata
-from ballast_api.status import ScalingStatus
+from ballast_api.status import ScalingStatus, Status
 from ballast_log import Log
 from ballast_operator import report
+from ballast_operator.blockers import blocked
 from ballast_operator.cache import Cache
+from ballast_operator.children.redis_users import redis_users
 from ballast_operator.children_writer import (
     NAME_AGAIN_SECONDS,
     REFUSED_AGAIN_SECONDS,
@@ -21,19 +23,24 @@ from ballast_operator.children_writer import (
     ChildrenWriter,
 )
 from ballast_operator.cluster import Cluster
+from ballast_operator.conditions.given import ConditionValue, Given
+from ballast_operator.conditions.progressing import ray_progress, reported_lack
 from ballast_operator.content import trimmed, whole
 from ballast_operator.context import OperatorContext
-from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict, ObjectNotFound, Unplannable
+from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict, ObjectNotFound, Unplannable, computed
+from ballast_operator.inference_deployment import plan, queue_source, read
 from ballast_operator.kinds import Body, Key
 from ballast_operator.metrics import Figures
+from ballast_operator.named_secrets import named_secrets
+from ballast_operator.own_secrets import own_secrets
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.poll_result import PollResult, Problem
 from ballast_operator.poller import Poller
+from ballast_operator.queue_rules import own_queue, queue_of
 from ballast_operator.queue_users import QueueUsers
 from ballast_operator.releases import LEASE_AGAIN_SECONDS, Releases
 from ballast_operator.replicas_writer import ReplicasWriter
 from ballast_operator.resource_memory import ResourceMemory
-from ballast_operator.resource_type import ConditionInput, ConditionValue, R, ResourceType, computed
 from ballast_operator.secret_checks import SecretChecks
 from ballast_operator.secret_grants import SecretGrants
 from ballast_operator.status_writer import StatusWriter
@@ -45,7 +52,7 @@ PASSING = frozenset({ConditionReason.QUEUE_CONFLICT, ConditionReason.QUEUE_NOT_A
 """Reasons that another resource can end. No event shows that."""
 AGAIN_SECONDS = {ConditionReason.NAME_TAKEN: NAME_AGAIN_SECONDS, ConditionReason.NOT_APPLIED: RESTORE_AGAIN_SECONDS}
 """When a child that was not written is tried again, by the reason."""
-UNPOLLED = frozenset({ConditionReason.SECRET_NOT_ALLOWED, ConditionReason.QUEUE_NOT_ALLOWED})
+NOT_POLLED = frozenset({ConditionReason.SECRET_NOT_ALLOWED, ConditionReason.QUEUE_NOT_ALLOWED})
 """Reasons for which the queue of a resource is not read."""
 CLAIM_AGAIN_SECONDS = 1.0
 """A resource that changed while this release claimed it is read again after this time."""
@@ -55,12 +62,11 @@ LEFT_OVER_AGAIN_SECONDS = 2.0
 """A Secret of a deleted resource of the same name is looked at again after this time. No watch shows its deletion."""
 
 
-class Reconciler(Generic[R]):
-    """Makes the cluster match the resources of one type."""
+class Reconciler:
+    """Makes the cluster match the resources."""
 
     def __init__(
         self,
-        resource_type: ResourceType[R],
         cluster: Cluster,
         cache: Cache,
         *,
@@ -74,18 +80,17 @@ class Reconciler(Generic[R]):
         """It is replaced as a whole when something changes. Every resource is reconciled then."""
         self.foreign: dict[Key, str] = {}
         """Resources that another release reconciles, and the name of this release."""
-        self.users = QueueUsers(resource_type, cache, changed=users_changed)
-        self._type = resource_type
+        self.users = QueueUsers(cache, changed=users_changed)
         self._cluster = cluster
         self._cache = cache
         self._poller = poller
         self._grants = grants
         self._releases = releases
-        self._status = StatusWriter(resource_type, cluster, cache, poller, releases)
-        self._writer = ChildrenWriter(resource_type, cluster, cache, self._status.post)
-        self._replicas = ReplicasWriter(resource_type, cluster, self._status.post)
-        self._secrets = SecretChecks(resource_type, cluster, cache)
-        self._memories: dict[Key, ResourceMemory[R]] = {}
+        self._status = StatusWriter(cluster, cache, poller, releases)
+        self._writer = ChildrenWriter(cluster, cache, self._status.post)
+        self._replicas = ReplicasWriter(cluster, self._status.post)
+        self._secrets = SecretChecks(cluster, cache)
+        self._memories: dict[Key, ResourceMemory] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """Reconcile one resource. Return the seconds after which to do so again; None: each event or poll does."""
@@ -113,7 +118,7 @@ class Reconciler(Generic[R]):
                 self._poller.leave(key)
             return None
         # This comes before anything that may fail or block.
-        if self.users.is_refused(key, self._type.own_queue(body), self.context):
+        if self.users.is_refused(key, own_queue(body), self.context):
             self._poller.forget(key)
             self.users.use(key, ())
         if body["metadata"].get("deletionTimestamp"):
@@ -133,23 +138,23 @@ class Reconciler(Generic[R]):
             wait = await self._status.degraded(key, body, value, memory)
             return _first(wait, self.users.keep(key, body, self.context))
         try:
-            blocked = await self._blocked(key, body, resource)
+            obstacle = await self._blocked(key, body, resource)
             users, wider = self._users(key, body, resource, memory)
         except Exception:
             self.users.keep(key, body, self.context)
             raise
-        again = self.users.keep(key, body, self.context) if blocked is not None else None
-        if blocked is None or blocked.reason is ConditionReason.NO_REDIS_USER:
+        again = self.users.keep(key, body, self.context) if obstacle is not None else None
+        if obstacle is None or obstacle.reason is ConditionReason.NO_REDIS_USER:
             self.users.widen(key, users, wider)
-        if blocked is not None:
-            wait = await self._status.degraded(key, body, blocked, memory)
-            if blocked.reason is ConditionReason.SECRET_NOT_ALLOWED:
+        if obstacle is not None:
+            wait = await self._status.degraded(key, body, obstacle, memory)
+            if obstacle.reason is ConditionReason.SECRET_NOT_ALLOWED:
                 again = self._grants.least_seconds
-            return _first(wait, NAME_AGAIN_SECONDS if blocked.reason in PASSING else again)
+            return _first(wait, NAME_AGAIN_SECONDS if obstacle.reason in PASSING else again)
         return await self._converge(key, body, resource, memory, users)
 
     async def _converge(
-        self, key: Key, body: Body, resource: R, memory: ResourceMemory[R], users: tuple[RedisUser, ...]
+        self, key: Key, body: Body, resource: InferenceDeployment, memory: ResourceMemory, users: tuple[RedisUser, ...]
     ) -> float | None:
         """Read, plan, apply, and report. Return the seconds after which to do so again.
 
@@ -157,17 +162,17 @@ class Reconciler(Generic[R]):
         """
         poll = self._poll(key, resource)
         await self._secrets.check_while_pods_wait(key, resource, self.context, memory)
-        made = ConditionInput(resource, self._snapshot(key, memory), ChildrenPlan(), None, time.monotonic())
+        made = Given(resource, self._snapshot(key, memory), ChildrenPlan(), poll, time.monotonic())
         first = self._replicas.first(body, made, memory)
         scaling: ScalingStatus | None = None
         if first is None:
-            scaling, unscaled = await self._replicas.scale(key, body, made, poll, memory)
+            scaling, unscaled = await self._replicas.scale(key, body, made, memory)
         else:
             because = "scaling begins with the replicas that are there"
             unscaled = await self._replicas.write(key, body, resource, replicas=first, because=because)
             if unscaled is None:
                 return None  # the children stay as they are until the change returns as an event
-            resource = computed(self._type.read, {**body, "spec": {**body["spec"], "replicas": first}})
+            resource = computed(read, {**body, "spec": {**body["spec"], "replicas": first}})
         wanted = self._plan(key, resource, poll, memory)
         refused, failed = await self._writer.write(key, resource.metadata, wanted, memory)
         failed = failed or unscaled
@@ -179,7 +184,7 @@ class Reconciler(Generic[R]):
         elif wanted.held:
             refused = Problem(ConditionReason.NOT_APPLIED, wanted.held[0])
             wait = _first(wait, RESTORE_AGAIN_SECONDS)
-        given = ConditionInput(resource, self._snapshot(key, memory), wanted, poll, time.monotonic(), refused)
+        given = Given(resource, self._snapshot(key, memory), wanted, poll, time.monotonic(), refused)
         given = replace(given, unchanged=self._unchanged(given, memory))
         if not given.has_older_pods:
             self.users.use(key, users)
@@ -189,20 +194,20 @@ class Reconciler(Generic[R]):
             raise failed
         return _first(again, wait, PROGRESS_AGAIN_SECONDS if memory.progress is not None else None)
 
-    def _unchanged(self, given: ConditionInput[R], memory: ResourceMemory[R]) -> float:
+    def _unchanged(self, given: Given, memory: ResourceMemory) -> float:
         """Return for how many seconds the children have made no progress; 0 if none is expected."""
-        figures = computed(self._type.progress, given)
+        figures = computed(ray_progress, given)
         if figures is None:
             memory.progress = None
         elif memory.progress is None:
-            memory.progress = figures, given.now - computed(self._type.reported_lack, given)
+            memory.progress = figures, given.now - computed(reported_lack, given)
         elif memory.progress[0] != figures:
             memory.progress = figures, given.now
         return given.now - memory.progress[1] if memory.progress is not None else 0.0
 
     async def _claim(self, key: Key, body: Body) -> Body | None:
         """Return the resource with this release in its status; None if it could not be claimed."""
-        status = self._type.read_status(body.get("status") or {})
+        status = Status.model_validate(body.get("status") or {})
         if status.operator != self._releases.own:
             if not await self._releases.may_claim(status.operator):
                 if self.foreign.get(key) != status.operator:
@@ -213,7 +218,7 @@ class Reconciler(Generic[R]):
                 return None
             metadata = Metadata.model_validate(body["metadata"])
             wanted = status.model_copy(update={"operator": self._releases.own})
-            manifest = report.status_manifest(key.kind, metadata, wanted)
+            manifest = report.status_manifest(metadata, wanted)
             manifest["metadata"]["resourceVersion"] = body["metadata"]["resourceVersion"]
             try:
                 body = trimmed(key.kind, await self._cluster.apply_status(key, manifest))
@@ -223,49 +228,49 @@ class Reconciler(Generic[R]):
         self.foreign.pop(key, None)
         return body
 
-    async def _blocked(self, key: Key, body: Body, resource: R) -> ConditionValue | None:
+    async def _blocked(self, key: Key, body: Body, resource: InferenceDeployment) -> ConditionValue | None:
         """Return why the children of a resource stay as they are for now; None if nothing holds them back."""
-        refusal = await self._grants.refusal(key.namespace, computed(self._type.named_secrets, resource))
-        others = self._cache.sharing(self._type.queue_of(body))
-        blocked = refusal or computed(self._type.blocked, resource, self.context, others)
-        if blocked is not None and blocked.reason in UNPOLLED:
+        refusal = await self._grants.refusal(key.namespace, computed(named_secrets, resource))
+        others = self._cache.sharing(queue_of(body))
+        found = refusal or computed(blocked, resource, self.context, others)
+        if found is not None and found.reason in NOT_POLLED:
             self._poller.forget(key)
-        return blocked
+        return found
 
     def _users(
-        self, key: Key, body: Body, resource: R, memory: ResourceMemory[R]
+        self, key: Key, body: Body, resource: InferenceDeployment, memory: ResourceMemory
     ) -> tuple[tuple[RedisUser, ...], tuple[RedisUser, ...]]:
         """Return the users that the spec needs, and the same with the rights of pods of an earlier spec."""
         served = self.users.served(key, body, self.context)
-        found = [computed(self._type.redis_users, resource, self.context, queues) for queues in ((), served)]
+        found = [computed(redis_users, resource, self.context, queues) for queues in ((), served)]
         self._secrets.note_outdated_users(resource, self._snapshot(key, memory), self.context, memory)
         old = memory.outdated
         users, wider = (tuple(replace(user, keeps_passwords=user.name in old) for user in each) for each in found)
         return users, wider
 
-    def _poll(self, key: Key, resource: R) -> PollResult | None:
-        """Return the last poll of the workers of a resource; None if this type has none."""
-        source = computed(self._type.source, resource, self.context)
-        return self._poller.last(key, source).only_workers_in(self._cache.pods(key)) if source is not None else None
+    def _poll(self, key: Key, resource: InferenceDeployment) -> PollResult:
+        """Return the last poll of the workers of a resource."""
+        source = computed(queue_source, resource, self.context)
+        return self._poller.last(key, source).only_workers_in(self._cache.pods(key))
 
-    def _snapshot(self, key: Key, memory: ResourceMemory[R]) -> ClusterSnapshot:
+    def _snapshot(self, key: Key, memory: ResourceMemory) -> ClusterSnapshot:
         children, pods = self._cache.children(key), self._cache.pods(key)
         heads = self._cache.heads(key)
         return ClusterSnapshot(memory.uid, children, pods, memory.tolerated, frozenset(memory.lost), heads)
 
-    def _plan(self, key: Key, resource: R, poll: PollResult | None, memory: ResourceMemory[R]) -> ChildrenPlan:
+    def _plan(self, key: Key, resource: InferenceDeployment, poll: PollResult, memory: ResourceMemory) -> ChildrenPlan:
         """Return what must be written.
 
         An empty plan stays valid until one of its inputs changes. The poll does not affect an empty plan.
         """
         if memory.lost:
-            memory.lost.intersection_update(computed(self._type.secrets, resource, self.context))
+            memory.lost.intersection_update(computed(own_secrets, resource, self.context))
         version = memory.parsed[0] if memory.parsed is not None else ""
-        read = version, self._cache.revision(key), self.context
-        if memory.settled is not None and memory.settled[0] == read and not memory.lost:
+        inputs = version, self._cache.revision(key), self.context
+        if memory.settled is not None and memory.settled[0] == inputs and not memory.lost:
             return memory.settled[1]
-        wanted = computed(self._type.plan, resource, self._snapshot(key, memory), self.context, poll)
-        memory.settled = None if wanted else (read, wanted)
+        wanted = computed(plan, resource, self._snapshot(key, memory), self.context, poll)
+        memory.settled = None if wanted else (inputs, wanted)
         return wanted
 
     async def audit_secrets(self) -> list[Key]:
@@ -281,11 +286,11 @@ class Reconciler(Generic[R]):
         """Return the figures of each resource."""
         return self._status.figures
 
-    def _known(self, key: Key) -> tuple[Body, ResourceMemory[R]] | None:
+    def _known(self, key: Key) -> tuple[Body, ResourceMemory] | None:
         body, memory = self._cache.resources.get(key), self._memories.get(key)
         return None if body is None or memory is None else (body, memory)
 
-    def _memory(self, key: Key, uid: str) -> ResourceMemory[R]:
+    def _memory(self, key: Key, uid: str) -> ResourceMemory:
         memory = self._memories.get(key)
         if memory is None or memory.uid != uid:
             memory = self._memories[key] = ResourceMemory(uid)
@@ -297,10 +302,10 @@ class Reconciler(Generic[R]):
         self.foreign.pop(key, None)
         self.users.forget(key)
 
-    def _read(self, body: Body, memory: ResourceMemory[R]) -> R:
+    def _read(self, body: Body, memory: ResourceMemory) -> InferenceDeployment:
         version = body["metadata"]["resourceVersion"]
         if memory.parsed is None or memory.parsed[0] != version:
-            memory.parsed = (version, computed(self._type.read, whole(body)))
+            memory.parsed = (version, computed(read, whole(body)))
         return memory.parsed[1]
 
 

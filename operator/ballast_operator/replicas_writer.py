@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic
 
+from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.metadata import Metadata
 from ballast_api.status import ScalingStatus
 from ballast_log import Log
 from ballast_openai.errors import counted
 from ballast_operator.cluster import Cluster
-from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict, ObjectNotFound
+from ballast_operator.conditions.given import Given
+from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict, ObjectNotFound, computed
+from ballast_operator.inference_deployment import made_replicas
 from ballast_operator.kinds import Body, Key
 from ballast_operator.pod_problem import fetches, lacks_node
-from ballast_operator.poll_result import PollResult
 from ballast_operator.resource_memory import Failure, ResourceMemory
-from ballast_operator.resource_type import ConditionInput, R, ResourceType, computed
 from ballast_operator.scaling import Fleet, History, scale
 from ballast_operator.status_writer import replicas_of
 
@@ -25,33 +25,32 @@ log = Log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicasWriter(Generic[R]):
-    """Writes the replicas of the resources of one type. Each change returns as an event."""
+class ReplicasWriter:
+    """Writes the replicas of resources. Each change returns as an event."""
 
-    resource_type: ResourceType[R]
     cluster: Cluster
     post: Callable[[Metadata, str, str], None]
     """Post an event about a resource: its reason and message."""
 
-    def first(self, body: Body, given: ConditionInput[R], memory: ResourceMemory[R]) -> int | None:
+    def first(self, body: Body, given: Given, memory: ResourceMemory) -> int | None:
         """Return the replicas with which scaling begins, if the children have more than the spec asks for; else None.
 
         If `replicas` leaves a file when `scaling` is added, it becomes its default.
         """
-        scaling = computed(self.resource_type.scaling, given.resource)
+        scaling = given.resource.spec.scaling
         if scaling is None or memory.is_scaling or (body.get("status") or {}).get("scaling") is not None:
             return None
-        found = min(computed(self.resource_type.made_replicas, given), scaling.max_replicas)
+        found = min(computed(made_replicas, given), scaling.max_replicas)
         return found if found > (replicas_of(body) or 0) else None
 
     async def scale(
-        self, key: Key, body: Body, given: ConditionInput[R], poll: PollResult | None, memory: ResourceMemory[R]
+        self, key: Key, body: Body, given: Given, memory: ResourceMemory
     ) -> tuple[ScalingStatus | None, Failure | None]:
         """Write the replicas that scaling decides on.
 
         Return the decision, and the failure to write it, which does not keep the children from being restored.
         """
-        scaling = computed(self.resource_type.scaling, given.resource)
+        scaling = given.resource.spec.scaling
         memory.is_scaling = scaling is not None
         if scaling is None:
             memory.history, memory.decision = History(), None
@@ -60,16 +59,16 @@ class ReplicasWriter(Generic[R]):
         fleet = Fleet(
             replicas,
             given.count("readyReplicas"),
-            slots=computed(self.resource_type.slots, given.resource),
-            startup_seconds=computed(self.resource_type.startup_seconds, given.resource),
+            slots=given.resource.spec.slots,
+            startup_seconds=given.resource.spec.startup_seconds,
             lacks_node=any(map(lacks_node, given.live)),
             is_fetching=any(map(fetches, given.live)),
         )
-        decision = scale(scaling, fleet, poll=poll, now=time.monotonic(), history=memory.history)
+        decision = scale(scaling, fleet, poll=given.poll, now=time.monotonic(), history=memory.history)
         memory.history = decision.history
         reported = ScalingStatus(replicas=decision.replicas, because=decision.because[:1024])
-        if poll is not None and poll.is_pending:
-            before = getattr(self.resource_type.read_status(body.get("status") or {}), "scaling", None)
+        if given.poll.is_pending:
+            before = given.resource.status.scaling
             reported = before if before is not None and before.replicas == decision.replicas else reported
         else:
             reported = memory.reported(reported, time.monotonic())
@@ -78,7 +77,9 @@ class ReplicasWriter(Generic[R]):
         wanted, because = decision.replicas, decision.because
         return reported, await self.write(key, body, given.resource, replicas=wanted, because=because)
 
-    async def write(self, key: Key, body: Body, resource: R, *, replicas: int, because: str) -> Failure | None:
+    async def write(
+        self, key: Key, body: Body, resource: InferenceDeployment, *, replicas: int, because: str
+    ) -> Failure | None:
         """Write the replicas of a resource. Return a failure that does not keep the children from being restored."""
         before = replicas_of(body) or 0
         try:

@@ -13,14 +13,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TypeVar
 
 from ballast_api.conditions import HEALTHY, ConditionReason, ConditionType
 from ballast_api.metadata import Metadata
-from ballast_api.status import Condition, ResourceStatus
-from ballast_operator.kinds import Body, Kind
+from ballast_api.names import API_VERSION, KIND
+from ballast_api.status import Condition, Status
+from ballast_operator.conditions.given import ConditionValue
+from ballast_operator.kinds import Body
 from ballast_operator.poll_result import PollResult
-from ballast_operator.resource_type import ConditionValue
 
 SETTLE_SECONDS = 30.0
 STEP_SECONDS, FIRST_SECONDS = 5.0, 1.0
@@ -50,7 +50,6 @@ PASSING = frozenset(
 object comes or goes."""
 COUNTS = ("replicas", "ready_replicas", "updated_replicas", "workers", "conditions")
 """Fields of a status that change while a rollout proceeds."""
-S = TypeVar("S", bound=ResourceStatus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ Unsettled = Mapping[ConditionType, Differing]
 
 
 def settle(
-    values: Mapping[ConditionType, ConditionValue], reported: ResourceStatus, unsettled: Unsettled, now: float
+    values: Mapping[ConditionType, ConditionValue], reported: Status, unsettled: Unsettled, now: float
 ) -> tuple[dict[ConditionType, ConditionValue | None], Unsettled]:
     """Replace values that may be noise by None, which keeps the reported condition."""
     settled: dict[ConditionType, ConditionValue | None] = {}
@@ -99,16 +98,14 @@ def _may_be_noise(kind: ConditionType, before: Condition | None, value: Conditio
 
 
 def conditions(
-    values: Mapping[ConditionType, ConditionValue | None], reported: ResourceStatus, *, generation: int, now: float
+    values: Mapping[ConditionType, ConditionValue | None], reported: Status, *, generation: int, now: float
 ) -> tuple[Condition, ...]:
     """Return the conditions to report, at `now` in Unix seconds. A value of None keeps the reported condition."""
     found = (_condition(kind, value, reported, generation, now) for kind, value in values.items())
     return tuple(condition for condition in found if condition is not None)
 
 
-def delay(
-    before: ResourceStatus, after: ResourceStatus, poll: PollResult | None, *, seen: float, written: float
-) -> float:
+def delay(before: Status, after: Status, poll: PollResult | None, *, seen: float, written: float) -> float:
     """Return the seconds that a status may wait for changes that follow soon; 0 means that it must be written now.
 
     Args:
@@ -125,9 +122,9 @@ def delay(
     return max(0.0, (SETTLE_SECONDS if _is_reworded(before, after) else STEP_SECONDS) - written)
 
 
-def _is_step(before: ResourceStatus, after: ResourceStatus) -> bool:
+def _is_step(before: Status, after: Status) -> bool:
     """Return whether only a rollout proceeded: the counts of pods differ, and no condition changed its status."""
-    counts = {name: getattr(after, name) for name in COUNTS if name in type(after).model_fields}
+    counts = {name: getattr(after, name) for name in COUNTS}
     return before.model_copy(update=counts) == after and all(
         (old := before.condition(ConditionType(new.type))) is not None
         and old.status == new.status
@@ -136,7 +133,7 @@ def _is_step(before: ResourceStatus, after: ResourceStatus) -> bool:
     )
 
 
-def _is_reworded(before: ResourceStatus, after: ResourceStatus) -> bool:
+def _is_reworded(before: Status, after: Status) -> bool:
     """Return whether only the message of `Degraded` differs."""
     old = before.condition(ConditionType.DEGRADED)
     kept = tuple(old if old is not None and new.type == old.type else new for new in after.conditions)
@@ -152,7 +149,9 @@ def _without_figures(because: str) -> str:
     return re.sub(r"\d[\d.,]*(e[+-]\d+)?|(?<=[a-z])s\b", "", because)
 
 
-def with_conditions(reported: S, values: Mapping[ConditionType, ConditionValue], *, generation: int, now: float) -> S:
+def with_conditions(
+    reported: Status, values: Mapping[ConditionType, ConditionValue], *, generation: int, now: float
+) -> Status:
     """Return the reported status with some conditions replaced, while the spec of `generation` is not applied.
 
     Only `Degraded` describes this generation. The others describe that which they described before, or 0: none.
@@ -167,15 +166,15 @@ def with_conditions(reported: S, values: Mapping[ConditionType, ConditionValue],
     return reported.model_copy(update={"conditions": (*kept, *found), "observed_generation": generation})
 
 
-def status_manifest(kind: Kind, about: Metadata, wanted: ResourceStatus) -> Body:
+def status_manifest(about: Metadata, wanted: Status) -> Body:
     """Return the manifest by which server-side apply writes a status."""
     metadata = {"name": about.name, "namespace": about.namespace}
     content = wanted.model_dump(mode="json", by_alias=True, exclude_none=True)
     content["conditions"] += _standard_conditions(wanted)
-    return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, "status": content}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": content}
 
 
-def has_standard_conditions(content: Body, status: ResourceStatus) -> bool:
+def has_standard_conditions(content: Body, status: Status) -> bool:
     """Return whether a reported status has the standard conditions of `status`. Other versions may report others."""
     found = [each for each in content.get("conditions") or () if each["type"] in STANDARD]
     return [_identity(each) for each in found] == [_identity(each) for each in _standard_conditions(status)]
@@ -185,7 +184,7 @@ def _identity(condition: Body) -> tuple[str, str]:
     return condition["type"], condition["reason"]
 
 
-def _standard_conditions(status: ResourceStatus) -> list[Body]:
+def _standard_conditions(status: Status) -> list[Body]:
     """Return the condition by which kstatus, as in Flux and in Helm, judges a resource before it looks at `Ready`.
 
     While old workers serve, `Ready` shows neither a rollout nor a spec that is not applied. The condition repeats
@@ -205,7 +204,7 @@ def _standard_conditions(status: ResourceStatus) -> list[Body]:
     return [repeated | about | {"type": RECONCILING if goes_on else STALLED}]
 
 
-def news(before: ResourceStatus, after: ResourceStatus) -> list[Condition]:
+def news(before: Status, after: Status) -> list[Condition]:
     """Return the conditions whose change becomes an Event: those that became bad or good again, and `Ready`."""
     found = []
     for condition in after.conditions:
@@ -228,7 +227,7 @@ def is_bad(condition: Condition) -> bool:
 
 
 def _condition(
-    kind: ConditionType, value: ConditionValue | None, reported: ResourceStatus, generation: int, now: float
+    kind: ConditionType, value: ConditionValue | None, reported: Status, generation: int, now: float
 ) -> Condition | None:
     before = reported.condition(kind)
     if value is None:

@@ -6,9 +6,9 @@ import time
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Generic
 
 from ballast_api.conditions import ConditionReason
+from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.status import ScalingStatus
 from ballast_operator import report
 from ballast_operator.context import OperatorContext
@@ -16,7 +16,6 @@ from ballast_operator.errors import ClusterRefused, ClusterUnavailable
 from ballast_operator.kinds import Key
 from ballast_operator.plan import ChildrenPlan, Tolerated
 from ballast_operator.poll_result import Problem
-from ballast_operator.resource_type import R
 from ballast_operator.scaling import History
 
 Failure = ClusterUnavailable | ClusterRefused
@@ -27,7 +26,7 @@ REASON_SECONDS = 300.0
 
 
 @dataclass(slots=True)
-class ResourceMemory(Generic[R]):
+class ResourceMemory:
     """The memory of one resource."""
 
     uid: str
@@ -63,7 +62,7 @@ class ResourceMemory(Generic[R]):
     """When its Secrets were last checked."""
     unplannable: int | None = None
     """The last generation whose children could not be computed."""
-    parsed: tuple[str, R] | None = None
+    parsed: tuple[str, InferenceDeployment] | None = None
     """The resource at a resourceVersion."""
     settled: tuple[tuple[str, int, OperatorContext], ChildrenPlan] | None = None
     """The last plan if it was empty, and the versions of its inputs."""

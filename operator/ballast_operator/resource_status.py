@@ -10,7 +10,7 @@ from ballast_api.errors import InvalidConfig
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.metadata import Metadata
 from ballast_api.names import HTTP_PORT, selector
-from ballast_api.status import MOST_FORMER_QUEUES, ClassSlots, Condition, ResourceStatus, ScalingStatus, Status
+from ballast_api.status import MOST_FORMER_QUEUES, ClassSlots, Condition, ScalingStatus, Status
 from ballast_operator.conditions.given import Given, knows_versions
 from ballast_operator.kinds import Body
 from ballast_operator.poll_result import FRESH_SECONDS, PollResult
@@ -77,21 +77,21 @@ def former_queues(resource: InferenceDeployment, poll: PollResult | None) -> tup
 def _slots(given: Given) -> ClassSlots | None:
     """Return the configured slots of the workers. If none reports, the slots stay while workers may exist."""
     poll, spec, status = given.poll, given.resource.spec, given.resource.status
-    if poll is None or not poll.workers:
-        has_polled = poll is not None and poll.problem is None and given.now - poll.at <= FRESH_SECONDS
+    if not poll.workers:
+        has_polled = poll.problem is None and given.now - poll.at <= FRESH_SECONDS
         is_gone = given.count("readyReplicas") == 0 and (spec.replicas == 0 or has_polled)
         return None if is_gone else status.slots
     offline = sum(worker.offline_reserved for worker in poll.workers)
     return ClassSlots(online=max(0, sum(worker.slots for worker in poll.workers) - offline), offline=offline)
 
 
-def awaits_poll(given: Given, wanted: ResourceStatus) -> bool:
+def awaits_poll(given: Given, wanted: Status) -> bool:
     """Return whether the resource becomes ready before a worker has reported its slots."""
     before = given.resource.status.condition(ConditionType.READY)
     after = wanted.condition(ConditionType.READY)
     becomes_ready = after is not None and after.status == "True" and (before is None or before.status != "True")
-    has_workers = given.count("readyReplicas") > 0 and given.poll is not None and given.poll.problem is None
-    return becomes_ready and has_workers and isinstance(wanted, Status) and wanted.slots is None
+    has_workers = given.count("readyReplicas") > 0 and given.poll.problem is None
+    return becomes_ready and has_workers and wanted.slots is None
 
 
 def _scaling(wanted: ScalingStatus | None, reported: ScalingStatus | None) -> ScalingStatus | None:

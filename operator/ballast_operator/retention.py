@@ -31,14 +31,7 @@ that of a head's Redis, nor PodDisruptionBudgets.
 def is_kept(
     child: Key, resource: InferenceDeployment, snapshot: ClusterSnapshot, changes: Sequence[Apply] = ()
 ) -> bool:
-    """Return whether a child that is not wanted stays for now.
-
-    Args:
-        child: the child.
-        resource: the wanted state.
-        snapshot: the present state.
-        changes: what this plan applies.
-    """
+    """Return whether a child that is not wanted stays for now. `changes` is what this plan applies."""
     if child.kind in UNDELETED:
         return True
     on_ray = resource.spec.runtime.ray is not None

@@ -120,19 +120,11 @@ class Decision:
     history: History
 
 
-def scale(scaling: Scaling, fleet: Fleet, *, poll: PollResult | None, now: float, history: History) -> Decision:
-    """Decide on the number of replicas.
-
-    Args:
-        scaling: the bounds and windows.
-        fleet: the present replicas.
-        poll: the last poll of workers and queue.
-        now: seconds, on the clock of `poll.at`.
-        history: the history of the last decision.
-    """
+def scale(scaling: Scaling, fleet: Fleet, *, poll: PollResult, now: float, history: History) -> Decision:
+    """Decide on the number of replicas at `now`, on the clock of `poll.at`, with the history of the last decision."""
     replicas, history = fleet.replicas, history.seen(fleet, now)
     bounded = min(max(replicas, scaling.min_replicas), scaling.max_replicas)
-    if poll is None or not _is_fresh(poll, now):
+    if not _is_fresh(poll, now):
         because = f"{_why_unknown(poll)}; an unknown load does not count as idle, so replicas stay at {bounded}"
         return Decision(bounded, because, replace(history, needs=()))
     found = need(scaling, fleet, poll, history, now)
@@ -168,9 +160,7 @@ def _is_fresh(poll: PollResult, now: float) -> bool:
     return poll.queue is not None and now - poll.at <= FRESH_SECONDS
 
 
-def _why_unknown(poll: PollResult | None) -> str:
-    if poll is None:
-        return "the queue has not been polled yet"
+def _why_unknown(poll: PollResult) -> str:
     return poll.problem.message if poll.problem else f"the last poll of the queue is older than {FRESH_SECONDS:g} s"
 
 

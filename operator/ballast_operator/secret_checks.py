@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import Generic
 
+from ballast_api.inference_deployment import InferenceDeployment
 from ballast_operator.cache import Cache
 from ballast_operator.cluster import Cluster
 from ballast_operator.context import OperatorContext
+from ballast_operator.errors import computed
 from ballast_operator.kinds import Body, Key
+from ballast_operator.own_secrets import outdated_users, own_secrets
 from ballast_operator.plan import ClusterSnapshot, is_live
 from ballast_operator.resource_memory import ResourceMemory
-from ballast_operator.resource_type import R, ResourceType, computed
 
 KUBELET_SECONDS = 60.0
 """Time in which the kubelet updates the file of a Secret that was written, if its pod has no new annotation."""
@@ -23,17 +24,16 @@ SECRETS_AGAIN_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class SecretChecks(Generic[R]):
-    """Checks the Secrets of the resources of one type, which no watch shows."""
+class SecretChecks:
+    """Checks the Secrets of resources, which no watch shows."""
 
-    resource_type: ResourceType[R]
     cluster: Cluster
     cache: Cache
 
-    async def check(self, resource: R, context: OperatorContext, memory: ResourceMemory[R]) -> bool:
+    async def check(self, resource: InferenceDeployment, context: OperatorContext, memory: ResourceMemory) -> bool:
         """Find out which Secrets of a resource must be written again. Return whether there are any."""
         memory.checked = time.monotonic()
-        for secret in self.resource_type.secrets(resource, context):
+        for secret in own_secrets(resource, context):
             found = await self.cluster.metadata(secret)
             # A former process may have written it. To write it again changes nothing then.
             if found is None or found["metadata"]["resourceVersion"] != memory.secrets.get(secret, ("", ""))[1]:
@@ -41,7 +41,7 @@ class SecretChecks(Generic[R]):
         return bool(memory.lost)
 
     async def check_while_pods_wait(
-        self, key: Key, resource: R, context: OperatorContext, memory: ResourceMemory[R]
+        self, key: Key, resource: InferenceDeployment, context: OperatorContext, memory: ResourceMemory
     ) -> None:
         """Check the Secrets without waiting for an audit while a pod cannot start: it may wait for one of them."""
         is_waiting = any(map(_is_waiting, self.cache.pods(key)))
@@ -49,7 +49,7 @@ class SecretChecks(Generic[R]):
             await self.check(resource, context, memory)
 
     def note_outdated_users(
-        self, resource: R, snapshot: ClusterSnapshot, context: OperatorContext, memory: ResourceMemory[R]
+        self, resource: InferenceDeployment, snapshot: ClusterSnapshot, context: OperatorContext, memory: ResourceMemory
     ) -> None:
         """Note whose former password stays valid: the kubelet updates the files of a pod some time after the Secret.
 
@@ -60,7 +60,7 @@ class SecretChecks(Generic[R]):
             memory.outdated = {}
             return
         written, now = {secret: marker for secret, (marker, _) in memory.secrets.items()}, time.monotonic()
-        found = computed(self.resource_type.outdated_users, resource, snapshot, context, written)
+        found = computed(outdated_users, resource, snapshot, context, written)
         recent = {name: at for name, at in memory.outdated.items() if now - at < KUBELET_SECONDS}
         memory.outdated = recent | dict.fromkeys(found, -math.inf if keys.previous else now)
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from ballast_api.conditions import ConditionReason
 from ballast_api.names import ALLOW_LABEL
 from ballast_operator.cluster import Cluster
+from ballast_operator.conditions.given import ConditionValue, on_hold
 from ballast_operator.kinds import SECRET, Key
 from ballast_operator.named_secrets import is_allowed
-from ballast_operator.resource_type import ConditionValue, on_hold
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 """Any other name exists nowhere, and would be a part of a path of the API server."""

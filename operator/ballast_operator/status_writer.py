@@ -7,25 +7,26 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic
 
 from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_api.metadata import Metadata
-from ballast_api.status import ResourceStatus, ScalingStatus
+from ballast_api.status import ScalingStatus, Status
 from ballast_log import Log
-from ballast_operator import report
+from ballast_operator import report, resource_status
 from ballast_operator.cache import Cache
 from ballast_operator.cluster import Cluster
+from ballast_operator.conditions.chains import conditions
+from ballast_operator.conditions.given import ConditionValue, Given
+from ballast_operator.conditions.ray import ray_parts
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable, ObjectNotFound, Unplannable
 from ballast_operator.events import event
 from ballast_operator.kinds import Body, Key
 from ballast_operator.metrics import Figures
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
-from ballast_operator.poll_result import PollResult
+from ballast_operator.poll_result import UNPOLLED, PollResult
 from ballast_operator.poller import Poller
 from ballast_operator.releases import Releases
 from ballast_operator.resource_memory import Failure, ResourceMemory
-from ballast_operator.resource_type import ConditionInput, ConditionValue, R, ResourceType
 
 log = Log(__name__)
 
@@ -34,10 +35,9 @@ POLL_WITHIN_SECONDS, HURRY_SECONDS = 5.0, 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class StatusWriter(Generic[R]):
-    """Writes the status of the resources of one type if it changed."""
+class StatusWriter:
+    """Writes the status of resources if it changed."""
 
-    resource_type: ResourceType[R]
     cluster: Cluster
     cache: Cache
     poller: Poller
@@ -46,19 +46,17 @@ class StatusWriter(Generic[R]):
     """The figures of each resource."""
 
     async def report(
-        self, key: Key, body: Body, given: ConditionInput[R], scaling: ScalingStatus | None, memory: ResourceMemory[R]
+        self, key: Key, body: Body, given: Given, scaling: ScalingStatus | None, memory: ResourceMemory
     ) -> float | None:
         """Write the status if it changed. Return the seconds that a small change may wait."""
         metadata, before = given.resource.metadata, given.resource.status
-        values, memory.unsettled = report.settle(
-            self.resource_type.conditions(given), before, memory.unsettled, given.now
-        )
+        values, memory.unsettled = report.settle(conditions(given), before, memory.unsettled, given.now)
         reported = report.conditions(values, before, generation=metadata.generation, now=time.time())
-        status = self.resource_type.status(given, reported, scaling).model_copy(update={"operator": self.releases.own})
-        self._count(key, body, status, self.resource_type.parts(given))
+        status = resource_status.status(given, reported, scaling).model_copy(update={"operator": self.releases.own})
+        self._count(key, body, status, ray_parts(given))
         if status == before and report.has_standard_conditions(body.get("status") or {}, status):
             return None
-        if self.resource_type.awaits_poll(given, status):
+        if resource_status.awaits_poll(given, status):
             memory.awaited = memory.awaited or given.now
             if given.now - memory.awaited < POLL_WITHIN_SECONDS:
                 self.poller.hurry(key)
@@ -71,9 +69,9 @@ class StatusWriter(Generic[R]):
         self,
         key: Key,
         metadata: Metadata,
-        before: ResourceStatus,
-        status: ResourceStatus,
-        memory: ResourceMemory[R],
+        before: Status,
+        status: Status,
+        memory: ResourceMemory,
         *,
         poll: PollResult | None = None,
     ) -> float | None:
@@ -86,62 +84,51 @@ class StatusWriter(Generic[R]):
         await self._write(key, metadata, before, status)
         return None
 
-    async def _write(self, key: Key, metadata: Metadata, before: ResourceStatus, status: ResourceStatus) -> None:
+    async def _write(self, key: Key, metadata: Metadata, before: Status, status: Status) -> None:
         known = self.cache.resources.get(key)
         if known is None or known["metadata"]["uid"] != metadata.uid:
             return  # deleted meanwhile, and maybe created again: the API server ignores a uid in what is sent here
         try:
-            answer = await self.cluster.apply_status(key, report.status_manifest(key.kind, metadata, status))
+            answer = await self.cluster.apply_status(key, report.status_manifest(metadata, status))
         except ObjectNotFound:
             return  # the resource was deleted
         self.cache.put(key.kind, answer)
         self._announce(metadata, before, status)
 
-    def _announce(self, metadata: Metadata, before: ResourceStatus, status: ResourceStatus) -> None:
+    def _announce(self, metadata: Metadata, before: Status, status: Status) -> None:
         """Post an event for each condition that changed."""
         for condition in report.news(before, status):
             message = f"{condition.type} is {condition.status}: {condition.message}"
             self.post(metadata, condition.reason, message, is_warning=report.is_bad(condition))
 
     async def degraded(
-        self, key: Key, body: Body, value: ConditionValue, memory: ResourceMemory[R], *, is_valid: bool = False
+        self, key: Key, body: Body, value: ConditionValue, memory: ResourceMemory, *, is_valid: bool = False
     ) -> float | None:
         """Report why a resource cannot be reconciled. Return the seconds that a small change may wait.
 
-        `Ready` and the counts follow the pods. Conditions that depend on reports of workers become Unknown.
-
-        Args:
-            key: the resource.
-            body: its object.
-            value: the value of `Degraded`.
-            memory: the memory of the resource.
-            is_valid: the spec is in force, or the next try applies it. Conditions other than `Degraded` stay as they
-                are, except `Ready` if its status changes.
+        `value` is that of `Degraded`. `Ready` and the counts follow the pods. Conditions that depend on reports of
+        workers become Unknown. With `is_valid`, the spec is in force, or the next try applies it: then only `Degraded`
+        changes, and `Ready` if its status does.
         """
         metadata = Metadata.model_validate(body["metadata"])
-        before = self.resource_type.read_status(body.get("status") or {})
+        before = Status.model_validate(body.get("status") or {})
         is_own = before.operator == self.releases.own
         if not is_own and not self.releases.is_former(before.operator):
             return None  # another release may report it
-        values: dict[ConditionType, ConditionValue] = {}
-        counts: Mapping[str, object] = {}
-        parts: Mapping[str, bool] = {}
-        counted = self.resource_type.read_counted(body)
-        if counted is not None:
-            snapshot = ClusterSnapshot(
-                metadata.uid, self.cache.children(key), self.cache.pods(key), heads=self.cache.heads(key)
-            )
-            given = ConditionInput(counted, snapshot, ChildrenPlan(), None, time.monotonic(), is_held=True)
-            values.update(self.resource_type.conditions(given))
-            if is_valid:
-                ready, reported = values[ConditionType.READY], before.condition(ConditionType.READY)
-                is_same = reported is not None and reported.status == ready.status
-                values = {} if is_same else {ConditionType.READY: ready}
-            counts, parts = self.resource_type.counts(given), self.resource_type.parts(given)
+        snapshot = ClusterSnapshot(
+            metadata.uid, self.cache.children(key), self.cache.pods(key), heads=self.cache.heads(key)
+        )
+        counted = resource_status.read_counted(body)
+        given = Given(counted, snapshot, ChildrenPlan(), UNPOLLED, time.monotonic(), is_held=True)
+        values = conditions(given)
+        if is_valid:
+            ready, reported = values[ConditionType.READY], before.condition(ConditionType.READY)
+            is_same = reported is not None and reported.status == ready.status
+            values = {} if is_same else {ConditionType.READY: ready}
         values[ConditionType.DEGRADED] = value
         status = report.with_conditions(before, values, generation=metadata.generation, now=time.time())
-        status = status.model_copy(update=counts)
-        self._count(key, body, status, parts)
+        status = status.model_copy(update=resource_status.counts(given))
+        self._count(key, body, status, ray_parts(given))
         if status == before and (not is_own or report.has_standard_conditions(body.get("status") or {}, status)):
             return None
         if not is_own:  # only the release that has claimed a resource writes its status
@@ -151,7 +138,7 @@ class StatusWriter(Generic[R]):
             return None
         return await self._write_soon(key, metadata, before, status, memory)
 
-    async def unplannable(self, key: Key, body: Body, error: Unplannable, memory: ResourceMemory[R]) -> float | None:
+    async def unplannable(self, key: Key, body: Body, error: Unplannable, memory: ResourceMemory) -> float | None:
         """Report a spec from which the children cannot be computed. Log the cause once for each generation.
 
         Return the seconds that a small change may wait.
@@ -163,7 +150,7 @@ class StatusWriter(Generic[R]):
             log.error("the children of a resource cannot be computed", resource=str(key), trace=trace)
         return await self.degraded(key, body, ConditionValue("True", ConditionReason.INVALID_SPEC, str(error)), memory)
 
-    async def failed(self, key: Key, body: Body, error: Failure, memory: ResourceMemory[R]) -> None:
+    async def failed(self, key: Key, body: Body, error: Failure, memory: ResourceMemory) -> None:
         """Report a reconciliation that failed several times in a row, unless the failure of a child is reported."""
         if memory.is_reported:
             memory.is_reported = False
@@ -176,15 +163,12 @@ class StatusWriter(Generic[R]):
             with contextlib.suppress(ClusterUnavailable, ClusterRefused):
                 await self.degraded(key, body, value, memory, is_valid=True)
 
-    def _count(self, key: Key, body: Body, status: ResourceStatus, ray: Mapping[str, bool]) -> None:
-        conditions = tuple((each.type, each.status, each.reason) for each in status.conditions)
-        ready = getattr(status, "ready_replicas", 0)
-        self.figures[key] = Figures(phase(status), replicas_of(body), ready, conditions, ray)
+    def _count(self, key: Key, body: Body, status: Status, ray: Mapping[str, bool]) -> None:
+        found = tuple((each.type, each.status, each.reason) for each in status.conditions)
+        self.figures[key] = Figures(phase(status), replicas_of(body), status.ready_replicas, found, ray)
 
     def post(self, metadata: Metadata, reason: str, message: str, *, is_warning: bool = False) -> None:
-        kind = self.resource_type.kind
-        body = event(kind, metadata, reason=reason, message=message, now=time.time(), is_warning=is_warning)
-        self.cluster.post_event(body)
+        self.cluster.post_event(event(metadata, reason=reason, message=message, now=time.time(), is_warning=is_warning))
 
 
 def replicas_of(body: Body) -> int | None:
@@ -193,7 +177,7 @@ def replicas_of(body: Body) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def phase(status: ResourceStatus) -> str:
+def phase(status: Status) -> str:
     """Return one word for the metrics."""
     found = {ConditionType(condition.type): condition.status for condition in status.conditions}
     if found.get(ConditionType.DEGRADED) == "True":

@@ -11,7 +11,8 @@ the class that does it.
 
 Kopf keeps the objects of the events that it holds back, so they are trimmed here. It decodes a page of a list at once,
 and an object of one MiB may take 30 MiB until it is trimmed. So this module replaces the function that requests a page
-by one that decodes and trims its objects one after another.
+by one that decodes and trims its objects one after another. Python's decoder fails on an object that is nested deep,
+which ends the list and the watch of its kind. So lists and watches use a decoder that survives it.
 
 Kopf repeats a list that is refused for a minute, and one that is not answered for much longer. So those of optional
 kinds have one repetition and a short timeout.
@@ -34,6 +35,7 @@ from kopf._cogs.aiokits import aiotoggles
 from kopf._cogs.clients import api, fetching, watching
 from kopf._cogs.clients.errors import APIError, APINotFoundError
 
+from ballast_api.nested_json import decoded
 from ballast_log import Log
 from ballast_operator.content import items_of, trimmed
 from ballast_operator.kinds import CRD, Body, Kind
@@ -44,6 +46,8 @@ RETRY_SECONDS = 3.0
 """Delay before a watch that failed or whose kind is gone is tried again, and before an event of a CRD is repeated."""
 LIST_SECONDS = 30.0
 """Timeout of one page of a list of an optional kind."""
+MOST_CHARACTERS = 200
+"""Of an error in the answer to `/readyz`."""
 
 _Stream = tuple[str, str, str | None]
 """The group, plural and namespace of a watch."""
@@ -104,6 +108,7 @@ class Streams:
         watching.continuous_watch = watch
         aiotoggles.ToggleSet = _Toggles  # type: ignore[misc]
         fetching.api = SimpleNamespace(get=self._page)  # type: ignore[assignment, attr-defined]
+        api.json = SimpleNamespace(loads=decoded)  # type: ignore[assignment, attr-defined]
 
     async def _page(self, url: str, **more: Any) -> Body:
         """Request a page of a list, and trim its objects."""
@@ -163,7 +168,7 @@ class Streams:
             # After a 401, Kopf closes the connections of lists and watches. aiohttp may raise an error without a class.
             if type(error) is RuntimeError and str(error) != "Connection closed.":
                 raise
-            has_failed = True
+            has_failed, why = True, f"its watch failed: {str(error)[:MOST_CHARACTERS] or type(error).__name__}"
             log.warning("a watch failed, so its objects are listed again", kind=str(resource), error=str(error))
         except (asyncio.CancelledError, GeneratorExit):
             self._relisted()

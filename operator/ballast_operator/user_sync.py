@@ -23,7 +23,7 @@ from ballast_operator.children.redis_users import user_prefix
 from ballast_operator.cluster import Cluster
 from ballast_operator.context import UserKeys
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict
-from ballast_operator.kinds import SECRET, Body, Key, Kind
+from ballast_operator.kinds import INFERENCE_DEPLOYMENT, SECRET, Body, Key
 from ballast_queue.connection import Connection
 from ballast_queue.errors import CommandForbidden, QueueError, QueueUnavailable
 from ballast_queue.redis_store import Queue
@@ -117,8 +117,6 @@ class RedisUserSync:
     release: str
     """Only users of this release are removed."""
     every_seconds: float
-    kinds: Sequence[Kind]
-    """The kinds of resources that have users."""
     address: Callable[[], Address | None]
     """Return the operator's own Redis, or None if there is none."""
     wanted: Callable[[], Mapping[Key, Sequence[RedisUser]]]
@@ -178,7 +176,7 @@ class RedisUserSync:
         """
         if not unknown:
             return {}
-        found = {key for kind in self.kinds for key in await self.cluster.uids(kind, "")}
+        found = (await self.cluster.uids(INFERENCE_DEPLOYMENT, "")).keys()
         if not self.has_all(found):
             return {}
         reconciled, present = ({f"{key.namespace}/{key.name}" for key in keys} for keys in (settled, found))

@@ -1,4 +1,4 @@
-"""The kinds and namespaces that can be watched, for an operator that watches some namespaces only."""
+"""The namespaces that can be watched, for an operator that watches some namespaces only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ballast_log import Log
 from ballast_operator.cluster import Cluster
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable, OperatorError
-from ballast_operator.kinds import Kind
+from ballast_operator.kinds import INFERENCE_DEPLOYMENT
 
 log = Log(__name__)
 
@@ -17,14 +17,13 @@ RETRY_SECONDS = 2.0
 
 
 class Watchable:
-    """What of the resources' kinds and of the wanted namespaces can be watched."""
+    """Which of the wanted namespaces can be watched."""
 
-    def __init__(self, cluster: Cluster, kinds: Sequence[Kind], namespaces: Sequence[str]) -> None:
-        """Prepare for the kinds of resources. Without `namespaces`, all are watched, and none is left out."""
+    def __init__(self, cluster: Cluster, namespaces: Sequence[str]) -> None:
+        """Without `namespaces`, all are watched, and none is left out."""
         self.unreadable: tuple[str, ...] = ()
         """Namespaces that the operator must watch, and whose resources it may not list."""
         self._cluster = cluster
-        self._kinds = kinds
         self._namespaces = namespaces
 
     @property
@@ -38,9 +37,9 @@ class Watchable:
         )
 
     async def wait(self) -> None:
-        """Wait until the kinds exist and a namespace can be watched."""
+        """Wait until the kind of the resources exists and a namespace can be watched."""
         if self._namespaces:
-            await self._wait_for_kinds()
+            await self._wait_for_kind()
             await self._wait_for_namespaces()
 
     async def audit(self) -> None:
@@ -48,14 +47,13 @@ class Watchable:
         if await self._find_unreadable(self.unreadable) != self.unreadable:
             raise OperatorError("a namespace that was left out can be watched now, so the process ends")
 
-    async def _wait_for_kinds(self) -> None:
-        """Wait until the resources' kinds exist: without a watch of CRDs, Kopf finds the kinds at its start only."""
-        for kind in self._kinds:
-            while True:
-                with contextlib.suppress(ClusterUnavailable, ClusterRefused):
-                    if kind.plural in await self._cluster.plurals(kind):
-                        break
-                await asyncio.sleep(RETRY_SECONDS)
+    async def _wait_for_kind(self) -> None:
+        """Wait until the kind exists: without a watch of CRDs, Kopf finds kinds at its start only."""
+        while True:
+            with contextlib.suppress(ClusterUnavailable, ClusterRefused):
+                if INFERENCE_DEPLOYMENT.plural in await self._cluster.plurals(INFERENCE_DEPLOYMENT):
+                    return
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _wait_for_namespaces(self) -> None:
         """Wait until the resources of a namespace can be listed, and leave out the namespaces whose resources cannot.
@@ -74,5 +72,4 @@ class Watchable:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _find_unreadable(self, namespaces: Sequence[str]) -> tuple[str, ...]:
-        found = {each for each in namespaces for kind in self._kinds if not await self._cluster.may_list(kind, each)}
-        return tuple([each for each in namespaces if each in found])
+        return tuple([each for each in namespaces if not await self._cluster.may_list(INFERENCE_DEPLOYMENT, each)])

@@ -86,8 +86,13 @@ RAMP = " ".join(f"{count}x3" for count in range(3, 20))
 """Another replica every four minutes."""
 GATED = condition("Ready", "SchedulingGated", "1x60")
 CRITICAL, WARNING = "critical", "warning"
+NOT_READY = {("BallastWorkerNotReady", CRITICAL)}
+NO_WORKER = {("BallastNoWorkerReady", CRITICAL)}
+NOT_MET = {("BallastOfflineReservationNotMet", WARNING)}
 LETTERS = {("BallastDeadLetters", WARNING)}
 """What fires for half an hour after Prometheus finds the letters of a queue."""
+HEAD_DOWN = {("BallastRayHeadDown", CRITICAL)}
+NO_REDIS = {("BallastRedisUnreachable", CRITICAL)}
 RESTARTS = " ".join(["{0} {0} stale _ _"] * 20)
 """A value of the operator, which serves for two minutes, is away for three, and starts again."""
 SCENARIOS = (
@@ -164,27 +169,22 @@ SCENARIOS = (
         "every third poll finds it not met",
         gauge("ballast_offline_reservation_met", " ".join(["1 1 0"] * 20)),
         "40m",
-        {("BallastOfflineReservationNotMet", WARNING)},
+        NOT_MET,
     ),
     Scenario(
         "the reservation is not met on one of two workers",
         gauge("ballast_offline_reservation_met", "1x60")
         | gauge("ballast_offline_reservation_met", "0x60", TARGET.replace("chat-0", "chat-1")),
         "40m",
-        {("BallastOfflineReservationNotMet", WARNING)},
+        NOT_MET,
     ),
     Scenario(
         "the reservation was not met and is again",
         gauge("ballast_offline_reservation_met", "0x20 1x40"),
         "40m",
-        over={("BallastOfflineReservationNotMet", WARNING)},
+        over=NOT_MET,
     ),
-    Scenario(
-        "the reservation is not met",
-        gauge("ballast_offline_reservation_met", "1x10 0x60"),
-        "40m",
-        {("BallastOfflineReservationNotMet", WARNING)},
-    ),
+    Scenario("the reservation is not met", gauge("ballast_offline_reservation_met", "1x10 0x60"), "40m", NOT_MET),
     Scenario(
         "a job is late", gauge("ballast_jobs_at_risk", "0x5 1x30", QUEUE), "20m", {("BallastDeadlineAtRisk", WARNING)}
     ),
@@ -193,18 +193,8 @@ SCENARIOS = (
         "another queue's job is late", gauge("ballast_jobs_at_risk", "1x30", f'{TARGET},queue="else/where"'), "20m"
     ),
     Scenario("old dead letters", gauge("ballast_dead_letters", "7x120", QUEUE), "1h", over=LETTERS),
-    Scenario(
-        "new dead letters",
-        gauge("ballast_dead_letters", "7x50 9x60", QUEUE),
-        "1h",
-        {("BallastDeadLetters", WARNING)},
-    ),
-    Scenario(
-        "letters of an hour ago",
-        gauge("ballast_dead_letters", "7x30 9x120", QUEUE),
-        "1h30m",
-        over=LETTERS,
-    ),
+    Scenario("new dead letters", gauge("ballast_dead_letters", "7x50 9x60", QUEUE), "1h", LETTERS),
+    Scenario("letters of an hour ago", gauge("ballast_dead_letters", "7x30 9x120", QUEUE), "1h30m", over=LETTERS),
     Scenario("letters were redriven", gauge("ballast_dead_letters", "7x50 0x60", QUEUE), "1h", over=LETTERS),
     Scenario(
         "letters were redriven, and one of two workers was not scraped since",
@@ -221,28 +211,17 @@ SCENARIOS = (
         every="20m",
     ),
     Scenario(
-        "old letters, and Redis was away",
-        gauge("ballast_dead_letters", "7x20 _x10 7x60", QUEUE),
-        "57m",
-        over=LETTERS,
+        "old letters, and Redis was away", gauge("ballast_dead_letters", "7x20 _x10 7x60", QUEUE), "57m", over=LETTERS
     ),
     Scenario(
         "new letters after a job with letters was deleted",
         gauge("ballast_dead_letters", "9x50 2x5 5x60", QUEUE),
         "1h",
-        {("BallastDeadLetters", WARNING)},
+        LETTERS,
     ),
+    Scenario("letters of a queue that is new", gauge("ballast_dead_letters", "_x40 5x60", QUEUE), "50m", LETTERS),
     Scenario(
-        "letters of a queue that is new",
-        gauge("ballast_dead_letters", "_x40 5x60", QUEUE),
-        "50m",
-        {("BallastDeadLetters", WARNING)},
-    ),
-    Scenario(
-        "letters of a queue that was new",
-        gauge("ballast_dead_letters", "_x40 5x60", QUEUE),
-        "1h15m",
-        over=LETTERS,
+        "letters of a queue that was new", gauge("ballast_dead_letters", "_x40 5x60", QUEUE), "1h15m", over=LETTERS
     ),
     Scenario(
         "Redis is full, and entries of inboxes wait",
@@ -254,56 +233,42 @@ SCENARIOS = (
         "a task failed once", gauge("ballast_feeder_failures_total", "0x20 1x30", TARGET + ',task="prepare"'), "45m"
     ),
     Scenario("Redis was away for a minute", gauge("ballast_redis_up", "1x5 0 1x30"), "8m"),
-    Scenario("Redis is away", gauge("ballast_redis_up", "1x5 0x30"), "10m", {("BallastRedisUnreachable", CRITICAL)}),
+    Scenario("Redis is away", gauge("ballast_redis_up", "1x5 0x30"), "10m", NO_REDIS),
     Scenario(
         "one of two workers cannot reach Redis",
         gauge("ballast_redis_up", "1x30") | gauge("ballast_redis_up", "0x30", TARGET.replace("chat-0", "chat-1")),
         "10m",
-        {("BallastRedisUnreachable", CRITICAL)},
+        NO_REDIS,
     ),
     Scenario("a worker loads its model", gauge("up", "0x9 1x30"), "15m"),
-    Scenario("a worker does not come", gauge("up", "0x60"), "20m", {("BallastWorkerNotReady", CRITICAL)}),
+    Scenario("a worker does not come", gauge("up", "0x60"), "20m", NOT_READY),
     Scenario(
         "an engine failed and the process stays",
         gauge("up", "1x60") | gauge("ballast_engine_healthy", "0x60"),
         "20m",
-        {("BallastWorkerNotReady", CRITICAL)},
+        NOT_READY,
     ),
     Scenario("a scrape fails, and all workers are ready", gauge("up", "0x60") | replicas("1x60", "1x60"), "20m"),
-    Scenario("the operator misses a worker", replicas("3x60", "2x60"), "20m", {("BallastWorkerNotReady", CRITICAL)}),
+    Scenario("the operator misses a worker", replicas("3x60", "2x60"), "20m", NOT_READY),
     Scenario("scaling adds replicas one after another", replicas(f"2x9 {RAMP}", f"2x19 {RAMP}"), "50m"),
     Scenario("a further replica is not ready for twice its start", replicas("2x9 3x60", "2x70"), "30m"),
+    Scenario("a further replica is never ready", replicas("2x9 3x60", "2x70"), "37m", NOT_READY),
+    Scenario("no worker of two serves", replicas("2x60", "2x20 0x40"), "27m", NO_WORKER),
+    Scenario("no worker of two serves for long", replicas("2x60", "2x20 0x40"), "34m", NO_WORKER | NOT_READY),
     Scenario(
-        "a further replica is never ready",
-        replicas("2x9 3x60", "2x70"),
-        "37m",
-        {("BallastWorkerNotReady", CRITICAL)},
-    ),
-    Scenario("no worker of two serves", replicas("2x60", "2x20 0x40"), "27m", {("BallastNoWorkerReady", CRITICAL)}),
-    Scenario(
-        "no worker of two serves for long",
-        replicas("2x60", "2x20 0x40"),
-        "34m",
-        {("BallastNoWorkerReady", CRITICAL), ("BallastWorkerNotReady", CRITICAL)},
-    ),
-    Scenario(
-        "no worker of two serves, and one may be missing",
-        replicas("2x60", "2x20 0x40"),
-        "27m",
-        {("BallastNoWorkerReady", CRITICAL)},
-        IN_PLACE,
+        "no worker of two serves, and one may be missing", replicas("2x60", "2x20 0x40"), "27m", NO_WORKER, IN_PLACE
     ),
     Scenario(
         "no worker of three serves while the operator restarts again and again",
         replicas(f"3x20 {RESTARTS.format(3)}", f"3x20 {RESTARTS.format(0)}"),
         "34m",
-        {("BallastNoWorkerReady", CRITICAL), ("BallastWorkerNotReady", CRITICAL)},
+        NO_WORKER | NOT_READY,
     ),
     Scenario(
         "most workers with a fast start are missing while the operator restarts again and again",
         replicas(f"4x20 {RESTARTS.format(4)}", f"4x20 {RESTARTS.format(1)}"),
         "34m",
-        {("BallastWorkerNotReady", CRITICAL)},
+        NOT_READY,
         {"rollout": {"startupSeconds": 60}},
     ),
     Scenario(
@@ -321,27 +286,11 @@ SCENARIOS = (
     Scenario("the resource is scaled to zero", replicas("0x60", "0x60"), "20m", spec=IN_PLACE),
     Scenario("a rollout replaces 20 workers on their own GPUs", replicas("20x120", "19x120"), "1h40m", spec=IN_PLACE),
     Scenario("a rollout loads 20 models in turn", replicas("20x120", "20x120") | one_after_another(20), "1h30m"),
+    Scenario("two workers are missing and one may be", replicas("4x60", "2x60"), "20m", NOT_READY, IN_PLACE),
     Scenario(
-        "two workers are missing and one may be",
-        replicas("4x60", "2x60"),
-        "20m",
-        {("BallastWorkerNotReady", CRITICAL)},
-        IN_PLACE,
+        "the only worker is missing, and may be in a rollout", replicas("1x60", "0x60"), "20m", NOT_READY, IN_PLACE
     ),
-    Scenario(
-        "the only worker is missing, and may be in a rollout",
-        replicas("1x60", "0x60"),
-        "20m",
-        {("BallastWorkerNotReady", CRITICAL)},
-        IN_PLACE,
-    ),
-    Scenario(
-        "all workers are missing and one may be",
-        replicas("4x60", "0x60"),
-        "20m",
-        {("BallastWorkerNotReady", CRITICAL)},
-        IN_PLACE,
-    ),
+    Scenario("all workers are missing and one may be", replicas("4x60", "0x60"), "20m", NOT_READY, IN_PLACE),
     Scenario(
         "a worker that may be missing in a rollout does not come back",
         replicas("4x500", "3x500"),
@@ -350,12 +299,7 @@ SCENARIOS = (
         IN_PLACE,
     ),
     Scenario("Kueue holds back two of four workers", replicas("4x60", "2x60") | GATED, "50m"),
-    Scenario(
-        "Kueue holds back all workers",
-        replicas("4x60", "0x60") | GATED,
-        "20m",
-        {("BallastWorkerNotReady", CRITICAL)},
-    ),
+    Scenario("Kueue holds back all workers", replicas("4x60", "0x60") | GATED, "20m", NOT_READY),
     Scenario("Ray's head is replaced in two minutes", ray("0x2 1x30"), "10m", set(), ON_RAY),
     Scenario(
         "a resource on Ray is stopped, and its head ends first",
@@ -368,16 +312,11 @@ SCENARIOS = (
         "Ray's head does not come back, and the operator restarts again and again",
         ray(RESTARTS.format(0)),
         "10m",
-        {("BallastRayHeadDown", CRITICAL)},
+        HEAD_DOWN,
         ON_RAY,
     ),
     Scenario(
-        "Ray's head is away, and no Redis keeps its state",
-        ray("0x30"),
-        "2m",
-        {("BallastRayHeadDown", CRITICAL)},
-        ON_RAY,
-        keeps_head_state=False,
+        "Ray's head is away, and no Redis keeps its state", ray("0x30"), "2m", HEAD_DOWN, ON_RAY, keeps_head_state=False
     ),
     Scenario(
         "the Redis of Ray's head is away, and so the head ends",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 from chart_alerts import chart_alerts
+from promtool import run_promtool
 from scenarios import CRITICAL, RESTARTS, WARNING, Scenario, gauge, operated
 from test_names import check
 from test_rules import RAY, alerts, check_what_fires
@@ -139,34 +138,16 @@ def test_what_an_alert_of_the_chart_does(promtool: str, tmp_path: Path, scenario
 @pytest.mark.promtool
 def test_an_alert_about_a_resource_names_it(promtool: str, tmp_path: Path) -> None:
     rules = [rule for rule in chart_alerts() if rule["alert"] == "BallastDegraded"]
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "chart", "rules": rules}]}))
     wanted = {"namespace": "default", "inferencedeployment": "chat", "severity": "warning"}
     series = degraded("InvalidSpec", "1x60") | degraded("Healthy", "1x60", status="False", name="other/chat")
-    case = {
-        "interval": "1m",
-        "input_series": [{"series": s, "values": v} for s, v in series.items()],
-        "alert_rule_test": [
-            {
-                "eval_time": "30m",
-                "alertname": "BallastDegraded",
-                "exp_alerts": [
-                    {
-                        "exp_labels": wanted | {"resource_namespace": "default", "name": "chat"},
-                        "exp_annotations": {
-                            "summary": "default/chat: the condition Degraded is True",
-                            "description": "The resource has a problem for more than 15 minutes. "
-                            "`ballast explain chat -n default` shows the reason and the message.",
-                            "runbook_url": "degraded.md",
-                        },
-                    }
-                ],
-            }
-        ],
+    alert = {
+        "exp_labels": wanted | {"resource_namespace": "default", "name": "chat"},
+        "exp_annotations": {
+            "summary": "default/chat: the condition Degraded is True",
+            "description": "The resource has a problem for more than 15 minutes. "
+            "`ballast explain chat -n default` shows the reason and the message.",
+            "runbook_url": "degraded.md",
+        },
     }
-    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "tests": [case]}))
-
-    done = subprocess.run(
-        [promtool, "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 0, done.stdout + done.stderr
+    asked = [{"eval_time": "30m", "alertname": "BallastDegraded", "exp_alerts": [alert]}]
+    run_promtool(promtool, tmp_path, series, [{"name": "chart", "rules": rules}], alert_rule_test=asked)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
+from promtool import asks, run_promtool
 
 DASHBOARD = Path(__file__).parents[2] / "helm" / "ballast" / "dashboards" / "ballast.json"
 ONLINE, OFFLINE, QUEUE = 'class="online"', 'class="offline"', 'queue="default/chat"'
@@ -113,22 +112,15 @@ def test_a_panel_shows_all_workers_of_one_resource_and_no_other(promtool: str, t
     panels = [panel for panel in json.loads(DASHBOARD.read_text())["panels"] if panel["type"] != "row"]
     queries = {panel["title"]: {each["legendFormat"]: each["expr"] for each in panel["targets"]} for panel in panels}
     asked = [
-        {
-            "expr": f"round({query.replace('$namespace', 'default').replace('$deployment', 'chat')}, 0.001)",
-            "eval_time": "40m",
-            "exp_samples": [{"labels": f"{{{labels}}}", "value": value} for labels, value in expected.items()],
-        }
+        asks(
+            f"round({query.replace('$namespace', 'default').replace('$deployment', 'chat')}, 0.001)",
+            "40m",
+            {f"{{{labels}}}": value for labels, value in expected.items()},
+        )
         for title, lines in queries.items()
         for legend, query in lines.items()
         for expected in [EXPECTED[title][legend]]
     ]
-    series = [{"series": name, "values": values} for name, values in scraped().items()]
-    case = {"interval": "1m", "input_series": series, "promql_expr_test": asked}
-    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"tests": [case]}))
+    run_promtool(promtool, tmp_path, scraped(), promql_expr_test=asked)
 
-    done = subprocess.run(
-        [promtool, "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 0, done.stdout + done.stderr
     assert {title: set(lines) for title, lines in queries.items()} == {title: set(of) for title, of in EXPECTED.items()}

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+import resources
 from chart_alerts import chart_alerts
 from documented_scaling import documented
+from promtool import asks, check_rules, run_promtool
 from scenarios import (
     CRITICAL,
     QUEUE,
@@ -35,13 +35,8 @@ RUNBOOKS = "docs/runbooks"
 
 
 def make_resource(name: str = "chat", namespace: str = "default", **spec: Any) -> InferenceDeployment:
-    manifest = {
-        "apiVersion": "ballast.dev/v1alpha1",
-        "kind": "InferenceDeployment",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {"model": {"uri": "hf://a/b"}, "rollout": {"startupSeconds": 600}} | spec,
-    }
-    return InferenceDeployment.read(manifest, "here")
+    base: dict[str, Any] = {"model": {"uri": "hf://a/b"}, "rollout": {"startupSeconds": 600}}
+    return resources.make_resource(name, namespace, **(base | spec))
 
 
 def rules(**spec: Any) -> list[dict[str, Any]]:
@@ -148,28 +143,17 @@ def test_without_a_base_url_alerts_have_no_runbook_url() -> None:
 @pytest.mark.promtool
 @pytest.mark.parametrize("objective", [50, 90, 99, 99.95])
 def test_promtool_accepts_the_rules(promtool: str, tmp_path: Path, objective: float) -> None:
-    path = tmp_path / "rules.yaml"
-    path.write_text(yaml.safe_dump({"groups": rule_groups(make_resource(slo={"objectivePercent": objective}))}))
-
-    done = subprocess.run([promtool, "check", "rules", path], capture_output=True, text=True, check=False)
-
-    assert (done.returncode, "SUCCESS" in done.stdout) == (0, True), done.stderr
+    check_rules(promtool, tmp_path, rule_groups(make_resource(slo={"objectivePercent": objective})))
 
 
 @pytest.mark.promtool
 def test_promtool_accepts_the_queries_of_the_dashboard(promtool: str, tmp_path: Path) -> None:
     panels = json.loads((ROOT / "helm" / "ballast" / "dashboards" / "ballast.json").read_text())["panels"]
     asked = [target["expr"] for panel in panels for target in panel.get("targets", ())]
-    path = tmp_path / "rules.yaml"
-    path.write_text(
-        yaml.safe_dump(
-            {"groups": [{"name": "g", "rules": [{"record": f"r{i}", "expr": e} for i, e in enumerate(asked)]}]}
-        )
+    assert len(asked) > 20
+    check_rules(
+        promtool, tmp_path, [{"name": "g", "rules": [{"record": f"r{i}", "expr": e} for i, e in enumerate(asked)]}]
     )
-
-    done = subprocess.run([promtool, "check", "rules", path], capture_output=True, text=True, check=False)
-
-    assert (done.returncode, len(asked) > 20) == (0, True), done.stderr
 
 
 def test_every_alert_fires_in_some_scenario() -> None:
@@ -183,7 +167,6 @@ def check_what_fires(promtool: str, scenario: Scenario, groups: list[Any], folde
 
     An alert that fires has each label that its annotations show.
     """
-    (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": groups}))
     firing = f'ALERTS{{alertstate="firing",{where}}}'
     expected = {firing: scenario.fires, f"max_over_time({firing}[{scenario.at}])": scenario.fires | scenario.over}
     shown = {
@@ -192,44 +175,19 @@ def check_what_fires(promtool: str, scenario: Scenario, groups: list[Any], folde
         for rule in group["rules"]
         for label in re.findall(r"\$labels\.(\w+)", str(rule.get("annotations")))
     }
-    case = {
-        "rule_files": ["rules.yaml"],
-        "evaluation_interval": scenario.every,
-        "tests": [
-            {
-                "name": scenario.name,
-                "interval": "1m",
-                "input_series": [{"series": series, "values": values} for series, values in scenario.series.items()],
-                "promql_expr_test": [
-                    *(
-                        {
-                            "expr": f"count by (alertname, severity) ({series})",
-                            "eval_time": scenario.at,
-                            "exp_samples": [
-                                {"labels": f'{{alertname="{name}",severity="{severity}"}}', "value": 1}
-                                for name, severity in names
-                            ],
-                        }
-                        for series, names in expected.items()
-                    ),
-                    *(
-                        {
-                            "expr": f'ALERTS{{alertname="{alert}",alertstate="firing",{label}=""}}',
-                            "eval_time": scenario.at,
-                        }
-                        for alert, label in sorted(shown)
-                    ),
-                ],
-            }
-        ],
-    }
-    (folder / "test.yaml").write_text(yaml.safe_dump(case))
-
-    done = subprocess.run(
-        [promtool, "test", "rules", "test.yaml"], cwd=folder, capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 0, done.stdout + done.stderr
+    asked = [
+        asks(
+            f"count by (alertname, severity) ({series})",
+            scenario.at,
+            {f'{{alertname="{name}",severity="{severity}"}}': 1 for name, severity in names},
+        )
+        for series, names in expected.items()
+    ]
+    asked += [
+        asks(f'ALERTS{{alertname="{alert}",alertstate="firing",{label}=""}}', scenario.at)
+        for alert, label in sorted(shown)
+    ]
+    run_promtool(promtool, folder, scenario.series, groups, scenario.every, promql_expr_test=asked)
 
 
 @pytest.mark.promtool
@@ -319,28 +277,14 @@ def test_a_documented_autoscaler_measures_online_requests_in_workers(promtool: s
     (rule,) = documented("rules")["rules"]
     of_pods = rule["metricsQuery"].replace("<<.GroupBy>>", "namespace,pod")
     of_pods = of_pods.replace("<<.LabelMatchers>>", 'namespace="default",pod=~"chat-0|chat-1"')
-    series = [
-        {
-            "series": f'{name}{{namespace="default",service="chat",pod="chat-{pod}",{labels}}}',
-            "values": f"{values[pod]}x1",
-        }
+    series = {
+        f'{name}{{namespace="default",service="chat",pod="chat-{pod}",{labels}}}': f"{values[pod]}x1"
         for name, found in LOAD.items()
         for labels, values in found.items()
         for pod in (0, 1)
-    ]
-    ready = {"series": next(iter(operated("replicas", "", 'state="ready"'))), "values": "2 3"}
+    }
+    series |= operated("replicas", "2 3", 'state="ready"')
     expected = {trigger["metadata"]["query"]: 53 / 32, f"sum({of_pods})": 53 / 32, f"count({of_pods})": 2}
-    asked = [
-        {"expr": query, "eval_time": "0m", "exp_samples": [{"labels": "{}", "value": value}]}
-        for query, value in expected.items()
-    ]
-    asked.append({"expr": trigger["metadata"]["query"], "eval_time": "1m", "exp_samples": []})  # a third is not scraped
-    (tmp_path / "test.yaml").write_text(
-        yaml.safe_dump({"tests": [{"interval": "1m", "input_series": [*series, ready], "promql_expr_test": asked}]})
-    )
-
-    done = subprocess.run(
-        [promtool, "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 0, done.stdout + done.stderr
+    asked = [asks(query, "0m", {"{}": value}) for query, value in expected.items()]
+    asked.append(asks(trigger["metadata"]["query"], "1m"))  # a third is not scraped
+    run_promtool(promtool, tmp_path, series, promql_expr_test=asked)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from ballast_cli.alerts import alerts
 from ballast_cli.app import app
-from ballast_cli.errors import CliError, Unreachable, Usage
+from ballast_cli.errors import CliError, Usage
 from ballast_cli.manifests import from_cluster, from_file
 
 SAMPLES = Path(__file__).parents[2] / "docs" / "samples"
@@ -93,26 +93,6 @@ def test_a_label_that_the_rules_use_is_refused(tmp_path: Path, spec: dict[str, o
     for name in used:
         with pytest.raises(Usage, match=f"the rules use the label {name} themselves"):
             alerts(file=path, label=[f"{name}=x"])
-
-
-def test_an_api_server_that_does_not_answer_is_unreachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    config = {
-        "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}], "users": [{"name": "u", "user": {}}],
-    }  # fmt: skip
-    (tmp_path / "config").write_text(yaml.safe_dump(config))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-
-    with pytest.raises(Unreachable, match=r"http://127\.0\.0\.1:9 does not answer"):
-        from_cluster("chat", None)
-
-
-def test_a_missing_kubeconfig_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
-
-    with pytest.raises(Unreachable, match=str(tmp_path / "nowhere")):
-        from_cluster("chat", None)
 
 
 def test_the_error_names_the_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

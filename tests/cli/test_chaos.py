@@ -46,26 +46,23 @@ def problems(queue: Queue, *submitted: SubmittedJob) -> list[str]:
     return results_of(queue, jobs)[1]
 
 
-def test_one_result_for_each_item_is_no_problem(queue: Queue, make_line):
+@pytest.mark.parametrize(
+    ("num_finished", "acknowledged", "found"),
+    [
+        (2, ["a", "b"], []),
+        (1, ["a", "b"], ["key: 1 of 2 items have no result", "key: in_progress with 1 of 2 succeeded"]),
+        (2, ["a"], ["key: 1 results too many, e.g. b", "key: completed with 2 of 1 succeeded"]),
+    ],
+    ids=["one for each", "a missing one", "one too many"],
+)
+def test_each_item_has_one_result(
+    queue: Queue, make_line, num_finished: int, acknowledged: list[str], found: list[str]
+):
     job = submit(queue, make_line, "a", "b")
-    finish(queue, job, 2)
+    finish(queue, job, num_finished)
+    job.custom_ids = acknowledged
 
-    assert problems(queue, job) == []
-
-
-def test_a_missing_result_is_a_problem(queue: Queue, make_line):
-    job = submit(queue, make_line, "a", "b")
-    finish(queue, job, 1)
-
-    assert "key: 1 of 2 items have no result" in problems(queue, job)
-
-
-def test_a_result_too_many_is_a_problem(queue: Queue, make_line):
-    job = submit(queue, make_line, "a", "b")
-    finish(queue, job, 2)
-    job.custom_ids.remove("b")
-
-    assert "key: 1 results too many, e.g. b" in problems(queue, job)
+    assert problems(queue, job) == found
 
 
 def test_an_acknowledged_job_that_is_gone_is_a_problem(queue: Queue):

@@ -64,6 +64,20 @@ def test_resources_are_listed_with_their_slots(plane: ControlPlane, namespace: s
     assert json.loads(run("get", "-A", "--json"))["version"] == 1
 
 
+def test_a_resource_that_is_nested_deep_hides_no_other(plane: ControlPlane, namespace: str) -> None:
+    make(plane, namespace)
+    deep = "[" * 9900 + "]" * 9900
+    about = f'"apiVersion":"{API_VERSION}","kind":"{KIND}","metadata":{{"name":"deep"}}'
+    text = f'{{{about},"spec":{{"model":{{"uri":"hf://c/d"}},"template":{{"affinity":{{"x":{deep}}}}}}}}}'
+    path, headers = f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}", {"Content-Type": "application/json"}
+    plane.http.post(path, content=text, headers=headers).raise_for_status()
+
+    for arguments in (("get", "-A"), ("get", "-n", namespace)):
+        assert {"hf://a/b", "hf://c/d"} <= set(run(*arguments).split())
+    assert json.loads(run("get", "-A", "--json"))["resources"]
+    assert "The operator has not observed generation 1" in run("explain", "deep", "-n", namespace)
+
+
 def test_an_empty_namespace_is_reported(namespace: str) -> None:
     done = CliRunner().invoke(app, ["get", "-n", namespace])
 

@@ -4,12 +4,15 @@ import asyncio
 import itertools
 import json
 import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import pytest
 
-from ballast_cli.demo.load import Client, HttpCall, call
+from ballast_cli.demo.load import Client, HttpCall, Sample, call
 from ballast_sim.replay.traffic import Arrival
 
+T = TypeVar("T")
 EVENT = b'data: {"choices": [{"text": "a"}]}\n\n'
 END = (
     b'data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": '
@@ -57,12 +60,24 @@ def make_call(at: float = 0.0) -> HttpCall:
     return call(Arrival(at, 3, 2), {"prompt": "x"})
 
 
-def test_an_answer_gives_its_times_and_its_counts():
-    async def scene():
-        async with Worker(EVENT, EVENT, END) as client:
-            return await client.replay([make_call()])
+def talk(worker: Worker, say: Callable[[Client], Awaitable[T]]) -> T:
+    """Return what a client of the worker gets."""
 
-    (sample,) = asyncio.run(scene())
+    async def scene() -> T:
+        async with worker as client:
+            return await say(client)
+
+    return asyncio.run(scene())
+
+
+def replay(*parts: bytes, status: int = 200) -> Sample:
+    """Return the sample of one call that the worker answers with these parts."""
+    (sample,) = talk(Worker(*parts, status=status), lambda client: client.replay([make_call()]))
+    return sample
+
+
+def test_an_answer_gives_its_times_and_its_counts():
+    sample = replay(EVENT, EVENT, END)
 
     assert sample.failure == ""
     assert (sample.prompt_tokens, sample.output_tokens) == (3, 2)
@@ -73,45 +88,33 @@ def test_an_answer_gives_its_times_and_its_counts():
 def test_connections_are_kept_and_used_again():
     worker = Worker(EVENT, END)
 
-    async def scene():
-        async with worker as client:
-            for _ in range(5):
-                await client.replay([make_call()])
+    async def ask_five_times(client: Client) -> None:
+        for _ in range(5):
+            await client.replay([make_call()])
 
-    asyncio.run(scene())
+    talk(worker, ask_five_times)
 
     assert worker.connections == 1
     assert [json.loads(body) for body in worker.bodies] == [{"prompt": "x"}] * 5
 
 
 def test_calls_go_out_at_their_time_though_none_was_answered_yet():
-    async def scene():
-        # Nobody gets an answer before all ten have asked.
-        async with Worker(EVENT, END, gate=asyncio.Barrier(10)) as client:
-            return await client.replay([make_call(0.001 * i) for i in range(10)])
-
-    samples = asyncio.run(scene())
+    # Nobody gets an answer before all ten have asked.
+    worker = Worker(EVENT, END, gate=asyncio.Barrier(10))
+    samples = talk(worker, lambda client: client.replay([make_call(0.001 * i) for i in range(10)]))
 
     assert [sample.failure for sample in samples] == [""] * 10
 
 
 def test_time_counts_from_the_scheduled_send_and_not_from_the_late_one():
-    async def scene():
-        async with Worker(EVENT, END) as client:
-            return await client.send(make_call(), time.perf_counter() - 5)
-
-    sample = asyncio.run(scene())
+    sample = talk(Worker(EVENT, END), lambda client: client.send(make_call(), time.perf_counter() - 5))
 
     assert sample.late > 5
     assert sample.ttft > 5
 
 
 def test_a_comment_that_keeps_the_connection_alive_is_no_first_token():
-    async def scene():
-        async with Worker(b": keepalive\n\n") as client:
-            return await client.replay([make_call()])
-
-    (sample,) = asyncio.run(scene())
+    sample = replay(b": keepalive\n\n")
 
     assert sample.first is None
     assert "does not end with an event" in sample.failure
@@ -127,11 +130,7 @@ def test_a_comment_that_keeps_the_connection_alive_is_no_first_token():
     ],
 )
 def test_a_failed_answer_says_why_and_counts_no_time(parts: tuple[bytes, ...], status: int, said: str):
-    async def scene():
-        async with Worker(*parts, status=status) as client:
-            return await client.replay([make_call()])
-
-    (sample,) = asyncio.run(scene())
+    sample = replay(*parts, status=status)
 
     assert said in sample.failure
     assert sample.ttft is None
@@ -145,23 +144,15 @@ def test_a_worker_that_is_gone_is_a_failure_of_each_call():
 
 
 def test_an_answer_that_never_comes_ends_with_the_patience():
-    async def scene():
-        async with Worker(EVENT, gate=asyncio.Event()) as client:
-            return await client.replay([make_call()], grace=0.01)
-
-    (sample,) = asyncio.run(scene())
+    worker = Worker(EVENT, gate=asyncio.Event())
+    (sample,) = talk(worker, lambda client: client.replay([make_call()], grace=0.01))
 
     assert sample.failure == "the answer did not come in time"
 
 
 def test_saturation_keeps_so_many_under_way_and_no_more():
     worker = Worker(EVENT, END)
-
-    async def scene():
-        async with worker as client:
-            return await client.saturate(itertools.repeat(make_call()), width=3, seconds=0.05)
-
-    samples = asyncio.run(scene())
+    samples = talk(worker, lambda client: client.saturate(itertools.repeat(make_call()), width=3, seconds=0.05))
 
     assert worker.connections == 3
     assert len(samples) >= 3
@@ -169,17 +160,6 @@ def test_saturation_keeps_so_many_under_way_and_no_more():
 
 
 def test_a_page_of_the_worker_is_fetched_whole():
-    async def scene():
-        async with Worker(b"one ", b"two") as client:
-            return await client.get("/metrics")
-
-    assert asyncio.run(scene()) == b"one two"
-
-
-def test_a_page_that_is_not_there_is_an_error():
-    async def scene():
-        async with Worker(b"no", status=404) as client:
-            await client.get("/nothing")
-
+    assert talk(Worker(b"one ", b"two"), lambda client: client.get("/metrics")) == b"one two"
     with pytest.raises(OSError, match="404"):
-        asyncio.run(scene())
+        talk(Worker(b"no", status=404), lambda client: client.get("/nothing"))

@@ -55,6 +55,7 @@ def test_the_document_has_the_promised_shape():
         assert found[side]["failed"] == 0
         assert set(found[side]["ttft_ms"]) == set(found[side]["tpot_ms"]) == {"p50", "p95", "p99"}
         assert found["slot_utilization"][side] == {"online_only": 0.25, "mixed": 0.75}[side]
+    assert found["online_only"]["tpot_ms"]["p50"] == 10, "without the first token"
     assert found["offline"]["items_completed"] == 8
     assert found["offline"]["tokens"] == 2 * 50 * 4 * 10
     assert found["offline"]["tokens_per_second"] == 200
@@ -90,12 +91,15 @@ def test_a_loss_in_one_pair_is_shown_by_pair():
     assert found["attainment_lost"]["ttft"]["points"] == 12.5
 
 
-def test_a_request_that_failed_missed_both_slos():
+def test_a_request_that_failed_missed_both_slos_and_is_counted_and_named():
     record = make_record(slowdown=1)
     record.blocks[1].samples[0].failure = "HTTP 429: full"
     found = figures(record, {})
 
     assert found["mixed"]["attainment"] == {"ttft": 0.9875, "tpot": 0.9875}
+    assert (found["mixed"]["requests"], found["mixed"]["failed"]) == (80, 1)
+    assert found["mixed"]["failures"] == ["HTTP 429: full"]
+    assert "1 mixed" in found["verdict"]
 
 
 def test_an_answer_of_one_token_has_no_tpot_to_meet():
@@ -106,20 +110,6 @@ def test_an_answer_of_one_token_has_no_tpot_to_meet():
     found = figures(record, {})
 
     assert found["mixed"]["attainment"]["tpot"] == round(59 / 60, 5)
-
-
-def test_tpot_leaves_out_the_first_token():
-    assert figures(make_record(), {})["online_only"]["tpot_ms"]["p50"] == 10
-
-
-def test_a_failed_request_is_counted_and_named():
-    record = make_record()
-    record.blocks[1].samples[0].failure = "HTTP 429: full"
-    found = figures(record, {})
-
-    assert (found["mixed"]["requests"], found["mixed"]["failed"]) == (80, 1)
-    assert found["mixed"]["failures"] == ["HTTP 429: full"]
-    assert "1 mixed" in found["verdict"]
 
 
 def test_a_second_with_free_slots_and_no_offline_token_is_found():

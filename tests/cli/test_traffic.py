@@ -27,13 +27,7 @@ def test_scaling_rounds_up_and_keeps_a_token():
     assert scale([Arrival(10, 1, 17)], length=1 / 16, speed=4) == [Arrival(2.5, 1, 2)]
 
 
-def test_a_slice_counts_from_its_start():
-    trace = [Arrival(t, 1, 1) for t in (0.0, 5.0, 6.0, 9.0, 20.0)]
-
-    assert [a.seconds for a in cut(trace, [(5, 4)])] == [0.0, 1.0]
-
-
-def test_slices_follow_each_other_without_a_gap():
+def test_slices_follow_each_other_without_a_gap_and_count_from_the_start_of_the_first():
     trace = [Arrival(t, 1, 1) for t in (0.0, 1.0, 5.0, 6.0, 9.0, 20.0)]
 
     assert [a.seconds for a in cut(trace, [(0.5, 1.5), (5, 4), (9, 1)])] == [0.5, 1.5, 2.5, 5.5]

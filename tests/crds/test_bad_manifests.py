@@ -10,11 +10,11 @@ import pytest
 from every_field import EVERYTHING, SPEC, put
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from resources import make_resource
 
 from ballast_api.base import ApiModel
 from ballast_api.errors import InvalidConfig
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import API_VERSION, KIND
 from ballast_api.structural import leaves
 from ballast_api.vllm_arguments import OWNED, without_effect
 
@@ -82,13 +82,12 @@ STORED: dict[str, dict[str, Any]] = {
 def test_a_later_rule_refuses_a_new_resource_and_not_a_stored_one(case: str) -> None:
     claim = {"template": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}}
     spec = {"model": {"uri": "hf://a/b"}} | claim | STORED[case]
-    body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "llm"}, "spec": spec}
 
     with pytest.raises(InvalidConfig, match=r"spec[a-z.]*: (template\.(resources|volumes)|engine\.vllm\.args:) "):
-        InferenceDeployment.read(body, "here")
-    assert InferenceDeployment.read(body, "here", is_stored=True).spec.model.uri == spec["model"]["uri"]
+        make_resource(**spec)
+    assert make_resource(**spec, is_stored=True).spec.model.uri == spec["model"]["uri"]
     with pytest.raises(InvalidConfig, match="Extra inputs"):
-        InferenceDeployment.read(body | {"spec": spec | {"replica": 1}}, "here", is_stored=True)
+        make_resource(**spec, replica=1, is_stored=True)
 
 
 def test_arguments_without_an_effect_are_named_without_their_values() -> None:
@@ -124,21 +123,15 @@ def test_a_stored_fault_stays_a_fault_until_a_field_changes_that_its_rule_reads(
     ids=["resources beside a GPU", "another claim"],
 )
 def test_resources_and_claims_that_ballast_does_not_add_are_admitted(template: dict[str, Any]) -> None:
-    spec = {"model": {"uri": "pvc://models/m"}, "template": template}
-    body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "llm"}, "spec": spec}
-
-    read = InferenceDeployment.read(body, "here").spec.template
+    read = make_resource(model={"uri": "pvc://models/m"}, template=template).spec.template
 
     assert read.model_dump(mode="json", by_alias=True, exclude_unset=True) == template
 
 
 @pytest.mark.parametrize("argument", ['--kv-transfer-config={\n"kv_role": "kv_both"}', "--headless\n"])
 def test_an_argument_of_several_lines_is_refused_by_its_name(argument: str) -> None:
-    spec = {"model": {"uri": "hf://a/b"}, "engine": {"vllm": {"args": [argument]}}}
-    body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "llm"}, "spec": spec}
-
     with pytest.raises(InvalidConfig, match="Ballast does not support headless"):
-        InferenceDeployment.read(body, "here")
+        make_resource(engine={"vllm": {"args": [argument]}})
 
 
 def test_each_argument_that_a_refusal_names_is_refused() -> None:

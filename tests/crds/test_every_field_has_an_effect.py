@@ -23,13 +23,13 @@ from ballast_api.structural import leaves, structural
 from ballast_api.worker_config import WorkerConfig
 from ballast_operator import report
 from ballast_operator.conditions.chains import conditions
+from ballast_operator.conditions.given import Given
 from ballast_operator.context import OperatorContext
 from ballast_operator.inference_deployment import plan
-from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, Key
+from ballast_operator.kinds import DEPLOYMENT, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.poll_result import PollResult
 from ballast_operator.resource_status import status
-from ballast_operator.resource_type import ConditionInput
 from ballast_operator.scaling import Fleet, History, scale
 from ballast_policy.snapshot import PolicyConfig
 from ballast_queue.job import RequestCounts
@@ -178,10 +178,10 @@ def test_every_field_of_the_status_is_reported() -> None:
     deployment = {"metadata": {"generation": 1, "ownerReferences": [{"uid": "1"}]}, "spec": {}, "status": counts}
     now, poll = next((now, poll) for now, poll in polls() if now >= 600)
     snapshot = ClusterSnapshot("1", {Key(DEPLOYMENT, "default", "all"): deployment})
-    given = ConditionInput(resource, snapshot, ChildrenPlan(files={"v": "abc"}, version="v"), poll, now)
+    given = Given(resource, snapshot, ChildrenPlan(files={"v": "abc"}, version="v"), poll, now)
     found = report.conditions(conditions(given), resource.status, generation=3, now=now)
     wanted = status(given, found, ScalingStatus(replicas=4, because="load"))
     wanted = wanted.model_copy(update={"operator": "ballast/ballast-operator"})  # each reconciliation sets it
-    reported = report.status_manifest(INFERENCE_DEPLOYMENT, resource.metadata, wanted)["status"]
+    reported = report.status_manifest(resource.metadata, wanted)["status"]
 
     assert set(leaves(STATUS)) == {leaf for leaf, value in filled(reported, STATUS) if value}

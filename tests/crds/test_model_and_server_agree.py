@@ -114,13 +114,10 @@ PARTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
             )
         },
         optional={
-            "engine": st.fixed_dictionaries(
-                {},
-                optional={
-                    "speculative": st.fixed_dictionaries(
-                        {"method": st.just("draftModel"), "draftUri": st.sampled_from(["s3://b/c", "file:///e"])}
-                    )
-                },
+            "engine": some(
+                speculative=st.fixed_dictionaries(
+                    {"method": st.just("draftModel"), "draftUri": st.sampled_from(["s3://b/c", "file:///e"])}
+                )
             )
         },
     ),

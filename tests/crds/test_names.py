@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from resources import make_resource
 
 from ballast_api.errors import InvalidConfig
 from ballast_api.inference_deployment import InferenceDeployment
-from ballast_api.names import API_VERSION, KIND, MOST_NAME_CHARACTERS, label_value, pod_labels, selector
+from ballast_api.names import MOST_NAME_CHARACTERS, label_value, pod_labels, selector
 from ballast_api.replicas import GpuRequest
 
 
@@ -67,8 +68,7 @@ def test_no_adapter_and_no_alias_has_the_name_that_is_served(model: dict[str, st
 
 
 def read(model: dict[str, Any]) -> InferenceDeployment:
-    manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "chat"}}
-    return InferenceDeployment.read(manifest | {"spec": {"model": model}}, "here")
+    return make_resource(model=model)
 
 
 def test_a_worker_has_longer_to_start_with_vllm_which_compiles_the_model() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from batches import Part, make_batch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -57,15 +58,15 @@ cases = st.builds(
 @example(case=Case(requests=((63, 1), (64, 1), (65, 1), (0, 64), (64, 65))))
 @example(case=Case(requests=((5, 1), (0, 3)), window=1))
 @example(case=Case(requests=((200, 1),), group=48, kv_heads=1, head_dim=256))
-def test_a_mixed_batch_matches_dense_attention(backend, batch_of, part, case):
+def test_a_mixed_batch_matches_dense_attention(backend, case):
     make, dtype, tolerance = BACKENDS[backend]
-    got, wanted = computed_and_dense(make, dtype, case, batch_of, part)
+    got, wanted = computed_and_dense(make, dtype, case)
 
     assert float((got - wanted).abs().max()) <= tolerance * max(1.0, float(wanted.abs().max()))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_other_requests_left_in_a_block_is_never_seen(backend, batch_of, part):
+def test_what_other_requests_left_in_a_block_is_never_seen(backend):
     make, dtype, tolerance = BACKENDS[backend]
 
     def spoiled(shape):
@@ -75,13 +76,13 @@ def test_what_other_requests_left_in_a_block_is_never_seen(backend, batch_of, pa
         return attention
 
     case = Case(requests=((19, 1), (0, 5), (3, 40)), block_tokens=24)
-    got, wanted = computed_and_dense(spoiled, dtype, case, batch_of, part)
+    got, wanted = computed_and_dense(spoiled, dtype, case)
 
     assert float((got - wanted).abs().max()) <= tolerance * max(1.0, float(wanted.abs().max()))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_one_overwhelming_score_takes_all_the_weight(backend, batch_of, part):
+def test_one_overwhelming_score_takes_all_the_weight(backend):
     make, dtype, tolerance = BACKENDS[backend]
     shape = AttentionShape(1, 1, 16, (None,), 8, 16, dtype)
     attention = make(shape)
@@ -89,21 +90,21 @@ def test_one_overwhelming_score_takes_all_the_weight(backend, batch_of, part):
     k[37] = 20.0
     v = torch.arange(100.0).view(100, 1, 1).expand(100, 1, 16).contiguous() / 100
     q = torch.full((100, 1, 16), 20.0)
-    step = attention.prepare(batch_of([part([0] * 100, 0, range(7))], 16))
+    step = attention.prepare(make_batch([Part([0] * 100, 0, range(7))], 16))
     got = attention.forward(0, q.to(dtype), k.to(dtype), v.to(dtype), step)
 
     torch.testing.assert_close(got[-1].float(), torch.full((16,), 0.37), atol=tolerance, rtol=0)
 
 
-def test_threads_change_no_bit(batch_of, part):
+def test_threads_change_no_bit():
     case = Case(requests=((70, 1), (300, 1), (12, 1), (0, 130), (50, 61)), group=4)
-    alone, _ = computed_and_dense(lambda shape: CpuAttention(shape, threads=1), torch.float32, case, batch_of, part)
-    together, _ = computed_and_dense(lambda shape: CpuAttention(shape, threads=2), torch.float32, case, batch_of, part)
+    alone, _ = computed_and_dense(lambda shape: CpuAttention(shape, threads=1), torch.float32, case)
+    together, _ = computed_and_dense(lambda shape: CpuAttention(shape, threads=2), torch.float32, case)
 
     assert torch.equal(alone, together)
 
 
-def computed_and_dense(make, dtype, case, batch_of, part):
+def computed_and_dense(make, dtype, case):
     """What a backend gives for the step of a case, and what dense attention in float64 gives for it."""
     rng = np.random.default_rng(case.seed)
     torch.manual_seed(case.seed)
@@ -136,9 +137,9 @@ def computed_and_dense(make, dtype, case, batch_of, part):
         if not chosen:
             continue
         chosen.sort(key=lambda one: one[1].stop - one[1].start > 1)
-        parts = [part([0] * (rows.stop - rows.start), rows.start, tables[index].tolist()) for index, rows in chosen]
+        parts = [Part([0] * (rows.stop - rows.start), rows.start, tables[index].tolist()) for index, rows in chosen]
         flat = [torch.cat([tensor[index][rows] for index, rows in chosen]) for tensor in (q, k, v)]
-        computed = attention.forward(1, *flat, attention.prepare(batch_of(parts, case.block_tokens)))
+        computed = attention.forward(1, *flat, attention.prepare(make_batch(parts, case.block_tokens)))
     expected = [
         dense(q[index], k[index], v[index], window=case.window)[before:]
         for index, (before, _) in enumerate(case.requests)

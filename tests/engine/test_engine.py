@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from engine_bench import make_bench, make_generation
+from engine_integrity import IntegrityError, check_integrity
 
 from ballast_engine.counters import MOST_PAYERS, EngineCounters
-from ballast_engine.errors import DuplicateRequest, IntegrityError, InvalidRequest, RequestTooLong
+from ballast_engine.errors import InvalidRequest
 from ballast_engine.request import FinishReason
 from ballast_engine.stats import StepKind
 from ballast_log.log import KeyValueFormatter
@@ -17,65 +18,59 @@ from ballast_policy.plan import StepPlan
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import TenantShare
 
-Make = Callable[..., Any]
-
 LONG = list(range(1, 21))
 OFFLINE = RequestClass.OFFLINE
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "sentence"),
+    ("changes", "sentence"),
     [
-        ({"prompt": ()}, InvalidRequest, "no tokens"),
-        ({"prompt": [1] * 64}, RequestTooLong, "64 tokens, but this model serves 64 .* shorten the prompt to 63"),
-        ({"prompt": [1, 25]}, InvalidRequest, "Token id 25 is outside this model's vocabulary of 25"),
-        ({"prompt": [-1]}, InvalidRequest, "Token id -1 is outside"),
-        ({"generated": (3, 99)}, InvalidRequest, "Token id 99 is outside"),
-        ({"max_tokens": 0}, InvalidRequest, "max_tokens is 0; expected 1 or more"),
-        ({"temperature": -1.0}, InvalidRequest, "temperature is -1.0"),
-        ({"temperature": float("nan")}, InvalidRequest, "temperature is nan"),
-        ({"top_p": 0.0}, InvalidRequest, "top_p is 0.0; expected above 0"),
-        ({"top_k": -1}, InvalidRequest, "top_k is -1"),
-        ({"top_k": 2**63}, InvalidRequest, "top_k is 9223372036854775808; expected"),
-        ({"min_p": 1.5}, InvalidRequest, "min_p is 1.5"),
-        ({"stop": ("",)}, InvalidRequest, "stop is .* at least one character"),
+        ({"prompt": ()}, "no tokens"),
+        ({"prompt": [1] * 64}, "64 tokens, but this model serves 64 .* shorten the prompt to 63"),
+        ({"prompt": [1, 25]}, "Token id 25 is outside this model's vocabulary of 25"),
+        ({"prompt": [-1]}, "Token id -1 is outside"),
+        ({"generated": (3, 99)}, "Token id 99 is outside"),
+        ({"max_tokens": 0}, "max_tokens is 0; expected 1 or more"),
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_p": 0.0}, "top_p is 0.0; expected above 0"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"top_k": 2**63}, "top_k is 9223372036854775808; expected"),
+        ({"min_p": 1.5}, "min_p is 1.5"),
+        ({"stop": ("",)}, "stop is .* at least one character"),
     ],
 )
-def test_a_request_that_cannot_be_served_is_refused_at_once(
-    bench_of: Make, generation: Make, changes: dict[str, Any], error: type[Exception], sentence: str
-) -> None:
-    bench = bench_of()
-    with pytest.raises(error, match=sentence) as refused:
-        bench.engine.submit(generation("a", **changes))
+def test_a_request_that_cannot_be_served_is_refused_at_once(changes: dict[str, Any], sentence: str) -> None:
+    bench = make_bench()
+    with pytest.raises(InvalidRequest, match=sentence) as refused:
+        bench.submit("a", **changes)
 
     assert str(refused.value).endswith(".")
     assert not bench.engine.has_work
-    bench.engine.submit(generation("a"))
+    bench.submit("a")
 
 
-def test_an_id_in_use_is_refused_and_free_again_after_the_last_output(bench_of: Make, generation: Make) -> None:
-    bench = bench_of()
-    bench.engine.submit(generation("a", LONG))
-    with pytest.raises(DuplicateRequest, match="in use"):
-        bench.engine.submit(generation("a"))
+def test_an_id_in_use_is_refused_and_free_again_after_the_last_output() -> None:
+    bench = make_bench()
+    bench.submit("a", LONG)
+    with pytest.raises(InvalidRequest, match="in use"):
+        bench.submit("a")
     bench.run()
     first = bench.outputs.pop("a")
-    bench.engine.submit(generation("a", LONG))
+    bench.submit("a", LONG)
     bench.run()
 
     assert [output.token_ids for output in first] == [output.token_ids for output in bench.outputs["a"]]
 
 
-def test_a_stream_has_an_output_for_each_token_and_another_request_its_text_at_the_end(
-    bench_of: Make, generation: Make
-) -> None:
-    bench = bench_of()
-    bench.engine.submit(generation("streamed", LONG, ignore_eos=True))
-    bench.engine.submit(generation("whole", LONG, ignore_eos=True, stream=False))
+def test_a_stream_has_an_output_for_each_token_and_another_request_its_text_at_the_end() -> None:
+    bench = make_bench()
+    bench.submit("streamed", LONG, ignore_eos=True)
+    bench.submit("whole", LONG, ignore_eos=True, stream=False)
     bench.run()
     streamed = bench.outputs["streamed"]
     first, last = bench.outputs["whole"]
-    expected = bench.executor.answer(LONG, generation("x", ignore_eos=True).sampling, 64)
+    expected = bench.alone(LONG, ignore_eos=True)
 
     assert [output.token_ids for output in streamed] == [[token] for token in expected.tokens]
     assert [output.num_output for output in streamed] == list(range(1, 9))
@@ -84,25 +79,25 @@ def test_a_stream_has_an_output_for_each_token_and_another_request_its_text_at_t
     assert (last.num_output, last.text, bench.tokens("whole")) == (8, expected.text, expected.tokens)
 
 
-def test_an_answer_ends_at_the_context_whatever_was_asked(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(max_model_len=20)
-    bench.engine.submit(generation("a", [1] * 15, max_tokens=100, ignore_eos=True))
+def test_an_answer_ends_at_the_context_whatever_was_asked() -> None:
+    bench = make_bench(max_model_len=20)
+    bench.submit("a", [1] * 15, max_tokens=100, ignore_eos=True)
     bench.run()
 
     assert len(bench.tokens("a")) == 5
     assert bench.last("a").finish_reason is FinishReason.LENGTH
 
 
-def test_kv_smaller_than_the_context_limits_prompts(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(num_blocks=4, max_model_len=64)
-    with pytest.raises(RequestTooLong, match="serves 16 tokens"):
-        bench.engine.submit(generation("a", [1] * 16))
+def test_kv_smaller_than_the_context_limits_prompts() -> None:
+    bench = make_bench(num_blocks=4, max_model_len=64)
+    with pytest.raises(InvalidRequest, match="serves 16 tokens"):
+        bench.submit("a", [1] * 16)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3])
-def test_an_abort_frees_everything_before_the_next_plan(bench_of: Make, generation: Make, steps: int) -> None:
-    bench = bench_of(chunk_tokens=8)
-    bench.engine.submit(generation("a", LONG, max_tokens=30, ignore_eos=True))
+def test_an_abort_frees_everything_before_the_next_plan(steps: int) -> None:
+    bench = make_bench(chunk_tokens=8)
+    bench.submit("a", LONG, max_tokens=30, ignore_eos=True)
     bench.step(steps)
     bench.engine.abort("a")
     bench.step()
@@ -112,9 +107,9 @@ def test_an_abort_frees_everything_before_the_next_plan(bench_of: Make, generati
     assert bench.engine.stats().kv_used == 0
 
 
-def test_a_given_back_answer_goes_on_elsewhere_where_it_stopped(bench_of: Make, generation: Make) -> None:
-    first, second = bench_of(), bench_of()
-    request = generation("a", LONG, False, max_tokens=12, ignore_eos=True, temperature=1.0, seed=7)
+def test_a_given_back_answer_goes_on_elsewhere_where_it_stopped() -> None:
+    first, second = make_bench(), make_bench()
+    request = make_generation("a", LONG, False, max_tokens=12, ignore_eos=True, temperature=1.0, seed=7)
     first.engine.submit(request)
     first.step(6)
     first.engine.give_back(["a"])
@@ -146,20 +141,20 @@ def test_a_given_back_answer_goes_on_elsewhere_where_it_stopped(bench_of: Make, 
     ],
 )
 def test_a_continuation_that_is_complete_already_computes_nothing(
-    bench_of: Make, generation: Make, changes: dict[str, Any], text: str, reason: FinishReason
+    changes: dict[str, Any], text: str, reason: FinishReason
 ) -> None:
-    bench = bench_of()
-    bench.engine.submit(generation("a", **changes))
+    bench = make_bench()
+    bench.submit("a", **changes)
     bench.step()
 
     assert (bench.text("a"), bench.last("a").finish_reason) == (text, reason)
     assert bench.executor.batches == []
 
 
-def test_a_failed_step_ends_who_took_part_and_nobody_else(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(slots=1)
-    bench.engine.submit(generation("in the step", max_tokens=20, ignore_eos=True))
-    bench.engine.submit(generation("waiting"))
+def test_a_failed_step_ends_who_took_part_and_nobody_else(caplog: Any) -> None:
+    bench = make_bench(slots=1)
+    bench.submit("in the step", max_tokens=20, ignore_eos=True)
+    bench.submit("waiting")
     bench.step(2)
     record = bench.engine.last_step
     bench.executor.fails = 1
@@ -168,6 +163,7 @@ def test_a_failed_step_ends_who_took_part_and_nobody_else(bench_of: Make, genera
     assert bench.engine.last_step is record
     assert bench.last("in the step").finish_reason is FinishReason.FAILED
     assert "RuntimeError: the device is gone" in bench.last("in the step").error
+    assert "step failed requests=1" in KeyValueFormatter().format(caplog.records[-1])
 
     bench.run()
 
@@ -175,32 +171,32 @@ def test_a_failed_step_ends_who_took_part_and_nobody_else(bench_of: Make, genera
     assert bench.engine.stats().failed_steps == 1
 
 
-def test_a_spoilt_block_is_never_found_by_a_later_prompt(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(chunk_tokens=8)
-    bench.engine.submit(generation("first", LONG))
+def test_a_spoilt_block_is_never_found_by_a_later_prompt() -> None:
+    bench = make_bench(chunk_tokens=8)
+    bench.submit("first", LONG)
     bench.step()
     bench.executor.fails = 1
     bench.step()
-    bench.engine.submit(generation("second", LONG))
+    bench.submit("second", LONG)
     bench.run()
 
     assert bench.outputs["second"][0].num_cached == 8
-    assert bench.tokens("second") == bench.executor.answer(LONG, generation("x").sampling, 64).tokens
+    assert bench.tokens("second") == bench.alone(LONG).tokens
 
 
-def test_a_token_outside_the_vocabulary_fails_the_step(bench_of: Make, generation: Make) -> None:
-    bench = bench_of()
+def test_a_token_outside_the_vocabulary_fails_the_step() -> None:
+    bench = make_bench()
     bench.executor.draw = lambda tokens, sampling: 25
-    bench.engine.submit(generation("a"))
+    bench.submit("a")
     bench.step()
 
     assert "outside the vocabulary of 25" in bench.last("a").error
 
 
-def test_a_shared_prompt_is_computed_once(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(num_blocks=64)
+def test_a_shared_prompt_is_computed_once() -> None:
+    bench = make_bench(num_blocks=64)
     for i in range(3):
-        bench.engine.submit(generation(f"r{i}", [*LONG, 21, i + 1]))
+        bench.submit(f"r{i}", [*LONG, 21, i + 1])
         bench.run()
     stats = bench.engine.stats()
 
@@ -219,40 +215,36 @@ def test_a_shared_prompt_is_computed_once(bench_of: Make, generation: Make) -> N
         ({"isolate_tenants": True}, {}, 20),
     ],
 )
-def test_who_may_use_a_cached_prefix(
-    bench_of: Make, generation: Make, options: dict[str, Any], changes: dict[str, Any], cached: int
-) -> None:
-    bench = bench_of(options=options)
-    bench.engine.submit(generation("a", [*LONG, 21]))
+def test_who_may_use_a_cached_prefix(options: dict[str, Any], changes: dict[str, Any], cached: int) -> None:
+    bench = make_bench(options=options)
+    bench.submit("a", [*LONG, 21])
     bench.run()
-    bench.engine.submit(generation("b", [*LONG, 21], **changes))
+    bench.submit("b", [*LONG, 21], **changes)
     bench.run()
 
     assert bench.outputs["b"][0].num_cached == cached
     assert bench.tokens("a") == bench.tokens("b")
 
 
-def test_a_whole_cached_prompt_still_computes_its_last_token(bench_of: Make, generation: Make) -> None:
-    bench = bench_of()
+def test_a_whole_cached_prompt_still_computes_its_last_token() -> None:
+    bench = make_bench()
     for name in "ab":
-        bench.engine.submit(generation(name, LONG))
+        bench.submit(name, LONG)
         bench.run()
 
     assert bench.outputs["b"][0].num_cached == 16
     assert bench.tokens("a") == bench.tokens("b")
 
 
-def test_an_online_burst_preempts_offline_which_then_goes_on_without_computing_all_again(
-    bench_of: Make, generation: Make
-) -> None:
-    bench = bench_of(num_blocks=16, slots=4, offline_share=0.0, chunk_tokens=64)
-    bench.engine.submit(generation("job", LONG, False, max_tokens=20, ignore_eos=True))
+def test_an_online_burst_preempts_offline_which_then_goes_on_without_computing_all_again() -> None:
+    bench = make_bench(num_blocks=16, slots=4, offline_share=0.0, chunk_tokens=64)
+    bench.submit("job", LONG, False, max_tokens=20, ignore_eos=True)
     bench.step(4)
     for i in range(3):
-        bench.engine.submit(generation(f"r{i}", [i + 1] * 14, max_tokens=6, ignore_eos=True))
+        bench.submit(f"r{i}", [i + 1] * 14, max_tokens=6, ignore_eos=True)
     bench.run()
     stats = bench.engine.stats()
-    expected = bench.executor.answer(LONG, generation("x", max_tokens=20, ignore_eos=True).sampling, 64)
+    expected = bench.alone(LONG, max_tokens=20, ignore_eos=True)
 
     assert sum(stats.offline.preemptions.values()) >= 1
     assert bench.tokens("job") == expected.tokens
@@ -265,23 +257,14 @@ def test_an_online_burst_preempts_offline_which_then_goes_on_without_computing_a
     assert bench.engine.stats().service[RequestClass.OFFLINE, "default"] == 20 + 2 * 20
 
 
-def test_a_failed_step_is_logged_with_its_number_of_requests(bench_of: Make, generation: Make, caplog: Any) -> None:
-    bench = bench_of()
-    bench.engine.submit(generation("a", LONG))
-    bench.executor.fails = 1
-    bench.step()
-
-    assert "step failed requests=1" in KeyValueFormatter().format(caplog.records[-1])
-
-
-def test_the_step_record_says_what_was_computed(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(chunk_tokens=8)
-    bench.engine.submit(generation("a", LONG, max_tokens=9, ignore_eos=True))
+def test_the_step_record_says_what_was_computed() -> None:
+    bench = make_bench(chunk_tokens=8)
+    bench.submit("a", LONG, max_tokens=9, ignore_eos=True)
     kinds = []
     for _ in range(3):
         bench.step()
         kinds.append((bench.engine.last_step.kind, bench.engine.last_step.num_prefill))
-    bench.engine.submit(generation("b", LONG[:3]))
+    bench.submit("b", LONG[:3])
     bench.step()
     record = bench.engine.last_step
 
@@ -291,11 +274,11 @@ def test_the_step_record_says_what_was_computed(bench_of: Make, generation: Make
     assert record.seconds > 0
 
 
-def test_counts_by_class_follow_requests(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(slots=4, offline_share=0.25)
+def test_counts_by_class_follow_requests() -> None:
+    bench = make_bench(slots=4, offline_share=0.25)
     for i in range(6):
-        bench.engine.submit(generation(f"on{i}", max_tokens=30, ignore_eos=True))
-        bench.engine.submit(generation(f"off{i}", [4, 5], False, max_tokens=30, ignore_eos=True))
+        bench.submit(f"on{i}", max_tokens=30, ignore_eos=True)
+        bench.submit(f"off{i}", [4, 5], False, max_tokens=30, ignore_eos=True)
     bench.step(3)
     stats = bench.engine.stats()
 
@@ -307,11 +290,11 @@ def test_counts_by_class_follow_requests(bench_of: Make, generation: Make) -> No
     assert (stats.kv_used, stats.kv_offline) == (7, 1)
 
 
-def test_a_new_configuration_holds_from_the_next_step_on(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(ttft=5.0)
+def test_a_new_configuration_holds_from_the_next_step_on() -> None:
+    bench = make_bench(ttft=5.0)
     engine, before = bench.engine, bench.engine.policy
-    engine.submit(generation("configured", max_tokens=30, ignore_eos=True))
-    engine.submit(generation("own", max_tokens=30, ignore_eos=True, ttft_seconds=2.0))
+    bench.submit("configured", max_tokens=30, ignore_eos=True)
+    bench.submit("own", max_tokens=30, ignore_eos=True, ttft_seconds=2.0)
     bench.step()
     engine.configure(replace(engine.policy, ttft=1.0, num_blocks=1, block_tokens=3, chunk_tokens=3))
     bench.step()
@@ -321,19 +304,19 @@ def test_a_new_configuration_holds_from_the_next_step_on(bench_of: Make, generat
     assert engine.policy == replace(before, ttft=1.0, chunk_tokens=3)
 
 
-def test_a_tenants_band_is_capped(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(tenants={"small": TenantShare(max_priority=1)})
-    bench.engine.submit(generation("a", tenant="small", priority=9))
-    bench.engine.submit(generation("b", tenant="other", priority=9))
+def test_a_tenants_band_is_capped() -> None:
+    bench = make_bench(tenants={"small": TenantShare(max_priority=1)})
+    bench.submit("a", tenant="small", priority=9)
+    bench.submit("b", tenant="other", priority=9)
     bench.step()
 
     assert [request.priority for request in bench.engine.requests.values()] == [1, 9]
 
 
-def test_names_of_tenants_do_not_pile_up(bench_of: Make, generation: Make) -> None:
-    bench = bench_of()
+def test_names_of_tenants_do_not_pile_up() -> None:
+    bench = make_bench()
     for i in range(1500):
-        bench.engine.submit(generation(f"r{i}", (1,), i < 1480, tenant=f"user-{i}", max_tokens=1))
+        bench.submit(f"r{i}", (1,), i < 1480, tenant=f"user-{i}", max_tokens=1)
         while bench.engine.has_work and i % 8 == 7:
             bench.engine.step()
     bench.run()
@@ -363,10 +346,10 @@ def test_names_of_offline_tenants_do_not_pile_up_and_the_last_ones_are_kept() ->
     assert sum(service.values()) == 10 * MOST_PAYERS + 5 + 3 * MOST_PAYERS - 1
 
 
-def test_most_of_what_is_reserved_of_kv_is_used(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(num_blocks=4096, block_tokens=16, max_model_len=2048, slots=16, chunk_tokens=512)
+def test_most_of_what_is_reserved_of_kv_is_used() -> None:
+    bench = make_bench(num_blocks=4096, block_tokens=16, max_model_len=2048, slots=16, chunk_tokens=512)
     for i in range(16):
-        bench.engine.submit(generation(f"r{i}", [1 + i % 24] * (300 + 37 * i), max_tokens=60, ignore_eos=True))
+        bench.submit(f"r{i}", [1 + i % 24] * (300 + 37 * i), max_tokens=60, ignore_eos=True)
     wasted = used = 0.0
     while bench.engine.has_work:
         bench.step()
@@ -377,12 +360,12 @@ def test_most_of_what_is_reserved_of_kv_is_used(bench_of: Make, generation: Make
     assert 0 < wasted / used < 0.04
 
 
-def test_requests_from_many_threads_all_end(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(num_blocks=32)
+def test_requests_from_many_threads_all_end() -> None:
+    bench = make_bench(num_blocks=32)
 
     def send(name: str) -> None:
         for i in range(20):
-            bench.engine.submit(generation(f"{name}{i}", [1 + i % 5] * 9, max_tokens=4))
+            bench.submit(f"{name}{i}", [1 + i % 5] * 9, max_tokens=4)
             if i % 3 == 0:
                 bench.engine.abort(f"{name}{i}")
 
@@ -398,70 +381,60 @@ def test_requests_from_many_threads_all_end(bench_of: Make, generation: Make) ->
     assert all(outputs[-1].finish_reason is not None for outputs in bench.outputs.values())
 
 
-def test_an_idle_engine_may_forget_what_it_saw(bench_of: Make, generation: Make) -> None:
-    bench = bench_of()
-    bench.engine.submit(generation("a", LONG))
+def test_an_idle_engine_may_forget_what_it_saw() -> None:
+    bench = make_bench()
+    before = bench.engine.host.expectations.expectation
+    for i in range(40):
+        bench.submit(str(i), LONG, online=False, max_tokens=2)
     bench.run()
+    assert bench.engine.host.expectations.expectation != before
     bench.engine.reset()
     stats = bench.engine.stats()
 
     assert (stats.kv_cached, stats.steps, stats.service) == (0, 0, {})
-    bench.engine.check_integrity()
-
-
-def test_answers_of_the_warm_up_are_no_experience(bench_of: Make, generation: Make) -> None:
-    bench = bench_of()
-    before = bench.engine.host.expectations.expectation
-    for i in range(40):
-        bench.engine.submit(generation(str(i), online=False, max_tokens=2))
-    bench.run()
-    assert bench.engine.host.expectations.expectation != before
-    bench.engine.reset()
-
     assert bench.engine.host.expectations.expectation == before
+    check_integrity(bench.engine)
 
 
-def test_a_broken_book_is_reported(bench_of: Make, generation: Make) -> None:
-    bench = bench_of()
-    bench.engine.submit(generation("a", LONG, max_tokens=30, ignore_eos=True))
+def test_a_broken_book_is_reported() -> None:
+    bench = make_bench()
+    bench.submit("a", LONG, max_tokens=30, ignore_eos=True)
     bench.step(3)
     bench.engine.requests["a"].num_blocks -= 1
 
     with pytest.raises(IntegrityError, match="computed 21 of 20 positions"):
-        bench.engine.check_integrity()
+        check_integrity(bench.engine)
 
 
 @pytest.mark.parametrize(
     ("is_aborted", "num_cached"),
     [pytest.param(True, 4, id="of an aborted request"), pytest.param(False, 16, id="of one that computes the rest")],
 )
-def test_a_half_computed_block_is_nobodys_prefix(
-    bench_of: Make, generation: Make, is_aborted: bool, num_cached: int
-) -> None:
-    bench = bench_of(chunk_tokens=6)
-    bench.engine.submit(generation("a", LONG))
+def test_a_half_computed_block_is_nobodys_prefix(is_aborted: bool, num_cached: int) -> None:
+    bench = make_bench(chunk_tokens=6)
+    bench.submit("a", LONG)
     bench.step()
     if is_aborted:
         bench.engine.abort("a")
-    bench.engine.submit(generation("b", LONG))
+    bench.submit("b", LONG)
     bench.run()
-    expected = bench.executor.answer(LONG, generation("x").sampling, 64).tokens
+    expected = bench.alone(LONG).tokens
 
     assert bench.outputs["b"][0].num_cached == num_cached
     assert bench.tokens("b") == expected
     assert is_aborted or bench.tokens("a") == expected
 
 
-def test_an_admission_that_turns_out_not_to_fit_waits_on(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(num_blocks=8)
+def test_an_admission_that_turns_out_not_to_fit_waits_on() -> None:
+    bench = make_bench(num_blocks=8)
     sane = bench.planner
-    bench.engine.submit(generation("holds two blocks", [21] * 5, False, max_tokens=6, ignore_eos=True))
-    bench.engine.submit(generation("victim", LONG, False, max_tokens=12, ignore_eos=True))
+    bench.submit("holds two blocks", [21] * 5, False, max_tokens=6, ignore_eos=True)
+    bench.submit("victim", LONG, False, max_tokens=12, ignore_eos=True)
     bench.planner = lambda seen: StepPlan(
         tuple((request, request.num_tokens) for request in seen.waiting), seen.waiting
     )
     bench.step()
-    bench.engine.submit(generation("admitted", [*LONG, *range(1, 11)], max_tokens=2, ignore_eos=True))
+    bench.submit("admitted", [*LONG, *range(1, 11)], max_tokens=2, ignore_eos=True)
 
     def overcommitted(snapshot: Any) -> StepPlan:
         """Count the victim's blocks as free although the admitted prompt begins with them."""
@@ -483,11 +456,11 @@ def test_an_admission_that_turns_out_not_to_fit_waits_on(bench_of: Make, generat
     assert len(bench.tokens("victim")) == 12
 
 
-def test_more_cached_than_the_plan_knew_of_shortens_the_grant(bench_of: Make, generation: Make) -> None:
-    bench = bench_of()
-    bench.engine.submit(generation("a", LONG))
+def test_more_cached_than_the_plan_knew_of_shortens_the_grant() -> None:
+    bench = make_bench()
+    bench.submit("a", LONG)
     bench.run()
-    bench.engine.submit(generation("b", LONG))
+    bench.submit("b", LONG)
     sane = bench.planner
     bench.planner = lambda snapshot: StepPlan(((snapshot.waiting[0], 20),), tuple(snapshot.waiting))
     bench.step()
@@ -498,25 +471,25 @@ def test_more_cached_than_the_plan_knew_of_shortens_the_grant(bench_of: Make, ge
     assert bench.tokens("a") == bench.tokens("b")
 
 
-def test_an_idle_engine_wakes_when_a_request_comes(bench_of: Make, generation: Make) -> None:
-    bench = bench_of()
+def test_an_idle_engine_wakes_when_a_request_comes() -> None:
+    bench = make_bench()
     sleeper = threading.Thread(target=bench.engine.wait, args=(60.0,))
     sleeper.start()
-    bench.engine.submit(generation("a"))
+    bench.submit("a")
     sleeper.join(30)
 
     assert not sleeper.is_alive()
     bench.run()
 
 
-def test_an_idle_engine_waits_a_moment_for_what_comes_together(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(batch_window=0.05, offline_share=0.0)
+def test_an_idle_engine_waits_a_moment_for_what_comes_together() -> None:
+    bench = make_bench(batch_window=0.05, offline_share=0.0)
     engine = bench.engine
-    engine.submit(generation("first", online=False))
+    bench.submit("first", online=False)
     assert not engine.step()
     assert bench.executor.batches == []
     assert engine.stats().reservation.is_met
-    engine.submit(generation("second"))
+    bench.submit("second")
     assert not engine.step()
     assert bench.executor.batches == []
     engine.wait(60.0)  # until the window has passed, and not for a minute
@@ -528,33 +501,10 @@ def test_an_idle_engine_waits_a_moment_for_what_comes_together(bench_of: Make, g
     bench.run()
 
 
-def test_prefix_keys_stand_together_where_the_first_of_them_came(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(slots=1, offline_share=0.0)
+def test_prefix_keys_stand_together_where_the_first_of_them_came() -> None:
+    bench = make_bench(slots=1, offline_share=0.0)
     for name, group in (("a", 7), ("b", None), ("c", 3), ("d", 7), ("e", None), ("f", 3)):
-        bench.engine.submit(generation(name, online=False, max_tokens=1, prefix_key=group))
+        bench.submit(name, online=False, max_tokens=1, prefix_key=group)
     bench.run()
 
     assert list(bench.outputs) == ["a", "d", "b", "c", "f", "e"]
-
-
-def test_a_request_has_the_defaults_that_its_record_documents(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(slots=1, offline_share=0.0)
-    for name in ("a", "b"):
-        bench.engine.submit(generation(name, online=False, max_tokens=9))
-    bench.step()
-    first, second = (bench.engine.requests[name] for name in ("a", "b"))
-
-    assert (first.prefix_key, first.prefix_seq) == (None, first.seq)
-    assert (second.prefix_key, second.prefix_seq) == (None, second.seq)
-    bench.run()
-
-
-def test_a_prefix_key_does_not_pass_the_others_for_ever(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(slots=1, offline_share=0.0)
-    bench.engine.submit(generation("first", online=False, max_tokens=1, prefix_key=7))
-    bench.engine.submit(generation("alone", online=False, max_tokens=1))
-    for i in range(100):
-        bench.engine.submit(generation(f"later {i}", online=False, max_tokens=1, prefix_key=7))
-    bench.run()
-
-    assert list(bench.outputs).index("alone") == 64

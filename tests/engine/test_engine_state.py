@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from engine_bench import make_bench, make_generation
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
@@ -94,7 +95,7 @@ def blocks_for(request: Request, computed: int, tokens: int, size: int) -> int:
     return max(0, -(-(computed + tokens) // size) - held)
 
 
-def machine(make_bench: Callable[..., Any], generation: Callable[..., Any], *, is_chaotic: bool) -> type:
+def machine(*, is_chaotic: bool) -> type:
     class Requests(RuleBasedStateMachine):
         def __init__(self) -> None:
             super().__init__()
@@ -145,7 +146,7 @@ def machine(make_bench: Callable[..., Any], generation: Callable[..., Any], *, i
             is_meanwhile: bool,
             details: dict[str, Any],
         ) -> None:
-            request = generation(f"r{len(self.sent)}", [*prefix, *rest], online, max_tokens=max_tokens, **details)
+            request = make_generation(f"r{len(self.sent)}", [*prefix, *rest], online, max_tokens=max_tokens, **details)
             if is_meanwhile:  # in the middle of the next step
                 self.bench.executor.meanwhile.append(lambda: self.send(request))
                 self.bench.step()
@@ -238,10 +239,8 @@ def machine(make_bench: Callable[..., Any], generation: Callable[..., Any], *, i
 
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("is_chaotic", [False, True], ids=["the policy", "chaos"])
-def test_an_answer_does_not_depend_on_what_happens_around_it(
-    bench_of: Callable[..., Any], generation: Callable[..., Any], is_chaotic: bool
-) -> None:
+def test_an_answer_does_not_depend_on_what_happens_around_it(is_chaotic: bool) -> None:
     run_state_machine_as_test(
-        machine(bench_of, generation, is_chaotic=is_chaotic),
+        machine(is_chaotic=is_chaotic),
         settings=settings(max_examples=EXAMPLES, stateful_step_count=30),
     )

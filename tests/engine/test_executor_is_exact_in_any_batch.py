@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from batches import Part, logits_of, make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,40 +29,40 @@ def make_executor(directory, threads=1, attention="cpu"):
 
 @given(cuts=st.sets(st.integers(1, 59)), company=st.lists(st.integers(1, 40), max_size=6), seed=st.integers(0, 9))
 @settings(max_examples=25)
-def test_chunks_and_company_change_no_bit(directory, batch_of, part, *, cuts, company, seed):
+def test_chunks_and_company_change_no_bit(directory, *, cuts, company, seed):
     rng = np.random.default_rng(seed)
     prompt = rng.integers(3, 193, 60).tolist()
     executor = make_executor(directory)
-    whole = executor.logits(batch_of([part(prompt, 0, range(8), sampling=GREEDY, every_row=True)], BLOCK_TOKENS))
+    whole = logits_of(executor, make_batch([Part(prompt, 0, range(8), sampling=GREEDY, every_row=True)], BLOCK_TOKENS))
     blocks = rng.permutation(np.arange(8, 96))
     rows = []
     for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), 60], strict=True):
         others = [
-            part(rng.integers(3, 193, length).tolist(), 0, blocks[8 + 5 * index : 13 + 5 * index].tolist())
+            Part(rng.integers(3, 193, length).tolist(), 0, blocks[8 + 5 * index : 13 + 5 * index].tolist())
             for index, length in enumerate(company)
         ]
-        own = part(prompt[start:end], start, blocks[:8].tolist(), sampling=GREEDY, every_row=True)
+        own = Part(prompt[start:end], start, blocks[:8].tolist(), sampling=GREEDY, every_row=True)
         parts = sorted([*others, own], key=lambda one: len(one.tokens) > 1)
-        rows.append(executor.logits(batch_of(parts, BLOCK_TOKENS)))
+        rows.append(logits_of(executor, make_batch(parts, BLOCK_TOKENS)))
 
     assert torch.equal(torch.cat(rows), whole)
 
 
-def test_threads_change_no_bit(directory, batch_of, part):
+def test_threads_change_no_bit(directory):
     prompt = np.random.default_rng(5).integers(3, 193, 50).tolist()
-    batch = batch_of([part([7], 0, [9]), part(prompt, 0, range(7), sampling=GREEDY, every_row=True)], BLOCK_TOKENS)
+    batch = make_batch([Part([7], 0, [9]), Part(prompt, 0, range(7), sampling=GREEDY, every_row=True)], BLOCK_TOKENS)
 
-    assert torch.equal(make_executor(directory, 1).logits(batch), make_executor(directory, 2).logits(batch))
+    assert torch.equal(logits_of(make_executor(directory, 1), batch), logits_of(make_executor(directory, 2), batch))
 
 
-def test_the_shipped_model_agrees_with_transformers(model_dir, batch_of, part):
+def test_the_shipped_model_agrees_with_transformers(model_dir):
     import transformers
 
     reference = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     prompt = np.random.default_rng(6).integers(0, reference.config.vocab_size, 200).tolist()
     loaded = load(model_dir, dtype="float32", attention="auto", threads=1)
     executor = Executor(loaded, num_blocks=16, block_tokens=16)
-    ours = executor.logits(batch_of([part(prompt, 0, range(13), sampling=GREEDY, every_row=True)], 16))
+    ours = logits_of(executor, make_batch([Part(prompt, 0, range(13), sampling=GREEDY, every_row=True)], 16))
     with torch.no_grad():
         theirs = reference(torch.tensor([prompt])).logits[0]
 
@@ -70,24 +71,24 @@ def test_the_shipped_model_agrees_with_transformers(model_dir, batch_of, part):
 
 
 @pytest.mark.parametrize(("dtype", "attention"), [("bfloat16", "cpu"), ("bfloat16", "sdpa"), ("float16", "sdpa")])
-def test_half_precision_stays_near_float32(directory, batch_of, part, dtype, attention):
+def test_half_precision_stays_near_float32(directory, dtype, attention):
     prompt = np.random.default_rng(7).integers(3, 193, 50).tolist()
-    batch = batch_of([part(prompt, 0, range(7), sampling=GREEDY, every_row=True)], BLOCK_TOKENS)
-    exact = make_executor(directory).logits(batch)
+    batch = make_batch([Part(prompt, 0, range(7), sampling=GREEDY, every_row=True)], BLOCK_TOKENS)
+    exact = logits_of(make_executor(directory), batch)
     loaded = load(directory, dtype=dtype, attention=attention, threads=1)
-    rounded = Executor(loaded, num_blocks=96, block_tokens=BLOCK_TOKENS).logits(batch).float()
+    rounded = logits_of(Executor(loaded, num_blocks=96, block_tokens=BLOCK_TOKENS), batch).float()
 
     assert float((rounded - exact).norm() / exact.norm()) < 0.05
 
 
-def test_run_samples_only_the_rows_asked_for(directory, batch_of, part):
+def test_run_samples_only_the_rows_asked_for(directory):
     executor = make_executor(directory)
     prompt = np.random.default_rng(8).integers(3, 193, 20).tolist()
-    silent = batch_of([part(prompt, 0, range(3))], BLOCK_TOKENS)
-    speaking = batch_of([part(prompt, 0, range(3), sampling=GREEDY)], BLOCK_TOKENS)
+    silent = make_batch([Part(prompt, 0, range(3))], BLOCK_TOKENS)
+    speaking = make_batch([Part(prompt, 0, range(3), sampling=GREEDY)], BLOCK_TOKENS)
 
     assert executor.run(silent).tolist() == []
-    assert executor.run(speaking).tolist() == [int(executor.logits(speaking)[0].argmax())]
+    assert executor.run(speaking).tolist() == [int(logits_of(executor, speaking)[0].argmax())]
 
 
 def test_a_block_costs_what_its_pages_hold(directory):
@@ -100,6 +101,6 @@ def test_a_block_costs_what_its_pages_hold(directory):
 
 
 @pytest.mark.parametrize("token", [-1, 193])
-def test_a_token_outside_the_vocabulary_is_refused(directory, batch_of, part, token):
+def test_a_token_outside_the_vocabulary_is_refused(directory, token):
     with pytest.raises(ValueError, match="the model has 193 tokens"):
-        make_executor(directory).run(batch_of([part([5, token], 0, [0], sampling=GREEDY)], BLOCK_TOKENS))
+        make_executor(directory).run(make_batch([Part([5, token], 0, [0], sampling=GREEDY)], BLOCK_TOKENS))

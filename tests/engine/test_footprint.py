@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from engine_bench import make_bench
 
 from ballast_engine.footprint import Footprint, PhaseWork
 from ballast_engine.loader import load
 from ballast_engine.peak import measure_footprint
 
-Make = Callable[..., Any]
-
 
 @pytest.mark.parametrize("name", ["llama", "llama, tied embeddings, one key head"])
-def test_a_token_costs_two_operations_for_each_weight_that_it_is_multiplied_with(checkpoints: Make, name: str) -> None:
+def test_a_token_costs_two_operations_for_each_weight_that_it_is_multiplied_with(checkpoints: Any, name: str) -> None:
     directory, reference = checkpoints(name)
     loaded = load(directory, dtype="float32", attention="sdpa", threads=1)
     found = measure_footprint(loaded)
@@ -42,9 +40,9 @@ def test_work_is_priced_by_tokens_what_they_attend_to_and_what_is_read() -> None
     assert footprint.bytes(work) == 7 * 0.5 + 11 * (40 + 10)
 
 
-def test_every_step_is_counted_by_phase(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(chunk_tokens=6, offline_share=0.0)
-    bench.engine.submit(generation("a", [1] * 10, max_tokens=3, ignore_eos=True))
+def test_every_step_is_counted_by_phase() -> None:
+    bench = make_bench(chunk_tokens=6, offline_share=0.0)
+    bench.submit("a", [1] * 10, max_tokens=3, ignore_eos=True)
     bench.run()
     work = bench.engine.stats().work
 
@@ -52,11 +50,11 @@ def test_every_step_is_counted_by_phase(bench_of: Make, generation: Make) -> Non
     assert work["decode"] == PhaseWork(passes=2, tokens=2, attended=11 + 12, context=11 + 12, draws=2)
 
 
-def test_a_mixed_step_reads_the_weights_once(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(chunk_tokens=12, offline_share=0.0)
-    bench.engine.submit(generation("a", [1] * 4, max_tokens=2, ignore_eos=True))
+def test_a_mixed_step_reads_the_weights_once() -> None:
+    bench = make_bench(chunk_tokens=12, offline_share=0.0)
+    bench.submit("a", [1] * 4, max_tokens=2, ignore_eos=True)
     bench.step()
-    bench.engine.submit(generation("b", [2] * 3, max_tokens=1))
+    bench.submit("b", [2] * 3, max_tokens=1)
     bench.step()
     work = bench.engine.stats().work
 

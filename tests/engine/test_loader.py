@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from batches import Part, logits_of, make_batch
 from safetensors.torch import load_file, save_file
 
 from ballast_engine.build import build_engine
@@ -68,11 +69,11 @@ def test_a_loaded_model_tells_its_size(directory):
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "cpu"])
-def test_a_sharded_checkpoint_computes_what_the_single_file_computes(directory, batch_of, part, attention):
-    batch = batch_of([part(list(range(3, 30)), 0, range(4), sampling=SamplingParams(temperature=0))], 8)
-    single = Executor(load_here(directory, attention=attention), num_blocks=4, block_tokens=8).logits(batch)
+def test_a_sharded_checkpoint_computes_what_the_single_file_computes(directory, attention):
+    batch = make_batch([Part(list(range(3, 30)), 0, range(4), sampling=SamplingParams(temperature=0))], 8)
+    single = logits_of(Executor(load_here(directory, attention=attention), num_blocks=4, block_tokens=8), batch)
     shard(directory)
-    sharded = Executor(load_here(directory, attention=attention), num_blocks=4, block_tokens=8).logits(batch)
+    sharded = logits_of(Executor(load_here(directory, attention=attention), num_blocks=4, block_tokens=8), batch)
 
     torch.testing.assert_close(single, sharded)
 
@@ -96,16 +97,16 @@ def test_a_model_without_an_end_token_is_logged(directory, caplog):
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "cpu"])
-def test_dummy_weights_need_only_the_configuration_and_repeat(tmp_path, checkpoints, batch_of, part, attention):
+def test_dummy_weights_need_only_the_configuration_and_repeat(tmp_path, checkpoints, attention):
     shutil.copy(checkpoints("qwen2")[0] / "config.json", tmp_path)
-    batch = batch_of([part(list(range(3, 30)), 0, range(4), sampling=SamplingParams(temperature=0))], 8)
+    batch = make_batch([Part(list(range(3, 30)), 0, range(4), sampling=SamplingParams(temperature=0))], 8)
     first, second = (
         Executor(load_here(tmp_path, load_format="dummy", attention=attention), num_blocks=4, block_tokens=8)
         for _ in range(2)
     )
 
-    assert torch.equal(first.logits(batch), second.logits(batch))
-    assert 0.1 < float(first.logits(batch).std()) < 10
+    assert torch.equal(logits_of(first, batch), logits_of(second, batch))
+    assert 0.1 < float(logits_of(first, batch).std()) < 10
 
 
 SIZES = {
@@ -116,6 +117,7 @@ SIZES = {
     "vocab_size": 8,
     "max_position_embeddings": 64,
 }
+SLIDING = ["full_attention"] * 2 + ["sliding_attention"]
 DAMAGES = {
     "no directory": (shutil.rmtree, "not a directory"),
     "no config.json": (lambda d: (d / "config.json").unlink(), r"config\.json does not exist"),
@@ -140,7 +142,6 @@ DAMAGES = {
         lambda d: edit_weights(d, lambda t: t.update({"model.layers.0.extra.weight": torch.zeros(2)})),
         r"does not use|config\.json of these weights",
     ),
-    "biases that config.json denies": (lambda d: edit(d / "config.json", mlp_bias=False), "results would be wrong"),
     "a tensor of another shape": (
         lambda d: edit_weights(d, lambda t: t.update({"model.norm.weight": torch.zeros(47)})),
         r"model\.norm\.weight has shape \[47\].*\[48\]",
@@ -173,52 +174,6 @@ DAMAGES = {
         lambda d: (d / "config.json").write_text("[" * 100_000),
         "not readable JSON",
     ),
-    "an activation that is a list": (
-        lambda d: edit(d / "config.json", hidden_act=["silu"]),
-        r"hidden_act is \['silu'\]",
-    ),
-    "a norm that is not a number": (
-        lambda d: edit(d / "config.json", rms_norm_eps=float("nan")),
-        "rms_norm_eps is nan, which must be above 0",
-    ),
-    "a rope without a base": (
-        lambda d: edit(d / "config.json", rope_parameters={"rope_type": "default", "rope_theta": 0}),
-        "rope_theta is 0, which must be above 0",
-    ),
-    "a rope scaled by nothing": (
-        lambda d: edit(d / "config.json", rope_parameters={"rope_type": "linear", "factor": 0}),
-        "factor is 0, which must be above 0",
-    ),
-    "a rope whose bounds are equal": (
-        lambda d: edit(
-            d / "config.json",
-            rope_parameters={"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4},
-        ),
-        "low_freq_factor is 4, expected less than 4",
-    ),
-    "a hundred million layers": (
-        lambda d: edit(d / "config.json", num_hidden_layers=100_000_000),
-        "num_hidden_layers is 100000000, which must be at least 1, at most 10000",
-    ),
-    "another architecture": (
-        lambda d: edit(d / "config.json", architectures=["GPT2LMHeadModel"]),
-        "GPT2LMHeadModel; this engine runs LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM",
-    ),
-    "no architecture": (lambda d: edit(d / "config.json", architectures="DROP"), "names the architecture nothing"),
-    "quantized": (lambda d: edit(d / "config.json", quantization_config={"bits": 4}), "or engine.backend: vllm"),
-    "another activation": (lambda d: edit(d / "config.json", hidden_act="gelu"), "hidden_act is 'gelu'"),
-    "yarn": (
-        lambda d: edit(d / "config.json", rope_parameters={"rope_type": "yarn", "factor": 4.0}),
-        "type 'yarn'; this engine computes default, linear, llama3",
-    ),
-    "dynamic rope in the older spelling": (
-        lambda d: edit(d / "config.json", rope_parameters="DROP", rope_scaling={"type": "dynamic", "factor": 2.0}),
-        "type 'dynamic'",
-    ),
-    "rope without its factor": (
-        lambda d: edit(d / "config.json", rope_parameters={"rope_type": "linear"}),
-        "has no 'factor'",
-    ),
     "a head of another shape beside a configuration that ties it": (
         lambda d: (
             edit(d / "config.json", tie_word_embeddings=True),
@@ -226,48 +181,83 @@ DAMAGES = {
         ),
         r"lm_head\.weight has shape \[194, 48\]",
     ),
+}
+CONFIGS = {
+    "biases that config.json denies": ({"mlp_bias": False}, "results would be wrong"),
+    "an activation that is a list": ({"hidden_act": ["silu"]}, r"hidden_act is \['silu'\]"),
+    "a norm that is not a number": ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, which must be above 0"),
+    "a rope without a base": (
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 0}},
+        "rope_theta is 0, which must be above 0",
+    ),
+    "a rope scaled by nothing": (
+        {"rope_parameters": {"rope_type": "linear", "factor": 0}},
+        "factor is 0, which must be above 0",
+    ),
+    "a rope whose bounds are equal": (
+        {"rope_parameters": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}},
+        "low_freq_factor is 4, expected less than 4",
+    ),
+    "a hundred million layers": (
+        {"num_hidden_layers": 100_000_000},
+        "num_hidden_layers is 100000000, which must be at least 1, at most 10000",
+    ),
+    "another architecture": (
+        {"architectures": ["GPT2LMHeadModel"]},
+        "GPT2LMHeadModel; this engine runs LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM",
+    ),
+    "no architecture": ({"architectures": "DROP"}, "names the architecture nothing"),
+    "quantized": ({"quantization_config": {"bits": 4}}, "or engine.backend: vllm"),
+    "another activation": ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+    "yarn": (
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+        "type 'yarn'; this engine computes default, linear, llama3",
+    ),
+    "dynamic rope in the older spelling": (
+        {"rope_parameters": "DROP", "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        "type 'dynamic'",
+    ),
+    "rope without its factor": ({"rope_parameters": {"rope_type": "linear"}}, "has no 'factor'"),
     "yarn beside the parameters of the rope": (
-        lambda d: edit(
-            d / "config.json",
-            rope_scaling={"rope_type": "yarn", "factor": 4.0},
-            rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-        ),
+        {
+            "rope_scaling": {"rope_type": "yarn", "factor": 4.0},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        },
         "type 'yarn'",
     ),
     "types of fewer layers": (
-        lambda d: edit(d / "config.json", layer_types=["full_attention"] * 2),
+        {"layer_types": ["full_attention"] * 2},
         r"layer_types is \['full_attention', 'full_attention'\], expected .* for each of the 3 layers",
     ),
     "a layer of another type": (
-        lambda d: edit(d / "config.json", layer_types=["full_attention"] * 2 + ["chunked_attention"]),
+        {"layer_types": ["full_attention"] * 2 + ["chunked_attention"]},
         "expected full_attention for each of the 3 layers",
     ),
     "windows in a model without windows": (
-        lambda d: edit(d / "config.json", sliding_window=8, layer_types=["full_attention"] * 2 + ["sliding_attention"]),
+        {"sliding_window": 8, "layer_types": SLIDING},
         "expected full_attention for each of the 3 layers",
     ),
     "windows of a Qwen that does not use them": (
-        lambda d: edit(
-            d / "config.json",
-            architectures=["Qwen2ForCausalLM"],
-            sliding_window=8,
-            layer_types=["full_attention"] * 2 + ["sliding_attention"],
-        ),
+        {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "layer_types": SLIDING},
         "expected full_attention for each of the 3 layers",
     ),
-    "a size in words": (lambda d: edit(d / "config.json", hidden_size="wide"), "hidden_size is 'wide'"),
-    "no layers": (lambda d: edit(d / "config.json", num_hidden_layers=0), "num_hidden_layers is 0"),
-    "no width": (lambda d: edit(d / "config.json", hidden_size="DROP"), "has no 'hidden_size'"),
-    "heads that cannot share": (lambda d: edit(d / "config.json", num_key_value_heads=3), "cannot share 3"),
-    "an odd head": (lambda d: edit(d / "config.json", head_dim=11), "head_dim is 11"),
-    "partly rotated heads": (lambda d: edit(d / "config.json", partial_rotary_factor=0.5), "partial_rotary_factor"),
+    "a size in words": ({"hidden_size": "wide"}, "hidden_size is 'wide'"),
+    "no layers": ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+    "no width": ({"hidden_size": "DROP"}, "has no 'hidden_size'"),
+    "heads that cannot share": ({"num_key_value_heads": 3}, "cannot share 3"),
+    "an odd head": ({"head_dim": 11}, "head_dim is 11"),
+    "partly rotated heads": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
 }
+"""Fields of config.json."""
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", [*DAMAGES, *CONFIGS])
 def test_a_damaged_checkpoint_is_refused_with_the_reason(directory, damage):
-    change, message = DAMAGES[damage]
-    change(directory)
+    change, message = (DAMAGES | CONFIGS)[damage]
+    if damage in CONFIGS:
+        edit(directory / "config.json", **change)
+    else:
+        change(directory)
 
     with pytest.raises(InvalidCheckpoint, match=message):
         load_here(directory)

@@ -7,6 +7,7 @@ import platform
 import numpy as np
 import pytest
 import torch
+from batches import Part, logits_of, make_batch
 
 from ballast_engine.executor import Executor
 from ballast_engine.loader import load
@@ -110,15 +111,15 @@ def executor_of(directory, attention):
 @pytest.mark.slow
 @pytest.mark.usefixtures("only")
 @pytest.mark.parametrize("model", ["llama", "mistral, sliding window", "qwen2", "qwen3"])
-def test_the_answers_are_the_same_with_the_kernels_of_each_instruction_set(model, checkpoints, batch_of, part):
+def test_the_answers_are_the_same_with_the_kernels_of_each_instruction_set(model, checkpoints):
     prompt = np.random.default_rng(1).integers(3, 193, 77).tolist()
     blocks = np.random.default_rng(2).permutation(64)[:10].tolist()
     chunks = [
-        batch_of([part(prompt[start:end], start, blocks, sampling=GREEDY, every_row=True)], BLOCK_TOKENS)
+        make_batch([Part(prompt[start:end], start, blocks, sampling=GREEDY, every_row=True)], BLOCK_TOKENS)
         for start, end in ((0, 33), (33, 77))
     ]
     executors = [executor_of(checkpoints(model)[0], attention) for attention in ("cpu", "sdpa")]
-    ours, reference = (torch.cat([executor.logits(batch).clone() for batch in chunks]) for executor in executors)
+    ours, reference = (torch.cat([logits_of(executor, batch).clone() for batch in chunks]) for executor in executors)
 
     torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-4)
     assert torch.equal(ours.argmax(-1), reference.argmax(-1))
@@ -126,11 +127,11 @@ def test_the_answers_are_the_same_with_the_kernels_of_each_instruction_set(model
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("only")
-def test_the_answers_of_each_instruction_set_do_not_depend_on_the_batch(checkpoints, batch_of, part):
+def test_the_answers_of_each_instruction_set_do_not_depend_on_the_batch(checkpoints):
     executor = executor_of(checkpoints("llama")[0], "cpu")
     prompts = [np.random.default_rng(length).integers(3, 193, length).tolist() for length in (40, 25)]
-    parts = [part(prompt, 0, list(range(8 * i, 8 * i + 8)), sampling=GREEDY) for i, prompt in enumerate(prompts)]
-    together = executor.logits(batch_of(parts, BLOCK_TOKENS)).clone()
-    alone = [executor.logits(batch_of([one], BLOCK_TOKENS)).clone() for one in parts]
+    parts = [Part(prompt, 0, list(range(8 * i, 8 * i + 8)), sampling=GREEDY) for i, prompt in enumerate(prompts)]
+    together = logits_of(executor, make_batch(parts, BLOCK_TOKENS)).clone()
+    alone = [logits_of(executor, make_batch([one], BLOCK_TOKENS)).clone() for one in parts]
 
     assert torch.equal(together, torch.cat(alone))

@@ -8,15 +8,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
+from batches import Part, logits_of, make_batch
+from engine_integrity import check_integrity
 
-from ballast_engine.batch import Batch, SampleRow
+from ballast_engine.batch import Batch
 from ballast_engine.engine import BallastEngine
 from ballast_engine.executor import Executor
 from ballast_engine.loader import load
 from ballast_engine.options import EngineOptions
-from ballast_engine.request import FinishReason, GenerationRequest
+from ballast_engine.request import FinishReason, GenerationRequest, SamplingParams
 from ballast_engine.suspension import Interrupt, Suspended
 from ballast_engine.tokenizer import Tokenizer
 from ballast_policy.host import Planner
@@ -60,25 +61,13 @@ class Model:
     def best_two(self, tokens: list[int]) -> float:
         """How far apart the two best logits behind these tokens are."""
         executor = self.executor(num_blocks=64)
-        n = len(tokens)
-        batch = Batch(
-            token_ids=np.array(tokens),
-            positions=np.arange(n),
-            slot_mapping=np.arange(n),
-            query_start=np.array([0, n]),
-            context_lens=np.array([n]),
-            block_table=np.arange(-(-n // SIZE)).reshape(1, -1),
-            sample_rows=np.array([n - 1]),
-            samples=(SampleRow(greedy_of("x", tokens).sampling, n),),
-            num_decodes=int(n == 1),
-        )
-        best = executor.logits(batch)[0].topk(2).values
+        blocks = range(-(-len(tokens) // SIZE))
+        batch = make_batch([Part(tokens, 0, blocks, sampling=greedy_of("x", tokens).sampling)], SIZE)
+        best = logits_of(executor, batch)[0].topk(2).values
         return float(best[0] - best[1])
 
 
 def greedy_of(name: str, prompt: list[int], **changes: Any) -> GenerationRequest:
-    from ballast_engine.request import SamplingParams
-
     sampling = SamplingParams(temperature=0.0, max_tokens=OUTPUT, ignore_eos=True)
     online = changes.pop("online", True)
     return GenerationRequest(
@@ -117,7 +106,7 @@ def answers(engine: BallastEngine, requests: list[GenerationRequest], most: int 
         for output in engine.step():
             found[output.request_id] += output.token_ids
             assert output.finish_reason in {None, FinishReason.LENGTH, FinishReason.STOP}, output.error
-        engine.check_integrity()
+        check_integrity(engine)
         if not engine.has_work:
             assert engine.stats().kv_used == 0
             return found
@@ -246,7 +235,7 @@ def test_suspended_and_beside_newcomers(model: Model, requests: list[GenerationR
     while executor.late or engine.has_work:
         for output in engine.step():
             found[output.request_id] += output.token_ids
-        engine.check_integrity()
+        check_integrity(engine)
 
     assert executor.num_suspended >= 3
     assert engine.stats().suspended_steps >= 1
@@ -281,7 +270,7 @@ def test_beside_requests_that_are_aborted(model: Model, requests: list[Generatio
             engine.abort(f"other{random.randrange(10)}")
         for output in engine.step():
             found.setdefault(output.request_id, []).extend(output.token_ids)
-        engine.check_integrity()
+        check_integrity(engine)
 
     assert any(len(found[f"other{i}"]) < OUTPUT for i in range(10))
     assert_same(model, requests, found)

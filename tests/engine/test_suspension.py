@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from batches import Part, make_batch
+from engine_bench import make_bench
 
 from ballast_engine.executor import Executor
 from ballast_engine.loader import load
@@ -19,17 +21,15 @@ from ballast_policy.request import Phase, Request
 from ballast_policy.snapshot import EngineSnapshot
 from ballast_policy.step.planner import plan
 
-Make = Callable[..., Any]
-
 LONG = [1 + i % 20 for i in range(20)]
 GREEDY = SamplingParams(temperature=0.0)
 SIZE = 8
 
 
 @pytest.fixture
-def bench(bench_of: Make) -> Any:
+def bench() -> Any:
     """An engine whose every step may stand still for a second."""
-    made = bench_of(chunk_tokens=64, offline_share=0.0)
+    made = make_bench(chunk_tokens=64, offline_share=0.0)
     let_stand(made, 1.0)
     return made
 
@@ -47,12 +47,10 @@ def executor(request: pytest.FixtureRequest, model_dir: Path) -> Executor:
     return Executor(loaded, num_blocks=64, block_tokens=SIZE)
 
 
-def test_a_batch_draws_the_same_tokens_whatever_layer_it_stood_still_before(
-    executor: Executor, batch_of: Make, part: Make
-) -> None:
-    first = batch_of([part(range(5, 45), 0, range(5), GREEDY), part(range(100, 130), 0, range(5, 9), GREEDY)], SIZE)
+def test_a_batch_draws_the_same_tokens_whatever_layer_it_stood_still_before(executor: Executor) -> None:
+    first = make_batch([Part(range(5, 45), 0, range(5), GREEDY), Part(range(100, 130), 0, range(5, 9), GREEDY)], SIZE)
     # Longer than anything before it: scratch is laid out anew while the first one stands.
-    nested = batch_of([part(range(7, 247), 0, range(20, 50), GREEDY)], SIZE)
+    nested = make_batch([Part(range(7, 247), 0, range(20, 50), GREEDY)], SIZE)
     expected = [executor.run(batch).tolist() for batch in (first, nested)]
     for layer in range(4):
         interrupt = Interrupt()
@@ -66,8 +64,8 @@ def test_a_batch_draws_the_same_tokens_whatever_layer_it_stood_still_before(
         assert [np.asarray(resumed).tolist(), np.asarray(found).tolist()] == expected
 
 
-def test_a_batch_stands_still_as_often_as_it_is_asked(executor: Executor, batch_of: Make, part: Make) -> None:
-    batch = batch_of([part(range(5, 45), 0, range(5), GREEDY)], SIZE)
+def test_a_batch_stands_still_as_often_as_it_is_asked(executor: Executor) -> None:
+    batch = make_batch([Part(range(5, 45), 0, range(5), GREEDY)], SIZE)
     interrupt = Interrupt()
     interrupt.raise_at(1)
     tokens = executor.run(batch, interrupt)
@@ -84,10 +82,10 @@ def test_a_batch_stands_still_as_often_as_it_is_asked(executor: Executor, batch_
 # The engine
 
 
-def test_a_newcomer_has_its_first_token_before_the_step_goes_on(bench: Any, generation: Make) -> None:
+def test_a_newcomer_has_its_first_token_before_the_step_goes_on(bench: Any) -> None:
     engine, executor = bench.engine, bench.executor
-    engine.submit(generation("job", LONG, online=False, max_tokens=5))
-    executor.meanwhile = [lambda: None, lambda: engine.submit(generation("person", [4, 5, 6]))]
+    bench.submit("job", LONG, online=False, max_tokens=5)
+    executor.meanwhile = [lambda: None, lambda: bench.submit("person", [4, 5, 6])]
     bench.step()
 
     assert engine.is_suspended
@@ -99,41 +97,39 @@ def test_a_newcomer_has_its_first_token_before_the_step_goes_on(bench: Any, gene
     assert len(bench.tokens("job")) == 1
     bench.run()
     for name, prompt, most in (("job", LONG, 5), ("person", [4, 5, 6], 8)):
-        expected = executor.answer(prompt, generation("x", max_tokens=most).sampling, 64)
+        expected = bench.alone(prompt, max_tokens=most)
         assert bench.tokens(name) == expected.tokens
 
 
-def test_a_step_of_which_the_plan_says_no_such_thing_is_not_suspended(bench: Any, generation: Make) -> None:
-    let_stand(bench, 0.0)
-    bench.engine.submit(generation("job", LONG, online=False))
-    bench.executor.meanwhile = [lambda: bench.engine.submit(generation("person"))]
+@pytest.mark.parametrize(
+    ("seconds", "is_online", "is_early"),
+    [
+        pytest.param(0.0, True, False, id="the plan does not allow it"),
+        pytest.param(1.0, False, False, id="an offline newcomer"),
+        pytest.param(1.0, True, True, id="a request that came before the plan"),
+    ],
+)
+def test_only_online_newcomers_suspend_a_step_and_only_if_its_plan_allows_it(
+    bench: Any, seconds: float, is_online: bool, is_early: bool
+) -> None:
+    let_stand(bench, seconds)
+    bench.submit("job", LONG, online=False)
+    if is_early:
+        bench.submit("other")
+    else:
+        bench.executor.meanwhile = [lambda: bench.submit("other", online=is_online)]
     bench.step()
 
     assert bench.executor.num_suspended == 0
-    assert (len(bench.tokens("job")), len(bench.tokens("person"))) == (1, 0)
+    assert (len(bench.tokens("job")), len(bench.tokens("other"))) == (1, is_early)
 
 
-def test_offline_newcomers_do_not_suspend_a_step(bench: Any, generation: Make) -> None:
-    bench.engine.submit(generation("job", LONG, online=False))
-    bench.executor.meanwhile = [lambda: bench.engine.submit(generation("other job", online=False))]
-    bench.step()
-
-    assert bench.executor.num_suspended == 0
-
-
-def test_a_request_that_came_before_the_plan_does_not_suspend_its_step(bench: Any, generation: Make) -> None:
-    bench.engine.submit(generation("person"))
-    bench.step()
-
-    assert bench.executor.num_suspended == 0
-
-
-def test_a_step_stands_still_again_while_there_is_time_left(bench: Any, generation: Make) -> None:
+def test_a_step_stands_still_again_while_there_is_time_left(bench: Any) -> None:
     engine = bench.engine
-    engine.submit(generation("job", LONG, online=False))
+    bench.submit("job", LONG, online=False)
     bench.executor.meanwhile = [
-        lambda: engine.submit(generation("first")),
-        lambda: engine.submit(generation("second")),  # while the first one prefills
+        lambda: bench.submit("first"),
+        lambda: bench.submit("second"),  # while the first one prefills
         lambda: None,
         lambda: None,
     ]
@@ -145,24 +141,24 @@ def test_a_step_stands_still_again_while_there_is_time_left(bench: Any, generati
     assert engine.stats().suspended_steps == 1
 
 
-def test_time_that_is_used_up_is_not_given_again(bench: Any, generation: Make) -> None:
+def test_time_that_is_used_up_is_not_given_again(bench: Any) -> None:
     engine = bench.engine
     let_stand(bench, 0.001)  # one look at the clock
-    engine.submit(generation("job", LONG, online=False))
-    bench.executor.meanwhile = [lambda: engine.submit(generation("first")), lambda: engine.submit(generation("second"))]
+    bench.submit("job", LONG, online=False)
+    bench.executor.meanwhile = [lambda: bench.submit("first"), lambda: bench.submit("second")]
     bench.step(2)
 
     assert not engine.is_suspended
     assert (len(bench.tokens("first")), len(bench.tokens("job")), len(bench.tokens("second"))) == (1, 1, 0)
 
 
-def test_newcomers_without_a_slot_wait_for_the_end_of_the_step(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(slots=2)
+def test_newcomers_without_a_slot_wait_for_the_end_of_the_step() -> None:
+    bench = make_bench(slots=2)
     let_stand(bench, 1.0)
     engine = bench.engine
     for name in ("a", "b"):
-        engine.submit(generation(name, [1, 2, 3], max_tokens=12, ignore_eos=True))
-    bench.executor.meanwhile = [lambda: engine.submit(generation("person"))]
+        bench.submit(name, [1, 2, 3], max_tokens=12, ignore_eos=True)
+    bench.executor.meanwhile = [lambda: bench.submit("person")]
     bench.step()
     assert engine.is_suspended
     bench.step()
@@ -173,13 +169,13 @@ def test_newcomers_without_a_slot_wait_for_the_end_of_the_step(bench_of: Make, g
 
 
 @pytest.mark.parametrize("how", ["abort", "give_back"])
-def test_who_is_in_flight_ends_when_the_step_has_ended(bench: Any, generation: Make, how: str) -> None:
+def test_who_is_in_flight_ends_when_the_step_has_ended(bench: Any, how: str) -> None:
     """The suspended step still writes its KV: a newcomer must not get those blocks."""
     engine = bench.engine
-    engine.submit(generation("job", LONG, online=False, max_tokens=20, ignore_eos=True))
+    bench.submit("job", LONG, online=False, max_tokens=20, ignore_eos=True)
     bench.executor.meanwhile = [
         lambda: engine.abort("job") if how == "abort" else engine.give_back(["job"]),
-        lambda: engine.submit(generation("person", LONG)),
+        lambda: bench.submit("person", LONG),
     ]
     bench.step()
     assert "job" not in bench.outputs
@@ -191,12 +187,12 @@ def test_who_is_in_flight_ends_when_the_step_has_ended(bench: Any, generation: M
     bench.run()
 
 
-def test_a_newcomer_that_leaves_at_once_leaves_nothing(bench: Any, generation: Make) -> None:
+def test_a_newcomer_that_leaves_at_once_leaves_nothing(bench: Any) -> None:
     engine = bench.engine
-    engine.submit(generation("job", LONG, online=False, max_tokens=2))
+    bench.submit("job", LONG, online=False, max_tokens=2)
 
     def come_and_go() -> None:
-        engine.submit(generation("person"))
+        bench.submit("person")
         engine.abort("person")
 
     bench.executor.meanwhile = [come_and_go]
@@ -206,13 +202,12 @@ def test_a_newcomer_that_leaves_at_once_leaves_nothing(bench: Any, generation: M
     assert engine.stats().kv_used == 0
 
 
-def test_a_newcomer_takes_nothing_from_the_cache_that_is_not_written_yet(bench: Any, generation: Make) -> None:
-    engine = bench.engine
-    engine.submit(generation("job", LONG, online=False))
-    bench.executor.meanwhile = [lambda: engine.submit(generation("twin", LONG))]
+def test_a_newcomer_takes_nothing_from_the_cache_that_is_not_written_yet(bench: Any) -> None:
+    bench.submit("job", LONG, online=False)
+    bench.executor.meanwhile = [lambda: bench.submit("twin", LONG)]
     bench.step()
     assert bench.outputs["twin"][0].num_cached == 0
-    bench.executor.meanwhile = [lambda: None, lambda: engine.submit(generation("third", LONG))]
+    bench.executor.meanwhile = [lambda: None, lambda: bench.submit("third", LONG)]
     bench.run()
 
     assert bench.outputs["third"][0].num_cached == 16
@@ -220,15 +215,13 @@ def test_a_newcomer_takes_nothing_from_the_cache_that_is_not_written_yet(bench: 
 
 
 @pytest.mark.parametrize(("fails", "failed"), [(1, {"person"}), (2, {"person", "job"})])
-def test_a_failure_ends_those_who_took_part_and_nobody_else(
-    bench: Any, generation: Make, fails: int, failed: set[str]
-) -> None:
+def test_a_failure_ends_those_who_took_part_and_nobody_else(bench: Any, fails: int, failed: set[str]) -> None:
     engine = bench.engine
-    engine.submit(generation("job", LONG, online=False))
+    bench.submit("job", LONG, online=False)
 
     def come() -> None:
         bench.executor.fails = fails
-        engine.submit(generation("person"))
+        bench.submit("person")
 
     bench.executor.meanwhile = [come]
     bench.run()
@@ -239,12 +232,12 @@ def test_a_failure_ends_those_who_took_part_and_nobody_else(
     assert engine.stats().kv_used == 0
 
 
-def test_a_configuration_comes_into_force_behind_the_step(bench: Any, generation: Make) -> None:
+def test_a_configuration_comes_into_force_behind_the_step(bench: Any) -> None:
     engine = bench.engine
-    engine.submit(generation("job", LONG, online=False))
+    bench.submit("job", LONG, online=False)
     bench.executor.meanwhile = [
         lambda: engine.configure(replace(engine.policy, slots=1)),
-        lambda: engine.submit(generation("person")),
+        lambda: bench.submit("person"),
     ]
     bench.step()
     assert engine.policy.slots == 8
@@ -261,13 +254,13 @@ def park_everybody(snapshot: EngineSnapshot, in_flight: Sequence[Request], secon
     return StepPlan(((newcomer, newcomer.num_tokens),), (newcomer,), park=tuple(in_flight))
 
 
-def test_who_is_parked_in_flight_still_gets_the_token_of_the_step(bench_of: Make, generation: Make) -> None:
-    bench = bench_of(slots=1, chunk_tokens=64, offline_share=0.0)
+def test_who_is_parked_in_flight_still_gets_the_token_of_the_step() -> None:
+    bench = make_bench(slots=1, chunk_tokens=64, offline_share=0.0)
     let_stand(bench, 1.0)
     engine = bench.engine
     bench.nested_planner = park_everybody
-    engine.submit(generation("job", LONG, online=False, max_tokens=4, ignore_eos=True))
-    bench.executor.meanwhile = [lambda: engine.submit(generation("person", max_tokens=3, ignore_eos=True))]
+    bench.submit("job", LONG, online=False, max_tokens=4, ignore_eos=True)
+    bench.executor.meanwhile = [lambda: bench.submit("person", max_tokens=3, ignore_eos=True)]
     bench.step(2)
 
     assert len(bench.tokens("job")) == 1
@@ -289,19 +282,19 @@ class Times(Fit):
         super().add(work, seconds)
 
 
-def test_the_time_that_a_step_stood_is_not_its_own(bench: Any, generation: Make) -> None:
+def test_the_time_that_a_step_stood_is_not_its_own(bench: Any) -> None:
     engine, clock = bench.engine, bench.clock
     records = []
     engine.host.fit = Times()
 
     def come() -> None:
-        engine.submit(generation("person", [4, 5, 6]))
+        bench.submit("person", [4, 5, 6])
         clock.now += 5.0
 
     def prefill() -> None:
         clock.now += 0.5
 
-    engine.submit(generation("job", LONG, online=False))
+    bench.submit("job", LONG, online=False)
     bench.executor.meanwhile = [come, prefill]
     for _ in range(2):
         bench.step()
@@ -318,9 +311,9 @@ def test_the_time_that_a_step_stood_is_not_its_own(bench: Any, generation: Make)
     assert engine.host.fit.seconds == pytest.approx([0.5, 5.0], abs=0.1)
 
 
-def test_the_first_token_is_noted_when_it_is_there(bench: Any, generation: Make) -> None:
+def test_the_first_token_is_noted_when_it_is_there(bench: Any) -> None:
     engine = bench.engine
-    engine.submit(generation("person", max_tokens=3, ignore_eos=True))
+    bench.submit("person", max_tokens=3, ignore_eos=True)
     before = bench.clock.now
     bench.step()
     request = engine.requests["person"]

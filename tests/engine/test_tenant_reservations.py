@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from engine_bench import make_bench, make_generation
+
 from ballast_policy.request import Phase
 from ballast_policy.snapshot import TenantShare
-
-Make = Callable[..., Any]
 
 
 def slots_of(bench: Any) -> Counter[str]:
@@ -16,13 +15,13 @@ def slots_of(bench: Any) -> Counter[str]:
     return Counter(request.tenant for request in requests if request.phase is Phase.RUNNING)
 
 
-def test_a_reservation_is_hot_and_takes_vacant_slots_first(bench_of: Make, generation: Make) -> None:
+def test_a_reservation_is_hot_and_takes_vacant_slots_first() -> None:
     """Eight slots; `a` has next to no weight, so it gets one slot after all the others without a reservation."""
     light = {"a": TenantShare(weight=0.001), "b": TenantShare()}
-    bench = bench_of(num_blocks=200, chunk_tokens=64, tenants=light)
+    bench = make_bench(num_blocks=200, chunk_tokens=64, tenants=light)
     for index in range(100):
         for tenant in "ab":
-            request = generation(
+            request = make_generation(
                 f"{tenant}{index}", online=False, tenant=tenant, max_tokens=3 + index % 5, ignore_eos=True
             )
             bench.engine.submit(request)

@@ -109,54 +109,42 @@ def added(text: str, **flags: bool) -> dict[str, Any]:
 
 PLAIN = ("<|user|>", "<|end|>")
 DECODER = {"303": added("<|user|>", special=True), "304": added("<|end|>", special=True)}
-ADDED: dict[str, tuple[Sequence[str], dict[str, dict[str, Any]]]] = {
-    "special only in the configuration": (PLAIN, {"tokenizer_config.json": {"added_tokens_decoder": DECODER}}),
-    "the end token is plain": (PLAIN, {"tokenizer_config.json": {"eos_token": "<|end|>"}}),
-    "further special tokens are plain": (PLAIN, {"tokenizer_config.json": {"additional_special_tokens": PLAIN}}),
-    "further special tokens are missing": ((), {"tokenizer_config.json": {"additional_special_tokens": PLAIN}}),
-    "extra special tokens are missing": ((), {"tokenizer_config.json": {"extra_special_tokens": PLAIN}}),
+ADDED: dict[str, tuple[Sequence[str], dict[str, Any], dict[str, dict[str, Any]]]] = {
+    "special only in the configuration": (PLAIN, {"added_tokens_decoder": DECODER}, {}),
+    "the end token is plain": (PLAIN, {"eos_token": "<|end|>"}, {}),
+    "further special tokens are plain": (PLAIN, {"additional_special_tokens": PLAIN}, {}),
+    "further special tokens are missing": ((), {"additional_special_tokens": PLAIN}, {}),
+    "extra special tokens are missing": ((), {"extra_special_tokens": PLAIN}, {}),
     "both lists are missing": (
         (),
-        {
-            "tokenizer_config.json": {
-                "extra_special_tokens": {"end_of_turn_token": "<|end|>"},
-                "additional_special_tokens": ["<|user|>"],
-            }
-        },
+        {"extra_special_tokens": {"end_of_turn_token": "<|end|>"}, "additional_special_tokens": ["<|user|>"]},
+        {},
     ),
-    "named tokens are missing": ((), {"tokenizer_config.json": {"pad_token": "<|end|>", "unk_token": "<|user|>"}}),
-    "rare named tokens are missing": (
-        (),
-        {"tokenizer_config.json": {"mask_token": "<|end|>", "sep_token": "<|user|>"}},
-    ),
-    "a token with a name of its own": ((), {"tokenizer_config.json": {"image_token": "<|user|>"}}),
-    "tokens only in the configuration": (
-        (),
-        {"tokenizer_config.json": {"added_tokens_decoder": DECODER, "eos_token": "<|end|>"}},
-    ),
+    "named tokens are missing": ((), {"pad_token": "<|end|>", "unk_token": "<|user|>"}, {}),
+    "rare named tokens are missing": ((), {"mask_token": "<|end|>", "sep_token": "<|user|>"}, {}),
+    "a token with a name of its own": ((), {"image_token": "<|user|>"}, {}),
+    "tokens only in the configuration": ((), {"added_tokens_decoder": DECODER, "eos_token": "<|end|>"}, {}),
     "tokens only in added_tokens.json": (
         (),
-        {
-            "tokenizer_config.json": {"eos_token": "<|end|>"},
-            "added_tokens.json": {"<|end|>": 304, "<|user|>": 303},
-        },
+        {"eos_token": "<|end|>"},
+        {"added_tokens.json": {"<|end|>": 304, "<|user|>": 303}},
     ),
-    "the end token is a piece of words": ((), {"tokenizer_config.json": {"eos_token": "ll"}}),
+    "the end token is a piece of words": ((), {"eos_token": "ll"}, {}),
     "an end token only in special_tokens_map.json": (
         (),
-        {"tokenizer_config.json": {"eos_token": None}, "special_tokens_map.json": {"eos_token": "</s>"}},
+        {"eos_token": None},
+        {"special_tokens_map.json": {"eos_token": "</s>"}},
     ),
 }
+"""Plain tokens of tokenizer.json, the fields of tokenizer_config.json, and further files."""
 
 
-def save_added(directory: Path, plain: Sequence[str], files: dict[str, dict[str, Any]]) -> Path:
+def save_added(directory: Path, plain: Sequence[str], config: dict[str, Any], files: dict[str, Any]) -> Path:
     backend = byte_level()
     backend.add_tokens(list(plain))
-    save(directory, backend, **files.get("tokenizer_config.json", {}))
     for name, content in files.items():
-        if name != "tokenizer_config.json":
-            (directory / name).write_text(json.dumps(content))
-    return directory
+        (directory / name).write_text(json.dumps(content))
+    return save(directory, backend, **config)
 
 
 @pytest.mark.parametrize("where", ADDED)
@@ -176,12 +164,12 @@ def test_tokens_outside_tokenizer_json_are_those_of_transformers(tmp_path: Path,
 def test_an_added_token_that_cannot_get_its_id_is_refused(tmp_path: Path) -> None:
     config = {"added_tokens_decoder": {"305": added("<|end|>", special=True)}}
     with pytest.raises(InvalidCheckpoint, match=r"has the id 305, but tokenizer\.json gives it 303"):
-        Tokenizer(save_added(tmp_path, (), {"tokenizer_config.json": config}))
+        Tokenizer(save_added(tmp_path, (), config, {}))
 
 
 def test_a_token_that_was_renamed_in_tokenizer_json_keeps_its_new_name(tmp_path: Path) -> None:
     config = {"added_tokens_decoder": {"303": added("<|reserved|>", special=True)}}
-    tokenizer = Tokenizer(save_added(tmp_path, ["<|user|>"], {"tokenizer_config.json": config}))
+    tokenizer = Tokenizer(save_added(tmp_path, ["<|user|>"], config, {}))
 
     assert tokenizer.encode("<|user|>") == [303]
     assert tokenizer.vocab_size == 304

@@ -70,7 +70,7 @@ class Endless:
 
 
 def download(source: Any, path: Path, **options: Any) -> bool:
-    return store.download(source, source.resolve(), path, notify=lambda _: None, advance=lambda _: None, **options)
+    return store.download(source, source.resolve(), path, advance=lambda _: None, **options)
 
 
 def stored(path: Path) -> int:
@@ -234,7 +234,7 @@ def test_the_share_that_stays_free_counts_for_what_is_written_and_while_it_is_wr
         others += 1  # another pod writes as well
 
     with pytest.raises(CliError, match=r"must stay free \([^)]*\)\. Free some"):
-        store.download(large, large.resolve(), tmp_path, notify=lambda _: None, advance=advance, **options)
+        store.download(large, large.resolve(), tmp_path, advance=advance, **options)
     assert 70 * MIB < usage(tmp_path).free < 150 * MIB
     assert stored(tmp_path) > 100 * MIB, "its part is kept"
 

@@ -13,15 +13,16 @@ from ballast_openai.refused import IN_VLLM, REFUSED_BY_URL
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 SAY_HI = [{"role": "user", "content": "hi"}]
+BASES = {COMPLETIONS: {"model": "m", "prompt": "p"}, CHAT: {"model": "m", "messages": SAY_HI}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bonn"}'}}
 
 
 def completion(**given):
-    return parse_body(COMPLETIONS, {"model": "m", "prompt": "p"} | given)
+    return parse_body(COMPLETIONS, BASES[COMPLETIONS] | given)
 
 
 def chat(**given):
-    return parse_body(CHAT, {"model": "m", "messages": SAY_HI} | given)
+    return parse_body(CHAT, BASES[CHAT] | given)
 
 
 def test_a_completion_has_the_defaults_of_openai():
@@ -36,6 +37,10 @@ def test_a_chat_generates_up_to_the_context_unless_told():
     assert chat(max_tokens=3).num_output == 3
     assert chat(max_completion_tokens=4).num_output == 4
     assert chat(max_completion_tokens=4, max_tokens=4).num_output == 4
+
+
+def test_a_chat_template_may_have_arguments():
+    assert chat(chat_template_kwargs={"enable_thinking": False}).chat_template_kwargs == {"enable_thinking": False}
 
 
 def test_prompts_are_text_or_token_ids():
@@ -108,147 +113,110 @@ def test_a_stream_may_end_with_usage():
     assert not completion(stream=True, stream_options={"include_usage": None}).includes_usage
 
 
-WRONG = {
-    "a number as text": (
-        COMPLETIONS,
-        {"temperature": "hot"},
-        "temperature",
-        "found the string 'hot', expected a number",
-    ),
-    "true as a number": (COMPLETIONS, {"max_tokens": True}, "max_tokens", "found true, expected an integer"),
-    "a fraction as a count": (COMPLETIONS, {"max_tokens": 1.5}, "max_tokens", "expected an integer"),
-    "too hot": (COMPLETIONS, {"temperature": 3}, "temperature", "found the number 3, expected 2.0 or less"),
-    "top_p of zero": (COMPLETIONS, {"top_p": 0}, "top_p", "expected more than 0"),
-    "a seed too large": (COMPLETIONS, {"seed": 2**63}, "seed", "expected less than"),
-    "a top_k too large": (COMPLETIONS, {"top_k": 2**63}, "top_k", "expected less than 2147483648"),
-    "an output too large": (CHAT, {"max_tokens": 10**400}, "max_tokens", "expected less than 2147483648"),
-    "no output": (COMPLETIONS, {"max_tokens": 0}, "max_tokens", "expected 1 or more"),
-    "several prompts": (COMPLETIONS, {"prompt": ["a", "b"]}, "prompt", "found a list of prompts, expected one"),
-    "a list in a list of prompts": (COMPLETIONS, {"prompt": [["a"]]}, "prompt", "found a list of prompts"),
+WRONG_COMPLETIONS = {
+    "a number as text": ({"temperature": "hot"}, "temperature: found the string 'hot', expected a number"),
+    "true as a number": ({"max_tokens": True}, "max_tokens: found true, expected an integer"),
+    "a fraction as a count": ({"max_tokens": 1.5}, "max_tokens: expected an integer"),
+    "too hot": ({"temperature": 3}, "temperature: found the number 3, expected 2.0 or less"),
+    "top_p of zero": ({"top_p": 0}, "top_p: expected more than 0"),
+    "a seed too large": ({"seed": 2**63}, "seed: expected less than"),
+    "a top_k too large": ({"top_k": 2**63}, "top_k: expected less than 2147483648"),
+    "no output": ({"max_tokens": 0}, "max_tokens: expected 1 or more"),
+    "several prompts": ({"prompt": ["a", "b"]}, "prompt: found a list of prompts, expected one"),
+    "a list in a list of prompts": ({"prompt": [["a"]]}, "prompt: found a list of prompts"),
     "padded chunks": (
-        COMPLETIONS,
         {"stream": True, "stream_options": {"include_obfuscation": True}},
-        "stream_options.include_obfuscation",
-        "found true, expected False",
+        "stream_options.include_obfuscation: found true, expected False",
     ),
-    "lists of tokens": (COMPLETIONS, {"prompt": [[1], [2]]}, "prompt", "found a list of prompts, expected one"),
-    "no tokens": (COMPLETIONS, {"prompt": []}, "prompt", "found an empty list"),
-    "a negative token": (COMPLETIONS, {"prompt": [1, -1]}, "prompt", "found the number -1 in the list"),
-    "a token too large": (COMPLETIONS, {"prompt": [2**31]}, "prompt", "found the number 2147483648 in the list"),
-    "true as a token": (COMPLETIONS, {"prompt": [1, True]}, "prompt", "found true in the list"),
-    "a long model": (COMPLETIONS, {"model": "m" * 513}, "model", "expected 512 or fewer characters"),
-    "too many stop tokens": (
-        COMPLETIONS,
-        {"stop_token_ids": [1] * 65},
-        "stop_token_ids",
-        "expected 64 or fewer entries",
-    ),
-    "a prompt of a number": (COMPLETIONS, {"prompt": 3}, "prompt", "found the number 3, expected a string or a list"),
-    "a lone surrogate": (COMPLETIONS, {"prompt": "\ud800"}, "prompt", "lone surrogate"),
-    "an empty model": (COMPLETIONS, {"model": ""}, "model", "expected 1 or more characters"),
-    "an empty stop": (COMPLETIONS, {"stop": [""]}, "stop", "found an empty stop string"),
-    "a stop that is no Unicode": (COMPLETIONS, {"stop": ["\ud800"]}, "stop[0]", "lone surrogate"),
-    "too many stops": (COMPLETIONS, {"stop": ["x"] * 17}, "stop", "found 17 stop strings, expected at most 16"),
-    "a long stop": (COMPLETIONS, {"stop": ["x", "x" * 1025]}, "stop", "of 1025 characters, expected at most 1024"),
-    "a stop of a number": (COMPLETIONS, {"stop": [1]}, "stop", "expected a string or a list of strings"),
-    "usage without a stream": (COMPLETIONS, {"stream_options": {}}, "stream_options", "expected stream: true"),
-    "other stream options": (
-        COMPLETIONS,
-        {"stream": True, "stream_options": {"x": 1}},
-        "stream_options.x",
-        "found an unknown field",
-    ),
-    "an unknown field": (COMPLETIONS, {"temprature": 1}, "temprature", "found an unknown field"),
-    "an unknown field that is no Unicode": (COMPLETIONS, {"a\ud800": 1}, "a\\ud800", "found an unknown field"),
+    "lists of tokens": ({"prompt": [[1], [2]]}, "prompt: found a list of prompts, expected one"),
+    "no tokens": ({"prompt": []}, "prompt: found an empty list"),
+    "a negative token": ({"prompt": [1, -1]}, "prompt: found the number -1 in the list"),
+    "a token too large": ({"prompt": [2**31]}, "prompt: found the number 2147483648 in the list"),
+    "true as a token": ({"prompt": [1, True]}, "prompt: found true in the list"),
+    "a long model": ({"model": "m" * 513}, "model: expected 512 or fewer characters"),
+    "too many stop tokens": ({"stop_token_ids": [1] * 65}, "stop_token_ids: expected 64 or fewer entries"),
+    "a prompt of a number": ({"prompt": 3}, "prompt: found the number 3, expected a string or a list"),
+    "a lone surrogate": ({"prompt": "\ud800"}, "prompt: lone surrogate"),
+    "an empty model": ({"model": ""}, "model: expected 1 or more characters"),
+    "an empty stop": ({"stop": [""]}, "stop: found an empty stop string"),
+    "a stop that is no Unicode": ({"stop": ["\ud800"]}, "stop[0]: lone surrogate"),
+    "too many stops": ({"stop": ["x"] * 17}, "stop: found 17 stop strings, expected at most 16"),
+    "a long stop": ({"stop": ["x", "x" * 1025]}, "stop: of 1025 characters, expected at most 1024"),
+    "a stop of a number": ({"stop": [1]}, "stop: expected a string or a list of strings"),
+    "usage without a stream": ({"stream_options": {}}, "stream_options: expected stream: true"),
+    "other stream options": ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x: found an unknown field"),
+    "an unknown field": ({"temprature": 1}, "temprature: found an unknown field"),
+    "an unknown field that is no Unicode": ({"a\ud800": 1}, "a\\ud800: found an unknown field"),
     "an unknown field of an option that is no Unicode": (
-        COMPLETIONS,
         {"stream": True, "stream_options": {"\ud800": 1}},
-        "stream_options.\\ud800",
-        "found an unknown field",
+        "stream_options.\\ud800: found an unknown field",
     ),
-    "an unknown field of null": (COMPLETIONS, {"temprature": None}, "temprature", "found an unknown field"),
-    "no messages": (CHAT, {"messages": []}, "messages", "expected 1 or more entries"),
-    "messages as text": (CHAT, {"messages": "hi"}, "messages", "found the string 'hi', expected a list"),
-    "a message as text": (CHAT, {"messages": ["hi"]}, "messages[0]", "expected an object"),
-    "an unknown role": (CHAT, {"messages": [{"role": "judge", "content": "x"}]}, "messages[0].role", "'tool'"),
-    "a result without its call": (
-        CHAT,
-        {"messages": [{"role": "tool", "content": "x"}]},
-        "messages[0].tool_call_id",
-        "found nothing, expected the id of the call",
-    ),
-    "the id of a call from a user": (
-        CHAT,
-        {"messages": [SAY_HI[0] | {"tool_call_id": "c"}]},
-        "messages[0].tool_call_id",
-        "expected role 'tool'",
-    ),
-    "calls of a user": (
-        CHAT,
-        {"messages": [SAY_HI[0] | {"tool_calls": [CALL]}]},
-        "messages[0].tool_calls",
-        "expected role 'assistant'",
-    ),
-    "arguments that are no object": (
-        CHAT,
-        {"messages": [{"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "3"}}]}]},
-        "messages[0].tool_calls[0].function.arguments",
-        "expected a JSON object as text",
-    ),
-    "no content and no call": (CHAT, {"messages": [{"role": "assistant"}]}, "messages[0].content", "found nothing"),
+    "an unknown field of null": ({"temprature": None}, "temprature: found an unknown field"),
     "usage in each chunk": (
-        COMPLETIONS,
         {"stream": True, "stream_options": {"continuous_usage_stats": True}},
-        "stream_options.continuous_usage_stats",
-        "found true, expected False",
+        "stream_options.continuous_usage_stats: found true, expected False",
     ),
+    "another tier": ({"service_tier": "priority"}, "service_tier: expected 'auto', 'default' or 'flex'"),
+}
+WRONG_CHATS = {
+    "an output too large": ({"max_tokens": 10**400}, "max_tokens: expected less than 2147483648"),
+    "no messages": ({"messages": []}, "messages: expected 1 or more entries"),
+    "messages as text": ({"messages": "hi"}, "messages: found the string 'hi', expected a list"),
+    "a message as text": ({"messages": ["hi"]}, "messages[0]: expected an object"),
     "a template argument of the server": (
-        CHAT,
         {"chat_template_kwargs": {"messages": []}},
-        "chat_template_kwargs",
-        "found 'messages', expected arguments of the model's template",
+        "chat_template_kwargs: found 'messages', expected arguments of the model's template",
     ),
     "a long token of the tokenizer": (
-        CHAT,
         {"chat_template_kwargs": {"eos_token": "x" * 65}},
-        "chat_template_kwargs.eos_token",
-        "expected at most 64 characters",
+        "chat_template_kwargs.eos_token: expected at most 64 characters",
     ),
-    "too many messages": (CHAT, {"messages": SAY_HI * 4097}, "messages", "found 4097 messages, expected at most 4096"),
+    "too many messages": ({"messages": SAY_HI * 4097}, "messages: found 4097 messages, expected at most 4096"),
+    "two lengths": ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens: one of the two"),
+}
+WRONG_MESSAGES = {
+    "an unknown role": ({"role": "judge", "content": "x"}, "role: 'tool'"),
+    "a result without its call": (
+        {"role": "tool", "content": "x"},
+        "tool_call_id: found nothing, expected the id of the call",
+    ),
+    "the id of a call from a user": (SAY_HI[0] | {"tool_call_id": "c"}, "tool_call_id: expected role 'tool'"),
+    "calls of a user": (SAY_HI[0] | {"tool_calls": [CALL]}, "tool_calls: expected role 'assistant'"),
+    "arguments that are no object": (
+        {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "3"}}]},
+        "tool_calls[0].function.arguments: expected a JSON object as text",
+    ),
+    "no content and no call": ({"role": "assistant"}, "content: found nothing"),
     "a refusal that a message cannot have": (
-        CHAT,
-        {"messages": [{"role": "assistant", "content": "x", "refusal": "no"}]},
-        "messages[0].refusal",
-        "unknown field",
+        {"role": "assistant", "content": "x", "refusal": "no"},
+        "refusal: unknown field",
     ),
-    "another tier": (COMPLETIONS, {"service_tier": "priority"}, "service_tier", "expected 'auto', 'default' or 'flex'"),
+}
+WRONG_CONTENTS = {
     "a picture": (
-        CHAT,
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-        "messages[0].content",
+        [{"type": "image_url", "image_url": {"url": "x"}}],
         "found a part of type 'image_url', expected text",
     ),
-    "a content of a number": (
-        CHAT,
-        {"messages": [{"role": "user", "content": 3}]},
-        "messages[0].content",
-        "found the number 3, expected a string or a list of text parts",
-    ),
+    "a content of a number": (3, "found the number 3, expected a string or a list of text parts"),
     "a text part with more": (
-        CHAT,
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "detail": "low"}]}]},
-        "messages[0].content",
+        [{"type": "text", "text": "x", "detail": "low"}],
         "found a text part with other fields, expected {'type': 'text', 'text': '...'}",
     ),
-    "a part without a type": (
-        CHAT,
-        {"messages": [{"role": "user", "content": ["hi"]}]},
-        "messages[0].content",
-        "found the string 'hi', expected parts like {'type': 'text', 'text': '...'}",
-    ),
-    "no content": (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content", "found null"),
-    "two lengths": (CHAT, {"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens", "one of the two"),
+    "a part without a type": (["hi"], "found the string 'hi', expected parts like {'type': 'text', 'text': '...'}"),
+    "no content": (None, "found null"),
 }
+WRONG = {
+    **{name: (COMPLETIONS, *wrong) for name, wrong in WRONG_COMPLETIONS.items()},
+    **{name: (CHAT, *wrong) for name, wrong in WRONG_CHATS.items()},
+    **{
+        name: (CHAT, {"messages": [message]}, f"messages[0].{said}") for name, (message, said) in WRONG_MESSAGES.items()
+    },
+    **{
+        name: (CHAT, {"messages": [{"role": "user", "content": content}]}, f"messages[0].content: {said}")
+        for name, (content, said) in WRONG_CONTENTS.items()
+    },
+}
+"""Case -> URL, fields of the body, and the refused field with a part of the sentence after it."""
 
 
 @pytest.mark.parametrize(
@@ -280,30 +248,28 @@ def test_the_name_of_an_unknown_field_is_shown_short(name, shown):
     assert caught.value.field == shown
 
 
-CODES = {
-    "a value of the wrong type": ({"temperature": "hot"}, "invalid_type"),
-    "a value out of range": ({"temperature": 3}, "invalid_value"),
-    "what is refused in words of our own": ({"prompt": []}, "invalid_value"),
-    "an unknown field": ({"temprature": 1}, "unknown_parameter"),
-    "a field without a value": ({"prompt": None}, "missing_required_parameter"),
-}
-
-
-@pytest.mark.parametrize("name", CODES)
-def test_a_refusal_has_the_code_of_its_kind(name):
-    fields, code = CODES[name]
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        pytest.param({"temperature": "hot"}, "invalid_type", id="a value of the wrong type"),
+        pytest.param({"temperature": 3}, "invalid_value", id="a value out of range"),
+        pytest.param({"prompt": []}, "invalid_value", id="what is refused in words of our own"),
+        pytest.param({"temprature": 1}, "unknown_parameter", id="an unknown field"),
+        pytest.param({"prompt": None}, "missing_required_parameter", id="a field without a value"),
+    ],
+)
+def test_a_refusal_has_the_code_of_its_kind(fields, code):
     with pytest.raises(InvalidBody) as caught:
         completion(**fields)
 
     assert caught.value.code == code
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_named_with_what_was_found_and_wanted(name):
-    url, body, field, sentence = WRONG[name]
-    base = {"model": "m"} | ({"prompt": "p"} if url == COMPLETIONS else {"messages": SAY_HI})
+@pytest.mark.parametrize(("url", "body", "said"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_named_with_what_was_found_and_wanted(url, body, said):
+    field, _, sentence = said.partition(": ")
     with pytest.raises(InvalidBody) as caught:
-        parse_body(url, base | body)
+        parse_body(url, BASES[url] | body)
 
     assert caught.value.field == field
     assert caught.value.message.startswith(f"{field}: found ")
@@ -312,7 +278,7 @@ def test_what_is_wrong_is_named_with_what_was_found_and_wanted(name):
 
 @pytest.mark.parametrize(("url", "missing"), [(COMPLETIONS, "model"), (COMPLETIONS, "prompt"), (CHAT, "messages")])
 def test_a_required_field_is_missed_by_name(url, missing):
-    body = {"model": "m", "prompt": "p"} if url == COMPLETIONS else {"model": "m", "messages": SAY_HI}
+    body = BASES[url].copy()
     del body[missing]
     with pytest.raises(InvalidBody, match=f"{missing}: found nothing") as caught:
         parse_body(url, body)
@@ -322,11 +288,10 @@ def test_a_required_field_is_missed_by_name(url, missing):
 
 @pytest.mark.parametrize(("url", "field"), [(url, field) for url, fields in REFUSED_BY_URL.items() for field in fields])
 def test_a_known_field_that_is_not_served_is_refused_by_name_unless_neutral(url, field):
-    base = {"model": "m"} | ({"prompt": "p"} if url == COMPLETIONS else {"messages": SAY_HI})
     for neutral in (None, *REFUSED_BY_URL[url][field][0]):
-        parse_body(url, base | {field: neutral})
+        parse_body(url, BASES[url] | {field: neutral})
     with pytest.raises(Unsupported) as caught:
-        parse_body(url, base | {field: {"anything": "else"}})
+        parse_body(url, BASES[url] | {field: {"anything": "else"}})
 
     assert caught.value.field == field
     assert caught.value.code == "unsupported_parameter"
@@ -339,7 +304,7 @@ def test_each_field_that_names_vllm_is_refused_without_it():
 
 def test_what_belongs_to_chats_is_not_called_unknown_in_completions():
     with pytest.raises(Unsupported, match="and there too tool calls are not supported yet"):
-        parse_body(COMPLETIONS, {"model": "m", "prompt": "p", "tools": [{"type": "function"}]})
+        completion(tools=[{"type": "function"}])
 
 
 @pytest.mark.parametrize("value", [True, 2, 0, 1.5, "1"])
@@ -374,9 +339,8 @@ KNOWN = sorted(
     url=st.sampled_from([COMPLETIONS, CHAT]), body=st.dictionaries(st.sampled_from(KNOWN) | st.text(), JSON, max_size=6)
 )
 def test_any_body_is_served_or_refused_with_a_sentence(url, body):
-    base = {"model": "m"} | ({"prompt": "p"} if url == COMPLETIONS else {"messages": SAY_HI})
     try:
-        parsed = parse_body(url, base | body)
+        parsed = parse_body(url, BASES[url] | body)
     except InvalidBody as error:
         shown = json.dumps([error.field, error.message, error.code], ensure_ascii=False)
     else:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import yaml
 from control_plane import ControlPlane, assets
 from faults import Proxy, proxy
 from operated import Cluster, Operator, running
@@ -37,3 +39,16 @@ def between(controllers: ControlPlane) -> Iterator[Proxy]:
     """A proxy in front of the API server, which counts, delays and refuses calls."""
     with proxy(controllers) as found:
         yield found
+
+
+@pytest.fixture
+def unreachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let the operator find the configuration of a cluster that does not answer."""
+    content = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+        "clusters": [{"name": "here", "cluster": {"server": "http://127.0.0.1:9"}}],
+        "users": [{"name": "me", "user": {"token": "t"}}],
+    }
+    (tmp_path / "config").write_text(yaml.safe_dump(content))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))

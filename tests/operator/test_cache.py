@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 
-from ballast_api.names import INSTANCE_LABEL, NAME_LABEL, RAY_HEAD_LABEL
+from ballast_api.names import INSTANCE_LABEL, NAME_LABEL, RAY_HEAD_LABEL, WORKER
 from ballast_operator.cache import Cache
-from ballast_operator.inference_deployment import RESOURCE_TYPE
-from ballast_operator.kinds import CONFIG_MAP, POD, Key, Kind
+from ballast_operator.kinds import CONFIG_MAP, INFERENCE_DEPLOYMENT, POD, Key, Kind
 
-KIND = RESOURCE_TYPE.kind
+KIND = INFERENCE_DEPLOYMENT
 
 
 def make_body(name: str, version: int, *, uid: str = "1", owner: str = "llm") -> dict[str, Any]:
-    labels = {INSTANCE_LABEL: owner, NAME_LABEL: RESOURCE_TYPE.label}
+    labels = {INSTANCE_LABEL: owner, NAME_LABEL: WORKER}
     metadata = {"name": name, "namespace": "ns", "uid": uid, "resourceVersion": str(version), "labels": labels}
     return {"metadata": metadata, "spec": {"version": version}}
 
@@ -29,7 +28,7 @@ def known(cache: Cache, kind: Kind) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", [KIND, CONFIG_MAP], ids=["resource", "child"])
 def test_the_answer_to_a_write_does_not_replace_a_newer_event(kind: Kind) -> None:
     """A status was written, then the spec changed, and the event of the change came before the answer to the write."""
-    cache = Cache(KIND, RESOURCE_TYPE.label)
+    cache = Cache()
     changed = cache.put(kind, make_body("llm", 10))
     answered = cache.put(kind, make_body("llm", 9))
 
@@ -40,7 +39,7 @@ def test_the_answer_to_a_write_does_not_replace_a_newer_event(kind: Kind) -> Non
 
 @pytest.mark.parametrize("kind", [KIND, CONFIG_MAP], ids=["resource", "child"])
 def test_an_object_that_was_created_again_replaces_the_old_one(kind: Kind) -> None:
-    cache = Cache(KIND, RESOURCE_TYPE.label)
+    cache = Cache()
     cache.put(kind, make_body("llm", 10))
     cache.put(kind, make_body("llm", 9, uid="2"))
 
@@ -50,7 +49,7 @@ def test_an_object_that_was_created_again_replaces_the_old_one(kind: Kind) -> No
 @pytest.mark.parametrize("kind", [KIND, CONFIG_MAP], ids=["resource", "child"])
 def test_the_deletion_of_an_object_does_not_remove_a_new_one_of_the_same_name(kind: Kind) -> None:
     """The new object was seen first."""
-    cache = Cache(KIND, RESOURCE_TYPE.label)
+    cache = Cache()
     cache.put(kind, make_body("llm", 10))
     cache.put(kind, make_body("llm", 12, uid="2"))
 
@@ -63,7 +62,7 @@ def test_the_deletion_of_an_object_does_not_remove_a_new_one_of_the_same_name(ki
 @pytest.mark.parametrize("kind", [KIND, CONFIG_MAP], ids=["resource", "child"])
 def test_an_audit_finds_a_deletion_that_another_object_of_the_same_name_hides(kind: Kind) -> None:
     """No event showed the deletion, and the event of the new object may be late."""
-    cache = Cache(KIND, RESOURCE_TYPE.label)
+    cache = Cache()
     cache.put(kind, make_body("llm", 10))
     before = cache.uids(kind)
 
@@ -75,7 +74,7 @@ def test_an_audit_finds_a_deletion_that_another_object_of_the_same_name_hides(ki
 @pytest.mark.parametrize("kind", [POD, CONFIG_MAP], ids=["pod", "child"])
 def test_each_change_of_the_objects_of_a_resource_is_a_new_revision(kind: Kind) -> None:
     """The last plan of a resource stays valid while the revision is the same."""
-    cache, owner = Cache(KIND, RESOURCE_TYPE.label), Key(KIND, "ns", "llm")
+    cache, owner = Cache(), Key(KIND, "ns", "llm")
     revisions = [cache.revision(owner)]
     for version in (10, 11, 11):
         cache.put(kind, make_body("a", version))
@@ -88,7 +87,7 @@ def test_each_change_of_the_objects_of_a_resource_is_a_new_revision(kind: Kind) 
 
 def test_only_the_resources_of_a_queue_are_looked_at_for_it() -> None:
     """With all of them for each resource, a thousand resources took seven percent of a core."""
-    cache = Cache(KIND, RESOURCE_TYPE.label, queue_of=RESOURCE_TYPE.queue_of)
+    cache = Cache()
     shared = {"offline": {"queue": "ns/shared"}}
     for version, (name, spec) in enumerate([("a", shared), ("b", shared), ("c", {}), ("b", {})], 1):
         cache.put(KIND, make_body(name, version) | {"spec": spec})
@@ -96,11 +95,11 @@ def test_only_the_resources_of_a_queue_are_looked_at_for_it() -> None:
     assert [body["metadata"]["name"] for body in cache.sharing("ns/shared")] == ["a"]
     assert [body["metadata"]["name"] for body in cache.sharing("ns/b")] == ["b"]
     cache.drop(KIND, make_body("a", 9))
-    assert cache.sharing("ns/shared") == cache.sharing(None) == ()
+    assert cache.sharing("ns/shared") == ()
 
 
 def test_the_grants_of_a_queue_are_collected_once_for_each_change_of_its_resources() -> None:
-    cache = Cache(KIND, RESOURCE_TYPE.label, queue_of=RESOURCE_TYPE.queue_of)
+    cache = Cache()
 
     def put(name: str, version: int, *namespaces: str) -> None:
         spec = {"offline": {"queue": "ns/shared"}, "queueAccess": {"namespaces": namespaces}}
@@ -123,7 +122,7 @@ def test_the_grants_of_a_queue_are_collected_once_for_each_change_of_its_resourc
 
 
 def test_the_head_of_a_ray_cluster_is_no_worker_pod() -> None:
-    cache, owner = Cache(KIND, RESOURCE_TYPE.label), Key(KIND, "ns", "llm")
+    cache, owner = Cache(), Key(KIND, "ns", "llm")
     head, worker = make_body("head", 10), make_body("worker", 10)
     head["metadata"]["labels"] = {RAY_HEAD_LABEL: "llm"}
 
@@ -138,7 +137,7 @@ def test_the_head_of_a_ray_cluster_is_no_worker_pod() -> None:
 @pytest.mark.parametrize("kind", [POD, CONFIG_MAP], ids=["pod", "child"])
 def test_an_object_with_another_label_leaves_its_former_owner(kind: Kind) -> None:
     """Both are reconciled: the former owner restores its child, and no longer reports the problem of the pod."""
-    cache, former, new = Cache(KIND, RESOURCE_TYPE.label), Key(KIND, "ns", "llm"), Key(KIND, "ns", "other")
+    cache, former, new = Cache(), Key(KIND, "ns", "llm"), Key(KIND, "ns", "other")
     cache.put(kind, make_body("a", 10))
     before = cache.revision(former)
     moved = cache.put(kind, make_body("a", 11, owner="other"))
@@ -154,7 +153,7 @@ def test_an_object_with_another_label_leaves_its_former_owner(kind: Kind) -> Non
 
 @pytest.mark.parametrize("kind", [POD, CONFIG_MAP], ids=["pod", "child"])
 def test_an_object_that_loses_its_labels_leaves_its_owner(kind: Kind) -> None:
-    cache, owner = Cache(KIND, RESOURCE_TYPE.label), Key(KIND, "ns", "llm")
+    cache, owner = Cache(), Key(KIND, "ns", "llm")
     bare = make_body("a", 11)
     bare["metadata"]["labels"] = {}
     cache.put(kind, make_body("a", 10))
@@ -166,7 +165,7 @@ def test_an_object_that_loses_its_labels_leaves_its_owner(kind: Kind) -> None:
 
 def test_the_deletion_of_an_object_is_reported_to_the_owner_that_the_cache_knows() -> None:
     """The event of the deletion has the last labels, which no other event showed."""
-    cache, owner = Cache(KIND, RESOURCE_TYPE.label), Key(KIND, "ns", "llm")
+    cache, owner = Cache(), Key(KIND, "ns", "llm")
     cache.put(POD, make_body("a", 10))
 
     assert cache.drop(POD, make_body("a", 11, owner="other")) == owner

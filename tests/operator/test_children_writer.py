@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from reconciled import CONTEXT, GUEST, Bench
 
 from ballast_api.metadata import Metadata
 from ballast_operator.children_writer import ChildrenWriter
 from ballast_operator.cluster import Cluster
+from ballast_operator.context import GcsValkey
 from ballast_operator.errors import ClusterUnavailable, Forbidden, Invalid
-from ballast_operator.inference_deployment import RESOURCE_TYPE
-from ballast_operator.kinds import INFERENCE_DEPLOYMENT, POD, RAY_CLUSTER, SERVICE, Key
+from ballast_operator.kinds import (
+    DEPLOYMENT,
+    INFERENCE_DEPLOYMENT,
+    NETWORK_POLICY,
+    POD,
+    RAY_CLUSTER,
+    RAY_SERVICE,
+    SERVICE,
+    Key,
+    Kind,
+)
 from ballast_operator.plan import ChildrenPlan, Delete, Resize
 from ballast_operator.resource_memory import ResourceMemory
 
@@ -44,8 +57,8 @@ class FailingCluster:
 def test_a_failure_after_a_problem_is_counted_and_ends_the_plan_if_the_api_server_is_away(
     failure: Exception, is_raised: bool, deletions: int
 ) -> None:
-    cluster, memory = FailingCluster(failure), ResourceMemory[Any]("u")
-    writer = ChildrenWriter(RESOURCE_TYPE, cast(Cluster, cluster), cast(Any, None), post=lambda *_: None)
+    cluster, memory = FailingCluster(failure), ResourceMemory("u")
+    writer = ChildrenWriter(cast(Cluster, cluster), cast(Any, None), post=lambda *_: None)
     key = Key(INFERENCE_DEPLOYMENT, "ns", "llm")
     try:
         problem, first = asyncio.run(writer.write(key, Metadata(name="llm"), PLAN, memory))
@@ -55,3 +68,41 @@ def test_a_failure_after_a_problem_is_counted_and_ends_the_plan_if_the_api_serve
     assert (problem is None, first is None) == (is_raised, is_raised)
     assert cluster.num_deletions == deletions
     assert memory.failures.total() == (0 if is_raised else 2)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "kind", "name", "pods"),
+    [
+        ({}, NETWORK_POLICY, "g", DEPLOYMENT),
+        ({"ray": {}}, NETWORK_POLICY, "g", RAY_SERVICE),
+        ({"ray": {}}, NETWORK_POLICY, "g-ballast-ray", RAY_SERVICE),
+        ({"ray": {}}, SERVICE, "g-ballast-gcs", RAY_SERVICE),
+    ],
+    ids=["workers", "workers on Ray", "head of Ray", "state of the head"],
+)
+def test_no_pod_starts_without_its_policy_or_with_a_server_of_another_owner(
+    runtime: dict[str, Any], kind: Kind, name: str, pods: Kind
+) -> None:
+    """A resource `g-ballast-ray` takes the name of the policy of the head: whoever reaches it can run code there."""
+    bench, taken = Bench(), Key(kind, GUEST.namespace, name)
+
+    def reconcile(**network: Any) -> set[Kind]:
+        """Return the kinds of what the operator writes after a change of the pods."""
+        bench.cluster.applied = set()
+        template = {"image": "worker:1", "annotations": {"a": f"{len(network)}"}}
+        bench.put(GUEST.namespace, GUEST.name, runtime=runtime, template=template, network=network)
+        bench.start()
+        bench.reconciler.context = replace(
+            CONTEXT, kinds=frozenset({RAY_SERVICE.name}), gcs=GcsValkey(image="valkey:1")
+        )
+        with suppress(ClusterUnavailable):
+            bench.reconcile()
+        return {key.kind for key in bench.cluster.applied}
+
+    bench.cluster.others[taken] = {"metadata": {"name": name, "uid": "theirs"}}
+    assert pods not in reconcile()
+    assert (bench.cluster.degraded, name in bench.cluster.message) == ("NameTaken", True)
+    bench.cluster.others = {}
+    assert {pods, kind} <= reconcile()
+    bench.cluster.broken = NETWORK_POLICY
+    assert pods in reconcile(metricsFrom=[{"podSelector": {}}]), "the policy of before still protects the pods"

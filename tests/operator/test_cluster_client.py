@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from control_plane import ControlPlane
 from kubernetes.aio.client import ApiException
 from operated import Cluster as Operated
@@ -17,13 +15,6 @@ from ballast_operator import cluster as module
 from ballast_operator.cluster import Cluster
 from ballast_operator.errors import ClusterUnavailable, Conflict
 from ballast_operator.kinds import CONFIG_MAP, INFERENCE_DEPLOYMENT, RAY_CLUSTER, SECRET, Key
-
-KUBECONFIG = {
-    "current-context": "here",
-    "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
-    "clusters": [{"name": "here", "cluster": {"server": "http://127.0.0.1:9"}}],
-    "users": [{"name": "me", "user": {"token": "old"}}],
-}
 
 
 class Client:
@@ -46,11 +37,8 @@ class Client:
         self._closed.set()
 
 
-def test_a_call_during_the_replacement_of_the_client_is_tried_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "config").write_text(yaml.safe_dump(KUBECONFIG))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+@pytest.mark.usefixtures("unreachable")
+def test_a_call_during_the_replacement_of_the_client_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ListingClient", Client)
 
     async def call_twice() -> list[object]:
@@ -78,10 +66,8 @@ class SilentClient(Client):
 
 
 @pytest.fixture
-def silent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[SilentClient]:
+def silent(monkeypatch: pytest.MonkeyPatch, unreachable: None) -> type[SilentClient]:
     """The class of all clients."""
-    (tmp_path / "config").write_text(yaml.safe_dump(KUBECONFIG))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     monkeypatch.setattr(module, "ListingClient", SilentClient)
     monkeypatch.setattr(SilentClient, "pending", 0)
     return SilentClient
@@ -115,9 +101,9 @@ class BusyClient(Client):
         raise error
 
 
-def test_the_api_server_cannot_delay_the_next_try_for_long(monkeypatch: pytest.MonkeyPatch, silent: object) -> None:
+@pytest.mark.usefixtures("unreachable")
+def test_the_api_server_cannot_delay_the_next_try_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even a change of the resource would cut the delay short."""
-    del silent
     monkeypatch.setattr(module, "ListingClient", BusyClient)
 
     async def get() -> None:
@@ -130,11 +116,9 @@ def test_the_api_server_cannot_delay_the_next_try_for_long(monkeypatch: pytest.M
     assert failure.value.retry_after == module.MOST_RETRY_SECONDS
 
 
-def test_a_write_that_is_not_answered_in_time_fails_alone_and_names_itself(
-    monkeypatch: pytest.MonkeyPatch, silent: type[SilentClient]
-) -> None:
+@pytest.mark.usefixtures("silent")
+def test_a_write_that_is_not_answered_in_time_fails_alone_and_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another write may still succeed, for example because no webhook delays it."""
-    del silent
     monkeypatch.setattr(module, "WRITE_SECONDS", 0.5)
 
     async def write() -> None:

@@ -11,6 +11,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 import pytest
+import resources
 from queue_objects import make_status
 
 from ballast_api.conditions import HEALTHY
@@ -22,14 +23,13 @@ from ballast_operator import conditions as checks
 from ballast_operator import report
 from ballast_operator.children.config import VERSION
 from ballast_operator.conditions.chains import CHAINS, conditions
-from ballast_operator.conditions.given import Given
+from ballast_operator.conditions.given import ConditionValue, Given
 from ballast_operator.content import trimmed
 from ballast_operator.kinds import DEPLOYMENT, POD, Body, Key
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
 from ballast_operator.pod_problem import NOT_SERVED_EXIT, TEMPLATE_HASH
-from ballast_operator.poll_result import FormerQueue, PollResult, Problem
+from ballast_operator.poll_result import UNPOLLED, FormerQueue, PollResult, Problem
 from ballast_operator.resource_status import status as build_status
-from ballast_operator.resource_type import ConditionInput, ConditionValue
 from ballast_queue.job import RequestCounts
 from ballast_queue.settings import InForce
 from ballast_queue.status import ClassLoad, QueueStats, ReservationStatus, SloStatus, WorkerStatus
@@ -39,15 +39,8 @@ from ballast_worker.errors import NotServed
 def make_resource(
     replicas: int = 2, generation: int = 1, gpus: int = 1, slo: dict[str, Any] | None = None, **more: Any
 ) -> InferenceDeployment:
-    metadata = {"name": "llm", "namespace": "ns", "uid": "u", "generation": generation}
-    spec: dict[str, Any] = {
-        "model": {"uri": "file:///m"},
-        "replicas": replicas,
-        "slo": slo or {"ttftMilliseconds": 500},
-    }
-    spec["gpu"] = {"count": gpus}
-    spec |= more
-    return InferenceDeployment.read({"metadata": metadata, "spec": spec}, "test")
+    spec = {"replicas": replicas, "slo": slo or {"ttftMilliseconds": 500}, "gpu": {"count": gpus}} | more
+    return resources.make_resource(about={"generation": generation}, **spec)
 
 
 def make_deployment(total: int, updated: int, serving: int, **condition: str) -> Body:
@@ -148,7 +141,7 @@ def make_input(*, deployment: Body | None = DEPLOYED, pods: tuple[Body, ...] | N
         "poll": make_poll(make_worker()),
         "now": 100.0,
     }
-    return ConditionInput(**values | more)
+    return Given(**values | more)
 
 
 DEADLINE = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
@@ -321,7 +314,7 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
     ),
     "nobody said": ({"poll": make_poll()}, Type.CONFIG_APPLIED, "Unknown", Reason.NO_WORKERS, "no worker"),
     "old poll": ({"now": 1000.0}, Type.CONFIG_APPLIED, "Unknown", Reason.STALE, "60 s"),
-    "never polled": ({"poll": None}, Type.SLO_MET, "Unknown", Reason.PENDING, "not been polled"),
+    "never polled": ({"poll": UNPOLLED}, Type.SLO_MET, "Unknown", Reason.PENDING, "not been polled"),
     "no Redis": (
         {"poll": PollResult(100, problem=Problem(Reason.REDIS_UNREACHABLE, "no answer"))},
         Type.DEADLINE_AT_RISK, "Unknown", Reason.REDIS_UNREACHABLE, "no answer",

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from control_plane import ControlPlane
 from hypothesis import given
 from hypothesis import strategies as st
+from operated import Cluster, running, until
 from reconciled import GUEST, MODEL, VERSIONS, Bench
 
 from ballast_api.names import child_labels
+from ballast_api.nested_json import decoded
 from ballast_operator import content
 from ballast_operator.cache import Cache
-from ballast_operator.content import CHILD_MEBIBYTES, MEBIBYTE, items_of, trimmed, weight
-from ballast_operator.inference_deployment import RESOURCE_TYPE
+from ballast_operator.content import CHILD_MEBIBYTES, MEBIBYTE, MOST_LEVELS, items_of, trimmed, weight
 from ballast_operator.kinds import CONFIG_MAP, INFERENCE_DEPLOYMENT, SECRET, Body, Key
+from ballast_operator.queue_rules import own_queue
 
 MANY = 60_000
 AFFINITY = {"podAffinity": {"x": [{}] * MANY}}
@@ -54,7 +58,72 @@ def test_a_resource_is_kept_within_the_limit(spec: Body, metadata: Body, left_ou
     assert found.get(content.LEFT_OUT) == left_out
     assert trimmed(INFERENCE_DEPLOYMENT, found) == found
     assert (found["spec"]["model"], found["spec"]["replicas"], found["status"]) == (MODEL, 3, {"operator": "r"})
-    assert RESOURCE_TYPE.own_queue(found) == ("ns/q" if "offline" in spec else "ns/llm")
+    assert own_queue(found) == ("ns/q" if "offline" in spec else "ns/llm")
+
+
+def nested(levels: int, begin: str, end: str) -> str:
+    """Return JSON as text, since Python cannot write it either."""
+    return begin * levels + "1" + end * levels
+
+
+@pytest.mark.parametrize("levels", [97, 98, 600, 1200, 9900])
+@pytest.mark.parametrize(("begin", "end"), [("[", "]"), ('{"a\\"[":', "}")], ids=["lists", "objects"])
+def test_an_object_of_a_list_is_read_however_deep_it_is(levels: int, begin: str, end: str) -> None:
+    """The API server stores 10,000 levels, also in the records of field managers."""
+    deep = nested(levels, begin, end)
+    about = f'{{"name":"llm","namespace":"ns","uid":"u","resourceVersion":"1","managedFields":[{{"fieldsV1":{deep}}}]}}'
+    attack = f'{{"metadata":{about},"spec":{{"replicas":3,"x":{deep}}},"status":{{}}}}'
+    text = f'{{"items":[{attack}, {{"metadata":{{"name":"other"}}}}],"metadata":{{}}}}'
+
+    (found, other), rest = items_of(text, lambda body: trimmed(INFERENCE_DEPLOYMENT, body))
+
+    assert found.get(content.LEFT_OUT) == (None if levels <= 97 else ["spec.x"])
+    assert (found["spec"]["replicas"], other["metadata"]["name"], rest) == (3, "other", {"metadata": {}})
+    assert trimmed(INFERENCE_DEPLOYMENT, found) == found
+    assert decoded(f'{{"type":"ADDED","object":{attack}}}')["object"]["spec"]["replicas"] == 3
+
+
+def test_a_deep_object_that_does_not_end_is_malformed() -> None:
+    with pytest.raises(ValueError, match="Expecting the end of a list or object"):
+        decoded("[" * 9900)
+
+
+@pytest.mark.envtest
+def test_deep_objects_of_an_account_with_few_rights_hold_up_no_resource_of_others(
+    controllers: ControlPlane, cluster: Cluster, tmp_path: Path
+) -> None:
+    """A watch shows them, then a list, and then an audit."""
+    lists, objects = nested(9900, "[", "]"), nested(9900, '{"f:a":', "}").replace("1", "{}")
+    affinity = f'{{"x":{lists},"y":{objects}}}'
+    spec = f'{{"model":{{"uri":"file:///m"}},"gpu":{{"count":0}},"template":{{"affinity":{affinity}}}}}'
+    resource = f'"apiVersion":"ballast.dev/v1alpha1","kind":"InferenceDeployment","spec":{spec}'
+    managed = f'"managedFields":[{{"manager":"m","operation":"Update","apiVersion":"v1","fieldsV1":{objects}}}]'
+    labels = json.dumps(child_labels("deep"))
+
+    def create(kind: str, metadata: str, rest: str) -> None:
+        text = f'{{"metadata":{{"name":"deep",{metadata}}},{rest}}}'
+        headers = {"Content-Type": "application/json"}
+        cluster.plane.http.post(cluster.path(kind), content=text, headers=headers).raise_for_status()
+
+    def message() -> str:
+        path = '{.status.conditions[?(@.type=="Degraded")].message}'
+        arguments = ("-n", cluster.namespace, "-o", f"jsonpath={path}")
+        return cluster.plane.kubectl("get", "infd", "deep", *arguments).stdout
+
+    with running(controllers.kubeconfig, tmp_path) as operator:
+        create("configmaps", f'"labels":{labels},{managed}', '"data":{}')
+        create("inferencedeployments", '"labels":{}', resource)
+        until(lambda: "Shorten spec.template" in message(), said="the condition of the deep resource")
+        cluster.make("first")
+        until(lambda: cluster.get("deployments", "first"), said="a resource after a watch")
+        operator.stop()
+        operator.start()
+        cluster.make("second")
+        until(lambda: cluster.get("deployments", "second"), said="a resource after a list")
+        listed = ('verb="list"', 'kind="InferenceDeployment"', 'code="200"')
+        until(lambda: any(all(x in name for x in listed) for name in operator.metrics()), said="an audit", seconds=60)
+        assert operator.process is not None
+        assert operator.process.poll() is None
 
 
 VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner)
@@ -79,19 +148,22 @@ def test_an_object_of_a_list_is_trimmed_before_the_next_one_is_decoded() -> None
     assert seen == [{"a": 1}]
 
 
-def test_a_resource_that_is_too_large_keeps_its_children_until_it_is_shorter() -> None:
+@pytest.mark.parametrize("affinity", [AFFINITY, {"x": json.loads("[" * 500 + "]" * 500)}], ids=["large", "deep"])
+def test_a_resource_that_is_too_large_keeps_its_children_until_it_is_shorter(affinity: Body) -> None:
     bench = Bench()
     bench.put(GUEST.namespace, GUEST.name, replicas=2)
     bench.reconcile()
     before, bench.cluster.applied = dict(bench.cache.children(GUEST)), set()
-    bench.put(GUEST.namespace, GUEST.name, replicas=2, template={"affinity": AFFINITY})
+    bench.put(GUEST.namespace, GUEST.name, replicas=2, template={"affinity": affinity})
     bench.reconcile()
 
     assert bench.cluster.degraded == "InvalidSpec"
     assert "Shorten spec.template" in bench.cluster.message
     assert (bench.cluster.applied, bench.cache.children(GUEST)) == (set(), before)
-    bench.put(GUEST.namespace, GUEST.name, replicas=3)
+    allowed = json.loads("[" * (MOST_LEVELS - 4) + "]" * (MOST_LEVELS - 4))
+    bench.put(GUEST.namespace, GUEST.name, replicas=3, template={"affinity": {"x": allowed}})
     bench.reconcile()
+    assert bench.cluster.degraded == "Healthy"
     assert bench.cluster.applied
 
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any, cast, get_args
+from typing import get_args
 
 import pytest
+from reconciled import make_operator
+from resources import make_resource
 
-from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import child_labels
 from ballast_api.replicas import STARTUP_SECONDS
 from ballast_api.sections import Backend
 from ballast_operator.children.backends import BACKENDS
 from ballast_operator.context import OperatorContext
 from ballast_operator.errors import ClusterUnavailable, Forbidden
-from ballast_operator.inference_deployment import RESOURCE_TYPE, plan
+from ballast_operator.inference_deployment import plan
 from ballast_operator.kinds import INFERENCE_DEPLOYMENT, RAY_SERVICE, SERVICE, SERVICE_MONITOR, Key, Kind
 from ballast_operator.metrics import Metrics
 from ballast_operator.plan import ClusterSnapshot
-from ballast_operator.process import Operator
 from ballast_operator.settings import OperatorSettings
 from ballast_operator.web import Web
 
@@ -35,11 +35,6 @@ class SlowCluster:
         self.is_asked.set()
         await self.may_answer.wait()
         return frozenset({"prometheusrules"})
-
-
-def make_operator(cluster: object, *, pod_ip: str = "") -> Operator:
-    settings = OperatorSettings(namespace="ballast", worker_image="worker:1", pod_ip=pod_ip)
-    return Operator(settings, (RESOURCE_TYPE,), cast(Any, cluster), Metrics(), asyncio.Event())
 
 
 def test_what_changes_while_the_kinds_are_read_is_kept() -> None:
@@ -80,7 +75,7 @@ class HalfCluster:
 def test_an_audit_leaves_out_an_optional_kind_that_cannot_be_listed_and_no_other() -> None:
     cluster = HalfCluster()
     operator = make_operator(cluster)
-    cache = operator.resources.caches[INFERENCE_DEPLOYMENT]
+    cache = operator.cache
     metadata = {"name": "llm", "namespace": "ns", "uid": "u", "resourceVersion": "1", "labels": child_labels("llm")}
     body = {"metadata": metadata, "spec": {}}
     children = [Key(kind, "ns", "llm") for kind in (SERVICE, SERVICE_MONITOR)]
@@ -129,11 +124,8 @@ def test_a_group_of_kinds_that_is_unavailable_does_not_hide_the_others_and_stays
 @pytest.mark.parametrize("backend", get_args(Backend))
 def test_every_backend_has_a_program_a_time_to_start_and_an_image(backend: str) -> None:
     context = OperatorContext(image="native", vllm_image="vllm", ray_image="native-ray", ray_vllm_image="vllm-ray")
-    base = {"model": {"uri": "file:///m"}, "gpu": {"count": 0}, "engine": {"backend": backend}}
-    images = [
-        context.image_of(InferenceDeployment.read({"metadata": {"name": "llm"}, "spec": base | more}, "test"))
-        for more in ({}, {"runtime": {"ray": {}}})
-    ]
+    base = {"gpu": {"count": 0}, "engine": {"backend": backend}}
+    images = [context.image_of(make_resource(**base, runtime=runtime)) for runtime in ({}, {"ray": {}})]
 
     assert backend in BACKENDS
     assert backend in STARTUP_SECONDS
@@ -158,8 +150,7 @@ def test_the_operator_and_the_dashboard_of_ray_listen_where_kubernetes_and_kuber
         operator.poller.close()
         return operator.context.present
 
-    spec = {"model": {"uri": "file:///m"}, "gpu": {"count": 0}, "runtime": {"ray": {}}}
-    resource = InferenceDeployment.read({"metadata": {"name": "llm"}, "spec": spec}, "test")
+    resource = make_resource(gpu={"count": 0}, runtime={"ray": {}})
     context = replace(asyncio.run(called()), kinds=frozenset({"RayService"}), ray_image="ray:1")
     (ray,) = [step.manifest for step in plan(resource, ClusterSnapshot("u"), context).apply
               if step.key.kind == RAY_SERVICE]  # fmt: skip

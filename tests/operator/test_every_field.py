@@ -15,8 +15,8 @@ from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import config_map
 from ballast_api.structural import leaves
 from ballast_operator.context import OperatorContext
-from ballast_operator.inference_deployment import CHILDREN, plan
-from ballast_operator.kinds import CONFIG_MAP, key_of
+from ballast_operator.inference_deployment import plan
+from ballast_operator.kinds import CHILDREN, CONFIG_MAP, key_of
 from ballast_operator.plan import ClusterSnapshot
 
 pytestmark = pytest.mark.envtest

@@ -139,8 +139,7 @@ def test_every_read_and_every_stream_may_be_refused_once(between: Proxy, cluster
     with running(between.kubeconfig, tmp_path) as operator:
         cluster.make()
         ends_right(cluster)
-        assert operator.process is not None
-        assert operator.process.poll() is None
+        assert operator.is_running
     assert ("/api/v1/services", True) in refused
 
 
@@ -173,8 +172,7 @@ def test_watches_that_expired_are_taken_up_anew(between: Proxy, cluster: Cluster
         until(lambda: cluster.get("services", "llm"))
         cluster.patch("inferencedeployments", "llm", {"spec": {"slots": 3}})
         until(lambda: is_right(cluster), said="the change")
-        assert operator.process is not None
-        assert operator.process.poll() is None
+        assert operator.is_running
     assert "/apis/ballast.dev/v1alpha1/inferencedeployments" in expired
 
 
@@ -343,13 +341,12 @@ def test_a_watch_survives_a_kind_that_is_gone(own: Cluster, tmp_path: Path, aske
         running(between.kubeconfig, tmp_path) as operator,
     ):
         between.before = refuse_once
-        assert operator.process is not None
         own.make(name)
         until(lambda: own.get("servicemonitors", name), said="created")
         until(lambda: "its watch waits" in operator.text())
         own.patch("servicemonitors", name, {"spec": {"endpoints": []}})
         until(lambda: own.get("servicemonitors", name)["spec"]["endpoints"], said="the watch shows changes again")
-        assert operator.process.poll() is None
+        assert operator.is_running
         own.delete("inferencedeployments", name)
 
 
@@ -395,7 +392,7 @@ def test_of_two_operators_one_is_active_and_the_other_takes_over(
         until(lambda: is_right(cluster))
     finally:
         for operator in (first, second):
-            if operator.process is not None and operator.process.poll() is None:
+            if operator.is_running:
                 operator.kill()
 
 

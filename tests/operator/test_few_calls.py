@@ -21,9 +21,7 @@ CHILDREN = ("configmaps", "deployments", "networkpolicies", "poddisruptionbudget
 @pytest.fixture
 def alone(between: Proxy, cluster: Cluster, valkey: Any, tmp_path: Path) -> Iterator[Operator]:
     """An operator with a Redis of its own, whose calls are counted."""
-    cluster.create("secrets", {"metadata": {"name": "own"}, "stringData": {"url": valkey.url}})
-    environment = {"BALLAST_NAMESPACE": cluster.namespace, "BALLAST_REDIS_SECRET": "own"}
-    with running(between.kubeconfig, tmp_path, **environment) as operator:
+    with running(between.kubeconfig, tmp_path, **cluster.own_redis(url=valkey.url)) as operator:
         yield operator
 
 
@@ -46,6 +44,17 @@ def roll_out(cluster: Cluster, pods: int) -> None:
     cluster.says("Progressing", "False", "Complete")
 
 
+def makes_no_call_while_nothing_changes(alone: Operator, between: Proxy, cluster: Cluster) -> None:
+    """Change what needs no write: the operator reconciles and polls Redis, and makes no call."""
+    before = calls(between, cluster)
+    reconciles = alone.metrics()["ballast_operator_reconcile_seconds_count"]
+    cluster.plane.kubectl("annotate", "-n", cluster.namespace, "infd", "llm", "note=1")
+    cluster.plane.kubectl("label", "-n", cluster.namespace, "deployment", "llm", "theirs=1")
+    until(lambda: alone.metrics()["ballast_operator_reconcile_seconds_count"] >= reconciles + 4)
+
+    assert calls(between, cluster) == before
+
+
 def test_a_creation_costs_each_child_once_and_a_status_for_each_answer_that_changed(
     alone: Operator, between: Proxy, cluster: Cluster
 ) -> None:
@@ -65,14 +74,7 @@ def test_an_idle_cluster_makes_no_calls(alone: Operator, between: Proxy, cluster
     cluster.make()
     roll_out(cluster, 1)
     until(lambda: calls(between, cluster)["events"] >= 2)
-    before = calls(between, cluster)
-    reconciles = alone.metrics()["ballast_operator_reconcile_seconds_count"]
-    # Changes that need no write: the operator reconciles and polls Redis, and makes no call.
-    cluster.plane.kubectl("annotate", "-n", cluster.namespace, "infd", "llm", "note=1")
-    cluster.plane.kubectl("label", "-n", cluster.namespace, "deployment", "llm", "theirs=1")
-    until(lambda: alone.metrics()["ballast_operator_reconcile_seconds_count"] >= reconciles + 4)
-
-    assert calls(between, cluster) == before
+    makes_no_call_while_nothing_changes(alone, between, cluster)
 
 
 def test_an_idle_resource_that_is_not_reconciled_makes_no_calls(
@@ -89,12 +91,7 @@ def test_an_idle_resource_that_is_not_reconciled_makes_no_calls(
     labels = f'kind="InferenceDeployment",name="llm",resource_namespace="{cluster.namespace}",state="ready"'
     until(lambda: alone.metrics()[f"ballast_operator_replicas{{{labels}}}"] == 0, said="the metric")
     until(lambda: calls(between, cluster)["events"] >= 4, said="an event for each change of a condition")
-    before = calls(between, cluster)
-    reconciles = alone.metrics()["ballast_operator_reconcile_seconds_count"]
-    cluster.plane.kubectl("annotate", "-n", cluster.namespace, "infd", "llm", "note=1")
-    until(lambda: alone.metrics()["ballast_operator_reconcile_seconds_count"] >= reconciles + 4)
-
-    assert calls(between, cluster) == before
+    makes_no_call_while_nothing_changes(alone, between, cluster)
 
 
 def test_a_resource_whose_name_is_taken_writes_its_other_objects_once(

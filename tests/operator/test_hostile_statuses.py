@@ -8,15 +8,18 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from resources import make_resource
 
 from ballast_operator.children.config import VERSION
+from ballast_operator.conditions.chains import conditions
+from ballast_operator.conditions.given import Given
 from ballast_operator.context import OperatorContext
 from ballast_operator.deletion_costs import DELETION_COST
-from ballast_operator.inference_deployment import RESOURCE_TYPE
+from ballast_operator.inference_deployment import plan
 from ballast_operator.kinds import DEPLOYMENT, Key
 from ballast_operator.plan import ClusterSnapshot
 from ballast_operator.poll_result import PollResult
-from ballast_operator.resource_type import ConditionInput
+from ballast_operator.resource_status import status as build_status
 from ballast_operator.scaling import Fleet, History, scale
 from ballast_operator.unneeded_workers import unneeded_workers
 from ballast_queue.errors import UnreadableValue
@@ -25,15 +28,10 @@ from ballast_queue.records import stats_of
 from ballast_queue.status import WorkerStatus
 
 CONTEXT = OperatorContext(image="worker:1")
-SPEC = {
-    "model": {"uri": "file:///m"},
-    "replicas": 1,
-    "gpu": {"count": 0},
-    "slo": {"ttftMilliseconds": 500},
-    "scaling": {"minReplicas": 1, "maxReplicas": 9, "offlineMaxReplicas": 3},
-}
-RESOURCE = RESOURCE_TYPE.read(
-    {"metadata": {"name": "llm", "namespace": "ns", "uid": "u", "generation": 1}, "spec": SPEC}
+RESOURCE = make_resource(
+    gpu={"count": 0},
+    slo={"ttftMilliseconds": 500},
+    scaling={"minReplicas": 1, "maxReplicas": 9, "offlineMaxReplicas": 3},
 )
 POD = {
     "metadata": {"name": "p", "namespace": "ns", "annotations": {VERSION: "v"}},
@@ -108,17 +106,15 @@ def test_no_status_and_no_figure_of_a_queue_stops_the_operator(status: dict[str,
         queue = None
     poll = PollResult(100.0, workers, queue).only_workers_in((POD,))
 
-    plan = RESOURCE_TYPE.plan(RESOURCE, SNAPSHOT, CONTEXT, poll)
-    scaling = RESOURCE_TYPE.scaling(RESOURCE)
-    assert scaling is not None
-    decision = scale(scaling, Fleet(1, 1), poll=poll, now=100.0, history=History())
-    made = ConditionInput(RESOURCE, SNAPSHOT, plan, poll, 100.0, None)
-    values = RESOURCE_TYPE.conditions(made)
-    reported = RESOURCE_TYPE.status(made, (), None)
+    planned = plan(RESOURCE, SNAPSHOT, CONTEXT, poll)
+    assert RESOURCE.spec.scaling is not None
+    decision = scale(RESOURCE.spec.scaling, Fleet(1, 1), poll=poll, now=100.0, history=History())
+    made = Given(RESOURCE, SNAPSHOT, planned, poll, 100.0, None)
+    values = conditions(made)
+    reported = build_status(made, (), None)
 
     assert 1 <= decision.replicas <= 9
     assert 0 <= unneeded_workers([JOB], workers * 3, 100.0, {}) <= 3
-    assert all(-(2**31) <= int(step.annotations[DELETION_COST]) < 2**31 for step in plan.costs)
-    slots = getattr(reported, "slots", None)
-    assert slots is None or (0 <= slots.online < 2**63 and 0 <= slots.offline < 2**63)
+    assert all(-(2**31) <= int(step.annotations[DELETION_COST]) < 2**31 for step in planned.costs)
+    assert reported.slots is None or (0 <= reported.slots.online < 2**63 and 0 <= reported.slots.offline < 2**63)
     assert all(len(value.message) < 1000 for value in values.values())

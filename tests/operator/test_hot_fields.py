@@ -8,6 +8,7 @@ import pytest
 from every_field import BY_OWN_REDIS, BY_RAY, REFUSED, SPEC, changed, everything
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
+from resources import make_resource
 
 from ballast_api import structural
 from ballast_api.base import ApiModel
@@ -30,7 +31,7 @@ HOT_FIELDS = {
 }
 """Written out here, so that a test fails if a mark is lost or added by mistake."""
 BASE = WorkerConfig.parse("model: {uri: /m}", "test")
-RESOURCE = InferenceDeployment.read({"metadata": {"name": "llm"}, "spec": {"model": {"uri": "file:///m"}}}, "test")
+RESOURCE = make_resource()
 
 
 def leaves(model: BaseModel, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -98,7 +99,7 @@ ROLLING_FIELDS = {"rollout.unreadySeconds", "rollout.drainSeconds", "rollout.sta
 def test_a_field_of_the_resource_rolls_the_pods_unless_it_is_hot(leaf: str) -> None:
     templates = []
     for spec in changed(everything(), leaf, SPEC):
-        resource = InferenceDeployment.read({"metadata": {"name": "llm"}, "spec": spec}, "test")
+        resource = make_resource(**spec)
         templates.append(pod_template(worker_config(resource, own_keys=frozenset()), resource))
     is_hot = leaf in HOT_FIELDS or leaf.startswith("offline.tenants")
     rolls = not is_hot and (leaf.partition(".")[0] in ROLLING or leaf in ROLLING_FIELDS)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pytest
-import yaml
 from kubernetes.aio.client import ApiException
+from reconciled import make_operator
 
 from ballast_operator import cluster, lease
 from ballast_operator.errors import ClusterUnavailable, Conflict, Forbidden
-from ballast_operator.inference_deployment import RESOURCE_TYPE
 from ballast_operator.kinds import LEASE, Body, Key, Kind
 from ballast_operator.lease import DURATION_SECONDS, RENEW_WITHIN_SECONDS, Leadership
 from ballast_operator.metrics import Metrics
-from ballast_operator.process import LEADERSHIP_LOST, Operator, run
+from ballast_operator.process import LEADERSHIP_LOST, run
 from ballast_operator.settings import OperatorSettings
 
 
@@ -40,15 +38,10 @@ class LostLeadership:
         """Return at once."""
 
 
-def make_operator(stop: asyncio.Event, cluster: object = SilentCluster(), metrics: Metrics | None = None) -> Operator:
-    settings = OperatorSettings(namespace="ballast", worker_image="worker:1", redis_secret="redis")
-    return Operator(settings, (RESOURCE_TYPE,), cast(Any, cluster), metrics or Metrics(), stop)
-
-
 def test_the_lease_is_kept_while_the_first_calls_wait_for_their_answers() -> None:
     async def work() -> int:
         async with asyncio.timeout(5):
-            return await make_operator(asyncio.Event()).work(cast(Any, LostLeadership()))
+            return await make_operator(SilentCluster()).work(cast(Any, LostLeadership()))
 
     assert asyncio.run(work()) == LEADERSHIP_LOST
 
@@ -76,15 +69,14 @@ class ForbiddingCluster:
 
 def test_an_operator_that_cannot_read_its_own_secret_is_neither_ready_nor_active() -> None:
     async def work() -> list[str]:
-        stop, cluster, metrics = asyncio.Event(), ForbiddingCluster(), Metrics()
-        operator = make_operator(stop, cluster, metrics)
+        cluster, metrics = ForbiddingCluster(), Metrics()
+        operator = make_operator(cluster, metrics=metrics, redis_secret="redis")
         found = [operator.unready()]
         working = asyncio.create_task(operator.work(cast(Any, KeptLeadership())))
         await cluster.was_asked.wait()
         await asyncio.sleep(0)
         found.append(operator.unready())
-        stop.set()
-        assert await working == 0
+        working.cancel()
         assert b"ballast_operator_active 0.0" in metrics.text()
         return found
 
@@ -109,8 +101,7 @@ class EmptyCluster:
 def test_an_operator_that_does_not_watch_a_kind_that_it_needs_is_not_active() -> None:
     async def work() -> tuple[str, str]:
         metrics, cluster = Metrics(), EmptyCluster()
-        settings = OperatorSettings(namespace="ballast", worker_image="worker:1", watch_namespaces="team")
-        operator = Operator(settings, (RESOURCE_TYPE,), cast(Any, cluster), metrics, asyncio.Event())
+        operator = make_operator(cluster, metrics=metrics, watch_namespaces="team")
         working = asyncio.create_task(operator.work(cast(Any, KeptLeadership())))
         await cluster.was_asked.wait()
         operator.refresh()
@@ -124,12 +115,11 @@ def test_an_operator_that_does_not_watch_a_kind_that_it_needs_is_not_active() ->
     assert "ballast_operator_active 0.0" in text
 
 
-def acquire(leadership: Leadership) -> None:
-    async def within_limit() -> None:
-        async with asyncio.timeout(10):
-            await leadership.acquire()
-
-    asyncio.run(within_limit())
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for nothing between two calls about the Lease."""
+    for name in ("POLL_SECONDS", "RENEW_EVERY_SECONDS", "RENEW_AGAIN_SECONDS"):
+        monkeypatch.setattr(lease, name, 0.0)
 
 
 class SlowClock:
@@ -154,13 +144,24 @@ class SlowClock:
     async def replace(self, key: Key, body: Body) -> Body:
         return await self.create(key.kind, body)
 
+    def lead(self, *, keep: bool = True) -> None:
+        """Become active, and stay so until the Lease is lost."""
+        leadership = Leadership(cast(Any, self), Key(LEASE, "ballast", "l"), "me", seconds=self.seconds)
+
+        async def within_limit() -> None:
+            async with asyncio.timeout(10):
+                await leadership.acquire()
+                if keep:
+                    await leadership.keep()
+
+        asyncio.run(within_limit())
+
 
 def test_a_lease_whose_write_was_answered_late_is_renewed_before_the_operator_is_active() -> None:
     """It may have expired meanwhile."""
     slow = SlowClock(DURATION_SECONDS + 1, 0.5)
-    leadership = Leadership(cast(Any, slow), Key(LEASE, "ballast", "l"), "me", seconds=slow.seconds)
+    slow.lead(keep=False)
 
-    acquire(leadership)
     assert len(slow.leases) == 2
 
 
@@ -183,13 +184,12 @@ class OtherHolder(SlowClock):
         return await super().get(key)
 
 
-def test_a_lease_that_another_operator_renews_is_never_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("quick")
+def test_a_lease_that_another_operator_renews_is_never_taken() -> None:
     """However long the election lasts."""
-    monkeypatch.setattr(lease, "POLL_SECONDS", 0.0)
     other = OtherHolder(0.0)
-    leadership = Leadership(cast(Any, other), Key(LEASE, "ballast", "l"), "me", seconds=other.seconds)
+    other.lead(keep=False)
 
-    acquire(leadership)
     assert other.now == 60.0 + OTHER_DURATION_SECONDS
 
 
@@ -206,28 +206,21 @@ class LastAnswer(SlowClock):
         return await super().create(kind, body)
 
 
-def test_the_time_of_a_lease_begins_when_its_renewal_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("quick")
+def test_the_time_of_a_lease_begins_when_its_renewal_is_sent() -> None:
     """A replica on standby may see the renewal long before its answer arrives here."""
-    monkeypatch.setattr(lease, "RENEW_EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(lease, "RENEW_AGAIN_SECONDS", 0.0)
     last = LastAnswer(0.0, 8.0)
-    leadership = Leadership(cast(Any, last), Key(LEASE, "ballast", "l"), "me", seconds=last.seconds)
+    last.lead()
 
-    async def lead() -> None:
-        async with asyncio.timeout(10):
-            await leadership.acquire()
-            await leadership.keep()
-
-    asyncio.run(lead())
     assert last.now - last.sent <= RENEW_WITHIN_SECONDS
+
+
+class StillHeld(Exception):
+    """The Lease was renewed after a renewal without an answer."""
 
 
 class LostAnswer(SlowClock):
     """Writes the Lease for the fourth time without an answer."""
-
-    def __init__(self, *waits: float) -> None:
-        super().__init__(*waits)
-        self.is_held = asyncio.Event()
 
     async def replace(self, key: Key, body: Body) -> Body:
         if body["metadata"]["resourceVersion"] != self.leases[-1]["metadata"]["resourceVersion"]:
@@ -236,28 +229,14 @@ class LostAnswer(SlowClock):
         if len(self.leases) == 4:
             raise ClusterUnavailable("replace: the API server does not answer")
         if len(self.leases) == 5:
-            self.is_held.set()
+            raise StillHeld
         return answer
 
 
-def test_an_operator_whose_renewal_got_no_answer_reads_the_lease_and_stays_active(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(lease, "RENEW_EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(lease, "RENEW_AGAIN_SECONDS", 0.0)
-    lost = LostAnswer(0.0, 6.0, 6.0, 0.0, 0.0, *[0.0] * 100)
-    leadership = Leadership(cast(Any, lost), Key(LEASE, "ballast", "l"), "me", seconds=lost.seconds)
-
-    async def lead() -> bool:
-        async with asyncio.timeout(10):
-            await leadership.acquire()
-            keeping, held = asyncio.create_task(leadership.keep()), asyncio.create_task(lost.is_held.wait())
-            done, _ = await asyncio.wait([keeping, held], return_when=asyncio.FIRST_COMPLETED)
-            keeping.cancel()
-            held.cancel()
-            return held in done
-
-    assert asyncio.run(lead())
+@pytest.mark.usefixtures("quick")
+def test_an_operator_whose_renewal_got_no_answer_reads_the_lease_and_stays_active() -> None:
+    with pytest.raises(StillHeld):
+        LostAnswer(0.0, 6.0, 6.0, 0.0, 0.0).lead()
 
 
 class NoAnswer(SlowClock):
@@ -269,18 +248,9 @@ class NoAnswer(SlowClock):
         return await super().create(kind, body)
 
 
-def test_a_renewal_that_waits_for_its_answer_ends_before_the_lease_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "RENEW_EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(lease, "RENEW_AGAIN_SECONDS", 0.0)
-    silent = NoAnswer(0.0, RENEW_WITHIN_SECONDS - 0.1)
-    leadership = Leadership(cast(Any, silent), Key(LEASE, "ballast", "l"), "me", seconds=silent.seconds)
-
-    async def lead() -> None:
-        async with asyncio.timeout(10):
-            await leadership.acquire()
-            await leadership.keep()
-
-    asyncio.run(lead())
+@pytest.mark.usefixtures("quick")
+def test_a_renewal_that_waits_for_its_answer_ends_before_the_lease_does() -> None:
+    NoAnswer(0.0, RENEW_WITHIN_SECONDS - 0.1).lead()
 
 
 class OldAuthorities(SlowClock):
@@ -297,12 +267,11 @@ class OldAuthorities(SlowClock):
         self.is_old = False
 
 
-def test_a_replica_on_standby_follows_the_authorities_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "POLL_SECONDS", 0.0)
+@pytest.mark.usefixtures("quick")
+def test_a_replica_on_standby_follows_the_authorities_of_the_cluster() -> None:
     old = OldAuthorities(0.0)
-    leadership = Leadership(cast(Any, old), Key(LEASE, "ballast", "l"), "me", seconds=old.seconds)
+    old.lead(keep=False)
 
-    acquire(leadership)
     assert old.leases
 
 
@@ -319,27 +288,15 @@ class ClientOfOtherProgram:
         """Do nothing."""
 
 
-KUBECONFIG = {
-    "current-context": "here",
-    "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
-    "clusters": [{"name": "here", "cluster": {"server": "http://127.0.0.1:9"}}],
-    "users": [{"name": "me", "user": {"token": "t"}}],
-}
+SETTINGS = OperatorSettings(namespace="ballast", worker_image="worker:1", host="127.0.0.1", port=0)
 
 
-def make_settings() -> OperatorSettings:
-    return OperatorSettings(namespace="ballast", worker_image="worker:1", host="127.0.0.1", port=0)
-
-
-def test_an_election_that_fails_ends_the_operator_with_its_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "config").write_text(yaml.safe_dump(KUBECONFIG))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+@pytest.mark.usefixtures("unreachable")
+def test_an_election_that_fails_ends_the_operator_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "ListingClient", ClientOfOtherProgram)
 
     with pytest.raises(KeyError, match="metadata"):
-        asyncio.run(run(make_settings()))
+        asyncio.run(run(SETTINGS))
 
 
 class ClientOfOneThing:
@@ -368,15 +325,14 @@ class ClientOfOneThing:
         """Do nothing."""
 
 
-def test_the_lease_has_connections_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("unreachable")
+def test_the_lease_has_connections_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other calls, such as Events that are not answered, may take all connections of the other client."""
-    (tmp_path / "config").write_text(yaml.safe_dump(KUBECONFIG))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     monkeypatch.setattr(cluster, "ListingClient", ClientOfOneThing)
     monkeypatch.setattr(ClientOfOneThing, "used", [])
     monkeypatch.setattr(lease, "RENEW_EVERY_SECONDS", 0.01)
 
-    assert asyncio.run(run(make_settings())) == LEADERSHIP_LOST
+    assert asyncio.run(run(SETTINGS)) == LEADERSHIP_LOST
     assert ClientOfOneThing.used == [{True}, {False}]
 
 
@@ -403,13 +359,10 @@ class ClientAtTheEnd:
         self.steps.append("closed")
 
 
-def test_the_lease_is_released_before_the_last_events_are_waited_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "config").write_text(yaml.safe_dump(KUBECONFIG))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+@pytest.mark.usefixtures("unreachable")
+def test_the_lease_is_released_before_the_last_events_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "ListingClient", ClientAtTheEnd)
     monkeypatch.setattr(ClientAtTheEnd, "steps", [])
 
-    assert asyncio.run(run(make_settings())) == 0
+    assert asyncio.run(run(SETTINGS)) == 0
     assert ClientAtTheEnd.steps == ["released", "closed", "closed"]

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 from operated import Cluster, Operator, until
+from resources import make_resource
 
-from ballast_api.inference_deployment import InferenceDeployment
 from ballast_operator.children.pods import LOST_NODE_TAINTS, deployment
 
 NODES = ("node-that-stays", "node-that-goes")
 
 
 def tolerations(*given: dict[str, Any]) -> list[dict[str, Any]]:
-    spec = {"model": {"uri": "file:///m"}, "gpu": {"count": 0}, "template": {"tolerations": given}}
-    resource = InferenceDeployment.read({"metadata": {"name": "llm"}, "spec": spec}, "test")
+    resource = make_resource(gpu={"count": 0}, template={"tolerations": given})
     pod = deployment(resource, "v", image="worker:1", own_keys=frozenset())["spec"]["template"]["spec"]
     return list(pod.get("tolerations", ()))
 

@@ -9,23 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
+from resources import make_resource
 
-from ballast_api.inference_deployment import InferenceDeployment
 from ballast_operator.cache import Cache
 from ballast_operator.children.pods import deployment
 from ballast_operator.children_writer import MOST_RESTORES, RESTORE_AGAIN_SECONDS, ChildrenWriter
-from ballast_operator.inference_deployment import RESOURCE_TYPE
 from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, Body, Key, key_of
 from ballast_operator.plan import Apply, ChildrenPlan, ClusterSnapshot, changes
 from ballast_operator.poll_result import Problem
 from ballast_operator.resource_memory import ResourceMemory
 
 LLM = Key(INFERENCE_DEPLOYMENT, "ns", "llm")
-
-
-def make_resource(**spec: Any) -> InferenceDeployment:
-    metadata = {"name": "llm", "namespace": "ns", "uid": "u"}
-    return InferenceDeployment.read({"metadata": metadata, "spec": {"model": {"uri": "file:///m"}} | spec}, "test")
 
 
 @dataclass
@@ -55,10 +49,10 @@ class Policed:
 
 class Bench:
     def __init__(self) -> None:
-        self.cluster, self.memory = Policed(), ResourceMemory[InferenceDeployment]("u")
-        self.cache = Cache(INFERENCE_DEPLOYMENT, RESOURCE_TYPE.label)
+        self.cluster, self.memory = Policed(), ResourceMemory("u")
+        self.cache = Cache()
         cluster = cast(Any, self.cluster)
-        self.writer = ChildrenWriter(RESOURCE_TYPE, cluster, self.cache, lambda *_: None)
+        self.writer = ChildrenWriter(cluster, self.cache, lambda *_: None)
 
     def write(self, **spec: Any) -> Problem | None:
         """Reconcile until nothing is to be written. Return the first problem."""

@@ -18,9 +18,7 @@ THEIRS = {"note": "dGhlaXJz"}
 @pytest.fixture
 def served(controllers: ControlPlane, cluster: Cluster, valkey: Any, tmp_path: Path) -> Any:
     """An operator that copies its Redis Secret."""
-    cluster.create("secrets", {"metadata": {"name": "own"}, "stringData": {"url": valkey.url}})
-    environment = {"BALLAST_NAMESPACE": cluster.namespace, "BALLAST_REDIS_SECRET": "own"}
-    with running(controllers.kubeconfig, tmp_path, **environment) as operator:
+    with running(controllers.kubeconfig, tmp_path, **cluster.own_redis(url=valkey.url)) as operator:
         yield operator
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Iterator
@@ -66,10 +65,10 @@ def test_each_verb_that_is_declared_is_used_and_each_used_is_declared(
     """One life of a resource under the declared role: without any of its verbs, this would end elsewhere."""
     plane = controllers
     token = service_account(plane, cluster.namespace)
-    data = {"url": base64.b64encode(valkey.url.encode()).decode(), "password": base64.b64encode(b"x").decode()}
-    cluster.create("secrets", {"metadata": {"name": "own-redis"}, "data": {"url": data["url"]}})
-    environment = {"BALLAST_NAMESPACE": cluster.namespace, "BALLAST_REDIS_SECRET": "own-redis"}
-    environment |= {"BALLAST_AUDIT_SECONDS": "2", "BALLAST_GCS_REDIS_IMAGE": "valkey:1"}
+    environment = cluster.own_redis(url=valkey.url) | {
+        "BALLAST_AUDIT_SECONDS": "2",
+        "BALLAST_GCS_REDIS_IMAGE": "valkey:1",
+    }
     with proxy(plane) as between, running(between.kubeconfig_of(token), tmp_path, **environment) as operator:
         live(cluster, valkey)
         until(lambda: ("coordination.k8s.io", "leases", "update") in used(between.calls), said="the lease renewed")
@@ -89,8 +88,7 @@ def test_an_operator_of_some_namespaces_needs_roles_in_them_only(
     plane.kubectl("create", "namespace", other)
     elsewhere = Cluster(plane, other)
     token = service_account(plane, cluster.namespace, permissions=NAMESPACES, clusterwide=False)
-    cluster.create("secrets", {"metadata": {"name": "own-redis"}, "stringData": {"url": valkey.url}})
-    environment = {"BALLAST_NAMESPACE": cluster.namespace, "BALLAST_REDIS_SECRET": "own-redis"}
+    environment = cluster.own_redis(url=valkey.url)
     environment |= {"BALLAST_WATCH_NAMESPACES": f" {cluster.namespace},", "BALLAST_AUDIT_SECONDS": "1"}
     elsewhere.make()
     with proxy(plane) as between, running(between.kubeconfig_of(token), tmp_path, **environment) as operator:
@@ -131,8 +129,7 @@ def test_a_namespace_that_is_gone_does_not_stop_the_operator_in_another(
         until(lambda: cluster.get("deployments", "llm"))
         ready = httpx.get(f"http://127.0.0.1:{operator.port}/readyz")
         assert (ready.status_code, gone in ready.text) == (503, True)
-        assert operator.process is not None
-        assert operator.process.poll() is None
+        assert operator.is_running
 
         controllers.kubectl("create", "namespace", gone)
         metadata, api = {"name": "operator", "namespace": gone}, "rbac.authorization.k8s.io"
@@ -157,7 +154,7 @@ def live(cluster: Cluster, valkey: Any) -> None:
     until(lambda: cluster.resource()["spec"]["replicas"] == 2)
     until(lambda: cluster.get("secrets", "llm-ballast-redis"))
     before = cluster.get("secrets", "llm-ballast-redis")["data"]
-    cluster.patch("secrets", "own-redis", {"stringData": {"url": f"{valkey.url}/0"}})
+    cluster.patch("secrets", "own", {"stringData": {"url": f"{valkey.url}/0"}})
     until(lambda: cluster.get("secrets", "llm-ballast-redis")["data"] != before, said="the address follows")
     until(lambda: cluster.get("prometheusrules", "llm") and cluster.get("servicemonitors", "llm"))
     off = {"monitoring": {"serviceMonitor": False, "prometheusRule": False}, "network": {"policy": False}}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from control_plane import ControlPlane
 from operated import Cluster, running, until
+from resources import make_resource
 
-from ballast_api.inference_deployment import InferenceDeployment
 from ballast_operator.permitted import PodRules
 from ballast_operator.settings import OperatorSettings
 
@@ -23,9 +23,8 @@ STRICT = PodRules(
 
 
 def violations(rules: PodRules, *, model: dict[str, Any] | None = None, **template: Any) -> list[str]:
-    spec = {"model": {"uri": "hf://a/b"} | (model or {}), "template": template}
-    about = {"name": "llm", "namespace": "research"}
-    return list(rules.violations(InferenceDeployment.read({"metadata": about, "spec": spec}, "test")))
+    model = {"uri": "hf://a/b"} | (model or {})
+    return list(rules.violations(make_resource(namespace="research", model=model, template=template)))
 
 
 def volume(kind: str, **content: Any) -> dict[str, Any]:
@@ -136,7 +135,7 @@ def test_a_token_of_the_default_account_needs_a_permitted_account(token: dict[st
     assert violations(PodRules(), **volume("projected", sources=[{"configMap": {"name": "c"}}])) == []
 
 
-def test_by_default_no_account_and_no_path_of_the_node_is_permitted() -> None:
+def test_by_default_no_account_no_path_of_the_node_and_no_driver_of_volumes_is_permitted() -> None:
     settings = OperatorSettings.read({"BALLAST_NAMESPACE": "n", "BALLAST_WORKER_IMAGE": "w"})
 
     assert settings.pod_rules == PodRules()
@@ -144,6 +143,9 @@ def test_by_default_no_account_and_no_path_of_the_node_is_permitted() -> None:
     assert violations(PodRules(), serviceAccountName="default")
     assert violations(PodRules(), model={"cachePath": "/var/cache"})
     assert violations(PodRules(), **volume("hostPath", path="/"))
+    driver = volume("csi", driver="secrets-store.csi.k8s.io", volumeAttributes={"secretProviderClass": "admin"})
+    assert "allowedVolumes" in violations(PodRules(), **driver)[0], "the driver may act as the account `default`"
+    assert violations(PodRules(volumes=("csi",)), **driver) == []
 
 
 @pytest.mark.envtest

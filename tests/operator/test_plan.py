@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import resources
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_objects import make_status
@@ -16,15 +17,18 @@ from queue_objects import make_status
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import CONFIG_HASH, config_map
 from ballast_api.worker_config import WorkerConfig
+from ballast_operator.blockers import blocked
 from ballast_operator.children.config import REDIS_HASH, VERSION, config_texts, version_of
-from ballast_operator.children.redis_users import secrets_hash
+from ballast_operator.children.redis_users import redis_users, secrets_hash
 from ballast_operator.context import OperatorContext, UserKeys
 from ballast_operator.deletion_costs import DELETION_COST
 from ballast_operator.drift import drift
-from ballast_operator.inference_deployment import RESOURCE_TYPE, plan
+from ballast_operator.inference_deployment import plan
 from ballast_operator.kinds import BUDGET, CONFIG_MAP, NETWORK_POLICY, SECRET, SERVICE, Body, Key
+from ballast_operator.own_secrets import own_secrets
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, Tolerated, shape
 from ballast_operator.poll_result import PollResult
+from ballast_operator.sharing import Sharing
 from ballast_queue.status import ClassLoad, WorkerStatus
 
 CONTEXT = OperatorContext(image="worker:1", kinds=frozenset({"ServiceMonitor", "PrometheusRule"}))
@@ -42,20 +46,8 @@ CONFIG_KEY = Key(CONFIG_MAP, "ns", config_map("llm"))
 
 
 def make_resource(generation: int = 1, **spec: Any) -> InferenceDeployment:
-    metadata = {
-        "name": "llm",
-        "namespace": "ns",
-        "uid": "u-1",
-        "generation": generation,
-        "creationTimestamp": "2026-01-01T00:00:00Z",
-    }
-    manifest = {
-        "apiVersion": "ballast.dev/v1alpha1",
-        "kind": "InferenceDeployment",
-        "metadata": metadata,
-        "spec": {"model": {"uri": "file:///m"}} | spec,
-    }
-    return InferenceDeployment.read(manifest, "test")
+    about = {"uid": "u-1", "generation": generation, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return resources.make_resource(about=about, **spec)
 
 
 def after(done: ChildrenPlan, before: ClusterSnapshot) -> ClusterSnapshot:
@@ -311,9 +303,13 @@ def test_an_object_that_another_owner_shares_with_a_deleted_namesake_is_not_wait
     owners.append(owners[0] | {"kind": "Database", "name": "db", "uid": "u-9"})
     assert plan(make_resource(1), ClusterSnapshot("u-2", left), CONTEXT).apply == (), "the ConfigMap is waited for"
 
+    policy = Key(NETWORK_POLICY, "ns", "llm")
     del left[CONFIG_KEY]
     applied = [step.key for step in plan(make_resource(1), ClusterSnapshot("u-2", left), CONTEXT).apply]
-    assert applied == [CONFIG_KEY, SERVICE_KEY]
+    assert applied == [CONFIG_KEY], "no pod starts before the policy is there"
+    del left[policy]
+    applied = [step.key for step in plan(make_resource(1), ClusterSnapshot("u-2", left), CONTEXT).apply]
+    assert applied == [CONFIG_KEY, policy, SERVICE_KEY]
 
 
 def test_a_path_that_the_cluster_always_changes_is_tolerated_and_others_are_not() -> None:
@@ -357,6 +353,11 @@ DRIFTS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "booleans are no numbers": ({"a": True}, {"a": 1}, ("a",)),
     "named things in any order": ([{"name": "a", "x": 1}], [{"name": "b"}, {"name": "a", "x": 1}], ()),
     "a named thing is gone": ({"l": [{"name": "a"}]}, {"l": [{"name": "b"}]}, ("l[a]",)),
+    "a name twice": (
+        {"l": [{"name": "a", "x": 1}, {"name": "a", "x": 2}]},
+        {"l": [{"name": "a", "x": 1}, {"name": "a", "x": 3}]},
+        ("l[1].x",),
+    ),
     "plain lists as a whole": ({"l": [1, 2]}, {"l": [1]}, ("l",)),
     "deep": ({"a": {"b": [{"c": "x"}]}}, {"a": {"b": [{"c": "y", "d": 1}]}}, ("a.b[0].c",)),
 }
@@ -401,13 +402,13 @@ def test_a_malformed_url_of_the_operator_reaches_no_secret_of_a_resource(url: st
     resource = make_resource(gpu={"count": 0})
 
     assert [step.key for step in plan(resource, ClusterSnapshot("u-1"), context).apply if step.key.kind == SECRET] == []
-    assert RESOURCE_TYPE.secrets(resource, context) == ()
-    value = RESOURCE_TYPE.blocked(resource, context, ())
+    assert own_secrets(resource, context) == ()
+    value = blocked(resource, context, Sharing())
     assert value is not None
     assert value.reason == "SecretMissing"
     assert "malformed URL" in value.message
     assert "secret" not in value.message.replace("SecretMissing", "")
-    assert RESOURCE_TYPE.redis_users(resource, context) == RESOURCE_TYPE.redis_users(resource, OWN_REDIS)
+    assert redis_users(resource, context) == redis_users(resource, OWN_REDIS)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 from control_plane import ControlPlane
+from resources import make_resource
 
 from ballast_api.errors import InvalidConfig
-from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.names import OWN_VOLUMES
 from ballast_operator.children.config import worker_config
 from ballast_operator.children.monitoring import service_monitor
@@ -30,8 +30,7 @@ OF_THE_NODE: dict[str, Any] = {"uri": FETCHED, "cachePath": "/var/cache/ballast"
 
 
 def pod(model: dict[str, Any] | None = None, *, is_stored: bool = False, **spec: Any) -> dict[str, Any]:
-    manifest = {"metadata": {"name": "llm"}, "spec": {"model": model or {"uri": FETCHED}} | spec}
-    resource = InferenceDeployment.read(manifest, "test", is_stored=is_stored)
+    resource = make_resource(is_stored=is_stored, model=model or {"uri": FETCHED}, **spec)
     made: dict[str, Any] = deployment(resource, "v", image="worker:1", own_keys=frozenset({"url"}))
     return dict(made["spec"]["template"]["spec"])
 
@@ -180,7 +179,7 @@ def test_of_a_directory_of_the_node_each_namespace_sees_its_own_part() -> None:
 
     assert volume(made, "cache") == {"hostPath": {"path": "/var/cache/ballast", "type": "DirectoryOrCreate"}}
     assert made["initContainers"][0]["command"][-2:] == ["--cache", "/cache"]
-    assert parts == ["default", "default"]
+    assert parts == ["ns", "ns"]
 
 
 def test_a_claim_is_mounted_whole_because_a_namespace_owns_it() -> None:
@@ -243,8 +242,7 @@ def test_pods_spread_over_nodes_unless_the_template_has_constraints() -> None:
 def test_pods_have_the_annotations_for_a_node_autoscaler_that_the_page_names() -> None:
     section = PAGE.read_text().partition("## With a node autoscaler")[2]
     documented = yaml.safe_load(section.partition("```yaml")[2].partition("```")[0])["spec"]
-    manifest = {"metadata": {"name": "llm"}, "spec": {"model": {"uri": FETCHED}} | documented}
-    made = deployment(InferenceDeployment.read(manifest, "test"), "v", image="worker:1", own_keys=frozenset())["spec"]
+    made = deployment(make_resource(**documented), "v", image="worker:1", own_keys=frozenset())["spec"]
 
     assert len(documented["template"]["annotations"]) == 2
     assert documented["template"]["annotations"].items() <= made["template"]["metadata"]["annotations"].items()
@@ -315,11 +313,7 @@ def test_a_restricted_namespace_admits_pods_without_a_directory_of_the_node(
 
 def test_a_certificate_makes_probes_scrapes_and_the_address_https() -> None:
     def made(**network: Any) -> tuple[Any, Any, Any, set[str]]:
-        manifest = {
-            "metadata": {"name": "llm", "namespace": "ns"},
-            "spec": {"model": {"uri": "file:///m"}, "network": network},
-        }
-        resource = InferenceDeployment.read(manifest, "test")
+        resource = make_resource(network=network)
         pod = deployment(resource, "v", image="worker:1", own_keys=frozenset())["spec"]["template"]["spec"]
         monitor = service_monitor(resource)
         assert monitor is not None
@@ -403,8 +397,7 @@ FIELDS: dict[str, tuple[dict[str, Any], Any, Any]] = {
 @pytest.mark.parametrize("case", FIELDS)
 def test_a_field_gives_a_child_its_value(case: str) -> None:
     spec, found, expected = FIELDS[case]
-    native = {"metadata": {"name": "llm"}, "spec": {"model": {"uri": "file:///m"}, "gpu": {"count": 0}} | spec}
-    resource = InferenceDeployment.read(native, "test")
+    resource = make_resource(**({"gpu": {"count": 0}} | spec))
     steps = plan(resource, ClusterSnapshot("u-1"), OperatorContext(image="worker:1")).apply
     made: dict[str, Any] = {step.key.kind.name: step.manifest for step in steps}
     made["pod"] = made["Deployment"]["spec"]["template"]["spec"]

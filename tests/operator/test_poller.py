@@ -53,6 +53,12 @@ def make_poller(addresses: Any, polled: Callable[[Key], object], hosts: Any = No
     )
 
 
+def own_source(url: str, queue: str = "honest/q", **more: Any) -> QueueSource:
+    """Return the source of a resource that uses the operator's own Redis."""
+    own = {"url": base64.b64encode(url.encode()).decode()}
+    return QueueSource(own_redis("own", own), queue, "honest/llm", own=own, **more)
+
+
 @contextmanager
 def silent_servers(number: int) -> Iterator[list[int]]:
     """Listen on ports, accept connections, and never answer."""
@@ -83,8 +89,7 @@ def test_silent_servers_of_one_namespace_do_not_delay_the_polls_of_another(valke
             port = valkey.url.rpartition(":")[2]
             source = QueueSource(Redis(port, "url", None, None), "honest/q", "honest/llm")
         else:
-            own = {"url": base64.b64encode(valkey.url.encode()).decode()}
-            source = QueueSource(own_redis("own", own), "honest/q", "honest/llm", own=own)
+            source = own_source(valkey.url)
         poller.last(honest, source)
         try:
             await asyncio.wait_for(done.wait(), 120)
@@ -219,8 +224,7 @@ def test_the_settings_of_a_resource_leave_its_former_queue_with_the_last_worker(
     if is_served:
         former.workers.publish(make_status(), 60)
 
-    own = {"url": base64.b64encode(valkey.url.encode()).decode()}
-    asyncio.run(poll_once(QueueSource(own_redis("own", own), names[1], "honest/llm", former=(names[0],), own=own)))
+    asyncio.run(poll_once(own_source(valkey.url, names[1], former=(names[0],))))
     attempts = former.settings.read().max_attempts
     former.close()
 
@@ -264,8 +268,7 @@ def test_a_former_queue_without_a_right_on_it_is_over_and_the_others_are_polled(
 def test_the_weights_of_tenants_and_all_jobs_decide_how_many_workers_are_needed(valkey: Any) -> None:
     name, due = f"honest/{uuid4().hex[:8]}", time.time() + 200
     tenants = (TenantSettings(name="one"), TenantSettings(name="other", weight=4))
-    own = {"url": base64.b64encode(valkey.url.encode()).decode()}
-    source = QueueSource(own_redis("own", own), name, "honest/llm", is_scaled=True, own=own)
+    source = own_source(valkey.url, name, is_scaled=True)
     queue = Queue.connect(valkey.url, name)
     queue.settings.apply(QueueSettings(tenants=tenants))
     for number in range(8):
@@ -282,11 +285,10 @@ def test_the_weights_of_tenants_and_all_jobs_decide_how_many_workers_are_needed(
 
 def test_jobs_without_deadlines_are_told_from_those_that_only_a_worker_can_forecast(valkey: Any) -> None:
     name = f"honest/{uuid4().hex[:8]}"
-    own = {"url": base64.b64encode(valkey.url.encode()).decode()}
     queue, found = Queue.connect(valkey.url, name), []
     for deadline in (None, time.time() + 3600):
         queue.submissions.submit([make_line(0)], tenant="default", deadline=deadline)
-        found.append(asyncio.run(poll_once(QueueSource(own_redis("own", own), name, "honest/llm", own=own))))
+        found.append(asyncio.run(poll_once(own_source(valkey.url, name))))
     queue.close()
 
     assert [result.has_deadlines for result in found] == [False, True]
@@ -296,9 +298,8 @@ def test_a_redis_that_refuses_the_login_is_not_asked_again_for_each_resource() -
     """It is the operator's own, which all resources share. Failed logins fill its log."""
 
     async def poll(raw: redis.Redis, url: str) -> list[tuple[str, int]]:
-        own, polled = {"url": base64.b64encode(url.encode()).decode()}, asyncio.Queue[Key]()
-        poller, source = make_poller(None, polled.put_nowait), QueueSource(own_redis("own", own), "q", "o", own=own)
-        found = []
+        polled, found = asyncio.Queue[Key](), []
+        poller, source = make_poller(None, polled.put_nowait), own_source(url)
         for name in ("a", "b", "c"):
             key = Key(INFERENCE_DEPLOYMENT, "team", name)
             poller.last(key, source)
@@ -354,10 +355,7 @@ def test_a_former_queue_that_cannot_be_read_stays_one(valkey: Any) -> None:
     present, former = (f"honest/{uuid4().hex[:8]}" for _ in range(2))
     with redis.Redis.from_url(valkey.url) as raw:
         raw.hset(Keys(former).totals, "waiting", "many")
-    own = {"url": base64.b64encode(valkey.url.encode()).decode()}
-    result = asyncio.run(
-        poll_once(QueueSource(own_redis("own", own), present, "honest/llm", former=(former,), own=own))
-    )
+    result = asyncio.run(poll_once(own_source(valkey.url, present, former=(former,))))
 
     assert result.queue is not None
     assert [(found.num_unfinished, found.is_over) for found in result.former] == [(None, False)]
@@ -367,8 +365,7 @@ def test_a_full_redis_with_older_functions_is_polled() -> None:
     with ValkeyServer() as server, redis.Redis.from_url(server.connection_url) as raw:
         raw.function_load(SOURCE.replace(f"local REVISION = {REVISION}", f"local REVISION = {REVISION - 1}"))
         raw.config_set("maxmemory", 1)
-        own = {"url": base64.b64encode(server.connection_url.encode()).decode()}
-        result = asyncio.run(poll_once(QueueSource(own_redis("own", own), "honest/q", "honest/llm", own=own)))
+        result = asyncio.run(poll_once(own_source(server.connection_url)))
 
     assert result.queue is not None
     assert result.has_older_functions
@@ -405,8 +402,7 @@ def test_polls_follow_the_workers_to_another_primary_behind_the_same_address(
     """The former primary may still answer, open connections lead to it, and a resolver may know it for a while."""
     monkeypatch.setattr("ballast_operator.poller.REOPEN_SECONDS", 0)
     address, key = tmp_path / "redis.sock", Key(INFERENCE_DEPLOYMENT, "honest", "llm")
-    own = {"url": base64.b64encode(f"unix://{address}".encode()).decode()}
-    source, names = QueueSource(own_redis("own", own), "honest/q", "honest/llm", own=own), ("first", "second")
+    source, names = own_source(f"unix://{address}"), ("first", "second")
 
     async def poll() -> list[str]:
         polled, seen = asyncio.Event(), []

@@ -72,8 +72,7 @@ def test_a_paused_job_starts_no_replica_before_it_is_resumed(operator: Operator,
 def test_the_queue_of_a_deleted_resource_is_kept_for_its_days_and_then_removed(
     controllers: ControlPlane, cluster: Cluster, valkey: Any, tmp_path: Path
 ) -> None:
-    cluster.create("secrets", {"metadata": {"name": "own"}, "stringData": {"url": valkey.url}})
-    environment = {"BALLAST_NAMESPACE": cluster.namespace, "BALLAST_REDIS_SECRET": "own", "BALLAST_AUDIT_SECONDS": "1"}
+    environment = cluster.own_redis(url=valkey.url) | {"BALLAST_AUDIT_SECONDS": "1"}
     environment |= {"BALLAST_RELEASE": f"{cluster.namespace}/all"}
     gone, kept = (submit(valkey.url, f"{cluster.namespace}/{name}") for name in ("gone", "kept"))
     with running(controllers.kubeconfig, tmp_path, **environment):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import resources
 import yaml
 from queue_objects import make_status
 
@@ -18,11 +19,13 @@ from ballast_api.names import RAY_LABEL, child_labels, router_labels, selector
 from ballast_api.replicas import UNREADY_SECONDS
 from ballast_api.status import Status
 from ballast_api.worker_config import WorkerConfig
+from ballast_operator.blockers import blocked
 from ballast_operator.children.config import VERSION
 from ballast_operator.children.ray import CLUSTER_LABEL
 from ballast_operator.conditions.chains import conditions
+from ballast_operator.conditions.given import Given
 from ballast_operator.context import GcsValkey, OperatorContext
-from ballast_operator.inference_deployment import RESOURCE_TYPE, plan
+from ballast_operator.inference_deployment import plan
 from ballast_operator.kinds import (
     BUDGET,
     DEPLOYMENT,
@@ -38,10 +41,11 @@ from ballast_operator.kinds import (
     Kind,
 )
 from ballast_operator.named_secrets import named_secrets
+from ballast_operator.own_secrets import own_secrets
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot
-from ballast_operator.poll_result import PollResult, Problem
+from ballast_operator.poll_result import UNPOLLED, PollResult, Problem
 from ballast_operator.resource_status import status
-from ballast_operator.resource_type import ConditionInput
+from ballast_operator.sharing import Sharing
 from ballast_queue.status import WorkerStatus
 
 CONTEXT = OperatorContext(image="worker:1", kinds=frozenset({"RayService"}))
@@ -49,10 +53,9 @@ EMPTY = ClusterSnapshot("u")
 
 
 def make_resource(*, on_ray: bool = True, generation: int = 1, ray: dict[str, Any] | None = None, **spec: Any):
-    metadata = {"name": "llm", "namespace": "ns", "uid": "u", "generation": generation}
-    base = {"model": {"uri": "file:///m"}, "replicas": 2, "template": {"image": "ray:1"}}
+    base = {"replicas": 2, "template": {"image": "ray:1"}}
     runtime = {"runtime": {"ray": ray or {}}} if on_ray else {}
-    return InferenceDeployment.read({"metadata": metadata, "spec": base | runtime | spec}, "test")
+    return resources.make_resource(about={"generation": generation}, **(base | runtime | spec))
 
 
 def make_pod(name: str, *, is_ready: bool = True, on_ray: bool = True, cluster: str = "llm-1") -> Body:
@@ -145,21 +148,16 @@ def test_a_replica_that_serve_ends_accepts_requests_until_services_have_seen_a_f
     assert pod["terminationGracePeriodSeconds"] > runtime.unready_seconds + runtime.drain_seconds
 
 
-def test_a_hot_change_reaches_the_replicas_without_a_restart_and_without_a_new_ray_cluster():
+@pytest.mark.parametrize(("change", "is_hot"), [({"slo": {"ttftMilliseconds": 7}}, True), ({"slots": 3}, False)])
+def test_a_change_of_the_configuration_restarts_the_replicas_in_their_ray_cluster_unless_it_is_hot(
+    change: dict[str, Any], is_hot: bool
+):
     first = plan(make_resource(), EMPTY, CONTEXT)
-    second = plan(make_resource(generation=2, slo={"ttftMilliseconds": 7}), applied(first, EMPTY), CONTEXT)
+    second = plan(make_resource(generation=2, **change), applied(first, EMPTY), CONTEXT)
 
     assert spec_of(first)["rayClusterConfig"] == spec_of(second)["rayClusterConfig"]
-    assert serve_of(first)["args"] == serve_of(second)["args"]
+    assert (serve_of(first)["args"] == serve_of(second)["args"]) is is_hot
     assert serve_of(first)["deployments"] != serve_of(second)["deployments"]
-
-
-def test_another_change_of_the_configuration_restarts_the_replicas_in_the_same_ray_cluster():
-    first = plan(make_resource(), EMPTY, CONTEXT)
-    second = plan(make_resource(generation=2, slots=3), applied(first, EMPTY), CONTEXT)
-
-    assert spec_of(first)["rayClusterConfig"] == spec_of(second)["rayClusterConfig"]
-    assert serve_of(first)["args"] != serve_of(second)["args"]
 
 
 def test_a_plan_of_what_a_plan_produced_is_empty():
@@ -211,7 +209,7 @@ def lost(name: str, reason: str = "DeletionByTaintManager") -> Body:
     return found
 
 
-def test_a_pod_on_a_lost_node_is_replaced_while_it_cannot_end():
+def test_only_a_pod_on_a_lost_node_is_replaced_while_it_cannot_end():
     """KubeRay counts a pod until it is gone, and makes no other pod in its place."""
     resource = make_resource()
     done = plan(resource, EMPTY, CONTEXT)
@@ -221,19 +219,13 @@ def test_a_pod_on_a_lost_node_is_replaced_while_it_cannot_end():
     too_many = applied(done, EMPTY, make_pod("0", is_ready=False), make_pod("1"), make_pod("3"), ray_status=serving(3))
 
     late = applied(done, EMPTY, make_pod("1"), make_pod("3", is_ready=False), ray_status=serving(3))
+    drains = applied(done, EMPTY, make_pod("1"), lost("2", "EvictionByEvictionAPI"), ray_status=serving(2))
 
-    steps = [plan(resource, there, CONTEXT).resize for there in (while_lost, replaced, back, too_many, late)]
+    steps = [plan(resource, there, CONTEXT).resize for there in (while_lost, replaced, back, too_many, late, drains)]
 
     # When the node is back, KubeRay replaces the pod that ended before the number is smaller. Its status follows late.
     said = [[(step.replicas, step.leaving) for step in each] for each in steps]
-    assert said == [[(3, ())], [], [], [(2, ("0",))], []]
-
-
-def test_a_pod_that_drains_is_not_replaced_before_it_ended():
-    done = plan(make_resource(), EMPTY, CONTEXT)
-    there = applied(done, EMPTY, make_pod("1"), lost("2", "EvictionByEvictionAPI"), ray_status=serving(2))
-
-    assert plan(make_resource(), there, CONTEXT).resize == ()
+    assert said == [[(3, ())], [], [], [(2, ("0",))], [], []]
 
 
 def test_the_newest_pod_leaves_workers_over_several_pods_when_a_lost_node_is_back():
@@ -374,6 +366,8 @@ def test_by_default_the_operator_runs_a_redis_for_the_head_alone():
     spec, template = (made(done, STATEFUL_SET, "llm-ballast-gcs")["spec"][part] for part in ("selector", "template"))
     service, policy = made(done, SERVICE, "llm-ballast-gcs"), made(done, NETWORK_POLICY, "llm-ballast-ray")
     (secret,) = [step for step in done.apply if step.key.kind == SECRET]
+    # A second Ray cluster that took over the state of the first would take its nodes and actors for its own.
+    assert options.keys() == {"redisAddress", "redisPassword"}, "each Ray cluster has its own part of the Redis"
     assert options["redisAddress"] == "llm-ballast-gcs:6379"
     assert options["redisPassword"]["valueFrom"]["secretKeyRef"]["name"] == secret.key.name == "llm-ballast-gcs"
     assert secret.generates == "password"
@@ -428,21 +422,13 @@ def test_the_redis_of_a_head_keeps_its_volume_and_gets_every_other_change(before
     assert spec["podManagementPolicy"] == kept["podManagementPolicy"] == "Parallel"
 
 
-def test_each_ray_cluster_has_its_own_part_of_the_redis():
-    """A second Ray cluster that took over the state of the first would take its nodes and actors for its own."""
-    named = make_resource(ray={"gcsRedis": {"address": "r:6379"}})
-
-    for resource in (named, make_resource()):
-        options = spec_of(plan(resource, EMPTY, OWN_GCS))["rayClusterConfig"]["gcsFaultToleranceOptions"]
-        assert "externalStorageNamespace" not in options
-
-
 def test_the_redis_of_the_head_stays_while_the_resource_is_on_ray():
     there = applied(plan(make_resource(), EMPTY, OWN_GCS), EMPTY, make_pod("1"), make_pod("2"))
 
     assert plan(make_resource(), there, OWN_GCS).because == ()
     none = plan(make_resource(replicas=0), there, OWN_GCS)
     assert [gone.key.kind for gone in none.delete] == [RAY_SERVICE]
+    assert made(none, RAY_SERVICE) is None
     moving = plan(make_resource(on_ray=False), there, OWN_GCS)
     assert STATEFUL_SET not in [gone.key.kind for gone in moving.delete]
     plain = applied(moving, there, make_pod("3", on_ray=False), make_pod("4", on_ray=False))
@@ -504,7 +490,7 @@ def test_the_policy_of_the_head_goes_at_once_without_policies():
 
 def test_a_lost_secret_of_the_head_is_made_again():
     there = applied(plan(make_resource(), EMPTY, OWN_GCS), EMPTY, make_pod("1"), make_pod("2"))
-    (secret,) = RESOURCE_TYPE.secrets(make_resource(), OWN_GCS)
+    (secret,) = own_secrets(make_resource(), OWN_GCS)
 
     (step,) = plan(make_resource(), replace(there, lost=frozenset({secret})), OWN_GCS).apply
     assert (step.key, step.generates) == (secret, "password")
@@ -519,14 +505,14 @@ def test_the_backend_selects_the_image_with_ray(backend: str, value: str):
     pods = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
 
     assert {pod["template"]["spec"]["containers"][0]["image"] for pod in pods} == {f"ray-{backend}:1"}
-    refused = RESOURCE_TYPE.blocked(resource, CONTEXT, ())
+    refused = blocked(resource, CONTEXT, Sharing())
     assert refused is not None
     assert refused.reason == Reason.IMAGE_PULL
     assert f"image.{value} of the chart" in refused.message
 
 
 def test_without_kuberay_the_children_do_not_change():
-    found = RESOURCE_TYPE.blocked(make_resource(), OperatorContext(image="worker:1"), ())
+    found = blocked(make_resource(), OperatorContext(image="worker:1"), Sharing())
 
     assert found is not None
     assert (found.status, found.reason) == ("True", Reason.NO_KUBERAY)
@@ -544,19 +530,25 @@ def given(
     heads: Sequence[Body] | None = None,
     problem: Problem | None = None,
     unchanged: float = 0.0,
+    storage: int | None = None,
     **spec: Any,
 ):
-    """The input of the conditions; `hashes` has a letter for each pod: n for the new configuration, o for another."""
+    """The conditions; `hashes` has a letter for each pod: n for the new configuration, o for another.
+
+    `storage` is the number of ready pods of the operator's own Redis for the head.
+    """
     resource = make_resource(**spec)
-    done = plan(resource, EMPTY, CONTEXT)
+    done = plan(resource, EMPTY, CONTEXT if storage is None else OWN_GCS)
     status = {"activeServiceStatus": {"rayClusterName": "llm-1"}, "observedGeneration": 1} | (ray_status or {})
     found = (make_head(),) if heads is None else tuple(heads)
     snapshot = replace(applied(done, EMPTY, *pods, ray_status=status), heads=found)
+    if storage is not None:
+        snapshot.child(STATEFUL_SET, resource.metadata, "llm-ballast-gcs")["status"] = {"readyReplicas": storage}
     new = done.files[done.version]
     names = [pod["metadata"]["name"] for pod in pods]
     workers = tuple(make_worker(name, new if each == "n" else "old") for name, each in zip(names, hashes, strict=False))
     poll = PollResult(100.0, workers=workers if problem is None else (), problem=problem)
-    return conditions(ConditionInput(resource, snapshot, done, poll, 100.0, unchanged=unchanged))
+    return conditions(Given(resource, snapshot, done, poll, 100.0, unchanged=unchanged))
 
 
 def test_the_pods_of_ray_decide_whether_the_resource_is_ready():
@@ -591,7 +583,7 @@ def test_the_number_of_workers_of_the_newest_version_stays_while_no_worker_repor
     resource = make_resource().model_copy(update={"status": Status(updated_replicas=2)})
     done = plan(resource, EMPTY, CONTEXT)
     snapshot = applied(done, EMPTY, make_pod("1"), make_pod("2"), ray_status={"observedGeneration": 1})
-    found = ConditionInput(resource, snapshot, done, PollResult(100.0, problem=OUTAGE), 100.0)
+    found = Given(resource, snapshot, done, PollResult(100.0, problem=OUTAGE), 100.0)
 
     assert status(found, (), None).updated_replicas == 2
 
@@ -599,7 +591,7 @@ def test_the_number_of_workers_of_the_newest_version_stays_while_no_worker_repor
 def test_a_resource_on_ray_without_replicas_is_complete_when_its_pods_are_gone():
     resource = make_resource(replicas=0)
     done = plan(resource, EMPTY, CONTEXT)
-    before = ConditionInput(resource, replace(EMPTY, pods=(make_pod("1"),)), done, None, 100.0)
+    before = Given(resource, replace(EMPTY, pods=(make_pod("1"),)), done, UNPOLLED, 100.0)
     after = replace(before, snapshot=EMPTY)
 
     assert conditions(before)[Type.PROGRESSING].status == "True"
@@ -711,14 +703,7 @@ def test_a_head_that_starts_is_a_problem_only_if_its_pod_has_one():
 @pytest.mark.parametrize("worker", [make_pod("1"), make_pod("1", is_ready=False)], ids=["serving", "ended"])
 @pytest.mark.parametrize(("ready", "reason"), [(1, Reason.HEALTHY), (0, Reason.RAY_STORAGE_DOWN)])
 def test_a_redis_of_the_head_that_is_away_is_named(ready: int, reason: Reason, worker: Body):
-    resource = make_resource()
-    done = plan(resource, EMPTY, OWN_GCS)
-    status = {"activeServiceStatus": {"rayClusterName": "llm-1"}}
-    there = replace(applied(done, EMPTY, worker, ray_status=status), heads=(make_head(),))
-    storage = there.child(STATEFUL_SET, resource.metadata, "llm-ballast-gcs")
-    assert storage is not None
-    storage["status"] = {"readyReplicas": ready}
-    found = conditions(ConditionInput(resource, there, done, None, 0.0))[Type.DEGRADED]
+    found = given(worker, storage=ready)[Type.DEGRADED]
 
     assert found.reason == reason
     assert ("serves on for ten minutes" in found.message) is (ready == 0 and worker == make_pod("1"))
@@ -765,50 +750,29 @@ def test_pods_that_kuberay_cannot_make_are_named_after_a_while(case: str):
 
 
 def test_a_redis_of_the_head_that_never_runs_is_named_before_a_ray_cluster_serves():
-    resource = make_resource()
-    done = plan(resource, EMPTY, OWN_GCS)
-    there = replace(applied(done, EMPTY, ray_status=FIRST), heads=(make_failing("head"),))
-    found = conditions(ConditionInput(resource, there, done, None, 0.0, unchanged=150.0))[Type.DEGRADED]
+    found = given(storage=0, ray_status=FIRST, heads=[make_failing("head")], unchanged=150.0)[Type.DEGRADED]
 
     assert found.reason == Reason.RAY_FAILED
     assert "See kubectl describe statefulset llm-ballast-gcs -n ns" in found.message
 
 
-def test_a_rollout_on_ray_without_progress_is_stuck_after_its_startup_seconds():
+def test_a_rollout_on_ray_without_progress_is_stuck_after_its_startup_seconds_unless_ray_finds_no_place():
     pods = make_pod("1"), make_pod("2", is_ready=False)
     spec = {"hashes": "n", "rollout": {"startupSeconds": 600}}
     early, late = (given(*pods, unchanged=seconds, **spec) for seconds in (500.0, 700.0))
     message = "Deployment 'worker' has 1 replicas that have taken more than 30s to be scheduled."
     application = {"status": "DEPLOYING", "serveDeploymentStatuses": {"worker": {"message": message}}}
     status = {"activeServiceStatus": {"rayClusterName": "llm-1", "applicationStatuses": {"ballast": application}}}
-    placed = given(*pods, unchanged=700.0, ray_status=status, **spec)
+    unplaced = [given(*pods, unchanged=seconds, ray_status=status, **spec) for seconds in (0.0, 700.0)]
 
-    said = [(each[Type.PROGRESSING].reason, each[Type.DEGRADED].reason) for each in (early, late, placed)]
+    said = [(each[Type.PROGRESSING].reason, each[Type.DEGRADED].reason) for each in (early, late, *unplaced)]
     assert said == [
         (Reason.ROLLING_OUT, Reason.HEALTHY),
         (Reason.ROLLOUT_STUCK, Reason.ROLLOUT_STUCK),
         (Reason.RAY_REPLICAS_PENDING, Reason.HEALTHY),
+        (Reason.RAY_REPLICAS_PENDING, Reason.HEALTHY),
     ]
-
-
-def test_replicas_for_which_ray_finds_no_place_are_named():
-    message = "Deployment 'worker' has 1 replicas that have taken more than 30s to be scheduled. Resources required: x"
-    application = {"status": "DEPLOYING", "serveDeploymentStatuses": {"worker": {"message": message}}}
-    status = {"activeServiceStatus": {"rayClusterName": "llm-1", "applicationStatuses": {"ballast": application}}}
-    found = given(make_pod("1"), ray_status=status, hashes="n")[Type.PROGRESSING]
-
-    assert found[:2] == ("True", Reason.RAY_REPLICAS_PENDING)
-    assert message in found.message
-
-
-def test_without_replicas_there_is_no_ray_cluster():
-    resource = make_resource(replicas=0)
-    there = applied(plan(make_resource(), EMPTY, CONTEXT), EMPTY)
-
-    done = plan(resource, there, CONTEXT)
-
-    assert [gone.key.kind for gone in done.delete] == [RAY_SERVICE]
-    assert made(done, RAY_SERVICE) is None
+    assert all(message in each[Type.PROGRESSING].message for each in unplaced)
 
 
 @pytest.mark.parametrize(
@@ -836,7 +800,7 @@ def test_what_another_writer_adds_to_a_ray_service_is_removed(path: tuple[str | 
     (restored,) = done.apply
     assert restored.is_repair
     assert "theirs" not in str(restored.patch or restored.manifest)
-    assert ConditionInput(resource, there, done, None, 0.0).count("readyReplicas") == 2
+    assert Given(resource, there, done, UNPOLLED, 0.0).count("readyReplicas") == 2
 
 
 def test_defaults_of_kuberay_are_no_additions():

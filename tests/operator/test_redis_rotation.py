@@ -46,9 +46,7 @@ def server() -> Iterator[Server]:
 def test_a_rotated_password_reaches_the_operator_and_disturbs_no_worker(
     controllers: ControlPlane, cluster: Cluster, server: Server, tmp_path: Path
 ) -> None:
-    own = {"url": server.url, "password": "first"}
-    cluster.create("secrets", {"metadata": {"name": "own"}, "stringData": own})
-    environment = {"BALLAST_NAMESPACE": cluster.namespace, "BALLAST_REDIS_SECRET": "own"}
+    environment = cluster.own_redis(url=server.url, password="first")
     with running(controllers.kubeconfig, tmp_path, **environment) as operator:
         cluster.make()
         pod = until(cluster.pods)[0]["metadata"]
@@ -59,8 +57,7 @@ def test_a_rotated_password_reaches_the_operator_and_disturbs_no_worker(
         cluster.patch("secrets", "own", {"stringData": {"password": "second"}})
 
         cluster.says("DeadlineAtRisk", "False")
-        assert operator.process is not None
-        assert operator.process.poll() is None
+        assert operator.is_running
         assert cluster.get("secrets", "llm-ballast-redis")["data"] == before, "workers have users of their own"
         found = [each["metadata"] for each in cluster.pods()]
         assert [(each["name"], each["annotations"]) for each in found] == [(pod["name"], pod["annotations"])]
@@ -92,10 +89,8 @@ def test_a_secret_that_is_gone_is_not_taken_for_no_redis(
     controllers: ControlPlane, cluster: Cluster, server: Server, tmp_path: Path
 ) -> None:
     """Workers would all be replaced by ones without a queue."""
-    own = {"metadata": {"name": "own"}, "stringData": {"url": server.url, "password": "first"}}
-    cluster.create("secrets", own)
-    environment = {"BALLAST_NAMESPACE": cluster.namespace, "BALLAST_REDIS_SECRET": "own", "BALLAST_AUDIT_SECONDS": "1"}
-    with running(controllers.kubeconfig, tmp_path, **environment):
+    own = {"url": server.url, "password": "first"}
+    with running(controllers.kubeconfig, tmp_path, **cluster.own_redis(**own), BALLAST_AUDIT_SECONDS="1"):
         cluster.make()
         cluster.says("DeadlineAtRisk", "False")
         before = cluster.get("deployments", "llm")["metadata"]["generation"]
@@ -104,7 +99,7 @@ def test_a_secret_that_is_gone_is_not_taken_for_no_redis(
         cluster.make("second")
         cluster.says("Degraded", "True", "SecretMissing", name="second")
         assert cluster.get("deployments", "llm")["metadata"]["generation"] == before
-        cluster.create("secrets", own)
+        cluster.own_redis(**own)
 
         cluster.says("Degraded", "False")
         until(lambda: cluster.get("deployments", "second"))
@@ -115,9 +110,8 @@ def test_a_secret_that_is_ahead_of_redis_disturbs_nothing(
     controllers: ControlPlane, cluster: Cluster, server: Server, tmp_path: Path
 ) -> None:
     """The Secret changes first: until Redis takes the new password, the old connection shows what there is."""
-    cluster.create("secrets", {"metadata": {"name": "own"}, "stringData": {"url": server.url, "password": "first"}})
-    environment = {"BALLAST_NAMESPACE": cluster.namespace, "BALLAST_REDIS_SECRET": "own", "BALLAST_AUDIT_SECONDS": "1"}
-    with running(controllers.kubeconfig, tmp_path, **environment) as operator:
+    environment = cluster.own_redis(url=server.url, password="first")
+    with running(controllers.kubeconfig, tmp_path, **environment, BALLAST_AUDIT_SECONDS="1") as operator:
         cluster.make()
         since = cluster.says("DeadlineAtRisk", "False")["lastTransitionTime"]
         cluster.patch("secrets", "own", {"stringData": {"password": "second"}})

@@ -58,14 +58,8 @@ def admin(server: ValkeyServer) -> Iterator[redis.Redis]:
 @pytest.fixture
 def environment(cluster: Cluster, server: ValkeyServer) -> dict[str, str]:
     """The operator with a Redis of its own."""
-    own = {"url": server.connection_url, "password": ADMIN}
-    cluster.create("secrets", {"metadata": {"name": "own"}, "stringData": own})
-    return {
-        "BALLAST_NAMESPACE": cluster.namespace,
-        "BALLAST_REDIS_SECRET": "own",
-        "BALLAST_AUDIT_SECONDS": "1",
-        "BALLAST_RELEASE": f"{cluster.namespace}/ballast",
-    }
+    more = {"BALLAST_AUDIT_SECONDS": "1", "BALLAST_RELEASE": f"{cluster.namespace}/ballast"}
+    return cluster.own_redis(url=server.connection_url, password=ADMIN) | more
 
 
 def texts(cluster: Cluster, name: str) -> dict[str, str]:

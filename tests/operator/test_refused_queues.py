@@ -13,18 +13,15 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reconciled import CONTEXT, MODEL, UNPLANNABLE, Bench
+from reconciled import CONTEXT, MODEL, UNPLANNABLE, Bench, make_operator
 
 from ballast_api.names import selector
 from ballast_operator.errors import ClusterUnavailable
-from ballast_operator.inference_deployment import RESOURCE_TYPE
+from ballast_operator.inference_deployment import read
 from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, SECRET, SERVICE, Body, Key
-from ballast_operator.metrics import Metrics
 from ballast_operator.permitted import PodRules
-from ballast_operator.process import Operator
 from ballast_operator.queue_rules import queue_conflict
 from ballast_operator.reconcile import LEFT_OVER_AGAIN_SECONDS
-from ballast_operator.settings import OperatorSettings
 from ballast_operator.sharing import Sharing
 
 
@@ -51,7 +48,7 @@ AFTERWARDS: dict[str, dict[str, Any]] = {
     "no image": QUEUE | {"engine": {"backend": "vllm"}},
     "an invalid spec": QUEUE | {"slots": "many"},
     "a volume that cannot be read": QUEUE | {"template": {"volumes": [{"name": "v", "secret": "my name"}]}},
-    "a location that cannot be read": QUEUE | {"model": {"uri": UNPLANNABLE, "servedName": "m"}},
+    "a spec without children": QUEUE | UNPLANNABLE,
     "another queue, and a Secret without the label": {"apiKeys": {"secretName": "x"}},
     "another queue, and a Secret that cannot be read": {"apiKeys": {"secretName": "unavailable"}},
     "another queue, and an invalid spec": {"slots": "many"},
@@ -161,7 +158,7 @@ def test_the_resources_of_a_queue_are_looked_at_once_for_all(of: list[tuple[str,
             for each in of[number + 1 :]
             if (each[2] == secret == "") or (each[2] == secret and each[0] == namespace)
         )
-        found = queue_conflict(RESOURCE_TYPE.read(body), CONTEXT, others)
+        found = queue_conflict(read(body), CONTEXT, others)
         assert (found is not None) == is_refused
     assert others.num_looks <= 2
 
@@ -212,10 +209,9 @@ def test_the_secret_of_a_deleted_resource_of_the_same_name_is_waited_for() -> No
 
 def update_queues(bench: Bench, *, missing: tuple[str, ...] = (), unreadable: tuple[str, ...] = ()) -> RecordingPoller:
     """Let an operator with the resources of a bench remove unused queues."""
-    settings = OperatorSettings(namespace="ballast", worker_image="worker:1", watch_namespaces="guest,host")
-    operator = Operator(settings, (RESOURCE_TYPE,), cast(Any, bench.cluster), Metrics(), asyncio.Event())
+    operator = make_operator(bench.cluster, watch_namespaces="guest,host")
     for body in bench.cache.resources.values():
-        operator.resources.caches[INFERENCE_DEPLOYMENT].put(INFERENCE_DEPLOYMENT, body)
+        operator.cache.put(INFERENCE_DEPLOYMENT, body)
     poller = RecordingPoller()
     audit = operator.audit
     audit.streams, audit.poller = cast(Any, SimpleNamespace(missing=missing)), cast(Any, poller)
@@ -247,7 +243,7 @@ def test_no_queue_is_removed_while_a_resource_may_be_unknown(unknown: dict[str, 
 
 def test_a_spec_from_which_no_children_can_be_computed_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
-    bench.put("guest", "g", model={"uri": UNPLANNABLE, "servedName": "m"})
+    bench.put("guest", "g", **UNPLANNABLE)
     for _ in range(3):
         assert bench.reconcile() is not None
     assert bench.cluster.degraded == "InvalidSpec"

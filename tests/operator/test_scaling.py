@@ -17,7 +17,7 @@ from ballast_api.conditions import ConditionReason
 from ballast_api.replicas import Scaling
 from ballast_operator.kinds import Body
 from ballast_operator.pod_problem import fetches
-from ballast_operator.poll_result import PollResult, Problem
+from ballast_operator.poll_result import UNPOLLED, PollResult, Problem
 from ballast_operator.scaling import Decision, Fleet, History, scale
 from ballast_operator.unneeded_workers import unneeded_workers
 from ballast_queue.job import Job, Outlook, RequestCounts
@@ -61,7 +61,7 @@ class Run:
 
     def take(
         self,
-        poll: PollResult | None,
+        poll: PollResult,
         *,
         seconds: float = 10.0,
         ready: int | None = None,
@@ -158,7 +158,7 @@ def test_a_replica_that_never_becomes_ready_blocks_a_deadline_for_its_startup_se
 def test_a_poll_that_failed_does_not_begin_the_wait_for_a_replica_again() -> None:
     run = Run(replicas=2, scale_up_seconds=0)
     for _ in range(6):
-        run.take(None, ready=1)
+        run.take(UNPOLLED, ready=1)
     poll = make_poll(run.now + 10, make_worker(), depth=10_000, at_risk=1)
 
     assert run.take(poll, ready=1, startup=60).replicas == 3
@@ -219,7 +219,7 @@ def test_items_under_way_and_requests_between_two_polls_keep_the_last_replica() 
 def test_what_is_unknown_is_not_idle() -> None:
     silence = Problem(ConditionReason.REDIS_UNREACHABLE, "no Redis")
     for nothing in (
-        None,
+        UNPOLLED,
         PollResult(0),
         PollResult(0, problem=silence),
         make_poll(-1000.0, *map(make_worker, range(7))),
@@ -246,7 +246,7 @@ def test_a_gap_in_the_polls_starts_the_window_again() -> None:
     run = Run(replicas=5, scale_down_seconds=30)
     for _ in range(3):
         run.poll(0)
-    run.take(None)
+    run.take(UNPOLLED)
 
     assert [run.poll(0).replicas for _ in range(4)] == [5, 5, 5, 1]
 

@@ -54,8 +54,7 @@ def test_a_deleted_copy_of_the_redis_secret_is_restored(
     controllers: ControlPlane, cluster: Cluster, tmp_path: Path, valkey: Any
 ) -> None:
     """By the audit, and soon if a pod waits for it. A change of its content is undone, too."""
-    cluster.create("secrets", {"metadata": {"name": "own"}, "stringData": {"url": valkey.url}})
-    environment = {"BALLAST_NAMESPACE": cluster.namespace, "BALLAST_REDIS_SECRET": "own"}
+    environment = cluster.own_redis(url=valkey.url)
     with running(controllers.kubeconfig, tmp_path, **environment, BALLAST_AUDIT_SECONDS="2"):
         cluster.make()
         until(lambda: cluster.get("secrets", "llm-ballast-redis"))

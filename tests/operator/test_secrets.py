@@ -12,8 +12,8 @@ import pytest
 from control_plane import ControlPlane
 from listener import Listener
 from operated import Cluster, Operator, running, until
+from resources import make_resource
 
-from ballast_api.inference_deployment import InferenceDeployment
 from ballast_operator.cluster import Cluster as Client
 from ballast_operator.named_secrets import named_secrets
 from ballast_operator.redis_hosts import RedisHosts
@@ -89,6 +89,19 @@ PLACES: dict[str, dict[str, Any]] = {
     "CSI volume": {
         "template": {"volumes": [{"name": "x", "csi": {"driver": "d", "nodePublishSecretRef": {"name": "theirs"}}}]}
     },
+    "attribute of a CSI volume": {
+        "template": {
+            "volumes": [
+                {
+                    "name": "x",
+                    "csi": {
+                        "driver": "smb.csi.k8s.io",
+                        "volumeAttributes": {"secretname": "theirs", "secretNamespace": "n", "source": "//s"},
+                    },
+                }
+            ]
+        }
+    },
     "other volumes": {
         "template": {"volumes": [{"name": "x", "azureFile": {"secretName": "theirs", "shareName": "s"}}]}
     },
@@ -97,10 +110,7 @@ PLACES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("place", PLACES)
 def test_every_place_that_names_a_secret_is_found(place: str) -> None:
-    spec = {"model": {"uri": "file:///m"}} | PLACES[place]
-    body = {"apiVersion": "ballast.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": "llm"}}
-
-    assert named_secrets(InferenceDeployment.read(body | {"spec": spec}, "test")) == ("theirs",)
+    assert named_secrets(make_resource(**PLACES[place])) == ("theirs",)
 
 
 def test_a_secret_without_the_label_reaches_no_pod(operator: Operator, cluster: Cluster, valkey: Any) -> None:

@@ -7,7 +7,6 @@ import itertools
 import json
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -23,11 +22,11 @@ from ballast_api.names import INSTANCE_LABEL, NAME_LABEL, RAY_HEAD_LABEL, RAY_LA
 from ballast_api.status import ClassSlots, Condition, Status
 from ballast_operator import report
 from ballast_operator.cache import Cache
+from ballast_operator.conditions.given import ConditionValue
 from ballast_operator.context import OperatorContext
 from ballast_operator.errors import ClusterRefused, ClusterUnavailable, Conflict, Forbidden, Invalid
 from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, POD, RAY_SERVICE, SERVICE, Body, Key, Kind
 from ballast_operator.poll_result import PollResult, Problem
-from ballast_operator.resource_type import ConditionValue
 from ballast_queue.job import RequestCounts
 from ballast_queue.status import ClassLoad, QueueStats, WorkerStatus
 
@@ -39,6 +38,7 @@ QUEUE = QueueStats(
 VERSIONS = itertools.count(1)
 GITOPS = Path(__file__).parents[2] / "docs" / "how-to" / "gitops.md"
 SLOTS = ClassSlots(online=7, offline=1)
+READY = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
 GONE = {"namespace": "ns", "name": "llm", "uid": "u"}
 
 
@@ -48,6 +48,11 @@ def make_object(kind: Kind, name: str, **content: Any) -> Body:
     metadata = {"name": name, "namespace": "ns", "uid": name, "resourceVersion": str(next(VERSIONS)), "labels": labels}
     metadata |= {"ownerReferences": [{"uid": "u"}], "creationTimestamp": "2026-01-01T00:00:00Z", "generation": 1}
     return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, **content}
+
+
+def newer(body: Body, about: Body | None = None, /, **content: Any) -> Body:
+    """Return another version of an object, with changes of its metadata and its content."""
+    return body | content | {"metadata": body["metadata"] | (about or {}) | {"resourceVersion": str(next(VERSIONS))}}
 
 
 @dataclass
@@ -67,9 +72,7 @@ class FakeCluster:
         if not self.may_report:
             raise Forbidden("apply_status", 403, "cannot patch inferencedeployments/status")
         self.statuses.append(Status.model_validate(manifest["status"]))
-        found = self.cache.resources[key]
-        metadata = found["metadata"] | {"resourceVersion": str(next(VERSIONS))}
-        return found | {"metadata": metadata, "status": manifest["status"]}
+        return newer(self.cache.resources[key], status=manifest["status"])
 
     async def apply(self, key: Key, manifest: Body, *, uid: str | None) -> Body:
         if key.kind == self.broken:
@@ -84,10 +87,7 @@ class FakeCluster:
             raise Conflict("scale", 409, "the object has been modified")
         if not self.may_scale:
             raise ClusterRefused("scale", 403, "a webhook refuses it")
-        metadata = found["metadata"] | {"resourceVersion": str(next(VERSIONS))}
-        self.cache.put(
-            INFERENCE_DEPLOYMENT, found | {"metadata": metadata, "spec": found["spec"] | {"replicas": replicas}}
-        )
+        self.cache.put(INFERENCE_DEPLOYMENT, newer(found, spec=found["spec"] | {"replicas": replicas}))
 
     async def delete(self, *_: object) -> None:
         raise Forbidden("delete", 403, "no verb delete")
@@ -137,7 +137,7 @@ class Bench:
     """A reconciler with one resource, which is reported as ready before it is held."""
 
     def __init__(self, **spec: Any) -> None:
-        self.cache = Cache(INFERENCE_DEPLOYMENT, WORKER)
+        self.cache = Cache()
         self.cluster, self.grants, self.poller = FakeCluster(self.cache), FakeGrants(), FakePoller()
         self.start()
         self.spec = {"model": {"uri": "file:///m"}, "gpu": {"count": 0}, "replicas": 2} | spec
@@ -160,16 +160,26 @@ class Bench:
 
     def count(self, ready: int, *, total: int = 2) -> None:
         """Let the Deployment report that it has `total` pods of its newest version, of which `ready` are ready."""
-        found = self.cache.children(LLM)[Key(DEPLOYMENT, "ns", "llm")]
         figures = {"replicas": total, "updatedReplicas": total, "readyReplicas": ready, "availableReplicas": ready}
         status = figures | {"observedGeneration": 1, "unavailableReplicas": total - ready}
-        metadata = found["metadata"] | {"resourceVersion": str(next(VERSIONS)), "generation": 1}
-        self.cache.put(DEPLOYMENT, found | {"metadata": metadata, "status": status})
+        self.cache.put(DEPLOYMENT, newer(self.deployment, {"generation": 1}, status=status))
+
+    @property
+    def deployment(self) -> Body:
+        return self.cache.children(LLM)[Key(DEPLOYMENT, "ns", "llm")]
 
     def poll(self, *workers: WorkerStatus, problem: Problem | None = None, age: float = 0.0) -> None:
         """Let the last poll have this result."""
         queue = QUEUE if problem is None else None
         self.poller.result = PollResult(time.monotonic() - age, workers=workers, queue=queue, problem=problem)
+
+    def fail(self, times: int = 3) -> list[Status]:
+        """Reconcile while the API server refuses a call. Return the statuses that are written meanwhile."""
+        before = len(self.cluster.statuses)
+        for _ in range(times):
+            with pytest.raises((ClusterUnavailable, ClusterRefused)):
+                asyncio.run(self.reconciler.reconcile(LLM))
+        return self.cluster.statuses[before:]
 
     def reconcile(self) -> Status:
         """Reconcile twice. Return the reported status, which the second time does not write again."""
@@ -185,8 +195,7 @@ class Bench:
         self.reconcile()
         self.count(1, total=1)
         self.reconcile()
-        ready = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
-        self.cache.put(POD, make_object(POD, "p", spec={}, status=ready))
+        self.cache.put(POD, make_object(POD, "p", spec={}, status=READY))
         learned = ClassLoad(reserved=0)  # by the batch ceiling, which changes from poll to poll
         self.poll(make_status(address="http://10.0.0.1:8000", offline=learned, offline_reserved=1))
 
@@ -264,7 +273,7 @@ HELD: dict[str, tuple[dict[str, Any], bool, str]] = {
     "a Secret that is not allowed": ({}, True, "SecretNotAllowed"),
     "an account that is not permitted": ({"template": {"serviceAccountName": "x"}}, False, "NotPermitted"),
     "an invalid spec": ({"slots": "many"}, False, "InvalidSpec"),
-    "a spec without children": ({"model": {"uri": UNPLANNABLE, "servedName": "m"}}, False, "InvalidSpec"),
+    "a spec without children": (UNPLANNABLE, False, "InvalidSpec"),
 }
 
 
@@ -354,8 +363,7 @@ def test_what_others_add_to_the_status_is_neither_evaluated_nor_written(more: di
     bench.reconcile()
     body = bench.cache.resources[LLM]
     status = body["status"] | {"conditions": [*body["status"]["conditions"], REVIEWED | {"newer": 1}], "newer": 1}
-    metadata = body["metadata"] | {"resourceVersion": str(next(VERSIONS))}
-    bench.cache.put(INFERENCE_DEPLOYMENT, body | {"metadata": metadata, "status": status})
+    bench.cache.put(INFERENCE_DEPLOYMENT, newer(body, status=status))
     written = len(bench.cluster.statuses)
 
     assert asyncio.run(bench.reconciler.reconcile(LLM)) is None
@@ -412,10 +420,7 @@ def test_kstatus_and_argo_cd_see_a_rollout_and_its_failure_while_old_workers_ser
     bench.reconcile()
     look()
     stuck = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
-    deployment = bench.cache.children(LLM)[Key(DEPLOYMENT, "ns", "llm")]
-    deployment["status"]["conditions"] = [stuck]
-    metadata = deployment["metadata"] | {"resourceVersion": str(next(VERSIONS))}
-    bench.cache.put(DEPLOYMENT, deployment | {"metadata": metadata})
+    bench.cache.put(DEPLOYMENT, newer(bench.deployment, status=bench.deployment["status"] | {"conditions": [stuck]}))
     bench.reconcile()
     look()
     bench.count(2)
@@ -467,7 +472,7 @@ def test_the_standard_condition_follows_from_the_status(case: str) -> None:
     found = [make_condition("Progressing", status, reason, generation), make_condition("Degraded", *degraded, 2)]
     reported = Status(observed_generation=2, conditions=tuple(found))
 
-    content = report.status_manifest(INFERENCE_DEPLOYMENT, Metadata(name="llm"), reported)["status"]
+    content = report.status_manifest(Metadata(name="llm"), reported)["status"]
 
     assert [(each["type"], each["reason"]) for each in content["conditions"][2:]] == wanted
     assert all((each["status"], each["observedGeneration"]) == ("True", 2) for each in content["conditions"][2:])
@@ -486,9 +491,8 @@ def test_a_resource_that_is_blocked_at_the_same_generation_has_a_standard_condit
     written, body = len(bench.cluster.statuses), bench.cache.resources[LLM]
     assert kstatus(bench) == "InProgress"
 
-    content, metadata = body["status"], body["metadata"] | {"resourceVersion": str(next(VERSIONS))}
-    older = [each for each in content["conditions"] if each["type"] != "Reconciling"]
-    bench.cache.put(INFERENCE_DEPLOYMENT, body | {"metadata": metadata, "status": content | {"conditions": older}})
+    older = [each for each in body["status"]["conditions"] if each["type"] != "Reconciling"]
+    bench.cache.put(INFERENCE_DEPLOYMENT, newer(body, status=body["status"] | {"conditions": older}))
     bench.start()
     assert kstatus(bench) == "Current", "as an older operator wrote it"
     bench.reconcile()
@@ -513,9 +517,8 @@ def test_the_workers_of_a_held_resource_on_ray_are_counted_and_their_versions_ar
     bench.put()
     ray = {"rayClusterConfig": {"workerGroupSpecs": [{"groupName": "workers", "replicas": 2}]}}
     bench.cache.put(RAY_SERVICE, make_object(RAY_SERVICE, "llm", spec=ray))
-    ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     for name in "ab":
-        bench.cache.put(POD, make_object(POD, name, spec={}, status=ready))
+        bench.cache.put(POD, make_object(POD, name, spec={}, status=READY))
     bench.cache.resources[LLM]["status"]["updatedReplicas"] = 1
 
     found = bench.reconcile()
@@ -560,10 +563,7 @@ def test_a_deletion_that_is_refused_is_reported_and_the_status_follows_the_pods(
     bench.serve()
     bench.put(network={"policy": False})
     bench.count(1)
-    for _ in range(3):
-        with pytest.raises(Forbidden):
-            asyncio.run(bench.reconciler.reconcile(LLM))
-    degraded = bench.cluster.statuses[-1].condition(ConditionType.DEGRADED)
+    degraded = bench.fail()[-1].condition(ConditionType.DEGRADED)
 
     assert degraded is not None
     assert "no verb delete" in degraded.message
@@ -574,10 +574,8 @@ def test_a_deletion_that_is_refused_is_reported_and_the_status_follows_the_pods(
 def test_a_child_that_hangs_in_deletion_is_reported_and_no_rollout_is_complete(uid: str) -> None:
     bench = Bench()
     bench.serve()
-    found = bench.cache.children(LLM)[Key(DEPLOYMENT, "ns", "llm")]
     more = {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["backup.example/hold"]}
-    metadata = found["metadata"] | more | {"resourceVersion": str(next(VERSIONS))}
-    bench.cache.put(DEPLOYMENT, found | {"metadata": metadata})
+    bench.cache.put(DEPLOYMENT, newer(bench.deployment, more))
     bench.put(uid=uid, slots=7)
     status = bench.reconcile()
     degraded = status.condition(ConditionType.DEGRADED)
@@ -601,13 +599,11 @@ def test_children_are_restored_while_the_api_server_refuses_to_scale(before: int
     service = Key(SERVICE, "ns", "llm")
     bench.cache.drop(SERVICE, bench.cache.children(LLM)[service])
     bench.put(**spec)
-    for _ in range(2):
-        with pytest.raises(ClusterRefused):
-            asyncio.run(bench.reconciler.reconcile(LLM))
+    written = bench.fail(times=2)
 
     assert service in bench.cache.children(LLM)
-    assert bench.cache.children(LLM)[Key(DEPLOYMENT, "ns", "llm")]["spec"]["replicas"] == before
-    assert said(bench.cluster.statuses[-1])["Degraded"] == ("True", "NotApplied")
+    assert bench.deployment["spec"]["replicas"] == before
+    assert said(written[-1])["Degraded"] == ("True", "NotApplied")
 
     bench.cluster.may_scale = True
     asyncio.run(bench.reconciler.reconcile(LLM))
@@ -648,8 +644,7 @@ def test_the_reason_of_the_same_replicas_follows_what_is_found_and_not_each_figu
     monkeypatch.setattr(time, "monotonic", lambda: now)
     bench = Bench(replicas=1, scaling={"maxReplicas": 1})
     bench.put()
-    ready = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
-    bench.cache.put(POD, make_object(POD, "p", spec={}, status=ready))
+    bench.cache.put(POD, make_object(POD, "p", spec={}, status=READY))
     found = []
     polling = Problem(ConditionReason.PENDING, "workers and queue have not been polled yet")
     for seconds, requests in ((0, 3), (1000, 1), (0, 2), (400, 4), (10, 90), (10, 3), (400, 5), (400, None)):
@@ -692,8 +687,7 @@ def test_what_ray_lacks_is_named_without_progress_and_no_longer_once_a_worker_is
         if len(found) == 2:
             bench.start()
         for number in range(ready):
-            running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
-            bench.cache.put(POD, make_object(POD, f"p-{number}", spec={}, status=running))
+            bench.cache.put(POD, make_object(POD, f"p-{number}", spec={}, status=READY))
         again = asyncio.run(bench.reconciler.reconcile(LLM))
         status = Status.model_validate(bench.cache.resources[LLM]["status"])
         found.append((said(status)["Degraded"][1], again is not None))
@@ -707,12 +701,10 @@ def test_a_pod_that_refuses_its_annotation_holds_up_no_child() -> None:
     bench.serve()
     bench.cache.put(POD, make_object(POD, "p", spec={}, status={}))
     bench.put(replicas=1)
-    for _ in range(2):
-        with pytest.raises(ClusterRefused):
-            asyncio.run(bench.reconciler.reconcile(LLM))
+    written = bench.fail(times=2)
 
-    assert bench.cache.children(LLM)[Key(DEPLOYMENT, "ns", "llm")]["spec"]["replicas"] == 1
-    assert said(bench.cluster.statuses[-1])["Degraded"] == ("True", "NotApplied")
+    assert bench.deployment["spec"]["replicas"] == 1
+    assert said(written[-1])["Degraded"] == ("True", "NotApplied")
 
 
 @pytest.mark.parametrize(("seconds", "num_tried"), [(0, 3), (60, 1)], ids=["at once", "late"])
@@ -736,11 +728,10 @@ def test_after_a_write_that_failed_late_no_other_object_of_its_kind_is_written(
     bench.put(replicas=1)
     for _ in range(2):
         tried.clear()
-        with pytest.raises(ClusterUnavailable):
-            asyncio.run(bench.reconciler.reconcile(LLM))
+        bench.fail(times=1)
 
     assert len(tried) == num_tried
-    assert bench.cache.children(LLM)[Key(DEPLOYMENT, "ns", "llm")]["spec"]["replicas"] == 1
+    assert bench.deployment["spec"]["replicas"] == 1
 
 
 def test_a_child_that_fails_again_and_again_is_reported_with_the_measured_conditions() -> None:
@@ -749,10 +740,7 @@ def test_a_child_that_fails_again_and_again_is_reported_with_the_measured_condit
     before = said(bench.serve())
     bench.cluster.broken = SERVICE
     bench.put(network={"metricsFrom": [{"podSelector": {}}]})
-    for _ in range(4):
-        with suppress(ClusterUnavailable):
-            asyncio.run(bench.reconciler.reconcile(LLM))
-    after = [said(status) for status in bench.cluster.statuses if said(status)["Degraded"][0] == "True"]
+    after = [said(status) for status in bench.fail(times=4) if said(status)["Degraded"][0] == "True"]
 
     assert [status["Degraded"] for status in after] == [("True", "NotApplied")]
     assert after[0]["SLOMet"] == before["SLOMet"]
@@ -771,11 +759,7 @@ def test_a_failure_does_not_hide_the_problem_of_another_child_and_is_reported_af
         return await usual(key, manifest, uid=uid)
 
     def fail() -> set[str]:
-        begin = len(bench.cluster.statuses)
-        for _ in range(5):
-            with suppress(ClusterUnavailable):
-                asyncio.run(bench.reconciler.reconcile(LLM))
-        return {said(status)["Degraded"][1] for status in bench.cluster.statuses[begin:]}
+        return {said(status)["Degraded"][1] for status in bench.fail(times=5)}
 
     monkeypatch.setattr(bench.cluster, "apply", apply)
     bench.put(network={"metricsFrom": [{"podSelector": {}}]}, template={"labels": {"a": "b"}})
@@ -787,52 +771,37 @@ def test_a_failure_does_not_hide_the_problem_of_another_child_and_is_reported_af
 def test_a_reconciliation_that_fails_again_and_again_leaves_the_measured_conditions_as_they_are() -> None:
     bench = Bench()
     before = said(bench.serve())
-
-    def fail() -> Status:
-        for _ in range(3):
-            with suppress(ClusterUnavailable):
-                asyncio.run(bench.reconciler.reconcile(LLM))
-        return bench.cluster.statuses[-1]
-
     bench.grants.is_failing = True
-    assert said(fail()) == before | {"Degraded": ("True", "NotApplied")}
+    assert said(bench.fail()[-1]) == before | {"Degraded": ("True", "NotApplied")}
     bench.count(0)
-    gone = fail()
+    gone = bench.fail()[-1]
 
     assert said(gone) == before | {"Degraded": ("True", "NotApplied"), "Ready": ("False", "Starting")}
     assert gone.workers == "0/2"
 
 
-def test_a_resource_that_cannot_be_claimed_is_shown_by_an_event_and_the_metrics() -> None:
-    """Its status would show it, and cannot be written."""
+@pytest.mark.parametrize(
+    ("status", "events"),
+    [({}, ["NotApplied"]), ({"operator": "ballast/other"}, [])],
+    ids=["its own", "of another release"],
+)
+def test_a_resource_that_cannot_be_claimed_is_shown_by_an_event_and_the_metrics_unless_another_release_may_have_it(
+    status: dict[str, str], events: list[str]
+) -> None:
+    """Its status would show it, and cannot be written. It is not known whether the other release is gone."""
     bench = Bench()
     bench.put()
-    bench.cache.put(INFERENCE_DEPLOYMENT, make_object(INFERENCE_DEPLOYMENT, "llm", spec=bench.spec) | {"status": {}})
-    bench.cluster.may_report = False
-    for _ in range(4):
-        with pytest.raises(Forbidden):
-            asyncio.run(bench.reconciler.reconcile(LLM))
-
-    assert [(event["reason"], "cannot patch" in event["message"]) for event in bench.cluster.events] == [
-        ("NotApplied", True)
-    ]
-    assert bench.reconciler.figures[LLM].phase == "Degraded"
-
-
-def test_a_resource_of_another_release_is_not_shown_while_it_is_unknown_whether_that_release_is_gone() -> None:
-    bench = Bench()
-    bench.put()
-    status = {"operator": "ballast/other"}
     bench.cache.put(
         INFERENCE_DEPLOYMENT, make_object(INFERENCE_DEPLOYMENT, "llm", spec=bench.spec) | {"status": status}
     )
     bench.cluster.may_report = False
-    for _ in range(4):
-        with pytest.raises(Forbidden):
-            asyncio.run(bench.reconciler.reconcile(LLM))
+    bench.fail(times=4)
 
-    assert bench.cluster.events == []
-    assert LLM not in bench.reconciler.figures
+    assert [event["reason"] for event in bench.cluster.events] == events
+    assert all("cannot patch" in event["message"] for event in bench.cluster.events)
+    assert {key: figures.phase for key, figures in bench.reconciler.figures.items()} == dict.fromkeys(
+        [LLM] * len(events), "Degraded"
+    )
 
 
 def test_a_resource_that_hangs_in_deletion_has_no_figures() -> None:

@@ -19,8 +19,29 @@ from kopf._cogs.structs import credentials
 from kopf._core.reactor import orchestration, processing, queueing
 
 from ballast_operator import streams
-from ballast_operator.content import MEBIBYTE, weight
+from ballast_operator.content import LEFT_OUT, MEBIBYTE, weight
 from ballast_operator.kinds import CRD, DEPLOYMENT, INFERENCE_DEPLOYMENT, POD, RULE, Kind
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore after each test what the operator replaces in Kopf."""
+    for module, name in ((watching, "continuous_watch"), (aiotoggles, "ToggleSet"), (fetching, "api")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+
+
+def watch_of(
+    kind: Kind,
+    settings: kopf.OperatorSettings | None = None,
+    *,
+    namespace: str | None = None,
+    times: int | None = None,
+    url: str = "",
+) -> AsyncIterator[Any]:
+    """Return the events of Kopf's watch of a kind, which lists its objects a number of times."""
+    resource = cast(Any, SimpleNamespace(group=kind.group, plural=kind.plural, get_url=lambda **_: url))
+    settings = settings or kopf.OperatorSettings()
+    return watching.infinite_watch(settings=settings, resource=resource, namespace=namespace, _iterations=times)
 
 
 def test_kopf_still_watches_through_the_replaced_function() -> None:
@@ -31,7 +52,7 @@ def test_kopf_still_watches_through_the_replaced_function() -> None:
     assert watching.Bookmark.LISTED
 
 
-def test_a_start_with_many_objects_wakes_each_task_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_with_many_objects_wakes_each_task_once() -> None:
     """Kopf has a task for each object, and each waits until all objects were seen once."""
     num_objects, num_checks = 100, 0
 
@@ -53,8 +74,6 @@ def test_a_start_with_many_objects_wakes_each_task_once(monkeypatch: pytest.Monk
         async with asyncio.timeout(10):
             await asyncio.gather(*waiting)
 
-    monkeypatch.setattr(watching, "continuous_watch", watching.continuous_watch)  # restored after the test
-    monkeypatch.setattr(aiotoggles, "ToggleSet", aiotoggles.ToggleSet)
     assert "ToggleSet" in orchestration.orchestrator.__code__.co_names
     assert "make_toggle" in queueing.watcher.__code__.co_names
     assert "drop_toggle" in processing.process_resource_event.__code__.co_names
@@ -83,17 +102,12 @@ def test_an_error_of_a_watch_makes_it_list_again(error: dict[str, Any], monkeypa
     async def watch() -> list[Any]:
         found = streams.Streams((DEPLOYMENT,), lambda: relisted.append(True), retry_seconds=0.0)
         found.install()
-        resource = cast(Any, SimpleNamespace(group=DEPLOYMENT.group, plural=DEPLOYMENT.plural))
-        events = watching.infinite_watch(
-            settings=kopf.OperatorSettings(), resource=resource, namespace=None, _iterations=2
-        )
-        seen = [event async for event in events]
-        assert found.missing == ("Deployment",)
+        seen = [event async for event in watch_of(DEPLOYMENT, times=2)]
+        assert "not watched: Deployment (its watch failed: " in found.unwatched or error == EXPIRED
         return seen
 
     monkeypatch.setattr(fetching, "fetch_objs", lists_nothing)
     monkeypatch.setattr(watching, "watch_objs", fails)
-    monkeypatch.setattr(watching, "continuous_watch", watching.continuous_watch)  # restored after the test
 
     assert asyncio.run(watch()) == [watching.Bookmark.LISTED] * 2
     assert relisted == [True, True]
@@ -115,10 +129,7 @@ def test_a_watch_whose_kind_goes_causes_an_audit(is_gone: bool, monkeypatch: pyt
     async def watch() -> int:
         found = streams.Streams((DEPLOYMENT,), lambda: relisted.append(True), retry_seconds=0.0)
         found.install()
-        resource = cast(Any, SimpleNamespace(group=DEPLOYMENT.group, plural=DEPLOYMENT.plural))
-        events = watching.infinite_watch(
-            settings=kopf.OperatorSettings(), resource=resource, namespace=None, _iterations=1
-        )
+        events = watch_of(DEPLOYMENT, times=1)
         assert await anext(events) == watching.Bookmark.LISTED
         before, following = len(relisted), asyncio.create_task(anext(events, None))
         await asyncio.sleep(0)
@@ -129,17 +140,18 @@ def test_a_watch_whose_kind_goes_causes_an_audit(is_gone: bool, monkeypatch: pyt
 
     monkeypatch.setattr(fetching, "fetch_objs", gone if is_gone else lists_nothing)
     monkeypatch.setattr(watching, "watch_objs", waits)
-    monkeypatch.setattr(watching, "continuous_watch", watching.continuous_watch)  # restored after the test
 
     assert asyncio.run(watch()) == 1
 
 
 @asynccontextmanager
-async def serving(answer: Callable[[], Awaitable[web.StreamResponse]]) -> AsyncIterator[None]:
-    """Let Kopf call an API server with one answer."""
+async def serving(
+    answer: Callable[[], Awaitable[web.StreamResponse]], watched: str | None = None
+) -> AsyncIterator[None]:
+    """Let Kopf call an API server with one answer to lists, and one to watches."""
 
-    async def respond(_: web.BaseRequest) -> web.StreamResponse:
-        return await answer()
+    async def respond(request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(text=watched) if watched is not None and "watch" in request.query else await answer()
 
     async with RawTestServer(respond) as server:
         vault = credentials.Vault({"me": kopf.ConnectionInfo(server=str(server.make_url("")))})
@@ -170,16 +182,13 @@ def test_a_list_that_fails_is_tried_again_and_only_a_required_kind_holds_up_the_
     async def watch() -> tuple[list[Any], str]:
         found = streams.Streams((kind,), lambda: None, retry_seconds=0.0)
         found.install()
-        resource = cast(Any, SimpleNamespace(group=kind.group, plural=kind.plural, get_url=lambda **_: "/list"))
         settings = kopf.OperatorSettings()
         settings.networking.error_backoffs = [0.0] * 3
         settings.networking.request_timeout = 0.05
         async with serving(answer):
-            events = watching.infinite_watch(settings=settings, resource=resource, namespace=None, _iterations=1)
-            return [event async for event in events], found.unwatched
+            return [event async for event in watch_of(kind, settings, times=1, url="/list")], found.unwatched
 
     monkeypatch.setattr(streams, "LIST_SECONDS", 0.05)
-    monkeypatch.setattr(watching, "continuous_watch", watching.continuous_watch)  # restored after the test
     found, unwatched = asyncio.run(watch())
 
     assert (found, len(asked)) == (seen, num_tries)
@@ -206,15 +215,9 @@ def test_a_kind_is_watched_when_each_of_its_watches_is_and_without_a_watch_of_th
     async def watch() -> tuple[list[Any], list[str]]:
         found = streams.Streams((POD,), lambda: None, retry_seconds=0.0)
         found.install()
-
-        def events(kind: Kind, namespace: str | None, times: int | None = None) -> AsyncIterator[Any]:
-            resource = cast(Any, SimpleNamespace(group=kind.group, plural=kind.plural))
-            settings = kopf.OperatorSettings()
-            return watching.infinite_watch(settings=settings, resource=resource, namespace=namespace, _iterations=times)
-
         for kind, namespace in ((CRD, None), (POD, "b")):
-            assert [event async for event in events(kind, namespace, 1)] == []
-        first, second = events(POD, "a"), events(POD, "b")
+            assert [event async for event in watch_of(kind, namespace=namespace, times=1)] == []
+        first, second = watch_of(POD, namespace="a"), watch_of(POD, namespace="b")
         seen = [await anext(first), await anext(first)]
         unwatched = [found.unwatched]
         refused.remove(("pods", "b"))
@@ -226,7 +229,6 @@ def test_a_kind_is_watched_when_each_of_its_watches_is_and_without_a_watch_of_th
 
     monkeypatch.setattr(fetching, "fetch_objs", fetch)
     monkeypatch.setattr(watching, "watch_objs", silent)
-    monkeypatch.setattr(watching, "continuous_watch", watching.continuous_watch)  # restored after the test
     seen, (before, after) = asyncio.run(watch())
 
     event = {"type": None, "object": pod | {"spec": {}}}
@@ -253,20 +255,18 @@ def test_a_silent_or_closed_watch_of_the_crds_is_asked_again(monkeypatch: pytest
         streams.Streams((), lambda: None, retry_seconds=0.01).install()
         settings = kopf.OperatorSettings()
         settings.watching.inactivity_timeout = 0.1
-        resource = SimpleNamespace(group=CRD.group, plural=CRD.plural, get_url=lambda **_: "")
         async with asyncio.timeout(10):
-            async for _ in watching.infinite_watch(settings=settings, resource=cast(Any, resource), namespace=None):
+            async for _ in watch_of(CRD, settings):
                 if requests == 2:
                     return
 
     monkeypatch.setattr(fetching, "fetch_objs", lists_nothing)
     monkeypatch.setattr(api, "stream", falls_silent)
-    monkeypatch.setattr(watching, "continuous_watch", watching.continuous_watch)  # restored after the test
 
     asyncio.run(watch())
 
 
-def test_kopf_gets_the_objects_of_a_page_within_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kopf_gets_the_objects_of_a_page_within_their_limit() -> None:
     """A page that was decoded as a whole would take 30 times its size."""
     large = {"metadata": {"name": "a", "namespace": "n"}, "spec": {"template": {"affinity": {"x": [{}] * 60_000}}}}
 
@@ -282,10 +282,48 @@ def test_kopf_gets_the_objects_of_a_page_within_their_limit(monkeypatch: pytest.
             pages = fetching.fetch_objs(settings=settings, resource=resource, namespace="n", logger=logger)
             return [page async for page in pages]
 
-    monkeypatch.setattr(watching, "continuous_watch", watching.continuous_watch)  # restored after the test
-    monkeypatch.setattr(aiotoggles, "ToggleSet", aiotoggles.ToggleSet)
-    monkeypatch.setattr(fetching, "api", fetching.api)
     ((items, version),) = asyncio.run(fetch())
 
     assert (len(items), version) == (3, "7")
     assert weight(items, 2**40) < MEBIBYTE
+
+
+def test_an_object_that_is_nested_deep_ends_no_list_and_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's decoder fails on it. Whoever may create one resource could stop the operator for all of them."""
+    deep = "[" * 9900 + "]" * 9900
+    hostile = f'{{"metadata":{{"name":"hostile","namespace":"n"}},"spec":{{"template":{{"affinity":{deep}}}}}}}'
+    other = '{"metadata":{"name":"other","namespace":"m"}}'
+    listed = f'{{"items":[{hostile},{other}],"metadata":{{"resourceVersion":"7"}}}}'
+    watched = "".join(f'{{"type":"MODIFIED","object":{each}}}\n' for each in (hostile, other))
+
+    async def answer() -> web.Response:
+        return web.Response(text=listed, content_type="application/json")
+
+    async def watch() -> tuple[list[Any], str]:
+        found = streams.Streams((INFERENCE_DEPLOYMENT,), lambda: None)
+        found.install()
+        path = INFERENCE_DEPLOYMENT.path()
+        resource = SimpleNamespace(
+            group=INFERENCE_DEPLOYMENT.group,
+            plural=INFERENCE_DEPLOYMENT.plural,
+            get_url=lambda params, **_: f"{path}?watch=true" if "watch" in params else path,
+        )
+        async with serving(answer, watched):
+            events = watching.infinite_watch(
+                settings=kopf.OperatorSettings(), resource=cast(Any, resource), namespace=None
+            )
+            seen = [await anext(events) for _ in range(5)]
+            unwatched = found.unwatched
+            await cast(Any, events).aclose()
+        return seen, unwatched
+
+    assert "json" in api.stream.__code__.co_names
+    monkeypatch.setattr(watching, "continuous_watch", watching.continuous_watch)  # restored after the test
+    monkeypatch.setattr(fetching, "api", fetching.api)
+    monkeypatch.setattr(api, "json", api.json)  # type: ignore[attr-defined]
+    seen, unwatched = asyncio.run(watch())
+
+    names = [event if event == watching.Bookmark.LISTED else event["object"]["metadata"]["name"] for event in seen]
+    assert names == ["hostile", "other", watching.Bookmark.LISTED, "hostile", "other"]
+    assert seen[0]["object"][LEFT_OUT] == seen[3]["object"][LEFT_OUT] == ["spec.template"]
+    assert unwatched == ""

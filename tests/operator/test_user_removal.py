@@ -35,16 +35,14 @@ class FakeCluster:
         return dict.fromkeys(self.resources, "u")
 
 
+def make_user(release: str, resource: str, queue: str = "") -> RedisUser:
+    return RedisUser(f"ballast:{release}:{resource}", ("secret",), worker_rules(queue or resource))
+
+
 def make_sync(url: str, release: str, cluster: FakeCluster, **given: Any) -> RedisUserSync:
     usual: dict[str, Any] = {"wanted": dict, "on_hold": set, "has_all": lambda _: True, "has_pods": lambda _: False}
     usual |= {"address": lambda: Address(url, None), "refused": lambda *, is_refused: None}
-    return RedisUserSync(
-        cast(Cluster, cluster),
-        release=release,
-        every_seconds=10,
-        kinds=[INFERENCE_DEPLOYMENT],
-        **(usual | given),
-    )
+    return RedisUserSync(cast(Cluster, cluster), release=release, every_seconds=10, **(usual | given))
 
 
 @pytest.fixture
@@ -57,9 +55,7 @@ def connection(valkey: Any) -> Iterator[Connection]:
 def test_a_user_that_corrupts_its_queue_keeps_no_deleted_user(valkey: Any, connection: Connection) -> None:
     release = uuid4().hex[:8]
     owners = [f"{release}/{name}" for name in ("a", "evil", "z")]
-    RedisUsers(connection).put(
-        RedisUser(f"ballast:{release}:{owner}", ("secret",), worker_rules(owner)) for owner in owners
-    )
+    RedisUsers(connection).put(make_user(release, owner) for owner in owners)
     for owner in (owners[0], owners[2]):
         Queue(connection, owner).settings.apply(QueueSettings(owner=owner))
     tenant = redis.Redis.from_url(valkey.url, username=f"ballast:{release}:{owners[1]}", password="secret")
@@ -95,7 +91,7 @@ def test_a_user_that_is_wanted_while_the_others_are_kept_does_not_wait_for_the_n
 def test_that_redis_accepts_users_is_known_when_it_has_accepted_one(valkey: Any, connection: Connection) -> None:
     release, wanted, found = uuid4().hex[:8], dict[Key, Any](), list[bool]()
     key = Key(INFERENCE_DEPLOYMENT, release, "a")
-    user = RedisUser(f"ballast:{release}:{release}/a", ("secret",), worker_rules(f"{release}/a"))
+    user = make_user(release, f"{release}/a")
     sync = make_sync(
         valkey.url,
         release,
@@ -114,7 +110,7 @@ def test_that_redis_accepts_users_is_known_when_it_has_accepted_one(valkey: Any,
 
 def test_a_redis_without_the_command_that_creates_users_refuses_them() -> None:
     found = list[bool]()
-    user = RedisUser("ballast:r:x/a", ("secret",), worker_rules("x/a"))
+    user = make_user("r", "x/a")
     with ValkeyServer(config={"rename-command": 'ACL ""'}) as server:
         sync = make_sync(
             server.connection_url,
@@ -132,8 +128,8 @@ def test_a_guest_keeps_its_user_until_the_operator_knows_every_resource(valkey: 
     """Just after a start, the resource that grants the queue may be missing in the cache."""
     release = uuid4().hex[:8]
     guest, host = (Key(INFERENCE_DEPLOYMENT, release, name) for name in ("guest", "host"))
-    name = f"ballast:{release}:{release}/guest"
-    RedisUsers(connection).put([RedisUser(name, ("secret",), worker_rules(f"{release}/host"))])
+    user = make_user(release, f"{release}/guest", f"{release}/host")
+    RedisUsers(connection).put([user])
     known = {guest}
     sync = make_sync(
         valkey.url,
@@ -144,12 +140,12 @@ def test_a_guest_keeps_its_user_until_the_operator_knows_every_resource(valkey: 
     )
 
     asyncio.run(sync.keep())
-    at_first = RedisUsers(connection).names(name)
+    at_first = RedisUsers(connection).names(user.name)
     known.add(host)
     asyncio.run(sync.keep())
 
-    assert at_first == [name]
-    assert RedisUsers(connection).names(name) == []
+    assert at_first == [user.name]
+    assert RedisUsers(connection).names(user.name) == []
 
 
 @pytest.mark.parametrize("is_on_hold", [True, False])
@@ -157,15 +153,14 @@ def test_a_resource_on_hold_keeps_users_that_are_not_known_now(
     valkey: Any, connection: Connection, is_on_hold: bool
 ) -> None:
     release, key = uuid4().hex[:8], Key(INFERENCE_DEPLOYMENT, "team", "llm")
-    names = [f"ballast:{release}:team/llm{more}" for more in ("", ":nightly-ballast-submitter")]
-    workers, submitter = (RedisUser(name, ("secret",), worker_rules("team/llm")) for name in names)
-    RedisUsers(connection).put([workers, submitter])
-    known = {key: [replace(workers, keeps_passwords=True)]}
+    users = [make_user(release, f"team/llm{more}", "team/llm") for more in ("", ":nightly-ballast-submitter")]
+    RedisUsers(connection).put(users)
+    known = {key: [replace(users[0], keeps_passwords=True)]}
     held = {key} if is_on_hold else set()
 
     asyncio.run(make_sync(valkey.url, release, FakeCluster(key), wanted=lambda: known, on_hold=lambda: held).keep())
 
-    assert RedisUsers(connection).names(f"ballast:{release}:") == names[: 1 + is_on_hold]
+    assert RedisUsers(connection).names(f"ballast:{release}:") == [user.name for user in users[: 1 + is_on_hold]]
 
 
 @pytest.mark.parametrize("namespaces", [("chat", "docs"), ()], ids=["left", "watched"])
@@ -174,18 +169,18 @@ def test_a_resource_whose_namespace_is_no_longer_watched_keeps_its_users(
 ) -> None:
     """Its workers still run, and no list shows it."""
     release = uuid4().hex[:8]
-    gone, unwatched = (f"ballast:{release}:{owner}" for owner in ("chat/gone", "research/llm"))
-    RedisUsers(connection).put(RedisUser(name, ("secret",), worker_rules("a/b")) for name in (gone, unwatched))
+    gone, unwatched = (make_user(release, owner) for owner in ("chat/gone", "research/llm"))
+    RedisUsers(connection).put([gone, unwatched])
 
     asyncio.run(make_sync(valkey.url, release, FakeCluster(namespaces=namespaces)).keep())
 
-    assert RedisUsers(connection).names(f"ballast:{release}:") == ([unwatched] if namespaces else [])
+    assert RedisUsers(connection).names(f"ballast:{release}:") == ([unwatched.name] if namespaces else [])
 
 
 def test_the_users_follow_the_address_to_another_primary(tmp_path: Path) -> None:
     """After a switchover, new connections lead to the new primary, and open ones still to the former one."""
     key, address = Key(INFERENCE_DEPLOYMENT, "team", "llm"), tmp_path / "redis.sock"
-    users = [RedisUser("ballast:r:team/llm", ("secret",), worker_rules("team/llm"))]
+    users = [make_user("r", "team/llm")]
     sync = make_sync(f"unix://{address}", "r", FakeCluster(key), wanted=lambda: {key: users})
     known = []
     with ExitStack() as servers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import resources
 import yaml
 from operated import Cluster, Operator, until
 
@@ -12,12 +13,14 @@ from ballast_api.conditions import ConditionReason
 from ballast_api.inference_deployment import InferenceDeployment
 from ballast_api.replicas import UNREADY_SECONDS
 from ballast_api.worker_config import WorkerConfig
+from ballast_operator.blockers import blocked
 from ballast_operator.children.backends import BACKENDS
 from ballast_operator.children.config import config_texts, version_of, worker_config
 from ballast_operator.children.pods import PROBE_SECONDS, deployment
 from ballast_operator.context import OperatorContext
-from ballast_operator.inference_deployment import RESOURCE_TYPE
 from ballast_operator.pod_problem import BAD_ARGUMENTS_EXIT, pod_problem
+from ballast_operator.poll_result import Problem
+from ballast_operator.sharing import Sharing
 from ballast_vllm.__main__ import BAD_ARGUMENTS
 
 VERSION = "ballast.dev/config-version"
@@ -27,8 +30,7 @@ DRAFT = {"method": "draftModel", "draftUri": "hf://a/draft"}
 
 
 def make_resource(**spec: Any) -> InferenceDeployment:
-    manifest = {"metadata": {"name": "llm"}, "spec": {"model": {"uri": "hf://a/b"}, "engine": VLLM} | spec}
-    return InferenceDeployment.read(manifest, "test")
+    return resources.make_resource(**({"model": {"uri": "hf://a/b"}, "engine": VLLM} | spec))
 
 
 def pod(**spec: Any) -> dict[str, Any]:
@@ -222,8 +224,7 @@ def test_the_draft_model_is_named_by_its_path_in_the_pod() -> None:
 
 def test_arguments_of_a_stored_resource_that_change_nothing_reach_no_new_worker_and_stay_with_older_ones() -> None:
     args = ["--hf-token", "x", "--enforce-eager", "--revision=v2", "--download_dir", "--seed=1", "2"]
-    spec = {"model": {"uri": "hf://a/b"}, "engine": VLLM | {"vllm": {"args": args}}}
-    stored = InferenceDeployment.read({"metadata": {"name": "llm"}, "spec": spec}, "test", is_stored=True)
+    stored = resources.make_resource(engine=VLLM | {"vllm": {"args": args}}, is_stored=True)
     wanted = worker_config(stored, own_keys=frozenset())
     older = wanted.model_copy(update={"engine": stored.spec.engine})
     running, slower = version_of(older), wanted.slo.model_copy(update={"ttft_milliseconds": 7})
@@ -247,33 +248,32 @@ def test_without_an_image_for_vllm_the_children_wait_and_a_condition_names_the_v
     assert known.image_of(make_resource(**NATIVE)) == "worker:1"
 
     unknown = OperatorContext(image="worker:1")
-    assert RESOURCE_TYPE.blocked(make_resource(template={"image": "own:1"}), unknown, ()) is None
-    blocked = RESOURCE_TYPE.blocked(make_resource(), unknown, ())
-    assert blocked is not None
-    assert (blocked.status, blocked.reason) == ("True", ConditionReason.IMAGE_PULL)
-    assert "image.vllmWorker" in blocked.message
+    assert blocked(make_resource(template={"image": "own:1"}), unknown, Sharing()) is None
+    found = blocked(make_resource(), unknown, Sharing())
+    assert found is not None
+    assert (found.status, found.reason) == ("True", ConditionReason.IMAGE_PULL)
+    assert "image.vllmWorker" in found.message
 
 
-def test_a_refused_argument_is_shown_in_the_words_of_vllm() -> None:
-    sentence = "ballast-vllm: engine.vllm.args: vLLM refuses its arguments: unrecognized arguments: --no-such"
-    ended = {"exitCode": BAD_ARGUMENTS, "reason": "Error", "message": f"model loaded\n{sentence}\n"}
+ENDED = "ballast-vllm: EngineCore of vLLM ended."
+REFUSED = "ballast-vllm: engine.vllm.args: vLLM refuses its arguments: unrecognized arguments: --no-such"
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "expected"),
+    [
+        (BAD_ARGUMENTS, f"model loaded\n{REFUSED}\n", Problem(ConditionReason.INVALID_SPEC, REFUSED)),
+        (70, f"{ENDED}\nnanobind: leaked 3 instances!\nSee https://example.org\n",
+         Problem(ConditionReason.CRASHING, f"exit code 70, 2 restarts: {ENDED}")),
+    ],
+    ids=["a refused argument", "what libraries write at the end"],
+)  # fmt: skip
+def test_a_worker_that_ends_is_shown_with_its_own_last_line(code: int, output: str, expected: Problem) -> None:
+    ended = {"exitCode": code, "reason": "Error", "message": output}
     status = {"name": "worker", "restartCount": 2, "state": {"waiting": {}}, "lastState": {"terminated": ended}}
-    found = pod_problem({"metadata": {"name": "p"}, "status": {"containerStatuses": [status]}})
 
     assert BAD_ARGUMENTS == BAD_ARGUMENTS_EXIT
-    assert found is not None
-    assert (found.reason, found.message) == (ConditionReason.INVALID_SPEC, sentence)
-
-
-def test_what_libraries_write_after_the_last_line_of_a_worker_is_not_shown() -> None:
-    output = "ballast-vllm: EngineCore of vLLM ended.\nnanobind: leaked 3 instances!\nSee https://example.org\n"
-    ended = {"exitCode": 70, "reason": "Error", "message": output}
-    status = {"name": "worker", "restartCount": 2, "state": {"waiting": {}}, "lastState": {"terminated": ended}}
-    found = pod_problem({"metadata": {"name": "p"}, "status": {"containerStatuses": [status]}})
-
-    assert found is not None
-    assert found.reason == ConditionReason.CRASHING
-    assert found.message == "exit code 70, 2 restarts: ballast-vllm: EngineCore of vLLM ended."
+    assert pod_problem({"metadata": {"name": "p"}, "status": {"containerStatuses": [status]}}) == expected
 
 
 @pytest.mark.envtest
@@ -298,9 +298,8 @@ def test_a_change_of_the_backend_rolls_the_pods_and_a_hot_change_does_not(operat
 def test_the_sentence_of_vllms_parser_appears_in_degraded(operator: Operator, cluster: Cluster) -> None:
     cluster.make(engine={"backend": "vllm", "vllm": {"args": ["--no-such"]}})
     pod = until(cluster.pods)[0]
-    sentence = "ballast-vllm: engine.vllm.args: vLLM refuses its arguments: unrecognized arguments: --no-such"
     ended = {
-        "exitCode": BAD_ARGUMENTS, "reason": "Error", "message": sentence, "startedAt": "2026-01-01T00:00:00Z",
+        "exitCode": BAD_ARGUMENTS, "reason": "Error", "message": REFUSED, "startedAt": "2026-01-01T00:00:00Z",
         "finishedAt": "2026-01-01T00:00:09Z",
     }  # fmt: skip
     crashed = {
@@ -311,7 +310,7 @@ def test_the_sentence_of_vllms_parser_appears_in_degraded(operator: Operator, cl
 
     found = cluster.says("Degraded", "True")
     assert found["reason"] == "InvalidSpec"
-    assert sentence in found["message"]
+    assert REFUSED in found["message"]
 
 
 def template_of(cluster: Cluster) -> Any:

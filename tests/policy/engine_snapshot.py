@@ -6,11 +6,10 @@ from workloads import EXACT
 
 from ballast_policy.fairness.ledger import Ledger
 from ballast_policy.plan import Reason, StepPlan
-from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.request import OFFLINE, Phase, Request, RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 from ballast_policy.step.planner import plan
 
-ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 BLOCK = 4
 
 

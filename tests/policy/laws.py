@@ -11,11 +11,9 @@ from ballast_policy.fairness.order import place
 from ballast_policy.host import Dispatch, Host
 from ballast_policy.learning.cost import StepWork, attended
 from ballast_policy.plan import Reason, StepPlan
-from ballast_policy.request import Phase, Request, RequestClass, is_overdue
+from ballast_policy.request import OFFLINE, ONLINE, Phase, Request, RequestClass, is_overdue
 from ballast_policy.snapshot import EngineSnapshot
 from ballast_policy.step import planner
-
-ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 
 
 class After:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine_integrity import check_pool
 from workloads import Arrival
 
 from ballast_engine.kv import BlockPool
@@ -51,7 +52,7 @@ class PagedKv:
             request.num_private_blocks = self.pool.num_private[request.seq]
 
     def check(self) -> None:
-        self.pool.check_integrity({request.seq: blocks for request, blocks in self.tables.items()})
+        check_pool(self.pool, {request.seq: blocks for request, blocks in self.tables.items()})
 
     def _found(self, request: Request) -> list[int]:
         return self.pool.match(self._names(request, request.num_tokens - 1))

@@ -23,7 +23,7 @@ from ballast_policy.learning.expectation import (
     ExpectationLearner,
 )
 from ballast_policy.plan import Reason
-from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.request import OFFLINE, ONLINE, Phase, Request, RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 from ballast_policy.step.draft import StepDraft
 from ballast_policy.step.kv_peak import KvPeak
@@ -31,7 +31,6 @@ from ballast_policy.step.online import serve_online
 from ballast_policy.step.planner import plan
 from ballast_policy.step.reserved import Reserved
 
-ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 COST = CostModel(0.001, 1e-5, 0, 1e-5, 0, is_trusted=True)
 
 

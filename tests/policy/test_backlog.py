@@ -9,9 +9,7 @@ from laws import ranking
 
 from ballast_policy.backlog import LEAST, Backlog
 from ballast_policy.fairness.ledger import Ledger
-from ballast_policy.request import Request, RequestClass
-
-ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
+from ballast_policy.request import OFFLINE, ONLINE, Request, RequestClass
 
 
 def make_request(seq: int, request_class: RequestClass = OFFLINE, *, tokens: int = 10, **fields) -> Request:

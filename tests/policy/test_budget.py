@@ -50,8 +50,25 @@ def budget(*decodes: Request, snapshot: EngineSnapshot | None = None, fixed: flo
     return step_budget(snapshot or make_snapshot(), OnlineStep(decodes, (), ONLINE_ALONE, fixed))
 
 
-def test_a_step_beside_online_decodes_takes_at_most_a_share_of_their_tpot():
-    assert budget(make_decode()) == pytest.approx(CONFIG.tpot_share * 0.05)
+@pytest.mark.parametrize(
+    ("decode", "config", "expected"),
+    [
+        pytest.param({}, {}, CONFIG.tpot_share * 0.05, id="a share of its TPOT"),
+        pytest.param(
+            {"num_output": 2, "first_token": 9.7, "arrival": 9.5}, {}, ONLINE_ALONE, id="late, and catches up"
+        ),
+        pytest.param({"num_output": 7, "first_token": 8.0, "max_output": 8}, {}, 0.05, id="its mean cannot be kept"),
+        pytest.param({"num_output": 7, "first_token": 9.9, "tpot": 1e-6}, {}, 0.05, id="no step can keep its own TPOT"),
+        pytest.param({"arrival": 8.97}, {}, ONLINE_ALONE + 0.5 * 0.01, id="its token is due in 20 ms"),
+        pytest.param({"arrival": 0.0}, {}, 0.05, id="overdue"),
+        pytest.param({"ttft": inf, "tpot": inf}, {"ttft": inf, "tpot": inf}, inf, id="no SLO"),
+        pytest.param({"num_output": 8, "first_token": 9.99}, {"most_risk": 0.0}, ONLINE_ALONE, id="no risk"),
+    ],
+)
+def test_a_decode_bounds_the_step(decode: dict, config: dict[str, float], expected: float):
+    snapshot = make_snapshot(config=replace(CONFIG, **config))
+
+    assert budget(make_decode(**{"max_output": 100, **decode}), snapshot=snapshot) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -115,30 +132,6 @@ def test_a_step_of_online_alone_lends_nothing():
     alone = budget(request, snapshot=make_snapshot(allowance=Allowance(share=0.25, is_alone=True)))
 
     assert alone == ONLINE_ALONE < budget(request, snapshot=make_snapshot(allowance=Allowance(share=0.25)))
-
-
-def test_without_risk_nothing_of_the_slack_is_lent():
-    snapshot = make_snapshot(config=replace(CONFIG, most_risk=0.0))
-
-    assert budget(make_decode(num_output=8, first_token=9.99), snapshot=snapshot) == ONLINE_ALONE
-
-
-def test_a_late_decode_that_can_catch_up_gets_all_the_time_there_is():
-    late = make_decode(num_output=2, first_token=9.7, arrival=9.5, max_output=100)
-
-    assert budget(late) == ONLINE_ALONE
-
-
-def test_a_mean_that_cannot_be_kept_any_more_does_not_freeze_the_batch():
-    request = make_decode(num_output=7, first_token=8.0, arrival=9.5, max_output=8)
-
-    assert budget(request) == pytest.approx(CONFIG.tpot_share * 0.05)
-
-
-def test_a_client_whose_own_tpot_no_step_can_keep_bounds_the_step_by_that_of_the_configuration():
-    request = make_decode(num_output=7, first_token=9.9, tpot=1e-6)
-
-    assert budget(request) == pytest.approx(CONFIG.tpot_share * 0.05)
 
 
 def room(*decodes: Request, **snapshot) -> float:
@@ -332,22 +325,6 @@ def test_a_request_that_computes_its_answer_again_is_due_with_its_next_token():
     found = step_budget(make_snapshot(), OnlineStep((), (again,), ONLINE_ALONE, ONLINE_ALONE))
 
     assert found == pytest.approx(ONLINE_ALONE + 0.5 * (0.1 - takes))
-
-
-def test_an_online_request_about_to_miss_its_token_lends_a_share_of_the_time_that_it_has():
-    due = make_decode(arrival=10.0 - 1.0 - 0.05 + 0.02)  # in 20 ms, of which online alone takes 10
-
-    assert budget(due) == pytest.approx(ONLINE_ALONE + 0.5 * 0.01)
-
-
-def test_an_overdue_request_does_not_freeze_the_batch():
-    assert budget(make_decode(arrival=0.0)) == pytest.approx(CONFIG.tpot_share * 0.05)
-
-
-def test_without_an_slo_nothing_bounds_a_step():
-    free = make_snapshot(config=replace(CONFIG, ttft=inf, tpot=inf))
-
-    assert budget(make_decode(ttft=inf, tpot=inf), snapshot=free) == inf
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.1, 0.022), (0.05, 0.021), (0.0, 0.02)])

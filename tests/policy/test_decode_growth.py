@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from engine_snapshot import OFFLINE, ONLINE, Engine
+from engine_snapshot import Engine
 
 from ballast_policy.plan import Reason
+from ballast_policy.request import OFFLINE, ONLINE
 from ballast_policy.step.decode_growth import grow, reclaim_from_offline
 from ballast_policy.step.draft import StepDraft
 

@@ -20,12 +20,11 @@ from ballast_policy.learning.cost import CostModel, Fit, StepWork, attended
 from ballast_policy.learning.expectation import Expectation
 from ballast_policy.learning.interference import Allowance, Interference
 from ballast_policy.plan import Because, Reason, StepParts, StepPlan
-from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.request import OFFLINE, ONLINE, Phase, Request, RequestClass
 from ballast_policy.reservation import Reservation
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 from ballast_policy.step.planner import plan
 
-ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 COST = CostModel(0.002, 1e-5, 1e-8, is_trusted=True)
 ONE_BLOCK = {"num_blocks": 1, "num_private_blocks": 1}
 CONFIG = PolicyConfig(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from engine_snapshot import OFFLINE, ONLINE, Engine, why
+from engine_snapshot import Engine, why
 
 from ballast_policy.learning.cost import StepWork
 from ballast_policy.plan import Reason
-from ballast_policy.request import PARKED, WAITING, Phase
+from ballast_policy.request import OFFLINE, ONLINE, PARKED, WAITING, Phase
 from ballast_policy.snapshot import TenantShare
 from ballast_policy.step.draft import StepDraft
 from ballast_policy.step.gate import AdmissionGate, candidates

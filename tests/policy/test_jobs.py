@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -24,9 +25,39 @@ def first_of(candidates, services=None) -> str:
     return job_id
 
 
-def test_a_job_without_waiting_items_is_not_chosen():
-    assert share_out([make_candidate(waiting=0)], {}, {}, count=8, cost=1) == {}
-    assert share_out([], {}, {}, count=8, cost=1) == {}
+A, B = make_candidate("a", tenant="a"), make_candidate("b", tenant="b")
+HIGH = make_candidate("high", tenant="a", priority=1, waiting=3)
+CLAIMS = {
+    "no job": ([], {}, {}),
+    "a job without waiting items": ([make_candidate(waiting=0)], {}, {}),
+    "tenants take turns, not jobs": ([A, B, make_candidate("b2", tenant="b")], {}, {"a": 4, "b": 4}),
+    "tenants have weights": ([A, B], {"weights": {"a": 3.0, "b": 1.0}}, {"a": 6, "b": 2}),
+    "past service counts": ([A, B], {"services": {"a": 1000.0}}, {"b": 8}),
+    "a tenant at its cap leaves the claim to the others": (
+        [A, replace(HIGH, waiting=100), B],
+        {"services": {"b": 1e9}, "free_slots": {"a": 2}},
+        {"high": 2, "b": 6},
+    ),
+    "only a tenant above its cap": ([A, HIGH], {"free_slots": {"a": -1}}, {}),
+    "a higher priority goes first, whatever was served": ([B, HIGH], {"services": {"a": 1e9}}, {"high": 3, "b": 5}),
+    "within a tenant, the nearest deadline goes first": (
+        [make_candidate("later", slack=50.0), make_candidate("sooner", slack=5.0, seq=9.0, waiting=2)],
+        {},
+        {"sooner": 2, "later": 6},
+    ),
+    "a tenant below its reservation goes first until it is not": (
+        [A, B, replace(HIGH, waiting=2)],
+        {"services": {"b": 1e9}, "count": 9, "cost": 1, "slots": TenantSlots({"b": 0.5}, {"a": 3, "b": 1})},
+        {"high": 2, "b": 6, "a": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_a_claim_is_shared_out_among_jobs(name: str):
+    candidates, asked, expected = CLAIMS[name]
+
+    assert share_out(candidates, **{"services": {}, "weights": {}, "count": 8, "cost": 100, **asked}) == expected
 
 
 def test_the_least_served_tenant_s_most_urgent_job_goes_first():
@@ -45,42 +76,6 @@ def test_equal_jobs_go_by_submission_then_by_id():
     assert first_of([make_candidate("b"), make_candidate("a")]) == "a"
 
 
-def test_tenants_take_turns_within_one_claim():
-    candidates = [make_candidate("a1", tenant="a"), make_candidate("b1", tenant="b"), make_candidate("b2", tenant="b")]
-
-    assert share_out(candidates, {}, {}, count=8, cost=100) == {"a1": 4, "b1": 4}
-
-
-def test_weights_and_past_service_count():
-    candidates = [make_candidate("a1", tenant="a"), make_candidate("b1", tenant="b")]
-
-    assert share_out(candidates, {}, {"a": 3.0, "b": 1.0}, count=8, cost=100) == {"a1": 6, "b1": 2}
-    assert share_out(candidates, {"a": 1000.0}, {}, count=8, cost=100) == {"b1": 8}
-
-
-def test_a_tenant_at_its_cap_leaves_the_claim_to_the_others():
-    candidates = [
-        make_candidate("a1", tenant="a"),
-        make_candidate("a2", tenant="a", priority=1),
-        make_candidate("b1", tenant="b"),
-    ]
-
-    assert share_out(candidates, {"b": 1e9}, {}, count=8, cost=100, free_slots={"a": 2}) == {"a2": 2, "b1": 6}
-    assert share_out(candidates[:2], {}, {}, count=8, cost=100, free_slots={"a": -1}) == {}
-
-
-def test_higher_priority_goes_first_whatever_was_served():
-    candidates = [make_candidate("low", tenant="b"), make_candidate("high", tenant="a", priority=1, waiting=3)]
-
-    assert share_out(candidates, {"a": 1e9}, {}, count=8, cost=100) == {"high": 3, "low": 5}
-
-
-def test_within_a_tenant_the_nearest_deadline_goes_first():
-    candidates = [make_candidate("later", slack=50.0), make_candidate("sooner", slack=5.0, seq=9.0, waiting=2)]
-
-    assert share_out(candidates, {}, {}, count=3, cost=100) == {"sooner": 2, "later": 1}
-
-
 @given(
     waiting=st.lists(st.tuples(st.sampled_from("abc"), st.integers(-1, 1), st.integers(0, 9)), max_size=12),
     count=st.integers(0, 40),
@@ -95,17 +90,6 @@ def test_as_much_is_shared_out_as_there_is(waiting, count):
 
     assert sum(taken.values()) == min(count, sum(n for _, _, n in waiting))
     assert all(0 < n <= next(c.waiting for c in candidates if c.job_id == job) for job, n in taken.items())
-
-
-def test_a_tenant_below_its_reservation_goes_first_until_it_is_not():
-    candidates = [
-        make_candidate("a1", tenant="a"),
-        make_candidate("b1", tenant="b"),
-        make_candidate("top", tenant="a", priority=1, waiting=2),
-    ]
-    slots = TenantSlots({"b": 0.5}, {"a": 3, "b": 1})
-
-    assert share_out(candidates, {"b": 1e9}, {}, count=9, cost=1, slots=slots) == {"top": 2, "b1": 6, "a1": 1}
 
 
 def test_jobs_without_a_prefix_key_are_no_group():

@@ -6,13 +6,13 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from engine_snapshot import OFFLINE, ONLINE, Engine, why
+from engine_snapshot import Engine, why
 from laws import lawful
 from workloads import EXACT
 
 from ballast_policy.learning.cost import attended
 from ballast_policy.plan import Reason
-from ballast_policy.request import PARKED, Request, RequestClass
+from ballast_policy.request import OFFLINE, ONLINE, PARKED, Request, RequestClass
 from ballast_policy.snapshot import TenantShare
 from ballast_policy.step.draft import StepDraft
 from ballast_policy.step.lending import lend

@@ -14,14 +14,13 @@ from laws import After, left, slots_and_chunk_are_never_exceeded, the_plan_is_we
 from workloads import EXACT, snapshots
 
 from ballast_policy.plan import Reason
-from ballast_policy.request import Phase, Request, RequestClass
-from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
+from ballast_policy.request import OFFLINE, ONLINE, Phase
+from ballast_policy.snapshot import EngineSnapshot
 from ballast_policy.step.budget import SUSPENDED_SHARE
 from ballast_policy.step.draft import StepDraft
 from ballast_policy.step.planner import plan
 from ballast_policy.step.suspension import plan_nested, suspendable_seconds
 
-ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 EXAMPLES = settings().max_examples
 
 
@@ -84,49 +83,25 @@ def test_a_step_stands_still_only_as_long_as_its_online_tokens_can_wait(snapshot
 
 
 def test_two_newcomers_take_the_blocks_of_two_parked_ones():
-    parked = [
-        Request(seq, OFFLINE, 0.0, 9, 20, phase=Phase.PARKED, num_tokens=9, num_computed=8, num_blocks=8)
-        for seq in (0, 1)
-    ]
-    for request in parked:
-        request.num_private_blocks = request.num_blocks
-    newcomers = [Request(seq, ONLINE, 9.9, 8, 20, num_tokens=8) for seq in (2, 3)]
-    config = PolicyConfig(slots=4, num_blocks=20, block_tokens=1, offline_share=0.0)
-    snapshot = EngineSnapshot(
-        10.0, parked, newcomers, free_blocks=4, config=config, cost=EXACT, reservation=config.reservation()
-    )
+    engine = Engine(slots=4, offline_share=0.0)
+    parked = [engine.decoding(OFFLINE, phase=Phase.PARKED) for _ in range(2)]
+    newcomers = [engine.add(ONLINE, 16) for _ in range(2)]
+    engine.extra["free_blocks"] = 2
 
-    nested = plan_nested(snapshot, (), inf)
+    nested = plan_nested(engine.snapshot(), (), inf)
 
-    assert set(nested.admit) == set(newcomers)
-    assert sorted(request.seq for request in nested.preempt) == [0, 1]
+    assert nested.admit == tuple(newcomers)
+    assert set(nested.preempt) == set(parked)
 
 
-@pytest.mark.parametrize(("free", "is_in"), [(9, False), (10, True)])
+@pytest.mark.parametrize(("free", "is_in"), [(3, False), (4, True)])
 def test_a_newcomer_leaves_each_running_online_request_a_block(free: int, is_in: bool):
-    running = [
-        Request(seq, ONLINE, 0.0, 5, 20, phase=Phase.RUNNING, num_tokens=6, num_computed=5, num_blocks=5)
-        for seq in (0, 1)
-    ]
-    newcomer = Request(2, ONLINE, 9.9, 8, 20, num_tokens=8)
-    config = PolicyConfig(slots=4, num_blocks=20, block_tokens=1, offline_share=0.0)
-    snapshot = EngineSnapshot(
-        10.0, running, [newcomer], free_blocks=free, config=config, cost=EXACT, reservation=config.reservation()
-    )
+    engine = Engine(slots=4, offline_share=0.0)
+    running = [engine.decoding(ONLINE) for _ in range(2)]
+    engine.add(ONLINE, 8)
+    engine.extra["free_blocks"] = free
 
-    assert bool(plan_nested(snapshot, running, inf).admit) is is_in
-
-
-def test_newcomers_of_one_token_take_the_time_of_a_decode():
-    newcomers = [Request(seq, ONLINE, 9.9, 1, 20, num_tokens=1) for seq in range(5)]
-    config = PolicyConfig(slots=8, num_blocks=20, offline_share=0.0)
-    snapshot = EngineSnapshot(
-        10.0, [], newcomers, free_blocks=20, config=config, cost=EXACT, reservation=config.reservation()
-    )
-
-    nested = plan_nested(snapshot, (), 0.006)
-
-    assert 0.0 < nested.predicted_seconds <= 0.006
+    assert bool(plan_nested(engine.snapshot(), running, inf).admit) is is_in
 
 
 def waits(
@@ -202,6 +177,7 @@ TWO_TOKENS = EXPERTS.k0 + EXPERTS.decode(1) + EXPERTS.decode(1, 1)
         pytest.param([8] * 3, {"seconds": TWO_PROMPTS}, 2, id="time"),
         pytest.param([8] * 3, {"seconds": TWO_PROMPTS + 0.001}, 2, id="too little time for the third"),
         pytest.param([1] * 3, {"seconds": TWO_TOKENS}, 2, id="time of prompts of one token"),
+        pytest.param([1] * 3, {"seconds": TWO_TOKENS - 1e-6}, 1, id="too little time for the token of a second"),
         pytest.param([8] * 3, {"num_blocks": 5}, 2, id="blocks"),
         pytest.param([40] * 3, {"num_cached": 20}, 3, id="only what the cache does not hold counts"),
     ],

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from engine_snapshot import OFFLINE, ONLINE, Engine, why
+from engine_snapshot import Engine, why
 from fake_engine import FakeEngine
 from workloads import EXACT, Arrival
 
 from ballast_policy.host import Host
 from ballast_policy.learning.cost import StepWork
 from ballast_policy.plan import Reason, StepPlan
-from ballast_policy.request import Phase
+from ballast_policy.request import OFFLINE, ONLINE, Phase
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig, TenantShare
 from ballast_policy.step.planner import plan
 
@@ -74,20 +74,13 @@ def test_online_in_the_middle_of_an_answer_is_not_stopped_for_the_reservation():
     assert not decided.park
 
 
-def test_prefill_is_shared_between_online_and_the_reservation():
+@pytest.mark.parametrize(("tokens", "done", "taken"), [(500, 0, 16), (10, 8, 2)])
+def test_online_prefill_gets_what_the_reservation_does_not_use(tokens: int, done: int, taken: int):
     engine = Engine()
     online = engine.prefilling(ONLINE, tokens=500)
-    offline = engine.prefilling(OFFLINE, tokens=500)
+    offline = engine.prefilling(OFFLINE, tokens=tokens, done=done)
 
-    assert dict(engine.plan().grants) == {online: 48, offline: 16}
-
-
-def test_unused_reserved_prefill_goes_to_online():
-    engine = Engine()
-    online = engine.prefilling(ONLINE, tokens=500)
-    offline = engine.prefilling(OFFLINE, tokens=10, done=8)
-
-    assert dict(engine.plan().grants) == {online: 62, offline: 2}
+    assert dict(engine.plan().grants) == {online: 64 - taken, offline: taken}
 
 
 def test_an_online_request_that_waits_for_prefill_tokens_keeps_its_slot():

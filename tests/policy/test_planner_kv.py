@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from engine_snapshot import OFFLINE, ONLINE, Engine, why
+from engine_snapshot import Engine, why
 
 from ballast_policy.learning.expectation import Expectation
 from ballast_policy.plan import Reason
-from ballast_policy.request import Phase
+from ballast_policy.request import OFFLINE, ONLINE, Phase
 
 
 def test_short_kv_comes_from_offline_beyond_its_reservation_and_the_least_work_is_lost():

@@ -42,14 +42,6 @@ def test_a_share_of_the_slots_is_reserved(share: float, slots: int, ceiling: int
 
 
 @pytest.mark.parametrize(
-    ("slots", "share", "max_share", "expected"),
-    [(64, 0.1, 0.1, 6), (16, 0.1, 0.1, 1), (8, 0.3, 0.3, 2), (12, 0.1, 0.15, 1), (64, 0.1, 0.2, 7), (4, 0.1, 0.1, 1)],
-)
-def test_no_more_is_reserved_than_the_class_may_hold(slots: int, share: float, max_share: float, expected: int):
-    assert expected == reserve(share, slots, max_share).slots == min(expected, most_slots(max_share, slots))
-
-
-@pytest.mark.parametrize(
     ("share", "num_blocks", "expected"),
     [(0.1, 1000, 100), (0.1, 1001, 101), (0.0, 1000, 0), (1.0, 1000, 999), (0.5, 1, 0), (0.3, 10, 3)],
 )

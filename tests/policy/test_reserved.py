@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from engine_snapshot import OFFLINE, ONLINE, Engine
+from engine_snapshot import Engine
 from workloads import EXACT
 
 from ballast_policy.plan import Reason
-from ballast_policy.request import PARKED
+from ballast_policy.request import OFFLINE, ONLINE, PARKED
 from ballast_policy.snapshot import TenantShare
 from ballast_policy.step.draft import StepDraft
 from ballast_policy.step.reserved import Reserved, fill_reservation

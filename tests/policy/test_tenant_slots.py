@@ -91,12 +91,6 @@ def test_a_tenant_below_its_reservation_goes_first_and_then_the_order_goes_on():
     assert names(reserved_first(requests, TenantSlots({"a": 0.25}, {}))) == "abbbabbbab"
 
 
-def test_a_reservation_does_not_overtake_a_higher_priority():
-    requests = [make_request(0, "b", 1), make_request(1, "b", 1), make_request(2, "b"), make_request(3, "a")]
-
-    assert names(reserved_first(requests, TenantSlots({"a": 0.5}, {}))) == "bbab"
-
-
 requests_in_order = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 1)), max_size=24).map(
     lambda drawn: [make_request(i, t, -p) for i, (t, p) in enumerate(sorted(drawn, key=lambda pair: pair[1]))]
 )

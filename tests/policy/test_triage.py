@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 from math import inf
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,10 +22,6 @@ def make(seq: int, tokens: int, due: float, **fields) -> Request:
     return Request(seq, ONLINE, 0.0, tokens, 8, ttft=due, num_tokens=tokens, **fields)
 
 
-def late(*order: Request, now: float = 0.0, speed: float = 1.0, start: float = 0.0) -> set[int]:
-    return {request.seq for request in find_late(order, COST, Pace(now, start, speed))}
-
-
 def ends_in_time(order: list[Request]) -> bool:
     clock = 0.0
     for request in order:
@@ -34,26 +31,41 @@ def ends_in_time(order: list[Request]) -> bool:
     return True
 
 
-def test_the_longest_prompt_is_deferred_if_it_would_make_others_late():
-    assert late(make(1, 8, 10.0), make(2, 2, 10.0), make(3, 2, 11.0)) == {1}
-    assert late(make(1, 2, 10.0), make(2, 2, 10.0), make(3, 2, 11.0)) == set()
+LATER = {"soon": 2.0, "start": 2.0}
+CASES = {
+    "the longest prompt, if it would make others late": ([(8, 10.0), (2, 10.0), (2, 11.0)], {}, {0}),
+    "none if all are in time": ([(2, 10.0), (2, 10.0), (2, 11.0)], {}, set()),
+    "a prompt that is too long for its own TTFT": ([(8, 5.0), (2, 5.0)], {}, {0}),
+    "an overdue request takes no time from the others": (
+        [(4, 1.0), (4, 6.0), (4, 6.0)],
+        LATER,
+        {0, 2},
+    ),
+    "an overdue request, whatever time was saved up": ([(2, 5.0)], {"soon": 6.0}, {0}),
+    "a single token takes no time and is never deferred": ([(1, 0.5), (8, 5.0)], {}, {1}),
+    "enough time beside decodes": ([(3, 6.0), (2, 6.0)], {}, set()),
+    "decodes make prefill slower": ([(3, 6.0), (2, 6.0)], {"speed": 0.5}, {0}),
+    "the time that decodes can wait is for prefill": ([(3, 6.0), (2, 6.0)], {"speed": 0.5, "start": -4.0}, set()),
+    "prefill takes its time however long decodes can wait": ([(3, 4.0), (2, 4.0)], {"start": -9.0}, {0}),
+    "only the rest of a prompt takes time": ([(8, 2.0, {"phase": Phase.RUNNING, "num_computed": 6})], {}, set()),
+    "a deferred prompt leaves its time to later ones": ([(8, 10.0), (3, 3.0), (6, 9.0)], {}, {0}),
+    "an answer that has begun takes its time": ([(4, 1.0, {"num_output": 2}), (2, 5.0)], {}, {1}),
+    "requests without an SLO are never deferred": ([(4, inf), (2, 7.0)], {}, set()),
+    "a request that is due before earlier ones, if no other can be": ([(3, 9.0), (3, 9.0), (2, 1.0)], {}, {2}),
+    "another tenant makes no room": ([(6, 9.0, {"tenant": "a"}), (4, 9.0, {"tenant": "b"})], {}, {1}),
+    "another priority makes no room": ([(6, 9.0, {"priority": 1}), (4, 9.0)], {}, {1}),
+    "the own tenant makes room": ([(6, 9.0, {"tenant": "a"}), (4, 9.0, {"tenant": "a"})], {}, {0}),
+}
+"""Tokens, seconds until the request is due, and other fields of requests in order; the pace; and which are deferred."""
 
 
-def test_a_prompt_that_is_too_long_for_its_own_ttft_is_deferred():
-    assert late(make(1, 8, 5.0), make(2, 2, 5.0)) == {1}
+@pytest.mark.parametrize("name", CASES)
+def test_requests_that_cannot_all_be_in_time_are_deferred(name: str):
+    drawn, pace, deferred = CASES[name]
+    order = [make(seq, tokens, due, **dict(*fields)) for seq, (tokens, due, *fields) in enumerate(drawn)]
+    late = find_late(order, COST, Pace(**{"soon": 0.0, "start": 0.0, "speed": 1.0, **pace}))
 
-
-def test_an_overdue_request_takes_no_time_from_the_others():
-    assert late(make(1, 4, 1.0), make(2, 4, 6.0), make(3, 4, 6.0), now=2.0, start=2.0) == {1, 3}
-
-
-def test_a_single_token_takes_no_time_and_is_never_deferred():
-    assert late(make(1, 1, 0.5), make(2, 8, 5.0)) == {2}
-
-
-def test_what_decodes_take_makes_prefill_slower():
-    assert late(make(1, 3, 6.0), make(2, 2, 6.0), speed=1.0) == set()
-    assert late(make(1, 3, 6.0), make(2, 2, 6.0), speed=0.5) == {1}
+    assert {request.seq for request in late} == deferred
 
 
 def test_prompts_pay_once_for_experts_and_not_for_those_that_decodes_touch():
@@ -69,46 +81,6 @@ def test_prompts_pay_once_for_experts_and_not_for_those_that_decodes_touch():
     assert len(find_late([make(3, 8, 0.1), make(4, 8, 2.5)], cost, Pace(0.0, 0.0, 1.0))) == 2, "none reads them"
     assert all_in_time([make(1, 8, 6.75), make(2, 2, 6.75), make(3, 8, 6.75)], cost, Pace(0.0, 0.0, 1.0))
     assert not find_late([make(1, 8, 6.5, num_output=2), make(2, 8, 6.5)], cost, Pace(0.0, 0.0, 1.0))
-
-
-def test_only_the_rest_of_a_prompt_takes_time():
-    begun = make(1, 8, 2.0, phase=Phase.RUNNING, num_computed=6)
-
-    assert all_in_time([begun], COST, Pace(0.0, 0.0, 1.0))
-    assert late(begun) == set()
-
-
-def test_a_deferred_prompt_leaves_its_time_to_later_ones():
-    assert late(make(1, 8, 10.0), make(2, 3, 3.0), make(3, 6, 9.0)) == {1}
-
-
-def test_the_time_that_decodes_can_wait_is_for_prefill():
-    assert late(make(1, 3, 6.0), make(2, 2, 6.0), speed=0.5, start=-4.0) == set()
-
-
-def test_prefill_takes_its_time_however_long_decodes_can_wait():
-    assert late(make(1, 3, 4.0), make(2, 2, 4.0), start=-9.0) == {1}
-    assert not all_in_time([make(1, 3, 4.0), make(2, 2, 4.0)], COST, Pace(0.0, -9.0, 1.0))
-
-
-def test_an_answer_that_has_begun_is_never_deferred_but_takes_its_time():
-    begun = make(1, 4, 1.0, num_output=2)
-
-    assert late(begun, make(2, 2, 5.0)) == {2}
-
-
-def test_requests_without_an_slo_are_never_deferred():
-    assert late(make(1, 4, inf), make(2, 2, 7.0)) == set()
-
-
-def test_a_request_that_is_due_before_earlier_requests_is_deferred_if_no_other_can_be():
-    assert late(make(1, 3, 9.0), make(2, 3, 9.0), make(3, 2, 1.0)) == {3}
-
-
-def test_only_the_own_tenant_and_priority_make_room():
-    assert late(make(1, 6, 9.0, tenant="a"), make(2, 4, 9.0, tenant="b")) == {2}
-    assert late(make(1, 6, 9.0, priority=1), make(2, 4, 9.0)) == {2}
-    assert late(make(1, 6, 9.0, tenant="a"), make(2, 4, 9.0, tenant="a")) == {1}
 
 
 def test_deferred_requests_change_places_within_their_tenant_and_priority():
@@ -152,13 +124,9 @@ def test_requests_that_are_all_in_time_are_deferred_in_no_order(drawn: list[tupl
         assert not find_late(order[::-1], COST, Pace(now, start, 1.0))
 
 
-def test_an_overdue_request_is_late_whatever_time_was_saved_up():
-    overdue = [make(1, 2, 5.0)]
-
-    assert not all_in_time(overdue, COST, Pace(6.0, 0.0, 1.0))
-    assert late(*overdue, now=6.0, start=0.0) == {1}
-
-
 def test_all_are_in_time_up_to_the_moment_the_first_is_due():
     assert all_in_time([make(1, 2, 5.0), make(2, 3, 9.0)], COST, Pace(0.0, 0.0, 1.0))
     assert not all_in_time([make(1, 2, 5.0), make(2, 4, 9.0)], COST, Pace(0.0, 0.0, 1.0))
+    assert not all_in_time([make(1, 2, 5.0)], COST, Pace(6.0, 0.0, 1.0)), "overdue, whatever time was saved up"
+    assert not all_in_time([make(1, 3, 4.0), make(2, 2, 4.0)], COST, Pace(0.0, -9.0, 1.0)), "prefill takes its time"
+    assert all_in_time([make(1, 8, 2.0, phase=Phase.RUNNING, num_computed=6)], COST, Pace(0.0, 0.0, 1.0))

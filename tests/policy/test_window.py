@@ -11,11 +11,10 @@ from workloads import make_snapshot
 from ballast_policy.host import Host
 from ballast_policy.learning.cost import CostModel, attended
 from ballast_policy.plan import Reason
-from ballast_policy.request import Phase, Request, RequestClass
+from ballast_policy.request import OFFLINE, ONLINE, Phase, Request, RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 from ballast_policy.step.planner import plan
 
-ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 COST = CostModel(0.001, 1e-5, 1e-6, 1e-4, 0, is_trusted=True)
 
 

@@ -69,6 +69,12 @@ class Desk:
         self.raw.hset(self.queue.store.keys.totals, "spared_at", "1")
         self._due("lease", job_id, None, None)
 
+    def cost(self, call: Callable[..., object], *arguments: object) -> int:
+        """The microseconds that the server spends in functions during a call."""
+        before = self.raw.info("commandstats")["cmdstat_fcall"]["usec"]
+        call(*arguments)
+        return self.raw.info("commandstats")["cmdstat_fcall"]["usec"] - before
+
     def differences(self) -> list[str]:
         """What the queue stores twice, and differs."""
         return differences(self.raw, self.queue.name)

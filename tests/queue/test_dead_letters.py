@@ -43,16 +43,6 @@ def test_five_expired_leases_make_a_dead_letter(queue, desk, line, result):
     assert queue.jobs.get(job_id).state is JobState.COMPLETED
 
 
-def test_an_error_that_no_attempt_mends_is_dead_at_once(queue, line):
-    job_id = submit(queue, line, 1)
-    (claimed,) = queue.leases.claim(job_id, 1, "w1")
-    outcome = queue.leases.retry(claimed, "context_length", "too long", is_retryable=False, status_code=400)
-    (found,) = queue.results.read(job_id)
-
-    assert outcome is Outcome.DEAD
-    assert found.status_code == 400
-
-
 def test_redrive_withdraws_the_errors_and_starts_afresh(impatient, line, result):
     queue = impatient
     job_id = submit(queue, line, 3)
@@ -85,6 +75,7 @@ def test_redriving_many_dead_letters_takes_several_calls(impatient, line):
 
     assert len(list(queue.results.dead_letters(job_id))) == 1200
     assert queue.jobs.redrive(job_id) == Redriven(returned=0, left=1200)
+    assert queue.jobs.get(job_id).state is JobState.COMPLETED
     assert queue.jobs.redrive(job_id, takes_all=True) == Redriven(returned=1200, left=0)
     assert queue.jobs.get(job_id).counts.waiting == 1200
 
@@ -126,25 +117,17 @@ def test_a_redriven_job_ends_at_its_deadline(queue, desk, line):
     assert queue.jobs.get(job_id).state is JobState.EXPIRED
 
 
-def test_a_job_without_anything_to_redrive_stays_over(queue, line):
-    job_id = submit(queue, line, 1)
-    (claimed,) = queue.leases.claim(job_id, 1, "w1")
-    queue.leases.retry(claimed, "invalid_request", "x", is_retryable=False)
-    queue.jobs.redrive(job_id)
-
-    assert queue.jobs.get(job_id).state is JobState.COMPLETED
-
-
 def test_a_long_message_of_an_error_is_cut(queue, line):
     jobs = [submit(queue, line, 1) for _ in range(2)]
     for job_id, times in zip(jobs, (1, 5), strict=True):
         (claimed,) = queue.leases.claim(job_id, 1, "w1")
-        queue.leases.retry(claimed, "c" * 200 * times, "é" * 2000 * times, is_retryable=False)
+        queue.leases.retry(claimed, "c" * 200 * times, "é" * 2000 * times, is_retryable=False, status_code=400)
     letters = [letter for job_id in jobs for letter in queue.results.dead_letters(job_id)]
-    errors = [found.error for job_id in jobs for found in queue.results.read(job_id)]
+    results = [found for job_id in jobs for found in queue.results.read(job_id)]
 
     assert [(letter.code, letter.message) for letter in letters] == [
         ("c" * 200, "é" * 2000),
         ("c" * 200 + "...", "é" * 2000 + "..."),
     ]
-    assert errors == [{"code": letter.code, "message": letter.message} for letter in letters]
+    assert [found.error for found in results] == [{"code": each.code, "message": each.message} for each in letters]
+    assert [found.status_code for found in results] == [400, 400]

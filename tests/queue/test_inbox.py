@@ -8,6 +8,7 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ballast_openai.errors import describe
 from ballast_queue.batch_lines import CHUNK_LINES, read_line
 from ballast_queue.errors import RefusedCall
 from ballast_queue.inbox import InboxReader
@@ -23,6 +24,10 @@ def add(queue, desk):
         return desk.raw.xadd(inbox, ({} if item is None else {"item": item}) | fields)
 
     return add
+
+
+def declare(queue, *names):
+    queue.settings.apply(QueueSettings(tenants=tuple(TenantSettings(name=name) for name in names)))
 
 
 def codes(queue, job_id):
@@ -75,7 +80,7 @@ def test_a_job_whose_entries_a_failover_lost_has_an_error_that_states_their_numb
 @pytest.mark.parametrize("tenant", [None, "acme"], ids=["the inbox for all", "the inbox of a tenant"])
 def test_an_inbox_whose_last_id_was_used_begins_again_when_it_is_empty(queue, add, desk, line, tenant):
     if tenant is not None:
-        queue.settings.apply(QueueSettings(tenants=(TenantSettings(name=tenant),)))
+        declare(queue, tenant)
     inbox = queue.store.keys.inbox if tenant is None else queue.store.keys.inbox_of(tenant)
     last = f"{2**64 - 1}-{2**64 - 1}"
     add(line("a"), of=tenant, job="j")
@@ -99,22 +104,6 @@ def test_an_inbox_begins_again_behind_the_last_time_only(queue, desk, line, entr
     queue.inbox.take_in()
 
     assert desk.raw.exists(queue.store.keys.inbox) == is_left
-
-
-def test_the_last_item_may_carry_the_end_mark(queue, add, line):
-    add(line("a"), job="j")
-    add(line("b"), job="j", end="1")
-    queue.inbox.take_in()
-
-    assert (queue.jobs.get("j").state, queue.jobs.get("j").counts.waiting) == (JobState.IN_PROGRESS, 2)
-
-
-def test_an_entry_without_a_job_is_a_job_of_its_own(queue, add, line):
-    entry = add(line("a")).decode()
-    queue.inbox.take_in()
-
-    assert queue.jobs.get(f"inbox-{entry}").state is JobState.IN_PROGRESS
-    assert [c.custom_id for c in queue.leases.claim(f"inbox-{entry}", 5, "w1")] == ["a"]
 
 
 def test_an_item_with_ends_of_lines_in_it_is_claimed_with_the_same_seed_by_every_version(queue, add, line):
@@ -141,18 +130,13 @@ WRONG_ENTRIES = {
         "end",
         "end: found the string 'maybe', expected 1 in the last entry of a ",
     ),
-    "h": (
-        {"lines": "-3"},
-        "invalid_entry",
-        "lines",
-        "lines: found the string '-3', expected the number of items of the job",
-    ),
+    "h": ({"lines": "-3"}, "invalid_entry", "lines", "lines: found the string '-3', expected the number of items of "),
 }
 """The fields of entries, and the error of each: code, field and a part of its message."""
 
 
 def test_what_is_wrong_with_an_entry_is_its_error_result(queue, add, line):
-    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
+    declare(queue, "acme", "blue")
     add(line("a"), of="acme", job="j", tenant="acme")
     for name, (fields, *_) in WRONG_ENTRIES.items():
         add(of="acme", job="j", **{"item": line(name)} | fields)
@@ -166,18 +150,6 @@ def test_what_is_wrong_with_an_entry_is_its_error_result(queue, add, line):
         assert (found[name]["code"], found[name]["param"]) == (code, param), name
         assert message in found[name]["message"], name
     assert queue.jobs.get("j@acme").counts.waiting == 1
-
-
-def test_the_id_of_a_job_that_is_none_is_named(queue, add, line):
-    entry = add(line("e"), job="a b", tenant="acme").decode()
-    queue.inbox.take_in()
-    (found,) = queue.results.read(f"inbox-{entry}")
-
-    assert found.error["param"] == "job"
-    assert found.error["message"].startswith(
-        "job: found the string 'a b', expected an id of at most 128 letters, digits and . _ / -"
-    )
-    assert found.error["message"].endswith("no job with unreadable values has, and no id of an inbox entry")
 
 
 def test_an_entry_that_is_no_unicode_is_refused_and_holds_up_nothing(queue, desk, add, line):
@@ -222,17 +194,8 @@ def test_what_comes_by_the_inbox_shares_a_prefix_key_with_what_is_submitted(queu
     assert first == second != 0
 
 
-def test_a_job_of_an_unknown_tenant_fails(queue, add, line):
-    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"),)))
-    add(line("a"), of="acme", job="j", tenant="green", end="1")
-    queue.inbox.take_in()
-
-    assert queue.jobs.get("j@acme").state is JobState.FAILED
-    assert codes(queue, "j@acme") == {"a": "unknown_tenant"}
-
-
 def test_a_queue_with_tenants_refuses_the_inbox_for_all_whatever_an_entry_claims(queue, add, line):
-    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="default"))))
+    declare(queue, "acme", "default")
     add(line("a"), of="acme", job="j")
     entry = add(line("b"), job="j", tenant="acme", end="1").decode()
     queue.inbox.take_in()
@@ -245,7 +208,7 @@ def test_a_queue_with_tenants_refuses_the_inbox_for_all_whatever_an_entry_claims
 
 
 def test_the_inbox_of_a_tenant_decides_the_tenant_of_its_entries(queue, add, line):
-    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
+    declare(queue, "acme", "blue")
     add(line("a"), of="blue", job="mine", tenant="acme")
     add(line("a"), of="acme", job="theirs")
     add(line("b"), of="acme", job="theirs", end="1")
@@ -259,7 +222,7 @@ def test_the_inbox_of_a_tenant_decides_the_tenant_of_its_entries(queue, add, lin
 
 
 def test_no_tenant_takes_the_name_of_anothers_job(queue, add, line):
-    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
+    declare(queue, "acme", "blue")
     for name in ("nightly", "nightly@acme"):
         stranger = add(line("a"), of="blue", job=name, end="1").decode()
     add(line("a"), of="acme", job="nightly")
@@ -274,7 +237,7 @@ def test_no_tenant_takes_the_name_of_anothers_job(queue, add, line):
 
 
 def test_no_writer_chooses_the_job_that_an_entry_of_another_tenant_becomes(queue, desk, line):
-    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
+    declare(queue, "acme", "blue")
     of = queue.store.keys.inbox_of
     desk.raw.xadd(of("blue"), {"item": line("a"), "job": "inbox-acme-9-0"}, id="7-0")
     desk.raw.xadd(of("acme"), {"item": line("b")}, id="9-0")
@@ -285,7 +248,7 @@ def test_no_writer_chooses_the_job_that_an_entry_of_another_tenant_becomes(queue
 
 
 def test_a_full_inbox_leaves_room_for_those_of_other_tenants(queue, add, line):
-    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"), TenantSettings(name="blue"))))
+    declare(queue, "acme", "blue")
     for i in range(30):
         add(line(f"a{i}"), of="acme", job="big")
     for i in range(3):
@@ -354,8 +317,11 @@ def test_nobody_adds_to_a_job_that_was_submitted_another_way(queue, add, line):
 def test_an_unsafe_job_id_is_refused(queue, add, line, name):
     entry = add(line("a"), job=name, end="1", lines="3").decode()
     queue.inbox.take_in()
+    (found,) = queue.results.read(f"inbox-{entry}")  # the three lines are those of no job
 
-    assert codes(queue, f"inbox-{entry}") == {"a": "invalid_job"}, "the three lines are those of no job"
+    assert (found.custom_id, found.error["code"], found.error["param"]) == ("a", "invalid_job", "job")
+    assert found.error["message"].startswith(f"job: found {describe(name)}, expected an id of at most 128 letters, ")
+    assert found.error["message"].endswith("no job with unreadable values has, and no id of an inbox entry")
 
 
 def test_a_worker_that_dies_while_it_takes_entries_in_loses_and_doubles_none(queue, add, line, monkeypatch):
@@ -435,9 +401,6 @@ def test_a_page_of_the_inbox_is_bounded_by_entries_and_bytes(queue, add, line):
     assert first + second + third == 40
 
 
-OF_TENANTS = QueueSettings(tenants=tuple(TenantSettings(name=name) for name in ("a", "b", "c")))
-
-
 def page_of(queue, limit=500, most=10**8):
     """What a worker reads of the inbox, and takes in later."""
     functions = queue.store.functions
@@ -451,22 +414,23 @@ def add_pairs(desk, inbox, pairs, entry_id="*"):
 
 
 def test_a_page_is_bounded_whatever_the_number_of_inboxes_and_the_size_of_an_entry(queue, desk, add):
-    queue.settings.apply(OF_TENANTS)
+    declare(queue, "a", "b", "c")
+    add(b"x" * 20_000_000, of="b")
     for tenant in ("a", "b", "c"):
         for _ in range(3):
             add(b"x" * 2_000_000, of=tenant)
-    add(b"x" * 20_000_000, of="b")
     sizes = [sum(len(fields[1]) for _, fields, _ in page_of(queue)) for _ in range(3)]
+    left = queue.stats().inbox
     desk.raw.delete(queue.store.keys.intake)
     while queue.inbox.take_in():
         pass
 
     assert all(0 < size <= 8 * 1024 * 1024 + 20_000_000 for size in sizes)
-    assert len(queue.jobs.all()) == 10
+    assert (left, len(queue.jobs.all())) == (10, 10)
 
 
 def test_long_lines_of_other_tenants_hold_no_inbox_up(queue, desk, add, line):
-    queue.settings.apply(OF_TENANTS)
+    declare(queue, "a", "b", "c")
     for tenant in ("a", "b"):
         add(b"x" * 5_000_000, of=tenant)
     for i in range(3):
@@ -519,102 +483,43 @@ def test_a_worker_reads_the_fields_of_an_entry_and_one_other(queue, desk, add, l
     assert codes(queue, "j") == {"a": "invalid_entry"}
 
 
-def test_each_call_takes_an_entry_of_many_fields_away_also_if_nobody_gets_the_reply(queue, desk, add, line):
-    queue.settings.apply(OF_TENANTS)
-    inbox, pairs = queue.store.keys.inbox_of("a"), [("item", line("a")), ("job", "j"), *[("", "")] * 150_000]
-    for _ in range(3):
-        add_pairs(desk, inbox, pairs)
-    add_pairs(desk, inbox, [("item", line("short")), *[("item", line("late"))] * 64])
-    add(line("b"), of="b", job="j")
-    sizes = [desk.raw.memory_usage(inbox)]
-    while sizes[-1] > 100_000:
-        read = [fields for _, fields, position in page_of(queue) if position == 1]
-        sizes.append(desk.raw.memory_usage(inbox))
-        assert [fields for fields in read if fields == [b"item", line("a"), b"job", b"j", b"more than 64 fields", b""]]
-    left = desk.raw.xlen(inbox), queue.stats().inbox
-    desk.raw.delete(queue.store.keys.intake)
-    while queue.inbox.take_in():
-        pass
-
-    assert sizes == sorted(sizes, reverse=True)
-    assert (len(sizes), left) == (4, (1, 5))
-    assert (queue.stats().inbox, desk.raw.exists(queue.store.keys.shortened_of("a"))) == (0, 0)
-    assert codes(queue, "j@a") == {"a": "invalid_entry", "line:2": "invalid_entry", "line:3": "invalid_entry"}
-    assert [job.counts.failed for job in queue.jobs.all() if job.id.startswith("inbox-a-")] == [1]
-    assert queue.jobs.get("j@b").counts.waiting == 1
-
-
-@pytest.mark.parametrize("num_lost", range(3))
-@pytest.mark.parametrize(
-    "how", [(None, 500), (None, 1), ("a", 500)], ids=["one page", "pages of one entry", "the inbox of a tenant"]
-)
-def test_an_entry_of_many_fields_keeps_its_place_and_the_ids_behind_it(queue, desk, line, how, num_lost):
-    """`num_lost` replies reach no worker."""
-    tenant, page = how
+@pytest.mark.parametrize("num_others", [65, 150_000], ids=["many fields", "fields that fill a page"])
+@pytest.mark.parametrize("tenant", [None, "a"], ids=["the inbox for all", "the inbox of a tenant"])
+def test_an_entry_of_many_fields_is_refused_in_its_place(queue, desk, line, tenant, num_others):
     keys, job = queue.store.keys, ("job", "j")
-    inbox = keys.inbox if tenant is None else keys.inbox_of(tenant)
-    queue.settings.apply(OF_TENANTS if tenant else QueueSettings())
+    inbox = keys.inbox_of(tenant)
+    declare(queue, *([tenant] if tenant else []))
     add_pairs(desk, inbox, [("item", line("a")), job], "1-0")
-    add_pairs(desk, inbox, [("item", line("b")), job, *[("", "")] * 65], "2-9")
-    add_pairs(desk, inbox, [("item", line("c")), job, *[("", "")] * 65], "2-10")
-    for _ in range(num_lost):
-        page_of(queue)
-    desk.raw.delete(keys.intake)
+    for number in (9, 10):
+        pairs = [("item", line(f"b{number}")), job, *[("", "")] * num_others, ("item", line("late"))]
+        add_pairs(desk, inbox, pairs, f"2-{number}")
     add_pairs(desk, inbox, [job, ("end", "1"), ("lines", "3"), *[("", "")] * 65], "3-0")
-    add_pairs(desk, inbox, [("item", line("late")), job], "3-1")
-    while queue.inbox.take_in(page):
+    add_pairs(desk, inbox, [("item", line("c")), job], "3-1")
+    while queue.inbox.take_in():
         pass
     name = "j@a" if tenant else "j"
 
     assert [(found.custom_id, found.error["code"]) for found in queue.results.read(name)] == [
-        *(("b", "invalid_entry"), ("c", "invalid_entry"), ("line:4", "invalid_entry"), ("line:5", "job_closed")),
+        *(("b9", "invalid_entry"), ("b10", "invalid_entry"), ("line:4", "invalid_entry"), ("line:5", "job_closed")),
     ]
     assert queue.jobs.get(name).counts.waiting == 1
-    assert queue.jobs.get(name).state is JobState.IN_PROGRESS
+    assert queue.stats().inbox == 0
 
 
-def test_an_entry_of_many_fields_with_the_last_id_is_refused_and_holds_up_nothing(queue, desk, add, line):
+def test_each_call_removes_an_entry_whose_fields_fill_a_page_also_if_nobody_gets_the_reply(queue, desk, line):
     inbox = queue.store.keys.inbox
-    add_pairs(desk, inbox, [("", "")] * 65, f"{2**64 - 1}-{2**64 - 1}")
-    page_of(queue)
-    queue.store.call(queue.store.functions.end_intake("w", [None]))
-    left = desk.raw.xlen(inbox), desk.raw.exists(inbox)
-    queue.inbox.take_in()
-    add(line("a"), job="j")
-    queue.inbox.take_in()
-
-    assert left == (0, 1), "smaller ids would come before the entry that waits"
-    assert sorted(job.counts.total for job in queue.jobs.all()) == [1, 1]
-    assert queue.stats().items.waiting == 1
-
-
-def test_an_entry_of_many_fields_stays_if_a_later_one_waits_of_an_inbox_that_was_deleted(queue, desk, add, line):
-    inbox = queue.store.keys.inbox
-    add_pairs(desk, inbox, [("item", line("a")), ("job", "j"), *[("", "")] * 65], "2-0")
-    page_of(queue)
-    desk.raw.delete(inbox)
-    add_pairs(desk, inbox, [("item", line("b")), ("job", "j"), *[("", "")] * 65], "1-0")
-    page_of(queue)
-    left = desk.raw.xlen(inbox)
+    for num_others in (150_000, 150_000, 65):
+        add_pairs(desk, inbox, [("item", line("a")), *[("", "")] * num_others])
+    pages = [([fields for _, fields, *_ in page_of(queue)], desk.raw.xlen(inbox)) for _ in range(4)]
     desk.raw.delete(queue.store.keys.intake)
     queue.inbox.take_in()
 
-    assert left == 1
-    assert codes(queue, "j") == {"a": "invalid_entry", "b": "invalid_entry"}
-
-
-def test_a_worker_of_an_older_version_gets_lines_of_any_length(queue, desk, add, line):
-    add(line("a", prompt="x" * 5000))
-    keys = queue.store.keys
-    add_pairs(desk, keys.inbox, [("item", line("b")), *[("", "")] * 65])
-    (_, fields), _ = queue.store.connection.call("begin_intake", (keys.inbox, keys.intake), ("w", 10, 60))
-
-    assert fields[1] == line("a", prompt="x" * 5000)
-    assert desk.raw.xlen(keys.inbox) == 2, "it finds no entry elsewhere"
+    cut = [b"item", line("a"), b"more than 64 fields", b""]
+    assert pages == [([cut], 2), ([cut], 1), ([cut], 1), ([cut], 1)]
 
 
 def test_the_age_of_the_inbox_is_that_of_the_first_entries_that_a_call_may_read(queue, desk):
-    queue.settings.apply(OF_TENANTS)
+    declare(queue, "a", "b", "c")
     for seconds, tenant in ((3, "a"), (2, "b"), (1, "c")):
         desk.raw.xadd(queue.store.keys.inbox_of(tenant), {"item": b"x" * 5_000_000}, id=f"{seconds}000-1")
     long = queue.stats()
@@ -732,10 +637,6 @@ def test_any_entry_leaves_the_inbox_and_the_queue_in_balance(queue, desk, fields
 
     assert queue.stats().inbox == 0
     assert desk.differences() == []
-
-
-def declare(queue, *names):
-    queue.settings.apply(QueueSettings(tenants=tuple(TenantSettings(name=name) for name in names)))
 
 
 def test_the_inbox_of_a_tenant_that_is_left_out_keeps_its_entries_and_is_named(queue, add, line):

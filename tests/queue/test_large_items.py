@@ -137,17 +137,11 @@ def test_a_report_of_progress_does_not_search_a_long_prefix(queue, desk, line):
     job_id = queue.submissions.submit([line(f"r{i}") for i in range(8)]).job_id
     prefix = Prefix(token_ids=(100_000,) * 32_000, num_computed=5)
 
-    def cost(call, *arguments) -> int:
-        """Return the microseconds of the server."""
-        before = desk.raw.info("commandstats")["cmdstat_fcall"]["usec"]
-        call(*arguments)
-        return desk.raw.info("commandstats")["cmdstat_fcall"]["usec"] - before
-
     returned, reported = [], []
     for attempt in range(12):  # the least of several, since other programs use the processor
         claimed = queue.leases.claim(job_id, 8, "w1")
-        reported.append(cost(queue.leases.report_progress, {c.lease: 10 + attempt for c in claimed}))
-        returned.append(cost(queue.leases.give_back_many, [(c, prefix) for c in claimed]))
+        reported.append(desk.cost(queue.leases.report_progress, {c.lease: 10 + attempt for c in claimed}))
+        returned.append(desk.cost(queue.leases.give_back_many, [(c, prefix) for c in claimed]))
     (claimed,) = queue.leases.claim(job_id, 1, "w1")
     queue.leases.report_progress({claimed.lease: 99})
     queue.leases.give_back_many([(claimed, None)])
@@ -157,18 +151,17 @@ def test_a_report_of_progress_does_not_search_a_long_prefix(queue, desk, line):
 
 
 def test_late_results_of_items_with_long_lines_read_no_line(queue, desk, line, result):
-    def cost(claimed) -> int:
-        """Return the microseconds of the server."""
-        before = desk.raw.info("commandstats")["cmdstat_fcall"]["usec"]
+    def finish(claimed) -> None:
         assert set(queue.leases.finish_many("w1", [(c, result(c)) for c in claimed])) == {Outcome.LEASE_LOST}
-        return desk.raw.info("commandstats")["cmdstat_fcall"]["usec"] - before
 
     costs = []
     for size in (10, MIB):
         job_id = queue.submissions.submit([line(f"r{i}", prompt="x" * size) for i in range(32)]).job_id
         claimed = [c for _ in range(8) for c in queue.leases.claim(job_id, 32, "w1")]
         queue.leases.give_back_many([(c, None) for c in claimed])
-        costs.append(min(cost(claimed) for _ in range(9)))  # the least, since other programs use the processor
+        costs.append(
+            min(desk.cost(finish, claimed) for _ in range(9))
+        )  # the least, since other programs use the processor
 
     assert len(claimed) == 32
     assert costs[1] < 5 * costs[0], "a call that reads the lines takes many times as long"

@@ -46,15 +46,6 @@ def test_a_result_names_the_worker_that_finished_it(queue, line, result):
     assert [found.worker for found in queue.results.read(job_id)] == ["w1", "its own name"]
 
 
-def test_a_repeated_finish_changes_nothing(queue, line, result):
-    job_id = submit(queue, line, 1)
-    (claimed,) = queue.leases.claim(job_id, 1, "w1")
-    outcomes = [queue.leases.finish("w1", claimed, result(claimed)) for _ in range(3)]
-
-    assert outcomes == [Outcome.DONE, Outcome.ALREADY_DONE, Outcome.ALREADY_DONE]
-    assert ids(queue, job_id) == ["r0"]
-
-
 def test_a_result_of_an_expired_lease_stays_invisible(queue, desk, line, result):
     job_id = submit(queue, line, 1)
     (late,) = queue.leases.claim(job_id, 1, "w1")
@@ -87,29 +78,21 @@ def test_a_lease_may_finish_after_its_expiry_until_its_timer_has_run(queue, desk
     assert (before, after) == (Outcome.DONE, Outcome.LEASE_LOST)
 
 
-def test_giving_back_spends_no_attempt_and_keeps_the_prefix(queue, line):
-    job_id = submit(queue, line, 1)
+def test_giving_back_spends_no_attempt_and_keeps_the_prefix_until_the_item_ends(queue, desk, line, result):
+    job_id = submit(queue, line, 2)
     prefix = Prefix(token_ids=(5, 6), seed=9, model_revision="r1")
     (first,) = queue.leases.claim(job_id, 1, "w1")
     given = queue.leases.give_back(first, prefix)
     (second,) = queue.leases.claim(job_id, 1, "w2")
     queue.leases.give_back(second)
     (third,) = queue.leases.claim(job_id, 1, "w1")
+    queue.leases.finish("w1", third, result(third))
 
+    assert not desk.raw.exists(queue.store.keys.part(job_id, "prefixes"))
     assert given is Outcome.DONE
     assert (second.attempt, second.prefix) == (1, prefix)
     assert (third.attempt, third.prefix) == (1, prefix)
-    assert queue.leases.give_back(first) is Outcome.LEASE_LOST
-
-
-def test_a_prefix_goes_with_its_item(queue, desk, line, result):
-    job_id = submit(queue, line, 2)
-    (claimed,) = queue.leases.claim(job_id, 1, "w1")
-    queue.leases.give_back(claimed, Prefix(token_ids=(5,)))
-    (claimed,) = queue.leases.claim(job_id, 1, "w1")
-    queue.leases.finish("w1", claimed, result(claimed))
-
-    assert not desk.raw.exists(queue.store.keys.part(job_id, "prefixes"))
+    assert [queue.leases.give_back(item) for item in (first, third)] == [Outcome.LEASE_LOST, Outcome.ALREADY_DONE]
 
 
 def test_a_failed_attempt_keeps_the_number_of_a_prefix_and_an_expired_one_keeps_all_of_it(impatient, desk, line):
@@ -147,14 +130,6 @@ def test_the_next_attempt_knows_what_a_lost_one_computed(queue, desk, line):
     ]
 
 
-def test_items_come_back_in_their_own_order(queue, line):
-    job_id = submit(queue, line, 6)
-    claimed = queue.leases.claim(job_id, 4, "w1")
-    queue.leases.give_back_many([(claimed[3], None), (claimed[1], None)])
-
-    assert [c.index for c in queue.leases.claim(job_id, 4, "w2")] == [1, 3, 4, 5]
-
-
 def test_a_heartbeat_extends_what_is_held_and_names_what_is_not(queue, desk, line):
     job_id, other = submit(queue, line, 2), submit(queue, line, 1)
     held, taken = queue.leases.claim(job_id, 2, "w1")
@@ -190,6 +165,21 @@ def test_the_same_item_twice_in_one_call_counts_once(queue, line, result):
 
     assert outcomes == [Outcome.DONE, Outcome.ALREADY_DONE, Outcome.DONE]
     assert ids(queue, job_id) == ["r0", "r1"]
+
+
+@pytest.mark.parametrize("is_dead", [False, True], ids=["a result", "a dead letter"])
+def test_a_worker_that_repeats_two_results_of_an_item_learns_which_one_counts(queue, desk, line, result, is_dead):
+    job_id = submit(queue, line, 2)
+    (late,) = queue.leases.claim(job_id, 1, "w1")
+    desk.end_lease(job_id, 0)
+    queue.timers.run_due()
+    (fresh,) = queue.leases.claim(job_id, 1, "w1")
+    if is_dead:
+        queue.leases.retry(fresh, "no", "no", is_retryable=False)
+    first, again = (queue.leases.finish_many("w1", [(c, result(c)) for c in (late, fresh)]) for _ in range(2))
+
+    assert first == [Outcome.LEASE_LOST, Outcome.ALREADY_DONE if is_dead else Outcome.DONE]
+    assert again == [Outcome.LEASE_LOST, Outcome.ALREADY_DONE]
 
 
 def test_a_failed_attempt_waits_for_its_backoff(queue, desk, line):

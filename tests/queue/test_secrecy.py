@@ -127,7 +127,6 @@ def test_an_address_tells_where_a_url_leads(url: str, scheme: str, host: str):
     address = parse_address(url)
 
     assert (address.url, address.scheme, address.host) == (url, scheme, host)
-    assert (address.is_local, address.is_tls) == (scheme == "unix", scheme == "rediss")
 
 
 @given(st.sampled_from(["redis://", "rediss://", "unix://", ""]), st.text(max_size=60))

@@ -11,9 +11,11 @@ from ballast_queue.job import PARTLY_UNSERVED, UNSERVED, JobState, Outlook, outp
 from ballast_queue.status import ClassLoad
 
 
-def test_in_an_empty_queue_nothing_waits(queue):
+def test_in_an_empty_queue_nothing_waits_and_no_entry_is_read(queue, desk):
+    before = desk.raw.info("commandstats").get("cmdstat_xrange")
     stats = queue.stats()
 
+    assert desk.raw.info("commandstats").get("cmdstat_xrange") == before
     assert (stats.depth, stats.oldest_waiting_seconds, stats.dead_letters, stats.jobs_at_risk) == (0, 0, 0, 0)
 
 
@@ -182,22 +184,6 @@ def test_items_that_a_cancel_has_not_ended_yet_are_no_need_of_workers(queue, lin
     assert (queue.stats().depth, queue.stats().unclaimable) == (0, 0)
 
 
-def test_a_job_that_an_older_version_paused_counts_as_others_after_its_next_change(queue, desk, line):
-    """The totals of an older version know nothing of it, and a sum below zero would hide what is paused later."""
-    keys = queue.store.keys
-    resumed, changed = (submit(queue, line, 3, deadline=queue.now() + 60) for _ in range(2))
-    for job_id in (resumed, changed):
-        queue.jobs.record_outlooks([(job_id, Outlook.NO, "it needs 2m of the 1m left")])
-        queue.jobs.pause(job_id)
-        desk.raw.hdel(keys.job(job_id), "unclaimable", "unclaimable_at_risk")
-    desk.raw.hdel(keys.totals, "unclaimable", "unclaimable_at_risk")
-    at_first = needs(queue)
-    queue.jobs.resume(resumed)
-    queue.jobs.record_outlooks([(changed, Outlook.NO, "it needs 3m of the 1m left")])
-
-    assert (at_first, needs(queue)) == ((6, 2), (3, 1))
-
-
 def test_active_jobs_are_those_not_over_with_the_nearest_deadlines_first(queue, line, result):
     plain = submit(queue, line, 1)
     far, near = (submit(queue, line, 1, deadline=queue.now() + seconds) for seconds in (2000, 1000))
@@ -208,10 +194,6 @@ def test_active_jobs_are_those_not_over_with_the_nearest_deadlines_first(queue, 
 
     assert [job.id for job in queue.jobs.active(2)] == [near, far]
     assert {job.id for job in queue.jobs.active(limit=None)} == {plain, far, near, paused}
-
-
-def test_one_of_all_workers_has_the_turn(queue):
-    assert [queue.jobs.begin_forecast(60) for _ in range(3)] == [True, False, False]
 
 
 def test_a_status_holds_until_it_expires_or_is_withdrawn(queue, desk):

@@ -12,17 +12,6 @@ from ballast_queue.timers import BATCH, MOST_TIMERS, Timers
 from ballast_queue.unused import run_timers
 
 
-def test_all_that_is_due_is_moved_and_counted(queue, desk, line):
-    for _ in range(3):
-        job_id = submit(queue, line, 2)
-        queue.leases.claim(job_id, 2, "w1")
-        desk.end_lease(job_id, 0)
-        desk.end_lease(job_id, 1)
-
-    assert queue.timers.run_due() == 6
-    assert queue.stats().items.leased == 0
-
-
 def test_a_timer_of_a_newer_version_is_left_alone(queue, desk):
     desk.raw.zadd(queue.store.keys.timers, {"later:job-1": 1})
     moved = queue.timers.run_due()

@@ -14,6 +14,7 @@ from ballast_sim.replay.report import report
 from ballast_sim.replay.traffic import Arrival
 
 SLO = {"ttft": 1.0, "tpot": 0.05}
+CONFIG = PolicyConfig(slots=8, num_blocks=400, ttft=0.05, tpot=0.02)
 POOL = [Arrival(0.0, 60 + 29 * i % 300, 4 + 11 * i % 50) for i in range(30)]
 
 
@@ -93,8 +94,7 @@ def two(run):
 
 
 def test_pooled_latencies_are_those_of_all_requests(two):
-    config = PolicyConfig(slots=8, num_blocks=400, ttft=0.05, tpot=0.02)
-    whole = pooled(two, config)
+    whole = pooled(two, CONFIG)
     met = sum(each.ttft_attainment * each.num_online for each in two) / sum(each.num_online for each in two)
 
     assert whole.num_online == sum(each.num_online for each in two)
@@ -104,9 +104,8 @@ def test_pooled_latencies_are_those_of_all_requests(two):
 
 
 def test_pooled_rates_are_means_over_time(two):
-    config = PolicyConfig(slots=8, num_blocks=400, ttft=0.05, tpot=0.02)
     short, long = two
-    whole = pooled(two, config)
+    whole = pooled(two, CONFIG)
     tokens = short.total_tokens * short.seconds + long.total_tokens * long.seconds
 
     assert whole.seconds == short.seconds + long.seconds
@@ -114,7 +113,6 @@ def test_pooled_rates_are_means_over_time(two):
 
 
 def test_the_report_of_one_run_pools_to_itself(two):
-    config = PolicyConfig(slots=8, num_blocks=400, ttft=0.05, tpot=0.02)
     alike = replace(two[0], deadline_hits=1.0)  # nan is not equal to itself
 
-    assert pooled([alike], config) == alike
+    assert pooled([alike], CONFIG) == alike

@@ -41,12 +41,6 @@ def test_a_token_of_llama_3_8b_takes_128_kib_of_kv_and_an_80_gb_gpu_holds_439_th
     assert kv == int((0.92 * 80e9 - weights) / 131_072) == 438_995
 
 
-def test_kv_in_eight_bits_holds_twice_as_much():
-    fp8 = PlanInputs(engine=EngineInput(kv_dtype="fp8"))
-
-    assert Deployment.of(fp8, [Arrival(0, 100, 10)]).kv_tokens == 877_990
-
-
 def test_a_bought_a100_costs_69_cents_an_hour_and_7_of_electricity():
     price = GpuPrice(GPUS["a100"], EnergyInput(), MoneyInput(way="buy"))
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from ballast_api.errors import InvalidConfig
 from ballast_sim.errors import BadInput
-from ballast_sim.planner.inputs import PlanInputs
+from ballast_sim.planner.inputs import GpuInput, PlanInputs
+from ballast_sim.replay.hardware import GPUS
 
 NAMES = st.sampled_from(["a100", "h100", "mine", "llama-3-8b", "bge-base", "fp8", "cheapest", "", "no", "1e3", "# a"])
 NUMBERS = st.one_of(st.integers(-3, 300), st.floats(allow_nan=True, allow_infinity=True), st.just(10**400))
@@ -98,7 +99,9 @@ def test_inputs_that_are_written_and_read_are_the_same(tmp_path_factory, numbers
 
 def test_every_figure_of_the_worksheet_is_one_that_the_file_takes():
     written = yaml.safe_load(PlanInputs().dump())
+    again = PlanInputs.model_validate(written)
 
     assert set(written) == {field.alias for field in PlanInputs.model_fields.values()}
-    assert PlanInputs.model_validate(written).model_copy(update={"gpus": {}}) == PlanInputs()
+    assert again.model_copy(update={"gpus": {}}) == PlanInputs()
     assert "budgetKilowatts: null" in PlanInputs().dump()
+    assert all(GpuInput.describing(again.find_gpu(name)) == GpuInput.describing(gpu) for name, gpu in GPUS.items())

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from laws import lawful
+from llm_d.prefix_cache import CachedKv
 
 from ballast_policy import host
 from ballast_policy.learning.cost import CostModel
@@ -177,9 +178,6 @@ BREAKS = {
     "99999 tokens granted to": lambda plan, _: {"grants": tuple((r, 99999) for r, _ in plan.grants)},
     "0 tokens granted to": lambda plan, _: {"grants": tuple((r, 0) for r, _ in plan.grants)},
     "cannot become RUNNING: it is RUNNING": lambda plan, _: {"admit": plan.admit * 2},
-    "cannot become RUNNING: it is WAITING": lambda plan, snapshot: {"resume": tuple(snapshot.waiting)},
-    "cannot become PARKED: it is WAITING": lambda plan, snapshot: {"park": plan.park + tuple(snapshot.waiting)},
-    "cannot become WAITING: it is WAITING": lambda plan, snapshot: {"preempt": tuple(snapshot.waiting)},
     "hold a slot, there are 2": lambda plan, snapshot: {
         "admit": tuple(snapshot.waiting),
         "grants": plan.grants[:1],
@@ -225,7 +223,7 @@ def test_the_router_spreads_a_burst_over_the_replicas(run):
 def test_with_a_shared_prefix_the_cache_saves_its_tokens(run):
     shared = [Arrival(0.3 * i, 200, 4, prefix_key=1, prefix_tokens=160) for i in range(6)]
 
-    result = run(online=shared, has_prefix_cache=True)
+    result = run(online=shared, kv=CachedKv)
 
     assert [item.request.num_prompt_cached for item in result.online] == [0, 160, 160, 160, 160, 160]
     assert report(result).online.prefill * result.seconds == pytest.approx(200 + 5 * 40)
@@ -246,7 +244,7 @@ def test_tokens_count_when_they_are_computed_and_an_answer_that_does_not_end_kee
 def test_a_cache_that_is_too_small_evicts_and_still_balances(run):
     many = [Arrival(0.2 * i, 150, 30, prefix_key=1 + i % 5, prefix_tokens=96) for i in range(60)]
 
-    result = run(online=many, offline=POOL, has_prefix_cache=True, config={"num_blocks": 48})
+    result = run(online=many, offline=POOL, kv=CachedKv, config={"num_blocks": 48})
 
     replica = result.replicas[0]
     assert not replica.items

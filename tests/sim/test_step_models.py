@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llm_d.experts import GPT_OSS_A100
 
-from ballast_policy.learning.cost import CostModel
 from ballast_sim.errors import BadInput
 from ballast_sim.replay.hardware import GPUS, gpu
 from ballast_sim.replay.model_shape import SHAPES, Quantization, from_config, shape
@@ -234,11 +233,3 @@ def test_unknown_names_and_sizes_are_refused(ask, found):
         ask()
 
     assert found in str(error.value)
-
-
-def test_a_given_cost_model_is_its_own_step_model():
-    cost = CostModel(0.01, 1e-4, 1e-9, 1e-4, 1e-7)
-
-    assert cost.predict(BatchWork(100, 5050.0, 10, 1000, num_chunks=1)) == pytest.approx(
-        0.01 + 0.01 + 5.05e-6 + 1e-3 + 1e-4
-    )

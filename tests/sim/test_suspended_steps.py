@@ -62,15 +62,4 @@ def test_newcomers_have_their_first_token_sooner_and_nothing_is_computed_twice()
     assert report(suspended).tpot_attainment == 1
     assert all(item.num_recomputed == 0 for item in suspended.online)
     (replica,) = suspended.replicas
-    replica.kv.check([replica.items[seq] for seq in replica.host.residents])
-
-
-@pytest.mark.parametrize("cap", [0.2, 0.4])
-def test_a_cap_on_interference_holds_for_both_latencies(cap: float):
-    alone = report(simulate(replace(SCENARIO, offline=list)))
-    capped = report(simulate(replace(SCENARIO, config=replace(SCENARIO.config, max_interference=cap))))
-    free = report(simulate(SCENARIO))
-
-    assert capped.tpot.p50 <= (1 + cap) * alone.tpot.p50
-    assert capped.ttft.p50 <= (1 + cap) * alone.ttft.p50
-    assert 0 < capped.offline.total < free.offline.total
+    replica.kv.check()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from pooled import pooled_table, rotated
+from pooled import rotated
 
 from ballast_cli.bench.json_rows import as_json
 from ballast_policy.learning.cost import CostModel
@@ -162,22 +162,6 @@ def test_rows_state_attainment_by_prompt_length(make_bench):
 
     assert alone["worst_third_lost"] == {"ttft": 0.0, "tpot": 0.0}
     assert [(third["shortest"], third["longest"]) for third in alone["prompt_thirds"]] == [(50, 50)]
-
-
-def test_a_pooled_table_has_the_rows_of_each_seed_and_compares_with_all_of_online_alone(make_bench):
-    asked = {"policies": ("online-only", "ballast"), "reservations": (0.0,), "has_best_budget": False}
-    later = [Arrival(0.5 * turn, 80, 10) for turn in range(20)]
-    tables = [run_table(make_bench(trace=trace), **asked) for trace in (ONLINE, later)]
-    tables[1] = replace(tables[1], rows=[replace(row, load=tables[0].bench.own_load) for row in tables[1].rows])
-    tables[1].bench.alones = {tables[0].bench.own_load: tables[1].rows[0]}
-
-    found = pooled_table(tables)
-
-    alone, mixed = found.rows
-    assert alone.result == found.bench.alone(alone.load).result
-    assert alone.result.num_online == sum(table.rows[0].result.num_online for table in tables)
-    assert {third.longest for third in mixed.result.thirds} == {50, 80}
-    assert mixed.offline_tokens == pytest.approx(sum(table.rows[1].offline_tokens for table in tables) / 2)
 
 
 @pytest.mark.parametrize("policy", ["static-budget=30x", "static-budget=30x0", "static-budget=x512", "ballast=30x512"])

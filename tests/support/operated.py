@@ -40,8 +40,6 @@ class Operator:
     lease: str = field(default_factory=lambda: f"lease-{uuid4().hex[:8]}")
     process: subprocess.Popen[bytes] | None = None
     port: int = 0
-    script: Path | None = None
-    """What to run in place of the operator's own main."""
 
     @property
     def log(self) -> Path:
@@ -68,15 +66,20 @@ class Operator:
             **self.environment,
         }
         before = len(self.text())
-        program = [str(self.script)] if self.script else ["-m", "ballast_operator"]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen([sys.executable, *program], env=environment, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ballast_operator"], env=environment, stdout=log, stderr=log
+            )
         pattern = r"listening port=(\d+)"
         self.port = int(
             until(lambda: re.search(pattern, self.text()[before:]), said="listening", seconds=START_SECONDS)[1]
         )
         if active:
             until(lambda: " active lease" in self.text()[before:], said="active")
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
 
     def kill(self) -> None:
         assert self.process is not None
@@ -157,6 +160,11 @@ class Cluster:
         """Create a Secret that resources may name."""
         metadata = {"name": name, "labels": {"ballast.dev/allow": "true"}}
         return self.create("secrets", {"metadata": metadata, "stringData": texts})
+
+    def own_redis(self, **texts: str) -> dict[str, str]:
+        """Create the Secret of the operator's own Redis. Return the environment of an operator in this namespace."""
+        self.create("secrets", {"metadata": {"name": "own"}, "stringData": texts})
+        return {"BALLAST_NAMESPACE": self.namespace, "BALLAST_REDIS_SECRET": "own"}
 
     def patch(self, kind: str, name: str, body: Any, subresource: str = "") -> Any:
         path = self.path(kind, name) + (f"/{subresource}" if subresource else "")
@@ -261,11 +269,9 @@ def installed(plane: ControlPlane, kinds: list[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def running(
-    kubeconfig: Path, folder: Path, *, script: Path | None = None, keeps_lease: bool = False, **environment: str
-) -> Iterator[Operator]:
+def running(kubeconfig: Path, folder: Path, *, keeps_lease: bool = False, **environment: str) -> Iterator[Operator]:
     """An operator of its own. Without its Lease, a later one claims the resources that it leaves behind."""
-    operator = Operator(kubeconfig, folder, environment, script=script)
+    operator = Operator(kubeconfig, folder, environment)
     operator.start()
     try:
         yield operator
@@ -273,7 +279,7 @@ def running(
         print(operator.text()[-4000:])  # noqa: T201 - shown with the failure
         raise
     finally:
-        if operator.process is not None and operator.process.poll() is None:
+        if operator.is_running:
             operator.kill()
         if not keeps_lease:
             operator.delete_lease()

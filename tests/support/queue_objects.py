@@ -10,7 +10,8 @@ from typing import Any
 import redis
 from waiting import until
 
-from ballast_queue.job import Job
+from ballast_engine.request import GenerationRequest
+from ballast_queue.job import Claimed, Job
 from ballast_queue.redis_store import Queue
 from ballast_queue.status import ClassLoad, ReservationStatus, SloStatus, WorkerStatus
 
@@ -25,6 +26,12 @@ def make_chat(custom_id: str, messages: list[dict[str, Any]], **body: Any) -> st
     """Return a line with a chat for the small model: two tokens by default."""
     body = {"model": "tiny", "messages": messages, "max_tokens": 2} | body
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body})
+
+
+def make_claimed(**changes: Any) -> Claimed:
+    """Return an item under its first lease."""
+    fields = {"job_id": "j", "index": 0, "custom_id": "a", "url": "/v1/completions", "body": {}, "tenant": "t"}
+    return Claimed(**(fields | {"token": 1, "seed": 1} | changes))
 
 
 def wait_for(queue: Queue, job_id: str, eventually: Callable[[Callable[[], Any], str], Any]) -> Job:
@@ -83,3 +90,20 @@ class SlowRunner(WrappedRunner):
     def run(self, batch: Any, interrupt: Any) -> Any:
         time.sleep(0.05)
         return self.inner.run(batch, interrupt)
+
+
+class RecordingEngine:
+    """The engine of a worker, which keeps the requests that it gets."""
+
+    def __init__(self, options: Any, *, tokenizer: Any) -> None:
+        from ballast_engine.build import build_engine  # the commands need no torch
+
+        self._engine = build_engine(options, tokenizer=tokenizer)
+        self.requests: list[GenerationRequest] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def submit(self, request: GenerationRequest) -> None:
+        self.requests.append(request)
+        self._engine.submit(request)

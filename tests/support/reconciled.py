@@ -6,18 +6,21 @@ import asyncio
 import base64
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, cast
 
 from ballast_api.conditions import ConditionReason
 from ballast_operator.cache import Cache
+from ballast_operator.conditions.given import ConditionValue
 from ballast_operator.context import OperatorContext, UserKeys
 from ballast_operator.errors import ClusterUnavailable, Conflict
-from ballast_operator.inference_deployment import RESOURCE_TYPE
 from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, SECRET, Body, Key, Kind
+from ballast_operator.metrics import Metrics
 from ballast_operator.poll_result import FormerQueue, PollResult, QueueSource
+from ballast_operator.process import Operator
 from ballast_operator.reconcile import Reconciler
-from ballast_operator.resource_type import ConditionValue
+from ballast_operator.settings import OperatorSettings
 
 CONTEXT = OperatorContext(
     image="worker:1",
@@ -117,26 +120,13 @@ class FakeReleases:
         return not holder
 
 
-def make_cache() -> Cache:
-    return Cache(INFERENCE_DEPLOYMENT, RESOURCE_TYPE.label, queue_of=RESOURCE_TYPE.queue_of)
+UNPLANNABLE: dict[str, Any] = {"template": {"affinity": reduce(lambda inner, _: {"x": inner}, range(9000), {})}}
+"""A part of a spec from which no children can be computed: it is nested more deeply than Python writes JSON."""
 
 
-UNPLANNABLE = "file:///models/[no-children"
-"""A `model.uri` from which no children can be computed, as if the schema had missed a wrong value."""
-
-
-def _plan(resource: Any, *given: Any) -> Any:
-    if resource.spec.model.uri == UNPLANNABLE:
-        raise ValueError(UNPLANNABLE)
-    return RESOURCE_TYPE.plan(resource, *given)
-
-
-def make_reconciler(
-    cache: Cache, cluster: Any, *, poller: Any, grants: Any, context: OperatorContext
-) -> Reconciler[Any]:
+def make_reconciler(cache: Cache, cluster: Any, *, poller: Any, grants: Any, context: OperatorContext) -> Reconciler:
     """Return the reconciler of an operator that starts: it knows only what the cluster knows."""
     return Reconciler(
-        replace(RESOURCE_TYPE, plan=_plan),
         cluster,
         cache,
         poller=poller,
@@ -147,11 +137,17 @@ def make_reconciler(
     )
 
 
+def make_operator(cluster: object, *, metrics: Metrics | None = None, **settings: Any) -> Operator:
+    """Return an operator that calls this cluster."""
+    read = OperatorSettings(namespace="ballast", worker_image="worker:1", **settings)
+    return Operator(read, cast(Any, cluster), metrics or Metrics(), asyncio.Event())
+
+
 @dataclass
 class Bench:
     """A reconciler, and the resources of two namespaces."""
 
-    cache: Cache = field(default_factory=make_cache)
+    cache: Cache = field(default_factory=Cache)
 
     def __post_init__(self) -> None:
         self.cluster = FakeCluster(self.cache)

@@ -42,12 +42,10 @@ def test_an_idle_core_waits_and_then_admits_all_requests_in_one_step(core):
 
     begun = core.step().num_scheduled_tokens
 
-    while not core.is_idle:
-        core.step()
+    core.finish()
     step, *_ = core.scheduler.ballast_stats()["recent"]
     assert begun == {first: 5, second: 7}
     assert [admission.steps_waited for admission in step.admissions] == [0, 0]
-    core.check_idle()
 
 
 def test_the_window_is_no_delay_by_offline_work(core):
@@ -55,13 +53,11 @@ def test_the_window_is_no_delay_by_offline_work(core):
     host.fit, host.cost = None, CostModel(k0=0.001, k3=0.001, is_trusted=True)
     core.add("offline", prompt=5, output=3)
     core.scheduler.now += 1.0
-    while not core.is_idle:
-        core.step()
+    core.finish()
     core.add(prompt=5, output=1)
     core.step()
     core.scheduler.now += 1.0
-    while not core.is_idle:
-        core.step()
+    core.finish()
 
     [(_, ttft)] = host.interference.ttft
     assert ttft.alone == ttft.measured >= 1.0

@@ -103,7 +103,7 @@ def test_no_step_ends_in_an_image_that_is_computed_at_once(seeing_model: Path, s
             assert not any(image.start < end < image.stop for image in images[request_id])
 
     assert core.ended == images.keys()
-    assert core.scheduler.driver.counters.short_grants == 0
+    assert core.deviations.num_short == 0
 
 
 @pytest.mark.parametrize("scheduler", [SyncTimed, AsyncTimed], ids=["sync", "async"])

@@ -81,7 +81,7 @@ def test_a_prompt_for_which_vllm_has_just_enough_kv_starts_before_others(tiny_mo
 
     assert run(core)[0]
     assert core.answers == {first: 1, **dict.fromkeys(others, 4)}
-    assert core.scheduler.driver.counters.unplanned_preemptions == 0
+    assert core.deviations.num_preempted == 0
     core.check_idle()
 
 
@@ -171,5 +171,5 @@ def test_each_request_ends_that_vllm_would_compute_alone(tiny_model, seed):
         core.step()
 
     assert run(core)[0]
-    assert core.scheduler.driver.counters.unplanned_preemptions == 0
+    assert core.deviations.num_preempted == 0
     core.check_idle()

@@ -107,6 +107,5 @@ def test_answers_with_two_ranks_are_those_of_plain_vllm(run, plain_answers, poli
 
     assert found == plain_answers
     stats = figures["stats"]
-    assert figures["exact_steps"] == stats["steps"] > 0
     assert (stats["online"]["decode_tokens"], stats["offline"]["decode_tokens"]) == (24, 240)
     assert happened(stats["offline"]) > 0

@@ -53,10 +53,14 @@ def test_each_owned_argument_is_an_option_of_vllm(options: dict[str, str]) -> No
             assert any(known.startswith(name.removesuffix("*")) for known in options), name
 
 
-def test_a_field_of_the_configuration_arrives_in_vllm(tiny_model: Path, tmp_path: Path) -> None:
-    adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    (adapter / "adapter_config.json").write_text(json.dumps({"r": 4, "rank_pattern": {"q_proj": 7}}))
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    """The directory of an adapter. Its largest rank is 7, and vLLM is told 8."""
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 4, "rank_pattern": {"q_proj": 7}}))
+    return tmp_path
+
+
+def test_a_field_of_the_configuration_arrives_in_vllm(tiny_model: Path, adapter: Path) -> None:
     found = parsed(
         own(
             tiny_model,
@@ -155,11 +159,8 @@ RESET = {
 
 @pytest.mark.parametrize("name", RESET)
 def test_an_abbreviation_cannot_reset_an_argument_of_ballast_to_the_default_of_vllm(
-    name: str, tiny_model: Path, tmp_path: Path
+    name: str, tiny_model: Path, adapter: Path
 ) -> None:
-    adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    (adapter / "adapter_config.json").write_text(json.dumps({"r": 64}))
     arguments = own(
         tiny_model,
         model={
@@ -175,10 +176,22 @@ def test_an_abbreviation_cannot_reset_an_argument_of_ballast_to_the_default_of_v
         parsed(arguments, [RESET[name]])
 
 
-def test_an_unknown_quantization_is_refused_before_anything_is_loaded(tiny_model: Path) -> None:
-    arguments = parsed(own(tiny_model, engine={"quantization": "nonsense"}), [])
+NO_KV = r"on a CPU. Set one of fp8, fp8_e4m3, fp8_e5m2, or remove the field"
 
-    with pytest.raises(BadArguments, match="Unknown quantization method: nonsense"):
+
+@pytest.mark.parametrize(
+    ("engine", "sentence"),
+    [
+        ({"quantization": "nonsense"}, "Unknown quantization method: nonsense"),
+        *(({"kvDtype": name}, NO_KV) for name in ("int8", "nvfp4", "fp8_per_token_head")),
+    ],
+)
+def test_a_type_that_vllm_lacks_is_refused_before_anything_is_loaded(
+    engine: dict[str, str], sentence: str, tiny_model: Path
+) -> None:
+    arguments = parsed(own(tiny_model, engine=engine), [])
+
+    with pytest.raises(BadArguments, match=sentence):
         check(arguments)
 
 
@@ -227,16 +240,6 @@ def test_vllm_downloads_nothing_unless_a_variable_states_otherwise(stated: str |
     )
 
     assert found.stdout.split() == ["False", stated or "1"]
-
-
-@pytest.mark.parametrize("kv_dtype", ["int8", "nvfp4", "fp8_per_token_head"])
-def test_a_kv_cache_that_vllm_lacks_on_a_cpu_is_refused_before_anything_is_loaded(
-    kv_dtype: str, tiny_model: Path
-) -> None:
-    arguments = parsed(own(tiny_model, engine={"kvDtype": kv_dtype}), [])
-
-    with pytest.raises(BadArguments, match=r"on a CPU. Set one of fp8, fp8_e4m3, fp8_e5m2, or remove the field"):
-        check(arguments)
 
 
 @pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2", "bfloat16", None])
@@ -370,9 +373,8 @@ def test_a_setting_that_ballast_does_not_support_is_refused_before_anything_is_l
         check(arguments)
 
 
-def test_on_a_cpu_a_place_for_adapters_stays_empty(tiny_model: Path, tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 8}))
-    arguments = own(tiny_model, model={"adapters": [{"name": "sql", "uri": f"file://{tmp_path}"}]})
+def test_on_a_cpu_a_place_for_adapters_stays_empty(tiny_model: Path, adapter: Path) -> None:
+    arguments = own(tiny_model, model={"adapters": [{"name": "sql", "uri": f"file://{adapter}"}]})
 
     check(parsed(arguments, ["--max-loras=2"]))
     with pytest.raises(BadArguments, match=r"sets --max-loras=1. On a CPU it must be above the number of adapters, 1"):

@@ -6,29 +6,35 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 import redis
 import uvloop
+from engine_integrity import check_integrity
+from files import swap
 from waiting import until
 
 from ballast_api.worker_config import WorkerConfig
 from ballast_engine.build import build_engine
 from ballast_queue.redis_store import Queue
 from ballast_worker.app import create_app, load
+from ballast_worker.http_connection import HttpLimits
 from ballast_worker.http_server import HttpServer
 from ballast_worker.preflight import listen
 from ballast_worker.worker import Worker
 
+_T = TypeVar("_T")
 PATIENCE = 60.0
 """Seconds after which a wait is a failure; nothing waits so long when all is well."""
 
@@ -91,6 +97,23 @@ class Serving:
     url: str
     worker: Worker
     server: HttpServer
+    path: Path | None
+    """The file of its configuration."""
+
+    def reconfigure(self, config: WorkerConfig) -> None:
+        """Change the file."""
+        assert self.path is not None
+        swap(self.path, config.dump())
+
+    def connect(self) -> socket.socket:
+        """Open a connection."""
+        address = urlsplit(self.url)
+        return socket.create_connection((address.hostname, address.port), timeout=PATIENCE)
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Return the result of a coroutine on the event loop of the worker."""
+        assert self.worker.loop.events is not None
+        return asyncio.run_coroutine_threadsafe(work, self.worker.loop.events).result(PATIENCE)
 
     @property
     def num_answers(self) -> int:
@@ -106,9 +129,14 @@ class Serving:
 
 
 @contextmanager
-def _serve(config: WorkerConfig, path: Path | None = None, **options: Any) -> Iterator[Serving]:
+def _serve(
+    config: WorkerConfig, path: Path | None = None, http_limits: HttpLimits | None = None, **options: Any
+) -> Iterator[Serving]:
     """Run the app under the server of a worker on a thread; at the end the engine's books must balance."""
+    if path is not None:
+        path.write_text(config.dump())
     worker = Worker(load(config, path), path=path, **options)
+    worker.connections.limits = http_limits or worker.connections.limits
     listener = listen(config)
     worker.address = url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     app = create_app(worker)
@@ -122,12 +150,12 @@ def _serve(config: WorkerConfig, path: Path | None = None, **options: Any) -> It
     thread.start()
     _eventually(lambda: server.started, "the server to start")
     try:
-        yield Serving(url, worker, server)
+        yield Serving(url, worker, server, path)
     finally:
         server.should_exit = True
         thread.join(PATIENCE)
         assert not thread.is_alive()
-    worker.engine.check_integrity()
+    check_integrity(worker.engine)
 
 
 @pytest.fixture(scope="session")
@@ -174,10 +202,7 @@ def fed(
             "offline": {"queue": queue_name, "leaseSeconds": 1},
             "runtime": {"redisUrl": valkey.url, "workerId": "w1"},
         }
-        made = make_config(**merge(config, changes))
-        if path is not None:
-            path.write_text(made.dump())
-        return serve(made, path, build=build)
+        return serve(make_config(**merge(config, changes)), path, build=build)
 
     return start
 

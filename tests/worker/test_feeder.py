@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from functools import partial
 
 import pytest
 import yaml
-from queue_objects import SlowRunner, make_chat, make_line, wait_for
+from files import swap
+from queue_objects import RecordingEngine, SlowRunner, make_chat, make_line, wait_for
 
 from ballast_engine.build import build_engine
-from ballast_engine.request import GenerationRequest
 from ballast_queue.job import JobState
 from ballast_worker.drain import drain
 
@@ -74,21 +73,6 @@ def test_items_may_have_the_fields_that_http_requests_may_have(fed, queue, event
     assert "Ballast does not store answers" in results["item-1"].error["message"]
 
 
-class RecordingEngine:
-    """The worker's engine; keeps the requests that it gets."""
-
-    def __init__(self, options, *, tokenizer) -> None:
-        self._engine = build_engine(options, tokenizer=tokenizer)
-        self.requests: dict[str, GenerationRequest] = {}
-
-    def __getattr__(self, name: str):
-        return getattr(self._engine, name)
-
-    def submit(self, request: GenerationRequest) -> None:
-        self.requests[request.request_id.rpartition(":")[0].rpartition(":")[0]] = request  # job and index
-        self._engine.submit(request)
-
-
 def test_each_item_has_the_prefix_key_of_its_own_opening(fed, queue, eventually) -> None:
     def chat(index: int, instructions: str) -> str:
         messages = [{"role": "system", "content": instructions}, {"role": "user", "content": str(index)}]
@@ -102,7 +86,8 @@ def test_each_item_has_the_prefix_key_of_its_own_opening(fed, queue, eventually)
         for job_id in (mixed, other):
             wait_for(queue, job_id, eventually)
         client.post("/v1/completions", json={"model": "tiny", "prompt": "Sum up.", "max_tokens": 1})
-        requests = serving.worker.engine.requests
+        found = serving.worker.engine.requests
+    requests = {request.request_id.rpartition(":")[0].rpartition(":")[0]: request for request in found}  # job and index
     keys = [requests[f"{mixed}:{index}"].prefix_key for index in range(4)]
 
     assert keys[0] == keys[2] != keys[1] == keys[3]
@@ -187,7 +172,7 @@ def test_a_worker_that_stops_after_draining_leaves_no_lease_and_spends_no_attemp
         worker = serving.worker
         job_id = queue.submissions.submit([make_line(i, max_tokens=1500, ignore_eos=True) for i in range(6)]).job_id
         eventually(lambda: worker.engine.stats().offline.decode_tokens > 40, "some tokens")
-        asyncio.run_coroutine_threadsafe(drain(worker, hang_up=lambda: None), worker.loop.events).result(60)
+        serving.run(drain(worker, hang_up=lambda: None))
         counts = queue.jobs.get(job_id).counts
     claimed = queue.leases.claim(job_id, 6, "other")
     prefixes = [item.prefix for item in claimed if item.prefix is not None]
@@ -283,8 +268,7 @@ def test_a_shorter_lease_is_in_force_at_once_and_returns_no_item(
         else:
             config = yaml.safe_load(path.read_text())
             config["offline"]["leaseSeconds"], config["runtime"]["generation"] = 2, 1
-            (tmp_path / "new").write_text(yaml.safe_dump(config))
-            (tmp_path / "new").replace(path)
+            swap(path, yaml.safe_dump(config))
         eventually(is_short, "the leases to have the shorter time")
         returned = feeder.outcomes.total()
         queue.jobs.cancel(job_id)

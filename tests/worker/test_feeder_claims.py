@@ -26,6 +26,7 @@ def test_every_slot_is_filled_while_the_queue_has_work_and_little_more_is_claime
         queue.jobs.cancel(job_id)
         eventually(lambda: serving.is_idle() and not serving.worker.feeder.num_held, "the items to be aborted")
         job = wait_for(queue, job_id, eventually)
+        results = list(queue.results.read(job_id))
         cost = serving.worker.feeder._claimer._cost  # noqa: SLF001  only the choice of a tenant depends on it
 
     assert stats.offline.running == 4
@@ -34,6 +35,7 @@ def test_every_slot_is_filled_while_the_queue_has_work_and_little_more_is_claime
     assert 4 <= leased <= 4 + 8
     assert job.state is JobState.CANCELLED
     assert job.counts.cancelled == 40
+    assert [result.error["code"] for result in results] == ["cancelled"] * 40
     assert queue.stats().items.leased == 0
 
 

@@ -25,18 +25,12 @@ def outlook(job: Job, *others: Job, workers=None, now: float = 0, weights=None):
     return Forecast([job, *others], workers, now, weights or {}).of(job)
 
 
-def test_no_worker_reads_as_unknown_and_not_as_idle():
-    assert outlook(make_job(), workers=[]) == (
-        Outlook.UNKNOWN,
-        "no ready worker has published its rates to this queue",
-    )
+def test_without_a_measured_rate_the_outlook_is_unknown():
+    none, silent = (outlook(make_job(), workers=workers) for workers in ([], [make_worker(), make_worker()]))
 
-
-def test_workers_that_measured_nothing_are_unknown():
-    found, because = outlook(make_job(), workers=[make_worker(), make_worker()])
-
-    assert found is Outlook.UNKNOWN
-    assert because == "no rate is known yet: no item of 2 workers has ended while others waited for slots"
+    assert none == (Outlook.UNKNOWN, "no ready worker has published its rates to this queue")
+    because = "no rate is known yet: no item of 2 workers has ended while others waited for slots"
+    assert silent == (Outlook.UNKNOWN, because)
 
 
 def test_workers_that_drain_or_are_not_ready_do_not_count():

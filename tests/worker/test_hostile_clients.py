@@ -10,16 +10,19 @@ import socket
 import ssl
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import cache
 from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from raw_http import post
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from streamed import BODY, ENDLESS, begun
 from tls import LOOPBACK
 
+from ballast_engine.tokenizer import Tokenizer
 from ballast_worker.bodies import FREE_BYTES, LONG_BYTES, MOST_WAITING, SHORT_BYTES, BodyReaders
 from ballast_worker.errors import Refused
 from ballast_worker.http_connection import Closed, Connections, HttpLimits
@@ -28,18 +31,9 @@ from ballast_worker.http_server import HttpServer
 from ballast_worker.prompt_length import longest_token_bytes
 from ballast_worker.tls import Certificate, EventLoop
 
+tokenizer_of = cache(Tokenizer)
 HEALTH = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
 LAST = HEALTH.replace(b"host", b"connection: close\r\nhost")
-
-
-def connect(serving) -> socket.socket:
-    address = urlsplit(serving.url)
-    return socket.create_connection((address.hostname, address.port), timeout=60)
-
-
-def post(body: bytes, *headers: str) -> bytes:
-    lines = ["POST /v1/completions HTTP/1.1", "host: a", f"content-length: {len(body)}", *headers, "", ""]
-    return "\r\n".join(lines).encode() + body
 
 
 def read_all(raw: socket.socket) -> bytes:
@@ -93,7 +87,7 @@ def send_until_closed(raw: socket.socket, part: bytes, limit: int) -> int:
 )
 def test_headers_without_end_close_the_connection(serving, eventually, begin, part) -> None:
     before = serving.worker.connections.closed[Closed.HEAD_SIZE]
-    with connect(serving) as raw:
+    with serving.connect() as raw:
         raw.sendall(begin)
         sent = send_until_closed(raw, part, 256 * 2**20)
 
@@ -103,7 +97,7 @@ def test_headers_without_end_close_the_connection(serving, eventually, begin, pa
 
 def test_a_length_with_thousands_of_zeros_is_a_number(serving) -> None:
     length = f"content-length: {len(RAW_BODY)}".encode()
-    with connect(serving) as raw:
+    with serving.connect() as raw:
         raw.sendall(post(RAW_BODY, "connection: close").replace(length, length.replace(b": ", b": " + b"0" * 5000)))
         answer = read_all(raw)
 
@@ -113,7 +107,7 @@ def test_a_length_with_thousands_of_zeros_is_a_number(serving) -> None:
 def test_a_body_in_chunks_of_a_byte_is_read(serving) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
     body = b" " * 60_000 + json.dumps(BODY).encode()
-    with connect(serving) as raw:
+    with serving.connect() as raw:
         raw.sendall(head + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n")
         answer = read_all(raw)
 
@@ -149,7 +143,7 @@ RAW_BODY = json.dumps(BODY).encode()
 )
 @pytest.mark.parametrize("size", [1, 65536], ids=["bytes", "whole"])
 def test_a_client_that_offers_another_protocol_is_answered_in_http_1_1(serving, request_bytes, statuses, size) -> None:
-    with connect(serving) as raw:
+    with serving.connect() as raw:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             for start in range(0, len(request_bytes), size):
@@ -160,7 +154,7 @@ def test_a_client_that_offers_another_protocol_is_answered_in_http_1_1(serving, 
 
 
 def test_large_headers_get_a_431(serving, eventually) -> None:
-    with connect(serving) as raw:
+    with serving.connect() as raw:
         raw.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\nx: " + b"a" * 70_000 + b"\r\n\r\n")
         answer = read_all(raw)
         eventually(lambda: not serving.worker.connections.by_phase["closing"], "the server to wait no longer")
@@ -182,7 +176,7 @@ def test_large_headers_get_a_431(serving, eventually) -> None:
 )
 def test_a_client_that_takes_too_long_is_closed(serve, make_config, begin, status) -> None:
     limits = HttpLimits(head_seconds=2, body_seconds=0.2, idle_seconds=2)
-    with serve(make_config(), http_limits=limits) as serving, connect(serving) as raw:
+    with serve(make_config(), http_limits=limits) as serving, serving.connect() as raw:
         raw.sendall(begin)
         answer = read_all(raw)
 
@@ -196,10 +190,10 @@ def test_many_waiting_connections_do_not_keep_others_out(serve, make_config) -> 
         ExitStack() as stack,
     ):
         lines = stack.enter_context(begun(client))
-        idle = [stack.enter_context(connect(serving)) for _ in range(100)]
+        idle = [stack.enter_context(serving.connect()) for _ in range(100)]
         for number, raw in enumerate(idle):
             raw.sendall([b"", b"GET /", post(b"a" * 100)[:-50]][number % 3])
-        with connect(serving) as raw:
+        with serving.connect() as raw:
             raw.sendall(HEALTH)
             answer = raw.recv(65536)
             assert sum(serving.worker.connections.by_phase.values()) <= 20, "none lingers"
@@ -311,7 +305,7 @@ def test_a_client_that_read_all_so_far_is_not_closed_however_slow_it_was_before(
 
 def test_a_client_that_pipelines_and_leaves_is_no_error(serve, make_config, eventually, caplog) -> None:
     with serve(make_config()) as serving:
-        with connect(serving) as raw:
+        with serving.connect() as raw:
             raw.sendall(HEALTH + post(json.dumps(ENDLESS).encode()) + HEALTH)
             with raw.makefile("rb") as lines:
                 assert any(line.startswith(b"data:") for line in lines)
@@ -325,7 +319,7 @@ def test_a_client_that_pipelines_and_leaves_is_no_error(serve, make_config, even
 def test_health_is_answered_many_times_while_a_flood_of_large_bodies_is_read(serving, eventually) -> None:
     """If the event loop read the bodies, it would answer about once for each of them."""
     flood = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": ""}] * 115_000}).encode()
-    request = post(flood).replace(b"/v1/completions", b"/v1/chat/completions")
+    request = post(flood, url="/v1/chat/completions")
     bodies, num_answers = serving.worker.bodies, 0
     with serving.client() as client, ThreadPoolExecutor(8) as pool, ExitStack() as stack:
 
@@ -333,7 +327,7 @@ def test_health_is_answered_many_times_while_a_flood_of_large_bodies_is_read(ser
             raw.sendall(request)
             return status_of(raw.recv(65536))
 
-        answers = [pool.submit(answer, stack.enter_context(connect(serving))) for _ in range(8)]
+        answers = [pool.submit(answer, stack.enter_context(serving.connect())) for _ in range(8)]
         eventually(lambda: bodies.used > 0, "the flood")
         while not all(each.done() for each in answers):
             num_answers += client.get("/health").status_code == 200
@@ -346,10 +340,10 @@ def test_health_is_answered_many_times_while_a_flood_of_large_bodies_is_read(ser
 def test_connections_that_all_wait_for_answers_make_a_new_one_a_503(serve, make_config) -> None:
     with serve(make_config(), http_limits=HttpLimits(connections=2)) as serving, ExitStack() as stack:
         for _ in range(2):
-            raw = stack.enter_context(connect(serving))
+            raw = stack.enter_context(serving.connect())
             raw.sendall(post(json.dumps(ENDLESS).encode()))
             assert status_of(raw.recv(1000)) == 200
-        with connect(serving) as raw:
+        with serving.connect() as raw:
             answer = read_all(raw)
 
     assert status_of(answer) == 503
@@ -362,7 +356,7 @@ def test_large_bodies_beyond_the_memory_are_a_429_and_usual_requests_are_served(
     large = json.dumps(BODY | {"user": "x", "metadata": {"a": "b" * 1_000_000}}).encode()
     limit, worker.bodies.limit = worker.bodies.limit, 1_500_000
     try:
-        with serving.client() as client, connect(serving) as half:
+        with serving.client() as client, serving.connect() as half:
             half.sendall(post(large)[:-1])
             received = len(large) - 1 - FREE_BYTES
             eventually(lambda: worker.bodies.used == received, "the first body to be received")
@@ -415,7 +409,7 @@ def test_bodies_that_wait_to_be_read_leave_connections_to_others() -> None:
 
 def test_a_client_that_sends_on_still_receives_why_it_is_refused(serving) -> None:
     body = b"a" * (8 * 2**20)
-    with connect(serving) as raw:
+    with serving.connect() as raw:
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             raw.sendall(post(body))
         answer = read_all(raw)
@@ -426,7 +420,7 @@ def test_a_client_that_sends_on_still_receives_why_it_is_refused(serving) -> Non
 
 def test_a_flood_of_pipelined_requests_closes_the_connection(serving, eventually) -> None:
     before = serving.worker.connections.closed[Closed.PIPELINED]
-    with connect(serving) as raw:
+    with serving.connect() as raw:
         raw.sendall(post(json.dumps(ENDLESS).encode()) + HEALTH * 5000)
         answer = read_all(raw)
 
@@ -459,20 +453,11 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(serving) -> 
 
 @given(text=st.text() | st.text(alphabet=" \n\ta<|>endoftext"))
 def test_no_token_stands_for_more_bytes_than_the_longest(model_dir, text) -> None:
-    from ballast_engine.tokenizer import Tokenizer
-
     longest = longest_token_bytes(model_dir / "tokenizer.json")
-    tokenizer = _tokenizer(Tokenizer, model_dir)
+    tokenizer = tokenizer_of(model_dir)
 
     assert longest is not None
     assert len(text.encode()) <= longest * len(tokenizer.encode(text))
-
-
-_tokenizers: dict = {}
-
-
-def _tokenizer(kind, directory):
-    return _tokenizers.setdefault(directory, kind(directory))
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import socket
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from raw_http import post
 from streamed import BODY, ENDLESS, begun
 
 from ballast_worker.http_exchange import event
@@ -62,9 +61,8 @@ def test_a_body_that_cannot_be_read_is_a_400_that_says_why(http, content, code, 
 
 
 def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_read(serving) -> None:
-    address = urlsplit(serving.url)
-    with socket.create_connection((address.hostname, address.port), timeout=60) as raw:
-        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 999999999\r\n\r\n")
+    with serving.connect() as raw:
+        raw.sendall(post(b"").replace(b"content-length: 0", b"content-length: 999999999"))
         answer = raw.makefile("rb").read()
 
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -172,13 +170,10 @@ def test_a_wrong_method_says_which_is_right(http) -> None:
 
 
 def test_a_connection_serves_request_after_request(serving) -> None:
-    address = urlsplit(serving.url)
-    body = json.dumps(BODY).encode()
-    headers = b"host: a\r\nx: %b\r\ncontent-length: %d\r\n\r\n" % (b"a" * 30_000, len(body))
-    with socket.create_connection((address.hostname, address.port), timeout=60) as raw:
+    with serving.connect() as raw:
         answers = []
         for _ in range(3):  # together, their headers are longer than those of a request may be
-            raw.sendall(b"POST /v1/completions HTTP/1.1\r\n" + headers + body)
+            raw.sendall(post(json.dumps(BODY).encode(), f"x: {'a' * 30_000}"))
             stream = raw.makefile("rb")
             head = b"".join(iter(stream.readline, b"\r\n"))
             length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
@@ -208,32 +203,11 @@ def test_a_client_that_hangs_up_frees_its_slot(serving, http, eventually) -> Non
 
 
 def test_a_client_that_hangs_up_on_a_whole_answer_frees_its_slot(serving, eventually) -> None:
-    address = urlsplit(serving.url)
-    body = json.dumps(ENDLESS | {"stream": False}).encode()
-    request = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-    with socket.create_connection((address.hostname, address.port), timeout=60) as raw:
-        raw.sendall(request)
+    with serving.connect() as raw:
+        raw.sendall(post(json.dumps(ENDLESS | {"stream": False}).encode()))
         eventually(lambda: serving.worker.engine.stats().online.running, "the request to run")
 
     eventually(serving.is_idle, "the slot to be free")
-
-
-def test_a_client_that_sends_half_a_body_and_leaves_is_forgotten(serving, http) -> None:
-    address = urlsplit(serving.url)
-    with socket.create_connection((address.hostname, address.port), timeout=60) as raw:
-        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{")
-
-    assert http.post("/v1/completions", json=BODY).status_code == 200
-
-
-def test_offline_requests_are_taken_over_http_too(serving, http) -> None:
-    before = serving.worker.engine.stats()
-    response = http.post("/v1/completions", json=BODY, headers={"x-ballast-class": "offline"})
-    after = serving.worker.engine.stats()
-
-    assert response.status_code == 200
-    assert after.offline.decode_tokens - before.offline.decode_tokens == 4
-    assert after.online.decode_tokens == before.online.decode_tokens
 
 
 def test_the_tenant_of_the_header_is_charged(serving, http) -> None:
@@ -244,16 +218,6 @@ def test_the_tenant_of_the_header_is_charged(serving, http) -> None:
     assert (same.status_code, two.status_code) == (200, 400), "a client cannot add to what a gateway sets"
     assert f"Header {name} is 'team-x, team-y'" in error_of(two)["message"]
     assert any(tenant == "team-x" for _, tenant in serving.worker.engine.stats().service)
-
-
-@pytest.mark.parametrize(
-    ("header", "value"), [("x-ballast-class", "batch"), ("x-ballast-priority", "urgent"), ("x-llm-d-slo-ttft-ms", "0")]
-)
-def test_a_wrong_header_is_a_400_that_names_it(http, header, value) -> None:
-    response = http.post("/v1/completions", json=BODY, headers={header: value})
-
-    assert response.status_code == 400
-    assert header in error_of(response)["message"]
 
 
 def test_probes_version_and_status_answer(http, serving) -> None:

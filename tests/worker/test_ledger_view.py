@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from queue_objects import make_status
+from queue_objects import make_line, make_status
 
 from ballast_engine.stats import OTHERS
 from ballast_policy.fairness.tenant_slots import BelowReservation
@@ -64,6 +62,21 @@ def test_who_holds_items_has_not_been_away(queue) -> None:
     assert stand(ledger, "b") == [1]
 
 
+def test_who_is_missing_in_a_part_of_the_demand_has_not_been_away(queue, monkeypatch) -> None:
+    monkeypatch.setattr("ballast_queue.claimable.MOST_GROUPS", 2)
+    ledger = LedgerView()
+    ledger.post(queue, {"a": 10, "b": 1, "c": 2})
+    for tenants in ("abc", "ab", "ac", "bc"):
+        groups = "\n".join(f"1000|{tenant}|" for tenant in tenants).encode()
+        with monkeypatch.context() as patched:
+            patched.setattr(queue.store, "call", lambda _, groups=groups: [groups, []])
+            found = queue.claimable.demand()
+        ledger.lift_returning(queue, found)
+        ledger.forget(queue)
+
+    assert ledger.service.texts == {"a": "10", "b": "1", "c": "2"}
+
+
 def test_names_do_not_pile_up_in_the_ledger(queue) -> None:
     ledger = LedgerView()
     for i in range(30):
@@ -95,14 +108,8 @@ def test_a_reservation_is_counted_over_all_workers() -> None:
 
 
 def test_every_worker_finds_the_same_reservation_in_the_queue(queue) -> None:
-    lines = [
-        json.dumps(
-            {"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "p"}}
-        )
-        for i in range(8)
-    ]
     for tenant in ("big", "small"):
-        queue.submissions.submit(lines, tenant=tenant)
+        queue.submissions.submit(map(make_line, range(8)), tenant=tenant)
     big, small = (head.job_id for head in queue.claimable.heads())
     queue.leases.claim(big, 6, "w1")
     queue.leases.claim(small, 1, "w2")

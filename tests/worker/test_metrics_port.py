@@ -7,8 +7,8 @@ import json
 import httpx
 import pytest
 from queue_objects import make_status
+from streamed import BODY
 
-BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}
 TENANT = {"x-llm-d-inference-fairness-id": "team-secret", "x-ballast-class": "offline"}
 TENANTS = {"offline": {"tenants": [{"name": "team-secret", "maxSlots": 2}]}}
 
@@ -32,10 +32,7 @@ def test_the_public_port_names_no_tenant(serve, make_config) -> None:
 def test_the_metrics_port_names_tenants_and_generates_nothing(run_worker, make_config, tmp_path, eventually) -> None:
     config = make_config(**TENANTS, runtime={"metricsPort": 0, "drainSeconds": 1})
     with run_worker(config, tmp_path) as running, running.client() as client:
-        entries = [json.loads(line) for line in running.lines if line.startswith("{")]
-        [address] = [entry["address"] for entry in entries if entry["event"] == "metrics listening"] or [
-            eventually(lambda: next((a for a in map(_metrics_address, running.lines) if a), ""), "the second port")
-        ]
+        address = eventually(lambda: next(filter(None, map(_metrics_address, running.lines)), ""), "the second port")
         assert client.post("/v1/completions", json=BODY, headers=TENANT).status_code == 200
         with httpx.Client(base_url=address, timeout=60) as owner:
             metrics, status = owner.get("/metrics").text, owner.get("/ballast/status").json()

@@ -176,20 +176,23 @@ def test_a_signal_before_the_model_is_loaded_is_handled(name: str, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_signal_finishes_online_requests_and_refuses_new_ones(run_worker, make_config, tmp_path) -> None:
+def test_a_signal_finishes_online_requests_closes_idle_connections_and_then_refuses_new_ones(
+    run_worker, make_config, tmp_path
+) -> None:
     with run_worker(make_config(), tmp_path) as running, running.client() as client, running.client() as other:
+        kept = HTTPConnection(other.base_url.host, other.base_url.port, timeout=60)
+        kept.request("GET", "/ready")
+        kept.getresponse().read()
         with begun(client, max_tokens=300) as lines:
             running.signal(signal.SIGTERM)
-            refused, final = None, ""
-            for line in lines:
-                if refused is None and '"draining"' in running.log:
-                    refused = other.post("/v1/completions", json=BODY)
-                    ready, health = other.get("/ready"), other.get("/health")
-                final = line or final
+            left = kept.sock.recv(1)
+            refused = other.post("/v1/completions", json=BODY)
+            ready, health = other.get("/ready"), other.get("/health")
+            rest = list(lines)
+        kept.close()
         code = running.wait()
 
-    assert final == "data: [DONE]"
-    assert refused is not None
+    assert (left, rest[-2]) == (b"", "data: [DONE]")
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
     assert refused.json()["error"]["code"] == "draining"
     assert (ready.status_code, health.status_code) == (503, 200)
@@ -212,34 +215,24 @@ def test_a_worker_says_that_it_is_not_ready_before_it_refuses(run_worker, make_c
 
 
 @pytest.mark.slow
-def test_connections_that_nobody_uses_are_closed_before_requests_are_refused(run_worker, make_config, tmp_path) -> None:
-    with run_worker(make_config(), tmp_path) as running, running.client() as client, running.client() as other:
-        kept = HTTPConnection(other.base_url.host, other.base_url.port, timeout=60)
-        kept.request("GET", "/ready")
-        kept.getresponse().read()
-        with begun(client, max_tokens=300) as lines:
-            running.signal(signal.SIGTERM)
-            left = kept.sock.recv(1)
-            ready = other.get("/ready").status_code
-            rest = list(lines)
-        kept.close()
-        code = running.wait()
-
-    assert (left, ready) == (b"", 503)
-    assert (rest[-2], code) == ("data: [DONE]", 0)
-
-
-@pytest.mark.slow
-def test_after_the_drain_time_what_is_left_is_aborted_with_an_error(run_worker, make_config, tmp_path) -> None:
-    config = make_config(runtime={"drainSeconds": 0.2})
+@pytest.mark.parametrize(("drain_seconds", "num_signals"), [(0.2, 1), (3600, 2)])
+def test_after_the_drain_time_or_a_second_signal_what_is_left_is_aborted_with_an_error(
+    *, run_worker, make_config, tmp_path, eventually, drain_seconds, num_signals
+) -> None:
+    config = make_config(runtime={"drainSeconds": drain_seconds})
     with run_worker(config, tmp_path) as running, running.client() as client:
         with begun(client) as lines:
             running.signal(signal.SIGTERM)
+            eventually(lambda: '"draining"' in running.log, "the drain to begin")
+            if num_signals == 2:
+                running.signal(signal.SIGINT)
             said = [line for line in lines if line]
         code = running.wait()
 
     assert '"code": "draining"' in said[-2]
     assert said[-1] == "data: [DONE]"
+    assert ("second signal" in running.log) == (num_signals == 2)
+    assert '"level": "error"' not in running.log
     assert code == 0
 
 
@@ -272,24 +265,6 @@ def test_a_request_that_has_not_arrived_when_the_worker_stops_gets_a_503(
     assert [answer.split(b" ")[1] for answer in answers] == [b"503"] * len(HALVES)
     assert all(b"retry-after: 1" in answer for answer in answers)
     assert code == 0
-    assert '"level": "error"' not in running.log
-
-
-@pytest.mark.slow
-def test_a_second_signal_stops_at_once(run_worker, make_config, tmp_path, eventually) -> None:
-    config = make_config(runtime={"drainSeconds": 3600})
-    with run_worker(config, tmp_path) as running, running.client() as client:
-        with begun(client) as lines:
-            running.signal(signal.SIGTERM)
-            eventually(lambda: '"draining"' in running.log, "the drain to begin")
-            running.signal(signal.SIGINT)
-            said = [line for line in lines if line]
-        code = running.wait()
-
-    assert code == 0
-    assert said[-1] == "data: [DONE]"
-    assert '"code": "draining"' in said[-2]
-    assert "second signal" in running.log
     assert '"level": "error"' not in running.log
 
 

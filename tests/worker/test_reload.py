@@ -12,24 +12,35 @@ from ballast_worker.reload import ConfigWatcher, Loaded
 START = "model: {uri: /models/tiny}\nslots: 8\noffline: {reservedPercent: 10}\nruntime: {generation: 1}\n"
 
 
-class Taken:
-    """What a watcher handed over."""
+class Watched:
+    """A watcher of a configuration file and of one of API keys, and what it handed over."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path, num_failures: int = 0) -> None:
+        """Watch files in a directory. The first configurations cannot be applied."""
+        self.path, self.keys = directory / "c.yaml", directory / "keys.yaml"
         self.all: list[Loaded] = []
-        self.keys = 0
+        self.keys_read: list[str] = []
+        self.keys_fail = False
+        self._num_failures = num_failures
+        self.path.write_text(START)
+        self.keys.write_text("a: team-a")
+        loaded = Loaded(WorkerConfig.load(self.path), content_hash(START))
+        self.watcher = ConfigWatcher(self.path, loaded, self._take, also={self.keys: self._read_keys})
 
-    def take(self, loaded: Loaded) -> None:
+    def _take(self, loaded: Loaded) -> None:
         self.all.append(loaded)
+        if len(self.all) <= self._num_failures:
+            raise TimeoutError
 
-    def keys_changed(self) -> None:
-        self.keys += 1
+    def _read_keys(self) -> None:
+        self.keys_read.append(self.keys.read_text())
+        if self.keys_fail:
+            raise OSError("disk")
 
-
-def make_watcher(path: Path, taken: Taken, also: Path | None = None) -> ConfigWatcher:
-    path.write_text(START)
-    loaded = Loaded(WorkerConfig.load(path), content_hash(START))
-    return ConfigWatcher(path, loaded, taken.take, also={also: taken.keys_changed} if also else None)
+    def change(self, text: str) -> None:
+        """Change the configuration file, and check it."""
+        rewrite(self.path, text)
+        self.watcher.check()
 
 
 def rewrite(path: Path, text: str) -> None:
@@ -43,42 +54,42 @@ def rewrite(path: Path, text: str) -> None:
     new.replace(path)
 
 
-def test_an_untouched_file_changes_nothing(tmp_path: Path) -> None:
-    taken = Taken()
-    watcher = make_watcher(tmp_path / "c.yaml", taken)
-
-    assert not watcher.check()
-    assert not watcher.check()
-    assert taken.all == []
+@pytest.fixture
+def watched(tmp_path: Path) -> Watched:
+    return Watched(tmp_path)
 
 
-def test_a_hot_field_is_taken_up_with_generation_and_hash(tmp_path: Path) -> None:
-    taken = Taken()
-    watcher = make_watcher(tmp_path / "c.yaml", taken)
-    text = START.replace("reservedPercent: 10", "reservedPercent: 25").replace("generation: 1", "generation: 2")
+def reserve(percent: int) -> str:
+    return START.replace("reservedPercent: 10", f"reservedPercent: {percent}")
 
-    rewrite(tmp_path / "c.yaml", text)
 
-    assert watcher.check()
-    [loaded] = taken.all
+def test_an_untouched_file_changes_nothing(watched: Watched) -> None:
+    watched.watcher.check()
+    watched.watcher.check()
+
+    assert watched.all == []
+
+
+def test_a_hot_field_is_taken_up_with_generation_and_hash(watched: Watched) -> None:
+    text = reserve(25).replace("generation: 1", "generation: 2")
+    watched.change(text)
+
+    [loaded] = watched.all
     assert loaded.config.offline.reserved_percent == 25
     assert loaded.config.runtime.generation == 2
     assert loaded.content_hash == content_hash(text)
     assert loaded.restart_required == ()
 
 
-def test_a_cold_field_is_named_and_stays_as_it_was_while_hot_ones_are_taken(tmp_path: Path) -> None:
-    taken = Taken()
-    watcher = make_watcher(tmp_path / "c.yaml", taken)
-    text = (
-        START.replace("slots: 8", "slots: 16").replace("generation: 1", "generation: 2")
+def test_a_cold_field_is_named_and_stays_as_it_was_while_hot_ones_are_taken(watched: Watched) -> None:
+    watched.change(
+        START.replace("slots: 8", "slots: 16")
+        .replace("generation: 1", "generation: 2")
+        .replace("offline: {", "offline: {queue: other, ")
         + "slo: {ttftMilliseconds: 50}\nengine: {blockTokens: 32, prefillChunkTokens: 64}\n"
-    ).replace("offline: {", "offline: {queue: other, ")
+    )
 
-    rewrite(tmp_path / "c.yaml", text)
-    watcher.check()
-
-    [loaded] = taken.all
+    [loaded] = watched.all
     assert loaded.restart_required == ("engine.blockTokens", "slots", "offline.queue")
     assert loaded.config.slots == 8
     assert loaded.config.offline.queue is None
@@ -89,58 +100,41 @@ def test_a_cold_field_is_named_and_stays_as_it_was_while_hot_ones_are_taken(tmp_
     assert loaded.content_hash == content_hash(START)
 
 
-def test_a_cold_field_put_back_requires_no_restart_any_more(tmp_path: Path) -> None:
-    taken = Taken()
-    watcher = make_watcher(tmp_path / "c.yaml", taken)
+def test_a_cold_field_put_back_requires_no_restart_any_more(watched: Watched) -> None:
+    watched.change(START.replace("slots: 8", "slots: 16"))
+    watched.change(START)
 
-    rewrite(tmp_path / "c.yaml", START.replace("slots: 8", "slots: 16"))
-    watcher.check()
-    rewrite(tmp_path / "c.yaml", START)
-    watcher.check()
-
-    assert [bool(loaded.restart_required) for loaded in taken.all] == [True, False]
-    assert watcher.loaded.content_hash == content_hash(START)
+    assert [bool(loaded.restart_required) for loaded in watched.all] == [True, False]
+    assert watched.watcher.loaded.content_hash == content_hash(START)
 
 
 @pytest.mark.parametrize(
     "wrong", [pytest.param("slots: eight", id="a wrong value"), pytest.param("slots: \udcff", id="no unicode")]
 )
-def test_an_invalid_file_leaves_the_old_configuration_and_is_told_until_mended(tmp_path: Path, wrong: str) -> None:
-    taken = Taken()
-    watcher = make_watcher(tmp_path / "c.yaml", taken)
+def test_an_invalid_file_leaves_the_old_configuration_and_is_told_until_mended(watched: Watched, wrong: str) -> None:
+    watched.change(START.replace("slots: 8", wrong))
+    assert watched.watcher.is_invalid
+    assert watched.watcher.loaded.config.slots == 8
+    watched.change(START)
 
-    rewrite(tmp_path / "c.yaml", START.replace("slots: 8", wrong))
-    assert not watcher.check()
-    assert watcher.is_invalid
-    assert watcher.loaded.config.slots == 8
-    rewrite(tmp_path / "c.yaml", START)
-    watcher.check()
-
-    assert not watcher.is_invalid
+    assert not watched.watcher.is_invalid
 
 
-def test_each_new_problem_of_a_file_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    watcher = make_watcher(tmp_path / "c.yaml", Taken())
-
+def test_each_new_problem_of_a_file_is_logged_once(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
     for wrong in ("slots: eight", "slots: eight", "slots: -1"):
-        rewrite(tmp_path / "c.yaml", START.replace("slots: 8", wrong))
-        watcher.check()
+        watched.change(START.replace("slots: 8", wrong))
 
     found = [vars(record)["fields"]["because"] for record in caplog.records if record.levelname == "ERROR"]
     assert ["eight" in because for because in found] == [True, False]
 
 
-def test_a_file_that_is_gone_for_a_moment_is_waited_for(tmp_path: Path) -> None:
-    taken = Taken()
-    watcher = make_watcher(tmp_path / "c.yaml", taken)
+def test_a_file_that_is_gone_for_a_moment_is_waited_for(watched: Watched) -> None:
+    watched.path.unlink()
+    watched.watcher.check()
+    assert not watched.watcher.is_invalid
+    watched.change(reserve(30))
 
-    (tmp_path / "c.yaml").unlink()
-    assert not watcher.check()
-    assert not watcher.is_invalid
-    rewrite(tmp_path / "c.yaml", START.replace("reservedPercent: 10", "reservedPercent: 30"))
-
-    assert watcher.check()
-    assert watcher.loaded.config.offline.reserved_percent == 30
+    assert watched.watcher.loaded.config.offline.reserved_percent == 30
 
 
 def test_a_config_map_is_followed_through_its_symlinks(tmp_path: Path) -> None:
@@ -151,121 +145,81 @@ def test_a_config_map_is_followed_through_its_symlinks(tmp_path: Path) -> None:
         (tmp_path / "tmp").replace(tmp_path / "..data")
 
     publish("v1", START)
-    path = tmp_path / "config.yaml"
+    path, taken = tmp_path / "config.yaml", []
     path.symlink_to("..data/config.yaml")
-    taken = Taken()
-    watcher = ConfigWatcher(path, Loaded(WorkerConfig.load(path), content_hash(START)), taken.take)
-
-    publish("v2", START.replace("reservedPercent: 10", "reservedPercent: 40"))
-
-    assert watcher.check()
-    assert taken.all[0].config.offline.reserved_percent == 40
-
-
-def test_rotated_api_keys_are_noticed(tmp_path: Path) -> None:
-    keys = tmp_path / "keys.yaml"
-    keys.write_text("a: team-a")
-    taken = Taken()
-    watcher = make_watcher(tmp_path / "c.yaml", taken, also=keys)
-
+    watcher = ConfigWatcher(path, Loaded(WorkerConfig.load(path), content_hash(START)), taken.append)
+    publish("v2", reserve(40))
     watcher.check()
-    rewrite(keys, "b: team-a")
-    watcher.check()
-    before = watcher.is_invalid
-    keys.unlink()
 
-    assert taken.keys == 1
-    assert (before, watcher.is_invalid) == (False, True)
+    assert taken[0].config.offline.reserved_percent == 40
 
 
-class Failing(Taken):
-    """The first configurations that it gets cannot be applied."""
+def test_rotated_api_keys_are_noticed(watched: Watched) -> None:
+    watched.watcher.check()
+    rewrite(watched.keys, "b: team-a")
+    watched.watcher.check()
+    before = watched.watcher.is_invalid
+    watched.keys.unlink()
 
-    def __init__(self, num_failures: int) -> None:
-        super().__init__()
-        self.num_failures = num_failures
-
-    def take(self, loaded: Loaded) -> None:
-        super().take(loaded)
-        if len(self.all) <= self.num_failures:
-            raise TimeoutError
+    assert watched.keys_read == ["b: team-a"]
+    assert (before, watched.watcher.is_invalid) == (False, True)
 
 
 def test_a_configuration_that_could_not_be_applied_is_tried_again(tmp_path: Path) -> None:
-    failing, keys = Failing(2), tmp_path / "keys.yaml"
-    keys.write_text("a: team-a")
-    watcher = make_watcher(tmp_path / "c.yaml", failing, also=keys)
-
-    rewrite(keys, "b: team-a")
-    rewrite(tmp_path / "c.yaml", START.replace("reservedPercent: 10", "reservedPercent: 25"))
+    failing = Watched(tmp_path, num_failures=2)
+    rewrite(failing.keys, "b: team-a")
+    rewrite(failing.path, reserve(25))
     for _ in range(2):
         with pytest.raises(TimeoutError):
-            watcher.check()
-        assert watcher.loaded.config.offline.reserved_percent == 10
-        assert failing.keys == 1, "the change of another file takes effect"
-    applied = [watcher.check(), watcher.check()]
+            failing.watcher.check()
+        assert failing.watcher.loaded.config.offline.reserved_percent == 10
+        assert failing.keys_read == ["b: team-a"], "the change of another file takes effect"
+    for _ in range(2):
+        failing.watcher.check()
 
-    assert applied == [True, False]
-    assert watcher.loaded.config.offline.reserved_percent == 25
+    assert failing.watcher.loaded.config.offline.reserved_percent == 25
     assert len(failing.all) == 3
 
 
 def test_a_file_that_is_put_back_after_a_failure_is_applied(tmp_path: Path) -> None:
     """A call that failed may have had its effect."""
-    failing = Failing(1)
-    watcher = make_watcher(tmp_path / "c.yaml", failing)
-
-    rewrite(tmp_path / "c.yaml", START.replace("reservedPercent: 10", "reservedPercent: 25"))
+    failing = Watched(tmp_path, num_failures=1)
     with pytest.raises(TimeoutError):
-        watcher.check()
-    rewrite(tmp_path / "c.yaml", START)
+        failing.change(reserve(25))
+    failing.change(START)
 
-    assert watcher.check()
     assert failing.all[-1].config.offline.reserved_percent == 10
 
 
-def test_a_file_that_could_not_be_taken_is_tried_again_and_holds_up_no_other(tmp_path: Path) -> None:
-    keys, taken, attempts = tmp_path / "keys.yaml", Taken(), []
-
-    def fail_once() -> None:
-        attempts.append(keys.read_text())
-        if len(attempts) == 1:
-            raise OSError("disk")
-
-    keys.write_text("a")
-    (tmp_path / "c.yaml").write_text(START)
-    loaded = Loaded(WorkerConfig.load(tmp_path / "c.yaml"), content_hash(START))
-    watcher = ConfigWatcher(tmp_path / "c.yaml", loaded, taken.take, also={keys: fail_once})
-    rewrite(keys, "b")
-    rewrite(tmp_path / "c.yaml", START.replace("reservedPercent: 10", "reservedPercent: 25"))
+def test_a_file_that_could_not_be_taken_is_tried_again_and_holds_up_no_other(watched: Watched) -> None:
+    watched.keys_fail = True
+    rewrite(watched.keys, "b")
     with pytest.raises(OSError, match="disk"):
-        watcher.check()
-    applied = len(taken.all)
+        watched.change(reserve(25))
+    applied, watched.keys_fail = len(watched.all), False
     for _ in range(2):
-        watcher.check()
+        watched.watcher.check()
 
-    assert (applied, attempts) == (1, ["b", "b"])
+    assert (applied, watched.keys_read) == (1, ["b", "b"])
 
 
 def test_a_failure_is_logged_again_after_a_poll_without_one(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    watched: Watched, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watcher = make_watcher(tmp_path / "c.yaml", Taken())
     outcomes = iter([False, True, True, False, True])
 
-    def check() -> bool:
+    def check() -> None:
         is_failure = next(outcomes, None)
         if is_failure:
             raise OSError("disk")
         if is_failure is None:
             is_over.set()
-        return False
 
     is_over = threading.Event()
-    monkeypatch.setattr(watcher, "check", check)
+    monkeypatch.setattr(watched.watcher, "check", check)
     monkeypatch.setattr("ballast_worker.reload.POLL_SECONDS", 0)
-    watcher.start()
+    watched.watcher.start()
     assert is_over.wait(60)
-    watcher.stop()
+    watched.watcher.stop()
 
     assert len(caplog.records) == 2

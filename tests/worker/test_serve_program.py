@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import yaml
+from files import swap
 
 from ballast_serve.__main__ import main
 from ballast_worker.errors import NotServed
@@ -169,17 +170,13 @@ def test_a_file_that_changes_is_applied_and_a_wrong_one_leaves_the_last_one_in_f
         def said(words: str) -> str:
             return next(line for line in process.stdout if words in line)
 
-        def write(text: str) -> None:
-            (tmp_path / "new").write_text(text)
-            (tmp_path / "new").replace(path)
-
         try:
             deployed = [said("deployed "), said("deployed ")]  # the second while the program imports Ray
-            write("model: [")
+            swap(path, "model: [")
             said("invalid configuration file, the old configuration stays in force")
-            write("model: {uri: /models/m}\nslo: {ttftMilliseconds: 6}")
+            swap(path, "model: {uri: /models/m}\nslo: {ttftMilliseconds: 6}")
             said("the old configuration stays in force, change the file again")
-            write("model: {uri: /models/other}\nslo: {ttftMilliseconds: 8}")
+            swap(path, "model: {uri: /models/other}\nslo: {ttftMilliseconds: 8}")
             deployed.append(said("deployed "))
             process.terminate()
             assert process.wait(60) == 0

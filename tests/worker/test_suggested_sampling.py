@@ -5,32 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 
-from queue_objects import make_line
+from queue_objects import RecordingEngine, make_line
 
-from ballast_engine.build import build_engine
 from ballast_worker.suggested_sampling import suggested_sampling
 
 SUGGESTED = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05}
 
 
-class RecordingEngine:
-    """The worker's engine; keeps the sampling parameters of the requests that it gets."""
-
-    def __init__(self, options, *, tokenizer) -> None:
-        self._engine = build_engine(options, tokenizer=tokenizer)
-        self.sampled = []
-
-    def __getattr__(self, name: str):
-        return getattr(self._engine, name)
-
-    def submit(self, request) -> None:
-        self.sampled.append(request.sampling)
-        self._engine.submit(request)
-
-    def take(self) -> list[dict[str, float]]:
-        """Return the suggested parameters of the requests since the last call, with their seed."""
-        found, self.sampled = self.sampled, []
-        return [{name: getattr(one, name) for name in (*SUGGESTED, "seed")} for one in found]
+def take_sampling(engine: RecordingEngine) -> list[dict[str, float]]:
+    """Return the suggested parameters of the requests since the last call, with their seed."""
+    found = [request.sampling for request in engine.requests]
+    engine.requests.clear()
+    return [{name: getattr(one, name) for name in (*SUGGESTED, "seed")} for one in found]
 
 
 def test_a_body_without_sampling_parameters_has_those_of_the_model(
@@ -44,14 +30,14 @@ def test_a_body_without_sampling_parameters_has_those_of_the_model(
         engine = serving.worker.engine
         for body in bodies:
             client.post("/v1/completions", json={"model": "tiny", "prompt": "Hi", "max_tokens": 1, **body})
-        online = engine.take()
+        online = take_sampling(engine)
         lines = [
             json.dumps({**json.loads(line), "body": {"model": "tiny", "prompt": "Hi", "max_tokens": 1, **body}})
             for line, body in zip(map(make_line, range(3)), bodies, strict=True)
         ]
         job_id = queue.submissions.submit(lines).job_id
         eventually(lambda: queue.jobs.get(job_id).state.is_over, "the job to be over")
-        items = sorted(engine.take(), key=lambda one: one["seed"] == 5)
+        items = sorted(take_sampling(engine), key=lambda one: one["seed"] == 5)
 
     for asked in (online, items):
         assert asked[0] == {**SUGGESTED, "seed": asked[0]["seed"]}

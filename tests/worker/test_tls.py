@@ -13,20 +13,17 @@ from typing import Any
 
 import httpx
 import pytest
+from files import swap
+from streamed import BODY
 from tls import LOOPBACK, OTHER, certificate_of, shown
 
 from ballast_worker.errors import NotServed
 from ballast_worker.tls import HANDSHAKE_SECONDS, Certificate
 
-BODY = {"model": "tiny", "prompt": "The method returns", "max_tokens": 4, "temperature": 0}
-
 
 def put(pem: Path, *files: Path) -> None:
-    """Swap the files, as the kubelet does."""
     for file in files:
-        new = file.with_suffix(".new")
-        new.write_text(pem.read_text())
-        new.replace(file)
+        swap(file, pem.read_text())
 
 
 @pytest.mark.slow

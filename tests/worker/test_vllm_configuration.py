@@ -139,22 +139,13 @@ async def test_the_price_of_a_worker_is_that_of_all_its_gpus(variables):
         assert found.server.dollars_per_hour == 5
 
 
-async def test_a_raised_limit_of_bodies_raises_their_memory(config_file):
-    config_file.write_text("limits: {maxBodyKibibytes: 1024}")
-    async with running() as found:
-        before = found.server.bodies.limit
-        config_file.write_text("limits: {maxBodyKibibytes: 204800}")
-        await wait_until(lambda: found.server.config.limits.max_body_kibibytes == 204800)
-
-        assert (before, found.server.bodies.limit) == (256 * 1024 * 1024, 800 * 1024 * 1024)
-
-
-async def test_a_raised_limit_of_waiting_requests_raises_that_of_connections(config_file):
-    config_file.write_text("limits: {maxQueuedRequests: 1}")
+async def test_raised_limits_raise_the_memory_for_bodies_and_the_number_of_connections(config_file):
+    config_file.write_text("limits: {maxBodyKibibytes: 1024, maxQueuedRequests: 1}")
     async with running() as found:
         connections = found.app.state.connections = Connections(HttpLimits())
-        slots = found.server.policy.slots
-        config_file.write_text("limits: {maxQueuedRequests: 101}")
+        slots, before = found.server.policy.slots, found.server.bodies.limit
+        config_file.write_text("limits: {maxBodyKibibytes: 204800, maxQueuedRequests: 101}")
         await wait_until(lambda: found.server.config.limits.max_queued_requests == 101)
 
+        assert (before, found.server.bodies.limit) == (256 * 1024 * 1024, 800 * 1024 * 1024)
         assert connections.limits.connections - HttpLimits.beside(slots).connections == 404

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 from fake_vllm import FakeEngine, FakeVllm
+from queue_objects import make_claimed
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ballast_engine.request import FinishReason
 from ballast_policy.request import OFFLINE, ONLINE, RequestClass
-from ballast_queue.job import Claimed, Result
+from ballast_queue.job import Result
 from ballast_queue.leases import json_of
 from ballast_vllm.calls import CALL, Call, EngineRequest
 from ballast_vllm.counters import Counters
@@ -44,9 +45,8 @@ def test_a_body_that_is_nested_too_deeply_is_refused(field):
     for _ in range(200_000):
         nested = [nested]
     body = {"model": "m", "prompt": "Once", field: {"a": nested}}
-    url = "/v1/completions"
-    claimed = Claimed(job_id="j", index=0, custom_id="a", url=url, body=body, tenant="t", token=1, seed=1)
-    reader = HttpReader("revision", [url], lambda: ["m"], lambda _: None)
+    claimed = make_claimed(body=body)
+    reader = HttpReader("revision", [claimed.url], lambda: ["m"], lambda _: None)
 
     with pytest.raises(Refused, match="nested too deeply") as caught:
         reader.prepare("r", claimed, 0.0)
@@ -56,7 +56,7 @@ def test_a_body_that_is_nested_too_deeply_is_refused(field):
 
 def test_vllm_neither_streams_nor_keeps_the_answer_of_an_item():
     url, body = "/v1/responses", {"model": "m", "input": "Once", "store": True, "stream": True}
-    claimed = Claimed(job_id="j", index=0, custom_id="a", url=url, body=body, tenant="t", token=1, seed=1)
+    claimed = make_claimed(url=url, body=body)
     item = HttpReader("revision", [url], lambda: ["m"], lambda _: None).prepare("r", claimed, 0.0)
 
     assert json.loads(item.body) == body | {"store": False, "stream": False}
@@ -70,8 +70,7 @@ def test_items_of_an_adapter_that_are_held_up_keep_further_ones_in_the_queue():
     reader = HttpReader("revision", [url], lambda: ["m", "a"], lambda _: None, crowded=lambda: engine.crowded)
 
     def prepare(number: int, model: str) -> HttpItem:
-        body = {"model": model, "prompt": "Once"}
-        claimed = Claimed(job_id="j", index=number, custom_id="a", url=url, body=body, tenant="t", token=1, seed=1)
+        claimed = make_claimed(index=number, body={"model": model, "prompt": "Once"})
         item = engine.items[f"r{number}"] = reader.prepare(f"r{number}", claimed, 0.0)
         record = tap.live[f"r{number}"] = EngineRequest(f"r{number}", item.call, 3, can_continue=False)
         item.call.requests.append(record)
@@ -96,7 +95,7 @@ async def run_item(app: ASGIApp, url: str = "/v1/completions", **options: Any) -
     engine = SimpleNamespace(items={}, num_computed=lambda _: 0)
     loop = HttpItemLoop(app, {"type": "http", "method": "POST", "headers": []}, engine)
     body = {"model": "m", "prompt": "Once"}
-    claimed = Claimed(job_id="j", index=0, custom_id="a", url=url, body=body, tenant="t", token=1, seed=1)
+    claimed = make_claimed(url=url, body=body)
     in_flight = InFlightItems("w1", "revision")
     item = HttpReader("revision", [url], lambda: ["m"], loop.start, **options).prepare("r", claimed, 0.0)
     in_flight.held["r"] = InFlightItem(claimed, item.call.timing, item)

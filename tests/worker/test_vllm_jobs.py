@@ -15,13 +15,19 @@ from ballast_worker.waiting_reasons import why
 pytestmark = pytest.mark.anyio
 
 
-async def test_an_item_that_is_given_back_goes_on_after_its_tokens(vllm_queue):
+async def begun_elsewhere(queue, *tokens: int, requests: int = 1, **body) -> str:
+    """Run an item in a server that computes tokens of its first request, then gives it back; return its job."""
     async with running() as first:
-        job_id = await submit(vllm_queue, [as_item("a")])
-        await first.sent("r1")
-        first.engine.give("r1", 11)
-        first.engine.give("r1", 12)
+        job_id = await submit(queue, [as_item("a", **body)])
+        await first.sent(f"r{requests}")
+        for token in tokens:
+            first.engine.give("r1", token)
         await first.server.drain.run()
+    return job_id
+
+
+async def test_an_item_that_is_given_back_goes_on_after_its_tokens(vllm_queue):
+    job_id = await begun_elsewhere(vllm_queue, 11, 12)
     counts = vllm_queue.jobs.get(job_id).counts
     async with running() as second:
         request = await second.sent("r1")
@@ -45,11 +51,7 @@ async def test_an_item_that_is_given_back_goes_on_after_its_tokens(vllm_queue):
 
 @pytest.mark.parametrize("sampling", [{"logprobs": 1}, {"max_tokens": 1}], ids=["logprobs", "nothing is left"])
 async def test_an_item_that_cannot_go_on_starts_again_and_its_tokens_count_as_computed(vllm_queue, sampling):
-    async with running() as first:
-        await submit(vllm_queue, [as_item("a", sampling=sampling)])
-        await first.sent("r1")
-        first.engine.give("r1", 11)
-        await first.server.drain.run()
+    await begun_elsewhere(vllm_queue, 11, sampling=sampling)
     async with running() as second:
         request = await second.sent("r1")
         await second.server.drain.run()
@@ -59,11 +61,7 @@ async def test_an_item_that_cannot_go_on_starts_again_and_its_tokens_count_as_co
 
 
 async def test_the_computed_tokens_of_an_item_are_divided_between_its_requests(vllm_queue):
-    async with running() as first:
-        await submit(vllm_queue, [as_item("a", prompt=["Once"] * 4)])
-        await first.sent("r4")
-        first.engine.give("r1", 11)
-        await first.server.drain.run()
+    await begun_elsewhere(vllm_queue, 11, requests=4, prompt=["Once"] * 4)
     async with running() as second:
         await second.sent("r4")
         places = [request.sampling_params.extra_args["ballast"] for request in second.engine.sent.values()]
@@ -73,11 +71,7 @@ async def test_the_computed_tokens_of_an_item_are_divided_between_its_requests(v
 
 
 async def test_an_item_starts_again_when_the_arguments_of_vllm_changed(vllm_queue, variables):
-    async with running() as first:
-        await submit(vllm_queue, [as_item("a")])
-        await first.sent("r1")
-        first.engine.give("r1", 11)
-        await first.server.drain.run()
+    await begun_elsewhere(vllm_queue, 11)
     variables("BALLAST_ENGINE_BACKEND", "vllm")
     variables("BALLAST_ENGINE_VLLM", "{args: [--tokenizer=other]}")
     async with running() as second:

@@ -18,6 +18,7 @@ async def test_a_call_has_a_quarter_of_the_memory_or_waits_for_the_large_place(m
     await places.take(first, is_large=True)
     await asyncio.gather(*(places.take(second) for _ in range(3)))
     waiting = [asyncio.create_task(places.take(second, is_large=True)) for _ in range(3)]
+    await asyncio.sleep(0)  # they begin to wait
     await places.take(second)  # an image that fits waits for none
 
     assert first.add(8 * MEBIBYTE, needs_place=True)

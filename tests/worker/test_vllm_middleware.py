@@ -10,6 +10,7 @@ import time
 
 import httpx
 import pytest
+from files import swap
 from prometheus_client import REGISTRY, Gauge, make_asgi_app
 from served_vllm import BODY, accept, before_app, running, wait_until
 from starlette.responses import Response
@@ -252,8 +253,7 @@ async def test_a_key_that_is_revoked_is_unknown_without_a_restart_and_without_a_
             return (await found.client.get("/v1/models", headers=headers)).status_code
 
         before = await status("k"), await status("other")
-        (tmp_path / "fresh").write_text("other: lab\n")
-        (tmp_path / "fresh").rename(keys)
+        swap(keys, "other: lab\n")
         async with asyncio.timeout(60):
             while await status("k") == 200:  # noqa: ASYNC110 - other threads set no event
                 await asyncio.sleep(0.005)
@@ -262,8 +262,7 @@ async def test_a_key_that_is_revoked_is_unknown_without_a_restart_and_without_a_
         assert (await status("k"), await status("other")) == (401, 200)
 
         for text, is_invalid in (("other: [", "1.0"), ("{}", "0.0")):
-            (tmp_path / "fresh").write_text(text)
-            (tmp_path / "fresh").rename(keys)
+            swap(keys, text)
             shown = f"ballast_config_invalid {is_invalid}".encode()
             await wait_until(lambda: shown in found.server.metrics.render())  # noqa: B023
 

@@ -8,12 +8,13 @@ from functools import partial
 
 import pytest
 import redis
-from queue_objects import WrappedRunner
+from queue_objects import WrappedRunner, make_line
 
 from ballast_engine.build import build_engine
 from ballast_queue.redis_store import Queue
 
 OUTPUT = 1200
+LONG = make_line(0, prompt="Once upon a time there was", max_tokens=OUTPUT, ignore_eos=True)
 
 
 @pytest.fixture
@@ -53,11 +54,6 @@ class PausingRunner(WrappedRunner):
         return self.inner.run(batch, interrupt)
 
 
-def make_line(prompt: str, max_tokens: int) -> str:
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-    return json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body})
-
-
 def finish(queue: Queue, job_id: str, serving, eventually):
     """Wait for the answer; return its usage and the counters of offline work."""
     eventually(lambda: queue.jobs.get(job_id).state.is_over, "the job to be over")
@@ -74,7 +70,7 @@ def test_an_item_given_back_in_prefill_is_wasted_work(start, queue, eventually) 
     runner = PausingRunner(before=3)
     with start("w1", build=partial(build_engine, wrap=runner.around)) as first:
         runner.arm()
-        job_id = queue.submissions.submit([make_line("word " * 1500, 4)]).job_id
+        job_id = queue.submissions.submit([make_line(0, prompt="word " * 1500, max_tokens=4, ignore_eos=True)]).job_id
         assert runner.is_paused.wait(60)
         threading.Timer(0.2, runner.goes_on.set).start()
         drain(first)
@@ -92,7 +88,7 @@ def test_an_item_given_back_in_prefill_is_wasted_work(start, queue, eventually) 
 
 def test_a_prefix_of_other_weights_is_wasted_work(start, queue, eventually) -> None:
     with start("w1", revision="r1") as first:
-        job_id = queue.submissions.submit([make_line("Once upon a time there was", OUTPUT)]).job_id
+        job_id = queue.submissions.submit([LONG]).job_id
         eventually(lambda: first.worker.engine.stats().offline.decode_tokens > 20, "some tokens")
         drain(first)
         before = first.worker.engine.stats().offline
@@ -113,7 +109,7 @@ def test_an_expired_lease_leaves_wasted_work(start, queue, queue_name, valkey, e
     with redis.Redis.from_url(valkey.url) as raw:
         with start("w1", lease_seconds=1, build=partial(build_engine, wrap=runner.around)):
             runner.arm()
-            job_id = queue.submissions.submit([make_line("Once upon a time there was", OUTPUT)]).job_id
+            job_id = queue.submissions.submit([LONG]).job_id
             prefixes = f"ballast:{{{queue_name}}}:job:{job_id}:prefixes"
             assert runner.is_paused.wait(60)
             eventually(lambda: raw.hget(prefixes, "0"), "a heartbeat with the progress")

@@ -18,6 +18,7 @@ import typer
 from yaml import YAMLError
 
 from ballast_api.names import API_VERSION, CRD_NAME, KIND, PLURAL
+from ballast_api.nested_json import decoded
 from ballast_cli.connection import not_empty
 from ballast_cli.errors import CliError, NotFound, Unreachable, Usage
 
@@ -65,6 +66,7 @@ class Access:
         server = _LOGIN.sub(r"\1", self.configuration.host)
         try:
             with closing(ApiClient(self.configuration)) as client:
+                client.deserialize = lambda response, _: decoded(response.data)
                 answer, *_ = client.call_api(
                     path,
                     "GET",

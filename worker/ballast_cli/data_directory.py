@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 from ballast_cli.errors import CliError, NotNow
 
@@ -58,16 +59,23 @@ def held(directory: Path) -> Iterator[None]:
         NotNow: another `ballast up` runs in it.
     """
     with (directory / _LOCK).open("ab") as lock:
-        until = time.monotonic() + _TRY_SECONDS
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise NotNow(in_use(directory)) from None
-                time.sleep(0.05)
+        if not try_lock(lock, seconds=_TRY_SECONDS):
+            raise NotNow(in_use(directory))
         yield
+
+
+def try_lock(file: IO[Any], *, seconds: float) -> bool:
+    """Lock a file until it is closed. Return False if another process still has the lock after this time."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.05)
+        else:
+            return True
 
 
 def write_private(file: Path, text: str) -> None:

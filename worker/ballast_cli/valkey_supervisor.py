@@ -9,7 +9,6 @@ Run as `python -m ballast_cli.valkey_supervisor DIRECTORY`. It writes one line o
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -20,9 +19,10 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO
 
 import redis
+
+from ballast_cli.data_directory import try_lock
 
 CONFIG = {
     "maxmemory-policy": "noeviction",
@@ -51,7 +51,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     directory = Path(sys.argv[1]).resolve()
     with (directory / "supervisor.lock").open("w") as lock, ExitStack() as stack:
-        if not _lock(lock):
+        if not try_lock(lock, seconds=_LOCK_SECONDS):  # two servers would write one append-only file
             _write(
                 {"error": "Another `ballast up` uses this data directory. Stop it, or choose another one with --data."}
             )
@@ -85,20 +85,6 @@ def main() -> int:
                 return 1
         server.stop(timeout=_STOP_SECONDS)
     return 0
-
-
-def _lock(lock: IO[str]) -> bool:
-    """Lock the data directory: two servers would write one append-only file. Return False if another process has it."""
-    until = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.05)
-        else:
-            return True
 
 
 def _stop_orphan(directory: Path) -> None:

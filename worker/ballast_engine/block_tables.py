@@ -7,7 +7,6 @@ from collections.abc import Sequence as Items
 import numpy as np
 
 from ballast_engine.batch import Batch, SampleRow
-from ballast_engine.errors import IntegrityError
 from ballast_engine.sequence import Sequence
 
 
@@ -18,11 +17,6 @@ class BlockTables:
         self._block_tokens = block_tokens
         self._table = np.zeros((64, widest), np.int64)
         self._unused = list(range(63, -1, -1))
-
-    @property
-    def num_rows(self) -> int:
-        """Rows in use."""
-        return len(self._table) - len(self._unused)
 
     def take_row(self) -> int:
         """Return a free row for a new resident."""
@@ -79,14 +73,3 @@ class BlockTables:
             ),
             num_decodes=len(decodes),
         )
-
-    def check(self, sequence: Sequence) -> None:
-        """Compare a request's row with its blocks.
-
-        Raises:
-            IntegrityError: they differ.
-        """
-        row = self._table[sequence.row]
-        num = len(sequence.blocks)
-        if row[:num].tolist() != sequence.blocks or row[num:].any():
-            raise IntegrityError(f"the table row of request {sequence.request.seq} differs from its blocks")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ballast_engine.footprint import PHASES, PhaseWork
 from ballast_engine.running_step import RunningStep
@@ -24,23 +24,11 @@ the queue charges by name what a tenant got in the last second. All others are c
 
 
 @dataclass(slots=True)
-class ClassCounters:
-    """Counters of one class."""
-
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    wasted_tokens: int = 0
-    parked_steps: int = 0
-    preemptions: dict[Reason, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
 class EngineCounters:
     """Counters of an engine."""
 
-    classes: dict[RequestClass, ClassCounters] = field(
-        default_factory=lambda: {c: ClassCounters() for c in RequestClass}
-    )
+    classes: dict[RequestClass, ClassStats] = field(default_factory=lambda: {c: ClassStats() for c in RequestClass})
+    """Counts since the engine started. `stats` adds the requests now."""
     service: dict[Payer, float] = field(default_factory=dict)
     _recent: dict[Payer, None] = field(default_factory=dict)
     """Offline tenants that are not counted by name for good. The last one was charged last."""
@@ -180,15 +168,12 @@ class EngineCounters:
 
     def _class_stats(self, host: Host, request_class: RequestClass, reserved: int, num_blocked: int) -> ClassStats:
         held, counts = host.held[request_class], self.classes[request_class]
-        return ClassStats(
+        return replace(
+            counts,
             running=held[Phase.RUNNING],
             parked=held[Phase.PARKED],
             waiting=host.backlog.count(request_class) + num_blocked,
             reserved=reserved,
             borrowed=max(0, held[Phase.RUNNING] - reserved),
-            prefill_tokens=counts.prefill_tokens,
-            decode_tokens=counts.decode_tokens,
-            wasted_tokens=counts.wasted_tokens,
             preemptions=dict(counts.preemptions),
-            parked_steps=counts.parked_steps,
         )

@@ -18,9 +18,8 @@ from typing import Protocol
 from ballast_engine.batch import Batch, Ints
 from ballast_engine.block_tables import BlockTables
 from ballast_engine.counters import EngineCounters
-from ballast_engine.errors import IntegrityError
 from ballast_engine.footprint import Footprint
-from ballast_engine.inbox import Abort, Command, Configure, GiveBack, Inbox, Submit
+from ballast_engine.inbox import Command, Configure, End, Inbox, Submit
 from ballast_engine.kv import BlockPool
 from ballast_engine.options import EngineOptions
 from ballast_engine.request import FinishReason, GenerationRequest, Output
@@ -146,11 +145,11 @@ class BallastEngine:
 
     def abort(self, request_id: str) -> None:
         """End a request before the next plan. An unknown id is ignored."""
-        self._inbox.put(Abort(request_id))
+        self._inbox.put(End((request_id,), FinishReason.ABORTED))
 
     def give_back(self, request_ids: Items[str]) -> None:
         """End requests with their generated tokens, so that another engine can continue them."""
-        self._inbox.put(GiveBack(tuple(request_ids)))
+        self._inbox.put(End(tuple(request_ids), FinishReason.GIVEN_BACK))
 
     def configure(self, policy: PolicyConfig) -> None:
         """Use another policy configuration from the next step on. The sizes of KV stay."""
@@ -281,10 +280,9 @@ class BallastEngine:
             match command:
                 case Submit(sequence):
                     outputs += self._enter(sequence, now)
-                case Abort(request_id):
-                    outputs += self._leave([request_id], FinishReason.ABORTED)
-                case GiveBack(request_ids):
-                    outputs += self._leave(request_ids, FinishReason.GIVEN_BACK)
+                case End(request_ids, reason):
+                    found = [self._by_id[request_id] for request_id in request_ids if request_id in self._by_id]
+                    outputs += [self._end(sequence, reason) for sequence in dict.fromkeys(found)]
                 case Configure(policy):
                     self._scheduler.configure(policy)
         return outputs
@@ -293,10 +291,6 @@ class BallastEngine:
         self._scheduler.enter(sequence, now)
         self._by_id[sequence.request_id] = sequence
         return [] if sequence.end is None else [self._end(sequence, sequence.end)]
-
-    def _leave(self, request_ids: Iterable[str], reason: FinishReason) -> list[Output]:
-        found = [self._by_id[request_id] for request_id in request_ids if request_id in self._by_id]
-        return [self._end(sequence, reason) for sequence in dict.fromkeys(found)]
 
     def _compute(self, running: RunningStep, interrupt: Interrupt | None) -> list[int] | None:
         """Run or resume a step; return None if it is suspended."""
@@ -383,13 +377,3 @@ class BallastEngine:
             num_decode=work.num_decode,
             admissions=step.admissions,
         )
-
-    def check_integrity(self) -> None:
-        """Compare all records with one another. Call it between two steps, on the engine's thread.
-
-        Raises:
-            IntegrityError: the message states what does not balance.
-        """
-        self._scheduler.check_integrity()
-        if set(self._by_id) != {sequence.request_id for sequence in self._scheduler.live.values()}:
-            raise IntegrityError("the requests by id differ from the requests by number")

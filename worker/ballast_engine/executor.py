@@ -25,7 +25,7 @@ from ballast_engine.models.native import NativeDecoder
 from ballast_engine.native.library import kernels
 from ballast_engine.peak import measure_footprint
 from ballast_engine.sampling import sample
-from ballast_engine.suspension import Computation, Interrupt, Suspended, advance, run_to_end
+from ballast_engine.suspension import Computation, Interrupt, Suspended, advance
 
 
 def kv_bytes_per_block(config: ModelConfig, dtype: torch.dtype, block_tokens: int) -> int:
@@ -81,23 +81,15 @@ class Executor:
         return advance(suspended.computation, interrupt)
 
     def _drawn(self, batch: Batch, interrupt: Interrupt | None) -> Computation[Ints]:
-        hidden = yield from self._hidden(batch, interrupt)
-        if not batch.samples:
-            return np.empty(0, dtype=np.int64)
-        return sample(self.model.logits(hidden, batch.sample_rows), batch.samples, self._kernels)
-
-    @torch.inference_mode()
-    def logits(self, batch: Batch) -> Tensor:
-        """Compute a batch and return the logits `[s, vocabulary]` of its sample rows."""
-        return self.model.logits(run_to_end(self._hidden(batch, None)), batch.sample_rows)
-
-    def _hidden(self, batch: Batch, interrupt: Interrupt | None) -> Computation[Tensor]:
         if batch.token_ids.min() < 0 or batch.token_ids.max() >= self.vocab_size:
             raise InvalidRequest(
                 f"The batch has token ids from {batch.token_ids.min()} to {batch.token_ids.max()}, but the model has "
                 f"{self.vocab_size} tokens: use ids from 0 to {self.vocab_size - 1}."
             )
-        return self.model.hidden(batch, interrupt)
+        hidden = yield from self.model.hidden(batch, interrupt)
+        if not batch.samples:
+            return np.empty(0, dtype=np.int64)
+        return sample(self.model.logits(hidden, batch.sample_rows), batch.samples, self._kernels)
 
 
 def _model(loaded: LoadedModel, shape: AttentionShape) -> _Model:

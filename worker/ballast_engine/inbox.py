@@ -6,7 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 from threading import Event, Lock
 
-from ballast_engine.errors import DuplicateRequest
+from ballast_engine.errors import InvalidRequest
+from ballast_engine.request import FinishReason
 from ballast_engine.sequence import Sequence
 from ballast_policy.snapshot import PolicyConfig
 
@@ -19,17 +20,11 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
-class Abort:
-    """End a request whose caller is gone."""
-
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class GiveBack:
-    """End requests that another engine continues."""
+class End:
+    """End requests whose caller is gone, or that another engine continues."""
 
     request_ids: tuple[str, ...]
+    reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +34,7 @@ class Configure:
     policy: PolicyConfig
 
 
-Command = Submit | Abort | GiveBack | Configure
+Command = Submit | End | Configure
 
 
 class Inbox:
@@ -63,11 +58,13 @@ class Inbox:
         """Reserve an id until `free_id`.
 
         Raises:
-            DuplicateRequest: the id is in use.
+            InvalidRequest: the id is in use.
         """
         with self._lock:
             if request_id in self._ids:
-                raise DuplicateRequest(request_id)
+                raise InvalidRequest(
+                    f"Request id {request_id!r} is in use by a request that has not ended: choose another id."
+                )
             self._ids.add(request_id)
 
     def free_id(self, request_id: str) -> None:

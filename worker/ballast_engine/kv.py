@@ -11,12 +11,11 @@ A digest therefore names a whole prefix. Prefixes under different salts are neve
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from itertools import takewhile
 
 from ballast_engine.batch import Ints
-from ballast_engine.errors import IntegrityError
 
 Digest = bytes
 
@@ -133,35 +132,3 @@ class BlockPool:
         self._idle.clear()
         self._known.clear()
         self._digest = [None] * self.num_blocks
-
-    def check_integrity(self, tables: Mapping[int, Sequence[int]]) -> None:
-        """Compare the counts with the blocks of every holder.
-
-        Raises:
-            IntegrityError: the message names the first block or holder that does not balance.
-        """
-        holders: dict[int, list[int]] = {}
-        for holder, blocks in tables.items():
-            if len(set(blocks)) != len(blocks):
-                raise IntegrityError(f"request {holder} holds a block twice: {blocks}")
-            for block in blocks:
-                holders.setdefault(block, []).append(holder)
-        free, idle = set(self._free), set(self._idle)
-        if len(free) != len(self._free) or free & idle:
-            raise IntegrityError("a block is in the free list twice")
-        for block in range(self.num_blocks):
-            held = holders.get(block, [])
-            if self._count[block] != len(held):
-                raise IntegrityError(f"block {block} counts {self._count[block]} holders, but {held} hold it")
-            if bool(held) == (block in free or block in idle):
-                raise IntegrityError(f"block {block} is {'free and held' if held else 'neither free nor held'}")
-            digest = self._digest[block]
-            if (block in idle and digest is None) or (block in free and digest is not None):
-                raise IntegrityError(f"block {block} is in the wrong free list")
-            if digest is not None and self._known.get(digest) != block:
-                raise IntegrityError(f"block {block} has a digest of another block")
-        if len(self._known) != sum(digest is not None for digest in self._digest):
-            raise IntegrityError("the prefix cache knows digests that no block has")
-        private = {holder: sum(len(holders[b]) == 1 for b in blocks) for holder, blocks in tables.items() if blocks}
-        if private != {holder: num for holder, num in self.num_private.items() if num or tables.get(holder)}:
-            raise IntegrityError(f"private blocks are {self.num_private}, but the tables say {private}")

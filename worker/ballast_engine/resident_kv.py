@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from ballast_engine.block_tables import BlockTables
-from ballast_engine.errors import IntegrityError
 from ballast_engine.kv import BlockPool
 from ballast_engine.sequence import Sequence
-from ballast_policy.request import Phase, Request
+from ballast_policy.request import Request
 
 
 class ResidentKv:
@@ -98,29 +97,3 @@ class ResidentKv:
         sequence.blocks = []
         sequence.num_registered = 0
         request.num_computed = request.num_blocks = request.num_private_blocks = 0
-
-    def check_integrity(self) -> None:
-        """Compare blocks, tables and counts with one another and with the requests that did not end.
-
-        Raises:
-            IntegrityError: the message states what does not balance.
-        """
-        self.pool.check_integrity({seq: sequence.blocks for seq, sequence in self._residents.items()})
-        unused = 0
-        for sequence in self.live.values():
-            request = sequence.request
-            if (request.phase is not Phase.WAITING) != (request.seq in self._residents):
-                raise IntegrityError(f"request {request.seq} is {request.phase.name}, but the residents say otherwise")
-            if request.phase is Phase.WAITING:
-                if request.num_blocks or request.num_computed or sequence.blocks or sequence.row != -1:
-                    raise IntegrityError(f"request {request.seq} waits and holds KV")
-                continue
-            self.tables.check(sequence)
-            capacity = request.num_blocks * self.pool.block_tokens
-            if request.num_blocks != len(sequence.blocks) or not 0 <= request.num_computed <= capacity:
-                raise IntegrityError(f"request {request.seq} computed {request.num_computed} of {capacity} positions")
-            unused += capacity - request.num_computed
-        if unused != self.num_unused:
-            raise IntegrityError(f"{self.num_unused} unused positions are counted, {unused} found")
-        if self.tables.num_rows != len(self._residents):
-            raise IntegrityError(f"{self.tables.num_rows} table rows for {len(self._residents)} residents")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ballast_engine.errors import IntegrityError
 from ballast_engine.resident_kv import ResidentKv
 from ballast_engine.sequence import Sequence
 from ballast_engine.stats import AdmissionRecord
@@ -99,17 +98,3 @@ class Scheduler:
             for request in dispatch.admissions
         )
         return DispatchedStep(dispatch, decodes, chunks, admissions)
-
-    def check_integrity(self) -> None:
-        """Compare residents, backlog and the requests that entered.
-
-        Raises:
-            IntegrityError: states what does not balance.
-        """
-        self.kv.check_integrity()
-        if imbalance := self.host.imbalance():
-            raise IntegrityError(imbalance)
-        waiting = {request.seq for request in self.host.backlog}
-        expected = {seq for seq, sequence in self.live.items() if sequence.request.phase is Phase.WAITING}
-        if waiting != expected or self.host.residents.keys() != self.live.keys() - expected:
-            raise IntegrityError(f"the backlog holds {sorted(waiting)}, but {sorted(expected)} wait")

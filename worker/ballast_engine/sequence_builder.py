@@ -13,7 +13,7 @@ import numpy as np
 
 from ballast_engine.batch import Ints
 from ballast_engine.detokenizer import Detokenizer
-from ballast_engine.errors import InvalidRequest, RequestTooLong
+from ballast_engine.errors import InvalidRequest
 from ballast_engine.request import GenerationRequest, SamplingParams
 from ballast_engine.sequence import Sequence
 from ballast_engine.token_bytes import TokenBytes
@@ -67,7 +67,10 @@ class SequenceBuilder:
         if not num_prompt:
             raise InvalidRequest("The prompt has no tokens: send at least one.")
         if num_prompt >= self.max_tokens:
-            raise RequestTooLong(num_prompt, self.max_tokens)
+            raise InvalidRequest(
+                f"The prompt has {num_prompt} tokens, but this model serves {self.max_tokens} tokens of prompt and "
+                f"answer together: shorten the prompt to {self.max_tokens - 1} tokens or fewer."
+            )
         max_output = min(generation.sampling.max_tokens, self.max_tokens - num_prompt)
         generated = generation.generated[:max_output]
         tokens = np.array([*generation.prompt, *generated], np.int64)

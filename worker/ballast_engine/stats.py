@@ -54,7 +54,7 @@ class StepRecord:
     admissions: tuple[AdmissionRecord, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ClassStats:
     """One class: its requests now, and its tokens and counts since the engine started."""
 
@@ -71,7 +71,7 @@ class ClassStats:
     """Tokens generated."""
     wasted_tokens: int = 0
     """Tokens computed again after a preemption, or after an attempt of another worker."""
-    preemptions: Mapping[Reason, int] = field(default_factory=dict)
+    preemptions: dict[Reason, int] = field(default_factory=dict)
     parked_steps: int = 0
     """Steps that a resident sat out parked, summed over residents."""
 

@@ -62,13 +62,3 @@ def advance(computation: Computation[Ints], interrupt: Interrupt | None = None) 
         drawn: Ints = end.value
         return drawn
     return Suspended(computation)
-
-
-def run_to_end(computation: Computation[Result]) -> Result:
-    """Return the result of a computation without an interrupt."""
-    try:
-        next(computation)
-    except StopIteration as end:
-        result: Result = end.value
-        return result
-    raise RuntimeError("a computation without an interrupt was suspended")

@@ -12,7 +12,8 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit, urlunsplit
 
 from ballast_queue.errors import InvalidAddress
 
-NETWORK = ("redis", "rediss")
+TLS = "rediss"
+NETWORK = ("redis", TLS)
 LOCAL = "unix"
 FORMS = "redis://user:password@host:port/database, rediss://host:port (TLS) or unix:///path"
 _DATABASE = re.compile(r"(/(\d+/?)?)?", re.ASCII)
@@ -30,16 +31,6 @@ class RedisAddress:
     scheme: str
     host: str
     """Empty for a Unix socket."""
-
-    @property
-    def is_local(self) -> bool:
-        """Return whether the URL names a Unix socket."""
-        return self.scheme == LOCAL
-
-    @property
-    def is_tls(self) -> bool:
-        """Return whether the connection is encrypted."""
-        return self.scheme == "rediss"
 
 
 def with_user(url: str, user: str) -> str:

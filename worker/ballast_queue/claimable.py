@@ -18,6 +18,8 @@ HEADS_OF_GROUP = 8
 """Heads of one tenant in one band: the nearest deadlines first, then the order of submission."""
 MOST_HEADS = 512
 """Heads of all groups together. With more groups than this, each group has one."""
+MOST_GROUPS = 10_000
+"""Groups in the reply of `demand`. Of more, each reply has others."""
 MOST_AVOIDED = 1000
 """Avoided jobs of one group in one reply. The jobs behind them are in the next one."""
 
@@ -42,6 +44,8 @@ class Demand:
     """Groups with claimable items, higher bands first."""
     held: Mapping[str, int] = field(default_factory=dict)
     """Items under lease by tenant."""
+    is_partial: bool = False
+    """Whether there may be more groups."""
 
     @property
     def tenants(self) -> set[str]:
@@ -63,10 +67,12 @@ class Claimable:
         """Return the tenants with claimable items, and the number of items that each tenant holds."""
         names, held = self._store.call(self._store.functions.demand())
         read = self._store.unreadable.try_read
-        groups = (read(f"group {name!r}", partial(_group_of, name)) for name in sorted(text_of(names).splitlines()))
+        lines = sorted(text_of(names).splitlines())
+        groups = filter(None, (read(f"group {name!r}", partial(_group_of, name)) for name in lines))
         counts = {text_of(name): n for name, n in zip(held[::2], held[1::2], strict=True)}
         numbers = ((name, read(f"held items of tenant {name!r}", partial(int, n))) for name, n in counts.items())
-        return Demand(tuple(filter(None, groups)), {name: number for name, number in numbers if number is not None})
+        known = {name: number for name, number in numbers if number is not None}
+        return Demand(tuple(groups), known, is_partial=len(lines) >= MOST_GROUPS)
 
     @readable("the claimable jobs")
     def heads(

@@ -14,7 +14,7 @@ from redis.backoff import NoBackoff
 from redis.cluster import RedisCluster
 from redis.retry import Retry
 
-from ballast_queue.address import RedisAddress
+from ballast_queue.address import NETWORK, TLS, RedisAddress
 from ballast_queue.errors import HostNotAdmitted, InvalidAddress, QueueForbidden
 from ballast_queue.reply_limits import ReplyLimits, limited
 
@@ -35,12 +35,12 @@ def options_of(
 ) -> Options:
     """Return the options of a client. Raise `QueueForbidden` if the certificates of authorities are not PEM."""
     options: Options = {"socket_timeout": socket_timeout, "protocol": 2}
-    if not address.is_local:
+    if address.scheme in NETWORK:
         options |= {"socket_connect_timeout": socket_timeout, "socket_keepalive": True}
-        kind: type[redis.Connection] = redis.SSLConnection if address.is_tls else redis.Connection
+        kind: type[redis.Connection] = redis.SSLConnection if address.scheme == TLS else redis.Connection
         kind = kind if admits is None else _admitting(kind, admits)
         options["connection_class"] = kind if limits is None else limited(kind, limits)
-    if ca is not None and address.is_tls:
+    if ca is not None and address.scheme == TLS:
         options["ssl_ca_data"] = _checked(ca)
     if password:
         options["password"] = password

@@ -117,18 +117,14 @@ class Connection:
 
     def call(self, function: str, keys: Sequence[bytes] = (), arguments: Sequence[Argument] = ()) -> Any:
         """Call one function of the library."""
-        return self._translated(lambda: self._library.call((function, keys, arguments)))
+        return self.call_many([(function, keys, arguments)])[0]
 
     def call_many(self, calls: Sequence[Call]) -> list[Any]:
         """Call functions in one round trip, each atomic on its own. Run all calls before a failure is raised.
 
         A cluster needs a round trip for each call.
         """
-        if len(calls) == 1:
-            return [self.call(*calls[0])]
-        if not calls:
-            return []
-        return self._translated(lambda: self._library.call_many(calls))
+        return self._translated(lambda: self._library.call_many(calls)) if calls else []
 
     def hash_field(self, key: bytes, field: str) -> bytes | None:
         """Return one field of a hash, or None if it is missing."""
@@ -137,19 +133,11 @@ class Connection:
 
     def hash_pairs(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield the fields of a hash, page by page, each once. Fields written during the scan may be missing."""
-        cursor, seen = 0, set[bytes]()
-        while True:
-            cursor, page = self._hash_page(key, cursor)
-            for field, value in page.items():
-                if field not in seen:  # a scan repeats fields while Redis resizes the table
-                    seen.add(field)
-                    yield field, value
-            if not cursor:
-                return
-
-    def _hash_page(self, key: bytes, cursor: int) -> tuple[int, dict[bytes, bytes]]:
-        page: tuple[int, dict[bytes, bytes]] = self._translated(lambda: self.client.hscan(key, cursor, count=500))
-        return page
+        pairs, seen = self.client.hscan_iter(key, count=500), set[bytes]()
+        while (pair := self._translated(lambda: next(pairs, None))) is not None:
+            if pair[0] not in seen:  # a scan repeats fields while Redis resizes the table
+                seen.add(pair[0])
+                yield pair
 
     def set_hash_field(self, key: bytes, field: str, value: str) -> None:
         """Set one field of a hash."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ballast_queue.connection import Connection
 from ballast_queue.errors import QueueForbidden
 
@@ -11,22 +9,17 @@ MIN_VERSION = (7, 0)
 KEEPS_ALL = "noeviction"
 
 
-@dataclass(frozen=True, slots=True)
-class Fitness:
-    """The findings as fixed sentences: what was found, what was wanted, what to do."""
+def inspect(connection: Connection) -> tuple[list[str], list[str]]:
+    """Check the version, the eviction policy and the persistence.
 
-    problems: tuple[str, ...]
-    """Reasons why the server may lose or refuse work."""
-    warnings: tuple[str, ...]
-
-
-def inspect(connection: Connection) -> Fitness:
-    """Check the version, the eviction policy and the persistence."""
+    Return the reasons why the server may lose or refuse work, and warnings. Each is a fixed sentence: what was found,
+    what was wanted, what to do.
+    """
     try:
         server, memory, persistence = (connection.info(part) for part in ("server", "memory", "persistence"))
     except QueueForbidden:
-        return Fitness((), ("Redis could not be checked: this user may not run INFO; allow +info",))
-    problems, warnings = [], []
+        return [], ["Redis could not be checked: this user may not run INFO; allow +info"]
+    problems, warnings = list[str](), list[str]()
     # Valkey reports the Redis version that it is compatible with (7.2.4), not its own.
     version = str(server.get("redis_version", "0"))
     if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < MIN_VERSION:
@@ -47,4 +40,4 @@ def inspect(connection: Connection) -> Fitness:
         warnings.append(
             "Redis has the functions of a newer version of Ballast, which serve this version too: upgrade this program"
         )
-    return Fitness(tuple(problems), tuple(warnings))
+    return problems, warnings

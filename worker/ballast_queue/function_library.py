@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Any
 
 import redis
 from redis.cluster import RedisCluster
@@ -20,7 +20,6 @@ from ballast_queue.errors import LibraryUnfit, ServerUnfit
 Argument = bytes | str | int | float
 Call = tuple[str, Sequence[bytes], Sequence[Argument]]
 """Function (without its prefix), KEYS and ARGV."""
-_T = TypeVar("_T")
 _INIT = "run `ballast queue init` as a user of Redis that may load functions"
 _MISSING = f"Redis has no functions of Ballast, or those of an older version: {_INIT}"
 
@@ -45,13 +44,16 @@ class FunctionLibrary:
         """Whether Redis has no memory for the functions of this version, so that calls run those of an older one."""
         self._load_again_at = 0.0
 
-    def call(self, call: Call) -> Any:
-        """Call one function."""
-        return self._with_library(lambda: self._call(self._client, *call))
-
     def call_many(self, calls: Sequence[Call]) -> list[Any]:
         """Call functions in one round trip. Run all calls before a failure is raised."""
-        return self._with_library(lambda: self._pipeline(calls))
+        for _ in range(2):
+            try:
+                return self._pipeline(calls)
+            except ResponseError as error:
+                if not _is_missing(error):
+                    raise
+            self.require(lacks_function=True)
+        raise LibraryUnfit(_MISSING)  # in a cluster, other shards may be fit
 
     def require(self, *, lacks_function: bool = False) -> None:
         """Load the library, or raise `LibraryUnfit`, if it is missing or older. A newer one serves older clients.
@@ -158,16 +160,6 @@ class FunctionLibrary:
             if isinstance(reply, Exception):
                 raise reply
         return replies
-
-    def _with_library(self, attempt: Callable[[], _T]) -> _T:
-        for _ in range(2):
-            try:
-                return attempt()
-            except ResponseError as error:
-                if not _is_missing(error):
-                    raise
-            self.require(lacks_function=True)
-        raise LibraryUnfit(_MISSING)  # in a cluster, other shards may be fit
 
 
 def _is_missing(reply: object) -> bool:

@@ -70,14 +70,6 @@ class Functions:
     def _of_job(self, function: str, job_id: str, *arguments: Argument) -> Call:
         return function, self._keys.of_job(job_id), (job_id, *arguments)
 
-    def _inboxes(self, tenants: Iterable[str | None]) -> tuple[list[bytes], list[bytes]]:
-        """Return the inboxes of tenants (None: the inbox for all), and `shortened` of each."""
-        keys, inboxes, shortened = self._keys, list[bytes](), list[bytes]()
-        for tenant in tenants:
-            inboxes.append(keys.inbox if tenant is None else keys.inbox_of(tenant))
-            shortened.append(keys.shortened if tenant is None else keys.shortened_of(tenant))
-        return inboxes, shortened
-
     def open(
         self, job_id: str, *, tenant: str, priority: int, deadline: float | None, key: str, source: Source
     ) -> Call:
@@ -95,8 +87,8 @@ class Functions:
         tenant: str | None = None,
     ) -> Call:
         """Store lines from an inbox: that of `tenant`, or the inbox for all if it is None."""
-        (inbox,), shortened = self._inboxes([tenant])
-        keys = (*(inbox if key == self._keys.inbox else key for key in self._keys.of_job(job_id)), *shortened)
+        inbox = self._keys.inbox_of(tenant)
+        keys = [inbox if key == self._keys.inbox else key for key in self._keys.of_job(job_id)]
         return "store", keys, (job_id, "inbox", -1 - num_lines, int(closes), prefix_key, *_arguments(lines))
 
     def append(
@@ -107,14 +99,12 @@ class Functions:
         return "append", self._keys.of_job(job_id), (digest, *arguments)
 
     def begin_intake(self, owner: str, limit: int, *, seconds: float, max_bytes: int, tenants: Sequence[str]) -> Call:
-        (inbox, *of_tenants), shortened = self._inboxes([None, *tenants])
-        keys = (inbox, self._keys.intake, *of_tenants, *shortened)
-        return "begin_intake", keys, (owner, limit, seconds, max_bytes, 1)
+        keys = (self._keys.inbox, self._keys.intake, *map(self._keys.inbox_of, tenants))
+        return "begin_intake", keys, (owner, limit, seconds, max_bytes)
 
     def end_intake(self, owner: str, used_up: Iterable[str | None] = ()) -> Call:
         """`used_up` names the tenants whose inbox had the last id of all; None: the inbox for all."""
-        inboxes, shortened = self._inboxes(used_up)
-        return "end_intake", (self._keys.intake, *inboxes, *shortened), (owner, 1)
+        return "end_intake", (self._keys.intake, *map(self._keys.inbox_of, used_up)), (owner,)
 
     def demand(self) -> Call:
         return "demand", (self._keys.groups, self._keys.held), ()
@@ -194,8 +184,8 @@ class Functions:
         return "take_turn", (self._keys.forecast,), (seconds,)
 
     def stats(self, tenants: Sequence[str]) -> Call:
-        (inbox, *of_tenants), shortened = self._inboxes([None, *tenants])
-        return "stats", (self._keys.totals, inbox, self._keys.backlog, *of_tenants, *shortened), ()
+        inboxes = map(self._keys.inbox_of, tenants)
+        return "stats", (self._keys.totals, self._keys.inbox, self._keys.backlog, *inboxes), ()
 
     def set_settings(
         self, owner: str, rank: int, created: float, generation: int, *, text: str, numbers: dict[str, float]

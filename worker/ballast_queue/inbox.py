@@ -55,6 +55,8 @@ class Entry:
     fields: dict[str, str]
     tenant: str | None = None
     """The tenant whose inbox has the entry; None: the inbox for all."""
+    is_removed: bool = False
+    """The call that read it has removed it, because its fields fill a page."""
 
     @property
     def own_job(self) -> str:
@@ -94,7 +96,8 @@ _EntriesOfJob = tuple[str, list[Entry]]
 class InboxReader:
     """The inbox of a queue.
 
-    An entry leaves the inbox in the same step that stores its line, so a crash loses none.
+    An entry leaves the inbox in the same step that stores its line, so a crash loses none. Only an invalid one,
+    whose fields fill a page, leaves it when it is read, so a crash may lose its refusal.
     """
 
     _store: Store
@@ -208,14 +211,16 @@ class InboxReader:
                 lines, prefix_key = [], 0
 
 
-def _entry(tenants: Sequence[str], entry_id: bytes, pairs: Sequence[bytes], position: int = 0) -> Entry:
+def _entry(
+    tenants: Sequence[str], entry_id: bytes, pairs: Sequence[bytes], position: int = 0, is_removed: int = 0
+) -> Entry:
     item, fields = None, {}
     for name, value in zip(pairs[::2], pairs[1::2], strict=True):
         if name == b"item":
             item = value
         else:
             fields[name.decode(errors="replace")] = value.decode(errors="replace")
-    return Entry(entry_id, item, fields, tenants[position - 1] if position else None)
+    return Entry(entry_id, item, fields, tenants[position - 1] if position else None, bool(is_removed))
 
 
 def _read_priority(fields: dict[str, str]) -> int:
@@ -295,7 +300,7 @@ def _line(entry: Entry, job_id: str, tenant: str, settings: QueueSettings) -> tu
         log.exception("inbox entry cannot be read, it is rejected", entry=entry.id.decode())
         message = "entry: found values on which the worker failed, expected a line that `ballast submit` accepts"
         line, key = reject("", InvalidBody(None, message, "unreadable_entry")), 0
-    return line._replace(entry=entry.id), key
+    return line._replace(entry=b"" if entry.is_removed else entry.id), key
 
 
 def _validated(entry: Entry, job_id: str, tenant: str, settings: QueueSettings) -> tuple[Line, int]:

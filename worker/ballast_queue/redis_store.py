@@ -88,8 +88,8 @@ class Queue:
 
     def check_server(self) -> list[str]:
         """Return the problems of the server as sentences. Mere warnings start with `warning:`."""
-        fitness = inspect(self.store.connection)
-        return [*fitness.problems, *(f"warning: {text}" for text in fitness.warnings)]
+        problems, warnings = inspect(self.store.connection)
+        return [*problems, *(f"warning: {text}" for text in warnings)]
 
     def require_fit(self) -> list[str]:
         """Return the warnings of `check_server`.
@@ -97,7 +97,7 @@ class Queue:
         Raises:
             ServerUnfit: the server may lose or refuse work.
         """
-        fitness = inspect(self.store.connection)
-        if fitness.problems:
-            raise ServerUnfit(fitness.problems)
-        return list(fitness.warnings)
+        problems, warnings = inspect(self.store.connection)
+        if problems:
+            raise ServerUnfit(problems)
+        return warnings

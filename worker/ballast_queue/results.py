@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from operator import call
+from typing import Any
 
 from ballast_queue.job import DeadLetter, Result
 from ballast_queue.jobs import Jobs
@@ -13,21 +14,10 @@ from ballast_queue.records import readable
 from ballast_queue.store import Store
 from ballast_queue.unreadable import text_of
 
-_T = TypeVar("_T")
 PAGE = 200
 """Results read in one call, unless they are long."""
-
-
-class Attempt(Protocol):
-    """Makes a call of Redis, and may repeat it."""
-
-    def __call__(self, call: Callable[[], _T], /) -> _T:
-        """Return the result of the call."""
-
-
-def once(call: Callable[[], _T], /) -> _T:
-    """Make a call and do not repeat it."""
-    return call()
+Attempt = Callable[[Callable[[], Any]], Any]
+"""Make a call of Redis, perhaps again and again, and return its result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +28,7 @@ class Results:
     _jobs: Jobs
 
     def read(
-        self, job_id: str, *, follow: bool = False, poll_seconds: float = 1.0, attempt: Attempt = once
+        self, job_id: str, *, follow: bool = False, poll_seconds: float = 1.0, attempt: Attempt = call
     ) -> Iterator[Result]:
         """Yield the results in the order of completion. With `follow`, continue until the job is over.
 
@@ -63,9 +53,8 @@ class Results:
                     if result is not None:
                         yield result
             if not follow or is_over:
-                attempt(
-                    partial(self._jobs.get, job_id)
-                )  # the last page of a job that was deleted meanwhile is empty, too
+                # The last page of a job that was deleted meanwhile is empty, too.
+                attempt(partial(self._jobs.get, job_id))
                 return
             attempt(partial(self._store.connection.wait_for_entry, key, seen, poll_seconds))
 

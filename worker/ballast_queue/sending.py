@@ -22,7 +22,6 @@ class Stored(NamedTuple):
     accepted: int
     rejected: int
     digest: str
-    """Empty: unknown, because an older version of Ballast stored lines of the job. The numbers are compared then."""
 
 
 class Sending:
@@ -87,8 +86,7 @@ class Sending:
             OtherLines: the job has other lines.
         """
         if self._cut_short():
-            if stored.digest:
-                self._pass(stored)
+            self._pass(stored)
             return stored
         self._passed.add(self._lines)
         self._report()
@@ -108,8 +106,7 @@ class Sending:
         self._require_same(stored, stored.lines, passed.num_lines)
 
     def _require_same(self, stored: Stored, num_kept: int, num_found: int) -> None:
-        is_same = stored.digest == self._passed.text() if stored.digest else num_kept == num_found
-        if not is_same:
+        if stored.lines and stored.digest != self._passed.text():
             raise OtherLines(self._job_id, self._key, num_kept, num_found)
 
     def _append(self, raws: list[bytes], before: int, digest: str) -> tuple[bytes, Stored]:

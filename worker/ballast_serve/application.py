@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypedDict
 
 from ray import serve
 from ray.serve import Application
 
 from ballast_serve.replica import ServeReplica
 from ballast_worker.tls import EventLoop
-
-
-class Arguments(TypedDict):
-    """The `args` of the application."""
-
-    cold_fields: str
-    """A hash of the fields that are not hot. Serve restarts the replicas when it changes."""
 
 
 class _EventLoops(asyncio.DefaultEventLoopPolicy):
@@ -37,6 +29,6 @@ class RayReplica(ServeReplica):
 worker = serve.deployment(name="worker")(serve.ingress()(RayReplica))
 
 
-def build(_arguments: Arguments) -> Application:
-    """Return the application."""
+def build(_arguments: dict[str, str]) -> Application:
+    """Return the application. Its arguments are a hash of the fields that are not hot: Serve restarts it for others."""
     return worker.bind()

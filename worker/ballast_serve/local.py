@@ -33,15 +33,13 @@ class LocalRay:
     """The address of Ray's dashboard."""
 
     def __enter__(self) -> Self:
-        attempts = START_ATTEMPTS
-        while True:
+        for attempts_left in reversed(range(START_ATTEMPTS)):
             try:
                 # Without an address, Ray joins a Ray that runs here already. The context would end its applications.
                 context = ray.init("local", include_dashboard=True, configure_logging=False)
             except Exception as error:
                 ray.shutdown()  # it ends the processes that have started
-                attempts -= 1
-                if not attempts or SLOW_START not in str(error):
+                if not attempts_left or SLOW_START not in str(error):
                     raise WorkerError(f"Ray did not start. {_last_words(error)}") from error
                 log.warning("Ray starts again", because=_last_words(error))
             else:

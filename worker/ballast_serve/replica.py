@@ -11,7 +11,6 @@ import contextlib
 import os
 import tempfile
 from pathlib import Path
-from typing import TypedDict
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -26,13 +25,6 @@ log = Log(__name__)
 
 IN_POD = "BALLAST_RAY_POD"
 """Variable of the pods of the operator."""
-
-
-class UserConfig(TypedDict):
-    """The `user_config` of the deployment."""
-
-    config: str
-    """A worker configuration as YAML."""
 
 
 class ServeReplica:
@@ -53,8 +45,8 @@ class ServeReplica:
         """Return the app that Serve calls."""
         return Ingress(self)
 
-    async def reconfigure(self, user_config: UserConfig) -> None:
-        """Start the worker with the configuration, or pass a changed configuration to it.
+    async def reconfigure(self, user_config: dict[str, str]) -> None:
+        """Start the worker with the configuration, YAML at the key `config`, or pass a changed one to it.
 
         Raises:
             InvalidConfig: the message names each wrong field.

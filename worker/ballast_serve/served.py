@@ -20,7 +20,7 @@ from ballast_worker.drain import drain
 from ballast_worker.errors import NotServed
 from ballast_worker.http_connection import Connections, HttpLimits
 from ballast_worker.http_server import HttpServer
-from ballast_worker.owner_port import address_of, owner_server
+from ballast_worker.owner_port import address_of, serving_owner
 from ballast_worker.preflight import listen, listen_for_metrics, prepare
 
 POLL_SECONDS = 0.02
@@ -99,15 +99,11 @@ async def _run(server: HttpServer, listener: socket) -> None:
 @contextlib.asynccontextmanager
 async def _native(config: WorkerConfig, path: Path, listener: socket) -> AsyncIterator[ReadyApp]:
     # These imports take seconds.
-    from ballast_engine.errors import EngineError  # noqa: PLC0415
     from ballast_worker.app import create_app, freeze_loaded, load  # noqa: PLC0415
     from ballast_worker.worker import Worker  # noqa: PLC0415
 
     metrics_listener = listen_for_metrics(config)
-    try:
-        worker = await asyncio.to_thread(lambda: Worker(load(config, path), path=path))
-    except EngineError as error:
-        raise NotServed(str(error)) from error
+    worker = await asyncio.to_thread(lambda: Worker(load(config, path), path=path))
     tls = worker.certificate.context if worker.certificate is not None else None
     worker.address = address_of(listener, tls)
     app = create_app(worker)
@@ -115,16 +111,8 @@ async def _native(config: WorkerConfig, path: Path, listener: socket) -> AsyncIt
     opened = ReadyApp(
         app, worker.connections, lambda: worker.failure, lambda hang_up: drain(worker, hang_up=hang_up), tls
     )
-    if metrics_listener is None:
+    async with serving_owner(worker, metrics_listener, tls):
         yield opened
-        return
-    metrics = owner_server(worker, metrics_listener, tls)
-    beside = asyncio.create_task(metrics.serve(sockets=[metrics_listener]))
-    try:
-        yield opened
-    finally:
-        metrics.should_exit = True
-        await beside
 
 
 @contextlib.asynccontextmanager

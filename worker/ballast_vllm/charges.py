@@ -15,7 +15,7 @@ from ballast_engine.stats import AdmissionRecord, StepKind, StepRecord
 from ballast_policy.host import Host
 from ballast_policy.learning.cost import StepWork
 from ballast_policy.plan import StepPlan
-from ballast_policy.request import Request, RequestClass
+from ballast_policy.request import Request
 
 Pairs = Sequence[tuple[Request, int]]
 
@@ -27,8 +27,8 @@ class Flight:
     plan: StepPlan
     pairs: Pairs
     """Requests that compute, with their known tokens; drafts are not counted."""
-    ends: list[int] | None
-    """With asynchronous scheduling: the computed tokens of each request after this step."""
+    ends: Sequence[int]
+    """The computed tokens of each request after this step."""
     work: StepWork
     started: float
     admissions: tuple[AdmissionRecord, ...] = ()
@@ -57,16 +57,13 @@ class Charges:
         """`live`: vLLM's requests by `seq`."""
         self._host, self._live, self._counters = host, live, counters
 
-    def run_ahead(self, pairs: Pairs, *, resync: bool) -> list[int]:
+    def run_ahead(self, pairs: Pairs, *, resync: bool) -> None:
         """Count the token that each complete request draws in this step as known; the next plan may use it."""
-        ends = []
         for record, _ in pairs:
-            ends.append(record.num_computed)
             if resync:
                 self._resync(record, self._live[record.seq])
             elif record.remaining == 0 and record.num_tokens + 1 - record.num_prompt < record.max_output:
                 record.num_tokens += 1
-        return ends
 
     @staticmethod
     def _resync(record: Request, request: Any) -> None:
@@ -78,65 +75,33 @@ class Charges:
             record.num_tokens = record.num_computed
 
     def charge(self, flight: Flight, now: float) -> int:
-        """Charge a step whose output vLLM added to its requests; return the accepted drafts."""
-        if flight.ends is None:
-            num_accepted = self._charge(flight.pairs, now)
-        else:
-            num_accepted = self._charge_late(flight.pairs, flight.ends, now)
-        self._counters.note_charges(self._host.settle())
-        return num_accepted
+        """Charge a step whose output vLLM added to its requests; return the accepted drafts.
 
-    def _charge(self, pairs: Pairs, now: float) -> int:
-        """Charge a step; return the accepted drafts."""
+        A request may be in a later step already. One that left during the step, e.g. by an abort, gets no new token.
+        """
         num_accepted = 0
-        live, computed, counters = self._live, self._host.computed, self._counters
-        generated = dict.fromkeys(RequestClass, 0)
-        for record, num_tokens in pairs:
+        live, host, counters = self._live, self._host, self._counters
+        for (record, num_tokens), end in zip(flight.pairs, flight.ends, strict=True):
             request = live.get(record.seq)
-            if request is None:
-                self._charge_left(record, num_tokens, record.num_computed, now)
-                continue
-            num_drawn = request.num_output_tokens - record.num_output
-            is_new = record.num_computed > record.most_computed
-            num_new, num_wasted = computed(record, num_tokens, now)
-            if num_new or num_wasted:
-                counters.note_tokens(record, num_new, num_wasted, is_generated=False)
-            if num_drawn:
-                generated[record.request_class] += is_new
-                if num_drawn > 1:
-                    num_accepted += num_drawn - 1
-                    self._charge_drafts(record, num_drawn - 1, now)
-                record.num_tokens += 1
-                record.num_output += num_drawn
-        for request_class, num_tokens in generated.items():
-            counters.classes[request_class].decode_tokens += num_tokens
-        return num_accepted
-
-    def _charge_late(self, pairs: Pairs, ends: Sequence[int], now: float) -> int:
-        """Charge a step whose requests may be in a later step already; return the accepted drafts."""
-        num_accepted = 0
-        live, computed, counters = self._live, self._host.computed, self._counters
-        for (record, num_tokens), end in zip(pairs, ends, strict=True):
-            request = live.get(record.seq)
-            if request is None:
-                self._charge_left(record, num_tokens, end, now)
-                continue
-            num_drawn = request.num_output_tokens - record.num_output
+            num_drawn = 0 if request is None else request.num_output_tokens - record.num_output
             if num_drawn:  # `end` may count drafts of the step before that were rejected meanwhile
                 record.num_computed = record.num_tokens = record.num_prompt + record.num_output
             else:
-                record.num_computed, record.num_tokens = end, max(end + 1, record.num_tokens)
+                record.num_computed = end
+                if request is None or not host.config.is_encoder:  # the answer of an encoder is no token
+                    record.num_tokens = max(end + 1, record.num_tokens)
             is_new = record.num_computed > record.most_computed
-            num_new, num_wasted = computed(record, num_tokens, now)
+            num_new, num_wasted = host.computed(record, num_tokens, now)
             if num_new or num_wasted:
                 counters.note_tokens(record, num_new, num_wasted, is_generated=False)
             if num_drawn:
                 counters.classes[record.request_class].decode_tokens += is_new
-                if num_drawn > 1:
-                    num_accepted += num_drawn - 1
-                    self._charge_drafts(record, num_drawn - 1, now)
+                num_accepted += num_drawn - 1
+                self._charge_drafts(record, num_drawn - 1, now)
                 record.num_output += num_drawn
-            self._resync(record, request)
+            if request is not None:
+                self._resync(record, request)
+        counters.note_charges(host.settle())
         return num_accepted
 
     def _charge_drafts(self, record: Request, number: int, now: float) -> None:
@@ -146,13 +111,3 @@ class Charges:
             is_new = record.num_computed > record.most_computed
             _, num_wasted = self._host.computed(record, 1, now)
             self._counters.note_tokens(record, 0, num_wasted, is_generated=is_new)
-
-    def _charge_left(self, record: Request, num_tokens: int, end: int, now: float) -> None:
-        """Charge the prompt tokens of a request that left during the step, e.g. by an abort. It gets no new token.
-
-        `end`: its computed tokens after the step.
-        """
-        record.num_computed, record.num_tokens = end, end + 1
-        num_new, num_wasted = self._host.computed(record, num_tokens, now)
-        if num_new or num_wasted:
-            self._counters.note_tokens(record, num_new, num_wasted, is_generated=False)

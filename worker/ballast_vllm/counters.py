@@ -22,16 +22,8 @@ class Counters:
     tokens: EngineCounters = field(default_factory=EngineCounters)
     records: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
     """The last steps; the last of them has the number `tokens.steps`."""
-    exact_steps: int = 0
-    """Steps in which vLLM computed exactly the grants, apart from drafts."""
-    short_grants: int = 0
-    """Grants of which vLLM carried out a part."""
-    draft_tokens: int = 0
-    """Tokens that vLLM added to grants as drafts."""
     in_step: Mapping[RequestClass, int] = field(default_factory=dict)
     """Requests of the last step of an encoder. Each holds a slot within its step only."""
-    unplanned_preemptions: int = 0
-    """Preemptions by vLLM itself."""
 
     def note_step(self, record: StepRecord) -> None:
         """Count a step that ended."""

@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ballast_engine.stats import AdmissionRecord
 from ballast_policy.host import Host, Planner
@@ -34,20 +34,13 @@ from ballast_vllm.drafts import DecodeStep, DraftGain
 from ballast_vllm.plan_limits import PlanLimits
 from ballast_vllm.private_blocks import PrivateBlocks
 from ballast_vllm.requests import place_of
-from ballast_vllm.snapshot_kv import EAGER, SnapshotKv, VllmBlocks
+from ballast_vllm.snapshot_kv import EAGER, SnapshotKv
+
+if TYPE_CHECKING:
+    from ballast_vllm.internals import KvBlocks, PlannedBatch
 
 HELD_UP_SECONDS = 2.0
 """How long a request waits for a place of its adapter before it counts as held up. Short bursts end before that."""
-
-
-class VllmBatch(Protocol):
-    """vLLM's scheduler, as far as the driver calls it."""
-
-    def preempt(self, request: Any, now: float) -> None: ...
-    def is_ready(self, request: Any) -> bool: ...
-    def is_running(self, request: Any) -> bool: ...
-    def is_complete(self, request: Any) -> bool: ...
-    def adapter(self, request: Any) -> int: ...
 
 
 class Driver:
@@ -56,8 +49,8 @@ class Driver:
     def __init__(
         self,
         config: PolicyConfig,
-        batch: VllmBatch,
-        blocks: VllmBlocks,
+        batch: PlannedBatch,
+        blocks: KvBlocks,
         *,
         limits: PlanLimits,
         is_async: bool = False,
@@ -224,7 +217,7 @@ class Driver:
         num_running = sum([held[RUNNING] for held in host.held.values()])
         num_ahead = self.blocks.num_lookahead_tokens + self._limits.num_drafts * self.draft_gain.is_on
         kv.num_eager = EAGER if num_running < host.config.slots else 0
-        kv.draft_blocks = -(-num_running * num_ahead // self.blocks.block_tokens)
+        kv.draft_blocks = num_running * -(-num_ahead // self.blocks.block_tokens)  # all may begin one in the same step
         self.private_blocks.count()
         snapshot = host.snapshot(kv, now)
         if self.blocks.mixed is not None:
@@ -266,8 +259,6 @@ class Driver:
         num_drafts = 0
         if scheduled != self.grants:
             pairs, num_drafts = self._compare(scheduled)
-        elif scheduled:
-            counters.exact_steps += 1
         admissions = self._admitted(scheduled, now) if plan.admit else ()
         work = self._advance(pairs, num_drafts)
         host.dispatched(plan, self._snapshot_waiting, now)
@@ -279,9 +270,10 @@ class Driver:
             counters.in_step = Counter([record.request_class for record, _ in pairs])
         for request_class, held in host.held.items():
             counters.tokens.classes[request_class].parked_steps += held[PARKED]
-        flight = Flight(plan, pairs, None, work, now, admissions, num_drafts, self.draft_gain.is_on)
+        ends = [record.num_computed for record, _ in pairs]
         if self._is_async:
-            flight.ends = self._charges.run_ahead(pairs, resync=bool(num_drafts))
+            self._charges.run_ahead(pairs, resync=bool(num_drafts))
+        flight = Flight(plan, pairs, ends, work, now, admissions, num_drafts, self.draft_gain.is_on)
         if not self.flights:
             host.began(plan, now)  # what follows a step counts as its time, up to the plan of the next one
         self.flights.append(flight)
@@ -306,27 +298,22 @@ class Driver:
         return StepWork(prefill, prefill_context, decode + num_drafts, context)
 
     def _compare(self, scheduled: Mapping[str, int]) -> tuple[Pairs, int]:
-        """Return the grants that vLLM carried out, and the drafts that it added; count the differences.
+        """Return the grants that vLLM carried out, and the drafts that it added; count the grants that it left out.
 
         Drafts add no context to the work of the step: the drafts of a decode and the decode read the same KV once.
         """
         pairs: list[tuple[Request, int]] = []
-        ids, counters = self.ids, self.counters
+        ids, counters = self.ids, self.counters.tokens
         num_drafts = 0
-        is_exact = True
         for record, granted in self.plan.grants:
             num_tokens = scheduled.get(ids[record.seq], 0)
             if num_tokens > granted:
                 num_drafts += num_tokens - granted
                 num_tokens = granted
-            elif num_tokens < granted:
-                is_exact = False
-                counters.tokens.deferred_grants += not num_tokens
-                counters.short_grants += num_tokens > 0
             if num_tokens:
                 pairs.append((record, num_tokens))
-        counters.draft_tokens += num_drafts
-        counters.exact_steps += is_exact and bool(pairs)
+            else:
+                counters.deferred_grants += 1
         return pairs, num_drafts
 
     def _admitted(self, scheduled: Mapping[str, int], now: float) -> tuple[AdmissionRecord, ...]:

@@ -41,7 +41,6 @@ from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.image import open_image
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, ImageMediaIO, MediaConnector, VideoMediaIO
 from vllm.sampling_params import check_json_nesting
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
@@ -84,6 +83,7 @@ TOO_LARGE = (
     "The images and other media of the request take more than {} MiB when they are decoded. Send fewer or smaller "
     f"ones, or ask the administrator to raise {MEDIA_MEMORY}."
 )
+COMPLETE = RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION
 YIELDING = frozenset({"ngram", "draft_model", "eagle", "eagle3"})
 """Drafters of the V1 model runner that accept 0 as the number of drafts. The others fail, so they keep their number.
 
@@ -111,8 +111,7 @@ class PlanQueue(RequestQueue):  # type: ignore[misc]
     def peek_request(self) -> Any:
         return self.admissions[0]
 
-    def prepend_request(self, request: Any) -> None:
-        self.all[request.request_id] = request
+    prepend_request = add_request
 
     def prepend_requests(self, requests: Iterable[Any]) -> None:
         for request in requests:
@@ -148,7 +147,6 @@ class PlannedBatch(Scheduler):  # type: ignore[misc]
         self._draft_lookups = {True: self.dynamic_sd_lookup, False: self._lookup_without_drafts()}
         self._image_holders: Mapping[str, Any] = getattr(self.encoder_cache_manager, "request_cached_ids", {})
         """Requests with a place in the cache of encoded images. Models such as Whisper have no such cache."""
-        self.on_preempted: Callable[[Any], None] = lambda _: None
         self.most_residents = self.scheduler_config.max_num_seqs
         if not self.use_v2_model_runner:
             # The V1 model runner takes a parked request out of its batch. The V2 model runner keeps its row.
@@ -177,6 +175,21 @@ class PlannedBatch(Scheduler):  # type: ignore[misc]
     def is_ready(self, request: Any) -> bool:
         """Return whether a waiting request can be admitted: its grammar is compiled."""
         return bool(request.status == RequestStatus.WAITING or self._handle_blocked_waiting_request(request))
+
+    @staticmethod
+    def is_running(request: Any) -> bool:
+        """Return whether a request holds KV, running or parked."""
+        return bool(request.status == RequestStatus.RUNNING)
+
+    @staticmethod
+    def is_complete(request: Any) -> bool:
+        """Return whether a finished request has its whole answer."""
+        return request.status in COMPLETE
+
+    @staticmethod
+    def adapter(request: Any) -> int:
+        """Return the number of the LoRA adapter of a request; 0 without one."""
+        return int(request.lora_request.lora_int_id) if request.lora_request else 0
 
     def fail(self, request: Any) -> None:
         """End a request with an error in the next call of `update_from_output`."""
@@ -212,13 +225,12 @@ class PlannedBatch(Scheduler):  # type: ignore[misc]
                 return tokens
         return granted
 
+    def on_preempted(self, request: Any) -> None:
+        """Note a preemption, of a plan or by vLLM itself."""
+
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)
         self.on_preempted(request)
-
-
-class AsyncPlannedBatch(PlannedBatch, AsyncScheduler):  # type: ignore[misc]
-    """The same for asynchronous scheduling: vLLM plans a step while the step before it runs."""
 
 
 class KvBlocks:
@@ -354,21 +366,6 @@ def _window(spec: Any) -> int | None:
     if isinstance(spec, ChunkedLocalAttentionSpec):
         return int(spec.attention_chunk_size)
     return 2 if isinstance(spec, MambaSpec) else None
-
-
-def is_running(request: Any) -> bool:
-    """Return whether a request holds KV, running or parked."""
-    return bool(request.status == RequestStatus.RUNNING)
-
-
-def is_complete(request: Any) -> bool:
-    """Return whether a finished request has its whole answer."""
-    return request.status in COMPLETE
-
-
-def adapter(request: Any) -> int:
-    """Return the number of the LoRA adapter of a request; 0 without one."""
-    return int(request.lora_request.lora_int_id) if request.lora_request else 0
 
 
 def invalid_request(message: str, parameter: str | None) -> Exception:
@@ -636,13 +633,6 @@ def image_places(request: Any) -> list[range]:
     """Return the places of images, or other media, among the tokens of a request."""
     places = [feature.mm_position for feature in request.mm_features]
     return [range(place.offset, place.offset + place.length) for place in places]
-
-
-COMPLETE = (
-    RequestStatus.FINISHED_STOPPED,
-    RequestStatus.FINISHED_LENGTH_CAPPED,
-    RequestStatus.FINISHED_REPETITION,
-)
 
 
 def add_utility(name: str, call: Callable[..., Any]) -> None:

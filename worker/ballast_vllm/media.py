@@ -11,7 +11,6 @@ import asyncio
 import os
 import sys
 import threading
-from collections import deque
 from dataclasses import dataclass, field
 
 from ballast_api.pods import MEDIA_MEMORY
@@ -87,7 +86,7 @@ class MediaPlaces:
 
     def __init__(self, num_places: int) -> None:
         """Let this number of calls have decoded media at a time, and one of them more than the others."""
-        self._places, self._large = _Places(num_places), _Places(1)
+        self._places, self._large = asyncio.Semaphore(num_places), asyncio.Semaphore(1)
 
     async def take(self, media: Media, *, is_large: bool = False) -> None:
         """Return when the call of the media has a place, or needs none any more."""
@@ -95,10 +94,10 @@ class MediaPlaces:
             return
         async with media.taking:
             if media.needs_place(is_large=False):
-                await self._places.take()
+                await self._places.acquire()
                 media.has_place = True
             if is_large and media.needs_place(is_large=True):
-                await self._large.take()
+                await self._large.acquire()
                 media.has_large_place = True
         if media.is_over:
             self.leave(media)
@@ -113,41 +112,10 @@ class MediaPlaces:
             media.num_bytes = 0
         if media.has_place:
             media.has_place = False
-            self._places.pass_on()
+            self._places.release()
         if media.has_large_place:
             media.has_large_place = False
-            self._large.pass_on()
-
-
-class _Places:
-    """A number of places, and those who wait for one."""
-
-    def __init__(self, num_free: int) -> None:
-        self._num_free = num_free
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    async def take(self) -> None:
-        """Return when there is a place."""
-        if self._num_free:
-            self._num_free -= 1
-            return
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
-        try:
-            await place
-        except asyncio.CancelledError:
-            if not place.cancelled():  # it had its place already
-                self.pass_on()
-            raise
-
-    def pass_on(self) -> None:
-        """Give a place to the next one that waits."""
-        while self._waiting:
-            place = self._waiting.popleft()
-            if not place.done():
-                place.set_result(None)
-                return
-        self._num_free += 1
+            self._large.release()
 
 
 PLACES = {RequestClass.ONLINE: MediaPlaces(6), RequestClass.OFFLINE: MediaPlaces(2)}

@@ -6,9 +6,12 @@ A count reads each block of a request, so a step counts only while KV is tight.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from ballast_policy.request import OFFLINE, Request
-from ballast_vllm.snapshot_kv import VllmBlocks
+
+if TYPE_CHECKING:
+    from ballast_vllm.internals import KvBlocks
 
 TIGHT = 4
 """Private blocks are counted when less than this part of the KV is free: only then a plan preempts for KV."""
@@ -17,7 +20,7 @@ TIGHT = 4
 class PrivateBlocks:
     """Sets `num_private_blocks` of the residents of a host."""
 
-    def __init__(self, blocks: VllmBlocks, residents: Mapping[int, Request], ids: Mapping[int, str]) -> None:
+    def __init__(self, blocks: KvBlocks, residents: Mapping[int, Request], ids: Mapping[int, str]) -> None:
         """`ids`: vLLM's ids of the requests, by `seq`."""
         self._blocks, self._residents, self._ids = blocks, residents, ids
         self._is_counting = False

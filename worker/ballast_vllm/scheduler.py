@@ -14,6 +14,7 @@ import ballast_vllm.version_gate  # noqa: F401 - before vLLM, whose modules move
 
 # isort: split
 from vllm.platforms import current_platform
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 
 from ballast_log import Log
@@ -22,14 +23,10 @@ from ballast_policy.step.planner import plan
 from ballast_vllm import stats
 from ballast_vllm.driver import Driver
 from ballast_vllm.internals import (
-    AsyncPlannedBatch,
     KvBlocks,
     PlannedBatch,
-    adapter,
     add_utility,
     image_places,
-    is_complete,
-    is_running,
     take_formats,
 )
 from ballast_vllm.plan_limits import CPU_MULTIPLE, PlanLimits
@@ -44,8 +41,8 @@ COUNTED_SECONDS = 5.0
 """Age of the counts of blocks, cached ones and offline ones. Bounds the cost: a count reads every block."""
 
 
-class _Ballast(PlannedBatch):
-    """The methods of a vLLM scheduler in which Ballast takes part."""
+class SyncBallastScheduler(PlannedBatch):
+    """Ballast's policy with synchronous scheduling: the methods of a vLLM scheduler in which Ballast takes part."""
 
     planner: Planner = staticmethod(plan)
     is_async = False
@@ -64,8 +61,6 @@ class _Ballast(PlannedBatch):
             is_encoder=config.model_config.runner_type == "pooling",
         )
         self.driver = self.new_driver()
-        self.on_preempted = self._note_preempted
-        self._is_planned = False
         self._counted = (-inf, 0, 0)
 
     def clock(self) -> float:
@@ -120,10 +115,8 @@ class _Ballast(PlannedBatch):
         if self.pause_state == PauseState.PAUSED_ALL or not driver.live:
             driver.grants = {}
             return self.run_planned({}, (), *args)
-        self._is_planned = True
         self.uses_drafts = driver.draft_gain.is_on
         driver.begin(now, admits=self.pause_state == PauseState.UNPAUSED)
-        self._is_planned = False
         output = self.run_planned(driver.grants, driver.admissions, *args)
         driver.dispatched(output.num_scheduled_tokens, now)
         if not output.num_scheduled_tokens and not driver.is_busy:
@@ -145,13 +138,8 @@ class _Ballast(PlannedBatch):
         self.driver.host.ended(self.clock())  # no pause counts as the time of a step
         super().set_pause_state(pause_state)
 
-    def _note_preempted(self, request: Any) -> None:
-        self.driver.counters.unplanned_preemptions += not self._is_planned
+    def on_preempted(self, request: Any) -> None:
         self.driver.preempted(request)
-
-    is_running = staticmethod(is_running)
-    is_complete = staticmethod(is_complete)
-    adapter = staticmethod(adapter)
 
     def ballast_configure(self, message: Mapping[str, Any]) -> None:
         """Change the policy configuration from the next step on.
@@ -182,12 +170,8 @@ class _Ballast(PlannedBatch):
         )
 
 
-class SyncBallastScheduler(_Ballast):
-    """Ballast's policy with synchronous scheduling."""
-
-
-class AsyncBallastScheduler(_Ballast, AsyncPlannedBatch):
-    """Ballast's policy with asynchronous scheduling."""
+class AsyncBallastScheduler(SyncBallastScheduler, AsyncScheduler):  # type: ignore[misc]
+    """The same for asynchronous scheduling: vLLM plans a step while the step before it runs."""
 
     is_async = True
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ballast_policy.request import OFFLINE, ONLINE, Request, RequestClass
 from ballast_vllm.block_tables import KvTables
+
+if TYPE_CHECKING:
+    from ballast_vllm.internals import KvBlocks
 
 HINT_STEPS = 8
 """Steps for which a matched prefix stays valid. Bounds the cost of a long backlog."""
@@ -14,28 +17,10 @@ EAGER = 4
 """Offline requests whose prefix is looked up in each step with a free slot: few steps admit more of them."""
 
 
-class VllmBlocks(Protocol):
-    """vLLM's KV blocks, as the policy counts them."""
-
-    num_shared_blocks: int
-    num_lookahead_tokens: int
-    block_tokens: int
-    num_blocks: int
-    mixed: KvTables | None
-
-    @property
-    def num_free(self) -> int: ...
-    @property
-    def num_free_in_pool(self) -> int: ...
-    def held(self, request_id: str) -> int: ...
-    def shared(self, request_id: str) -> int: ...
-    def match_prefix(self, request: Any, record: Request) -> int: ...
-
-
 class SnapshotKv:
     """The KV of a snapshot (`ballast_policy.host.Kv`): vLLM itself admits, extends and releases."""
 
-    def __init__(self, blocks: VllmBlocks, live: Mapping[int, Any], residents: Mapping[int, Request]) -> None:
+    def __init__(self, blocks: KvBlocks, live: Mapping[int, Any], residents: Mapping[int, Request]) -> None:
         self.num_eager = 0
         """Offline requests that this step looks up although the last answer is recent."""
         self.step = 0

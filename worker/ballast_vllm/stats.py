@@ -45,10 +45,6 @@ def message(counters: Counters, host: Host, *, kv_free: int, kv_cached: int, kv_
         "stats": replace(stats, kv_offline=kv_offline, reservation=_reservation(host, held_up.values())),
         "held_up": list(held_up),
         "in_step": dict(counters.in_step),
-        "exact_steps": counters.exact_steps,
-        "short_grants": counters.short_grants,
-        "draft_tokens": counters.draft_tokens,
-        "unplanned_preemptions": counters.unplanned_preemptions,
         "recent": counters.since(since),
     }
 

@@ -85,7 +85,7 @@ class GenerateRoute:
         """Answer one request."""
         call = HttpExchange(scope, receive, send, is_last=self._worker.is_draining)
         try:
-            await self._serve(call)
+            await self._answer(call, await self._accept(call))
         except ClientGone:
             log.debug("client went away", request=call.request_id.decode())
         except Refused as refused:
@@ -93,9 +93,6 @@ class GenerateRoute:
                 await call.event(error_event(refused) + DONE, is_last=True)
             else:
                 await call.refuse(refused)
-
-    async def _serve(self, call: HttpExchange) -> None:
-        await self._answer(call, await self._accept(call))
 
     async def _accept(self, call: HttpExchange) -> _Accepted:
         """Submit the request to the engine. Nothing else of the body stays in memory."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from ballast_engine.footprint import Footprint
 from ballast_engine.request import GenerationRequest, Output
-from ballast_engine.stats import EngineStats, StepRecord
+from ballast_engine.stats import StepRecord
 from ballast_policy.snapshot import PolicyConfig
+from ballast_worker.items import ItemEngine
 
 
-class Engine(Protocol):
+class Engine(ItemEngine, Protocol):
     """An engine of one model.
 
     One thread, the engine's thread, calls `wait` and `step` and reads `last_step`. All other members are safe to use
@@ -47,21 +47,7 @@ class Engine(Protocol):
     def abort(self, request_id: str) -> None:
         """End a request with `FinishReason.ABORTED`. An id that is not in the engine is ignored."""
 
-    def give_back(self, request_ids: Sequence[str]) -> None:
-        """End requests with `FinishReason.GIVEN_BACK`, so that another worker can continue them.
-
-        The last output of each has all its generated tokens in `generated`, and the number of computed tokens in
-        `num_computed`. Ids that are not in the engine are ignored.
-        """
-
-    def num_computed(self, request_id: str) -> int:
-        """Return the tokens of a request computed so far, by this or an earlier attempt; 0 for an unknown id."""
-
     # Policy
-
-    @property
-    def policy(self) -> PolicyConfig:
-        """The policy in force. `slots`, `num_blocks` and `block_tokens` are those of the engine."""
 
     def configure(self, policy: PolicyConfig) -> None:
         """Change the policy before a later step. `num_blocks` and `block_tokens` keep their values."""
@@ -94,6 +80,3 @@ class Engine(Protocol):
 
         Each request is among the `admissions` of exactly one record, unless it ends before it gets a slot.
         """
-
-    def stats(self) -> EngineStats:
-        """Return all counters. The call is cheap, and two counters may differ by one step."""

@@ -254,7 +254,7 @@ class Feeder:
         """Run one round with Redis: report results, extend leases, run due tasks, claim items."""
         try:
             if self._in_flight.has_reports:
-                self.tasks.run("report", partial(self._in_flight.report, queue, self._count))
+                self.tasks.run("report", partial(self._in_flight.report, queue, self.outcomes))
         finally:  # if a report breaks the connection each time, the leases of all other items must stay
             now = time.monotonic()
             if now >= self._tick_at:  # another worker may have changed it
@@ -352,6 +352,3 @@ class Feeder:
         self._link.lose(error, len(self._in_flight))
         if self._is_draining and not self._is_returned:
             self._drain()
-
-    def _count(self, outcome: Outcome) -> None:
-        self.outcomes[outcome] += 1

@@ -25,7 +25,7 @@ def rates_of(workers: Sequence[WorkerStatus]) -> Rates:
 
     A worker without a measurement counts as the mean of the workers with one. If no worker has one, the rate is 0.
     """
-    ready = _ready(workers)
+    ready = ready_of(workers)
     return Rates(
         items=_total([worker.offline_items_per_second for worker in ready]),
         output_tokens=_total([worker.offline_tokens_per_second for worker in ready]),
@@ -37,7 +37,7 @@ def order_rates_of(workers: Sequence[WorkerStatus]) -> Rates:
 
     With a rate near 0, the largest job would have the least slack, however late it is due.
     """
-    ready = _ready(workers)
+    ready = ready_of(workers)
     return Rates(
         items=_total([worker.offline_items_while_running for worker in ready]),
         output_tokens=_total([worker.offline_tokens_while_running for worker in ready]),
@@ -49,7 +49,8 @@ def _total(rates: Sequence[float]) -> float:
     return sum(measured) * len(rates) / len(measured) if measured else 0.0
 
 
-def _ready(workers: Sequence[WorkerStatus]) -> list[WorkerStatus]:
+def ready_of(workers: Sequence[WorkerStatus]) -> list[WorkerStatus]:
+    """Return the workers that accept work."""
     return [worker for worker in workers if worker.is_ready and not worker.is_draining]
 
 
@@ -65,7 +66,7 @@ class Forecast:
     def __init__(
         self, active: Sequence[Job], workers: Sequence[WorkerStatus], now: float, weights: Mapping[str, float]
     ) -> None:
-        self._ready = len(_ready(workers))
+        self._ready = len(ready_of(workers))
         self._rates = rates_of(workers)
         self._now = now
         self._weights = weights

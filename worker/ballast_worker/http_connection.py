@@ -11,6 +11,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from math import inf
 from typing import Any, NoReturn, cast
 
@@ -103,11 +104,7 @@ class Connections:
 
     def protocol(self) -> type[asyncio.Protocol]:
         """Return what makes the protocol of a new connection, as `http_protocol_class` of uvicorn's configuration."""
-
-        def protocol(**options: Any) -> HttpConnection:
-            return HttpConnection(self, **options)
-
-        return cast("type[asyncio.Protocol]", protocol)
+        return cast("type[asyncio.Protocol]", partial(HttpConnection, self))
 
     def opened(self, connection: HttpConnection) -> None:
         """Add a connection. If there are too many, close the one that waits longest for its client, or this one."""

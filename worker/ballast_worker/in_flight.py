@@ -96,17 +96,12 @@ class InFlightItems:
 
         `extended_at` is the time of the last call that extended all leases.
         """
-        found = (
-            []
-            if extended_at >= before
-            else [
-                request_id
-                for request_id, item in self.held.items()
-                if item.timing.arrival < before and not (item.is_lost or item.is_expired)
-            ]
-        )
-        for request_id in found:
-            self.held[request_id].is_expired = True
+        found = []
+        for request_id, item in self.held.items():
+            is_late = max(extended_at, item.timing.arrival) < before
+            if is_late and not (item.is_lost or item.is_expired):
+                item.is_expired = True
+                found.append(request_id)
         return found
 
     def progress(self, num_computed: Callable[[str], int]) -> dict[Lease, int]:
@@ -160,8 +155,8 @@ class InFlightItems:
                 self.returns.append((claimed, prefix))
         return item
 
-    def report(self, queue: Queue, count: Callable[[Outcome], None]) -> None:
-        """Report everything to Redis. A report that succeeded is forgotten even if a later one fails.
+    def report(self, queue: Queue, outcomes: Counter[Outcome]) -> None:
+        """Report everything to Redis, and count its answers. A report that succeeded is forgotten if a later one fails.
 
         If the record of a job cannot be read, its reports are dropped, and its leases expire.
 
@@ -169,32 +164,30 @@ class InFlightItems:
             QueueError: the other reports stay. A repeated report changes nothing in Redis.
         """
         if self.results:
-            self._report_results(queue, count)
+            self._report_results(queue, outcomes)
         while self.failures:
             with contextlib.suppress(RefusedCall):
-                count(_fail(queue, self.failures[-1]))
+                outcomes[_fail(queue, self.failures[-1])] += 1
             self.failures.pop()
         if self.returns:
-            for outcome in all_or_each(partial(queue.leases.give_back_many, unserved=self.unserved), self.returns):
-                count(outcome)
+            outcomes.update(all_or_each(partial(queue.leases.give_back_many, unserved=self.unserved), self.returns))
             self.returns = []
             self.unserved.clear()
 
-    def _report_results(self, queue: Queue, count: Callable[[Outcome], None]) -> None:
+    def _report_results(self, queue: Queue, outcomes: Counter[Outcome]) -> None:
         try:
-            self._finish(queue, count)
+            self._finish(queue, outcomes)
         except (PydanticSerializationError, ResultTooLarge):
             self.results = [pair for pair in self.results if self._is_writable(pair)]
-            self._finish(queue, count)
+            self._finish(queue, outcomes)
 
-    def _finish(self, queue: Queue, count: Callable[[Outcome], None]) -> None:
+    def _finish(self, queue: Queue, outcomes: Counter[Outcome]) -> None:
         """Store all results, and forget those of each round trip. If Redis cannot read a value, send each alone."""
 
         def send(results: Sequence[tuple[Claimed, Result]]) -> None:
-            for outcomes in queue.leases.finish_in_pages(self.worker, results):
-                del self.results[: len(outcomes)]
-                for outcome in outcomes:
-                    count(outcome)
+            for page in queue.leases.finish_in_pages(self.worker, results):
+                del self.results[: len(page)]
+                outcomes.update(page)
 
         try:
             send(self.results.copy())

@@ -27,13 +27,24 @@ NO_PLACE = "no_place"
 
 
 class ItemEngine(Protocol):
-    """The part of an engine that the feeder uses; `ballast_worker.engine.Engine` describes each member."""
+    """The part of an engine that the feeder uses, from any thread. No call waits for a step to end."""
 
     @property
-    def policy(self) -> PolicyConfig: ...
-    def stats(self) -> EngineStats: ...
-    def num_computed(self, request_id: str) -> int: ...
-    def give_back(self, request_ids: Sequence[str]) -> None: ...
+    def policy(self) -> PolicyConfig:
+        """The policy in force. `slots`, `num_blocks` and `block_tokens` are those of the engine."""
+
+    def stats(self) -> EngineStats:
+        """Return all counters. The call is cheap, and two counters may differ by one step."""
+
+    def num_computed(self, request_id: str) -> int:
+        """Return the tokens of a request computed so far, by this or an earlier attempt; 0 for an unknown id."""
+
+    def give_back(self, request_ids: Sequence[str]) -> None:
+        """End requests with `FinishReason.GIVEN_BACK`, so that another worker can continue them.
+
+        The last output of each has all its generated tokens in `generated`, and the number of computed tokens in
+        `num_computed`. Ids that are not in the engine are ignored.
+        """
 
 
 class ItemLoop(Protocol):

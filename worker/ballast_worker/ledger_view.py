@@ -73,6 +73,8 @@ class LedgerView:
         if not working:
             return
         before, known = self._working, self.service.tenants.keys()
+        if demand.is_partial:  # the others have not gone
+            working |= before or set()
         self._working = working
         if before is None:  # tenants in the ledger may have been active all the time
             before = working & known or set(known)

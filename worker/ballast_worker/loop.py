@@ -40,18 +40,21 @@ class WaitingCount:
     served: int = 0
     """Streams that got a slot, or ended without one; only the engine's thread writes."""
 
+    @property
+    def waiting(self) -> int:
+        """Streams that wait for a slot."""
+        return self.entered - self.served
+
 
 class Stream:
     """The outputs of one HTTP request. Filled and read on the event loop, by one reader."""
 
     __slots__ = (
-        "_outputs", "_waiter", "first_at", "has_slot", "is_hung_up", "last_at", "of_tenant", "request_class",
-        "request_id",
+        "_outputs", "_waiter", "first_at", "has_slot", "is_hung_up", "last_at", "of_tenant", "request_id",
     )  # fmt: skip
 
-    def __init__(self, request_id: str, request_class: RequestClass, of_tenant: WaitingCount) -> None:
+    def __init__(self, request_id: str, of_tenant: WaitingCount) -> None:
         self.request_id = request_id
-        self.request_class = request_class
         self.of_tenant = of_tenant
         self.has_slot = False
         """Whether the request got a slot; written by the engine's thread."""
@@ -148,10 +151,8 @@ class EngineLoop(EndedItems):
         """Requests without a stream that have their first token: its time, and the tokens from the prefix cache."""
         self._entered = dict.fromkeys(RequestClass, 0)
         """Streams so far; only the event loop writes."""
-        self._served = dict.fromkeys(RequestClass, 0)
-        """Streams that got a slot, or ended without one; only the engine's thread writes."""
         self._by_tenant: dict[RequestClass, dict[str, WaitingCount]] = {c: {} for c in RequestClass}
-        """The same by tenant, for the tenants that wait; only the event loop adds and removes tenants."""
+        """The tenants that wait; only the event loop adds and removes tenants."""
         self.events: asyncio.AbstractEventLoop | None = None
         """The event loop of the streams; None before `start`."""
         self._stopping = False
@@ -180,12 +181,12 @@ class EngineLoop(EndedItems):
 
     def num_waiting(self, request_class: RequestClass) -> int:
         """Return the number of HTTP requests of a class that wait for a slot, in the engine or in its inbox."""
-        return self._entered[request_class] - self._served[request_class]
+        return sum(count.waiting for count in list(self._by_tenant[request_class].values()))
 
     def waiting_by_tenant(self, request_class: RequestClass) -> dict[str, int]:
         """Return these requests by tenant, and forget the tenants without one. Call it on the event loop."""
         counts = self._by_tenant[request_class]
-        found = {tenant: count.entered - count.served for tenant, count in counts.items()}
+        found = {tenant: count.waiting for tenant, count in counts.items()}
         for tenant, waiting in found.items():
             if not waiting:
                 del counts[tenant]
@@ -211,7 +212,7 @@ class EngineLoop(EndedItems):
         """
         counts = self._by_tenant[request.request_class]
         of_tenant = counts.get(request.tenant) or counts.setdefault(request.tenant, WaitingCount())
-        stream = Stream(request.request_id, request.request_class, of_tenant)
+        stream = Stream(request.request_id, of_tenant)
         self._entered[request.request_class] += 1
         of_tenant.entered += 1
         self._streams[request.request_id] = stream
@@ -276,13 +277,8 @@ class EngineLoop(EndedItems):
             stream = self._streams.get(admission.request_id)
             if stream is not None:
                 stream.has_slot = True
-                self._serve(stream)
+                stream.of_tenant.served += 1
         return is_taken
-
-    def _serve(self, stream: Stream) -> None:
-        """Count a stream that does not wait any more."""
-        self._served[stream.request_class] += 1
-        stream.of_tenant.served += 1
 
     def _hand_out(self, outputs: list[Output]) -> bool:
         """Pass outputs on. Return whether a request ended, so that a slot may be free."""
@@ -299,7 +295,7 @@ class EngineLoop(EndedItems):
                 if is_over:
                     del streams[output.request_id]
                     if not stream.has_slot:
-                        self._serve(stream)
+                        stream.of_tenant.served += 1
             elif is_over:
                 first_at, num_cached = begun.pop(output.request_id, (None, output.num_cached))
                 self._ended.append(Ended(output, now, first_at or (now if output.num_output else None), num_cached))

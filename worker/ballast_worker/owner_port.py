@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
 import ssl
+from collections.abc import AsyncIterator
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -32,6 +35,23 @@ def owner_server(of: ModelServer, listener: socket.socket, tls: ssl.SSLContext |
     server = HttpServer(app, Connections(LIMITS), name="metrics", tls=tls)
     server.address = address_of(listener, tls)
     return server
+
+
+@contextlib.asynccontextmanager
+async def serving_owner(
+    of: ModelServer, listener: socket.socket | None, tls: ssl.SSLContext | None
+) -> AsyncIterator[None]:
+    """Serve the metrics port of a server within the block, if it has one."""
+    if listener is None:
+        yield
+        return
+    server = owner_server(of, listener, tls)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving
 
 
 def address_of(listener: socket.socket, tls: ssl.SSLContext | None) -> str:

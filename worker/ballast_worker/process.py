@@ -10,13 +10,11 @@ from pathlib import Path
 from starlette.applications import Starlette
 
 from ballast_api.worker_config import WorkerConfig
-from ballast_engine.errors import EngineError
 from ballast_log import Log
 from ballast_worker.app import create_app, freeze_loaded, load
 from ballast_worker.drain import drain
-from ballast_worker.errors import NotServed
 from ballast_worker.http_server import HttpServer
-from ballast_worker.owner_port import address_of, owner_server
+from ballast_worker.owner_port import address_of, serving_owner
 from ballast_worker.preflight import listen_for_metrics
 from ballast_worker.tls import EventLoop
 from ballast_worker.worker import Worker
@@ -31,10 +29,7 @@ def run(config: WorkerConfig, path: Path | None, listener: socket.socket) -> Non
         NotServed: the model or the machine does not match the configuration.
     """
     metrics_listener = listen_for_metrics(config)
-    try:
-        worker = Worker(load(config, path), path=path)
-    except EngineError as error:
-        raise NotServed(str(error)) from error
+    worker = Worker(load(config, path), path=path)
     process = Process(worker, create_app(worker), listener, metrics_listener)
     freeze_loaded()
     with asyncio.Runner(loop_factory=EventLoop) as runner:
@@ -45,7 +40,7 @@ class Process:
     """The server of one worker: signals, drain, exit."""
 
     def __init__(
-        self, worker: Worker, app: Starlette, listener: socket.socket, metrics_listener: socket.socket | None = None
+        self, worker: Worker, app: Starlette, listener: socket.socket, metrics_listener: socket.socket | None
     ) -> None:
         self._worker = worker
         self._listener = listener
@@ -60,16 +55,8 @@ class Process:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, signal.Signals(number).name)
         self._worker.address = self._server.address = address_of(self._listener, self._tls)
-        if self._metrics_listener is None:
+        async with serving_owner(self._worker, self._metrics_listener, self._tls):
             await self._server.serve(sockets=[self._listener])
-            return
-        metrics = owner_server(self._worker, self._metrics_listener, self._tls)
-        beside = asyncio.create_task(metrics.serve(sockets=[self._metrics_listener]))
-        try:
-            await self._server.serve(sockets=[self._listener])
-        finally:
-            metrics.should_exit = True
-            await beside
 
     def _on_signal(self, name: str) -> None:
         if self._draining is None:

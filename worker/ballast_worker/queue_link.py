@@ -8,17 +8,36 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ballast_log import Log
 from ballast_queue.errors import QueueError, QueueUnavailable, ServerUnfit
 from ballast_queue.redis_store import Queue
-from ballast_worker.backoff import Backoff
 
 log = Log(__name__)
 
 FIRST_BACKOFF, LAST_BACKOFF = 0.05, 2.0
 FIRST_RENEWAL, LAST_RENEWAL = 1.0, 60.0
 """How soon a new address or password is tried again while the old connection works. A try may block for seconds."""
+
+
+@dataclass(slots=True)
+class Backoff:
+    """The time between two tries. It doubles from `first` to `last` seconds with each failure."""
+
+    first: float
+    last: float
+    _next: float | None = None
+
+    def fail(self) -> float:
+        """Return the seconds until the next try."""
+        now = self.first if self._next is None else self._next
+        self._next = min(2 * now, self.last)
+        return now
+
+    def reset(self) -> None:
+        """Begin again with `first`."""
+        self._next = None
 
 
 class QueueLink:

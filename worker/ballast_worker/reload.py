@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ballast_api.errors import InvalidConfig
@@ -67,21 +68,24 @@ class ConfigWatcher:
         self.loaded = loaded
         self._path = path
         self._apply = apply
-        self._also = dict(also or {})
         self._parse = parse
+        self._loads = dict(also or {})
+        """What loads each file."""
+        self._seen = {path: stamp(path) for path in self._loads}
+        if path is not None:
+            self._loads[path] = partial(self._load, path)
         self._errors: dict[Path, str] = {}
         """What is wrong with a file that is not in force."""
         self._last_failure = ""
-        self._seen: Stamp | None = None
-        self._also_seen = {path: stamp(path) for path in self._also}
         self._text_hash = loaded.content_hash
+        """Hash of the file whose configuration was applied last; empty after a failure, which may have had effects."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ballast-reload", daemon=True)
 
     @property
     def is_invalid(self) -> bool:
         """Whether a file is invalid, or one that `also` names does not exist."""
-        return bool(self._errors) or any(stamp(path) is None for path in self._also)
+        return bool(self._errors) or any(stamp(path) is None for path in self._loads if path != self._path)
 
     def start(self) -> None:
         """Start polling."""
@@ -93,52 +97,43 @@ class ConfigWatcher:
         if self._thread.is_alive():
             self._thread.join(timeout=5)
 
-    def check(self) -> bool:
-        """Poll once. Return true if a changed configuration was applied.
+    def check(self) -> None:
+        """Poll once.
 
         If `apply` or a function for another file raises, so does this call, after the check of all files. The next call
         tries that file again.
         """
-        with ExitStack() as others:
-            for path in self._also:
-                others.callback(self._check_also, path)
-            return self._check_file()
+        with ExitStack() as checks:
+            for path in self._loads:
+                checks.callback(self._check, path)
 
-    def _check_file(self) -> bool:
-        if self._path is None:
-            return False
-        now = stamp(self._path)
-        if now is None or now == self._seen:
-            return False  # a file that is missing for a moment is being replaced
+    def _check(self, path: Path) -> None:
+        now = stamp(path)
+        if now is None or now == self._seen.get(path):
+            return  # a file that is missing for a moment is being replaced
         try:
-            text = self._path.read_text(encoding="utf-8")
+            self._loads[path]()
+        except (InvalidConfig, NotServed) as error:
+            if str(error) != self._errors.get(path):
+                log.error("invalid file, the old one stays in force", because=str(error))  # noqa: TRY400 -- no defect
+            self._errors[path] = str(error)
+        else:
+            self._errors.pop(path, None)
+            self._seen[path] = now
+
+    def _load(self, path: Path) -> None:
+        try:
+            text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            self._text_hash = ""
-            self._refuse(self._path, str(error))
-            return False
-        self._seen = now
+            raise NotServed(str(error)) from error
         text_hash = content_hash(text)
         if text_hash == self._text_hash:
-            return False
-        self._text_hash = text_hash
-        try:
-            wanted = self._parse(text, str(self._path))
-        except InvalidConfig as error:
-            self._refuse(self._path, str(error))
-            return False
-        try:
-            self._apply_file(wanted, text_hash)
-            self._errors.pop(self._path, None)
-        except Exception:
-            self._seen, self._text_hash = None, ""
-            raise
-        return True
-
-    def _apply_file(self, wanted: WorkerConfig, text_hash: str) -> None:
+            return
+        self._text_hash = ""
         before = self.loaded.config
-        loaded = reloaded(self.loaded, wanted, text_hash)
+        loaded = reloaded(self.loaded, self._parse(text, str(path)), text_hash)
         self._apply(loaded)
-        self.loaded = loaded
+        self.loaded, self._text_hash = loaded, text_hash
         if loaded.restart_required:
             log.warning("fields changed that need a restart", fields=", ".join(loaded.restart_required))
         log.info(
@@ -146,23 +141,6 @@ class ConfigWatcher:
             generation=loaded.config.runtime.generation,
             changed=", ".join(changed_fields(before, loaded.config)) or "nothing",
         )
-
-    def _refuse(self, path: Path, why: str) -> None:
-        if why != self._errors.get(path):
-            log.error("invalid file, the old one stays in force", because=why)
-        self._errors[path] = why
-
-    def _check_also(self, path: Path) -> None:
-        now = stamp(path)
-        if now is None or now == self._also_seen[path]:
-            return
-        try:
-            self._also[path]()
-        except NotServed as error:
-            self._refuse(path, str(error))
-        else:
-            self._errors.pop(path, None)
-        self._also_seen[path] = now
 
     def _run(self) -> None:
         while not self._stop.wait(POLL_SECONDS):

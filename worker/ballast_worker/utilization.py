@@ -25,10 +25,9 @@ class Utilization:
         if self._at is not None and now > self._at:
             elapsed = now - self._at
             keep = 0.5 ** (elapsed / SMOOTHING_SECONDS)
-            for phase, (flops, moved) in done.items():
-                flops_before, moved_before = self._before[phase]
-                share = max(0.0, flops - flops_before) / elapsed / footprint.peak_flops
-                self.flops[phase] += (share - self.flops[phase]) * (1 - keep)
-                share = max(0.0, moved - moved_before) / elapsed / footprint.peak_bandwidth
-                self.bandwidth[phase] += (share - self.bandwidth[phase]) * (1 - keep)
+            peaks = ((self.flops, footprint.peak_flops), (self.bandwidth, footprint.peak_bandwidth))
+            for phase, now_done in done.items():
+                for after, before, (shares, peak) in zip(now_done, self._before[phase], peaks, strict=True):
+                    share = max(0.0, after - before) / elapsed / peak
+                    shares[phase] += (share - shares[phase]) * (1 - keep)
         self._at, self._before = now, done

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ballast_openai.errors import counted
@@ -10,9 +10,11 @@ from ballast_policy.jobs.choice import job_slack
 from ballast_queue.job import MOST_ACTIVE, PARTLY_UNSERVED, UNSERVED, Job, JobState
 from ballast_queue.settings import QueueSettings
 from ballast_queue.status import QueueStats, WorkerStatus, held_requests
-from ballast_worker.forecast import NEAREST, Forecast, duration, order_rates_of, work_of
+from ballast_worker.forecast import NEAREST, Forecast, duration, order_rates_of, ready_of, work_of
 
 _REDRIVEN_FROM = {JobState.VALIDATING, JobState.IN_PROGRESS, JobState.PAUSED, JobState.COMPLETED}
+Command = Callable[[str], str]
+"""Returns the command with this verb for one job, as a user can run it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Scene:
     @property
     def ready(self) -> list[WorkerStatus]:
         """Workers that accept work."""
-        return [worker for worker in self.workers if worker.is_ready and not worker.is_draining]
+        return ready_of(self.workers)
 
 
 def why(job: Job, scene: Scene, options: str = "") -> list[str]:
@@ -43,21 +45,14 @@ def why(job: Job, scene: Scene, options: str = "") -> list[str]:
 
     `options` are those that a command needs to find the queue, each after a space.
     """
-    command = _Command(f"{job.id}{options}")
+
+    def command(verb: str) -> str:
+        return f"`ballast {verb} {job.id}{options}`"
+
     return [*_scheduling(job, scene, command), *_failures(job, scene.stats.at, command), *_deadline(job, scene)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Command:
-    """The commands of one job, as a user can run them."""
-
-    arguments: str
-
-    def __call__(self, verb: str) -> str:
-        return f"`ballast {verb} {self.arguments}`"
-
-
-def _scheduling(job: Job, scene: Scene, command: _Command) -> Iterator[str]:
+def _scheduling(job: Job, scene: Scene, command: Command) -> Iterator[str]:
     counts, state = job.counts, job.state
     if state.is_over:
         ended = f" {duration(max(0.0, scene.stats.at - job.finished))} ago" if job.finished is not None else ""
@@ -77,7 +72,7 @@ def _scheduling(job: Job, scene: Scene, command: _Command) -> Iterator[str]:
         yield from _waiting(job, scene, command)
 
 
-def _waiting(job: Job, scene: Scene, command: _Command) -> Iterator[str]:
+def _waiting(job: Job, scene: Scene, command: Command) -> Iterator[str]:
     claimable = job.counts.waiting - job.delayed
     if job.delayed:
         delayed = counted(job.delayed, "item")
@@ -106,7 +101,7 @@ def _no_memory(scene: Scene) -> Iterator[str]:
         )
 
 
-def _no_model(job: Job, command: _Command) -> Iterator[str]:
+def _no_model(job: Job, command: Command) -> Iterator[str]:
     if job.reason == UNSERVED:
         yield (
             f"It adds no replica, because {job.reason}: serve that model, or end the job with {command('cancel')}. "
@@ -207,7 +202,7 @@ def _before(job: Job, scene: Scene) -> Iterator[str]:
         yield f"Of other jobs, only {NEAREST} were read"
 
 
-def _failures(job: Job, now: float, command: _Command) -> Iterator[str]:
+def _failures(job: Job, now: float, command: Command) -> Iterator[str]:
     if not job.counts.failed:
         return
     can_redrive = job.state in _REDRIVEN_FROM and (job.deadline is None or now < job.deadline)

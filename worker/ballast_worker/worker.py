@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from ballast_api.worker_config import WorkerConfig
 from ballast_engine.build import build_engine
-from ballast_engine.options import EngineOptions
+from ballast_engine.errors import EngineError
 from ballast_engine.request import FinishReason, GenerationRequest
 from ballast_engine.tokenizer import Tokenizer
 from ballast_log import Log
@@ -19,7 +19,7 @@ from ballast_queue.settings import QueueSettings
 from ballast_worker import settings
 from ballast_worker.bodies import BodyMemory, BodyReaders
 from ballast_worker.engine import Engine
-from ballast_worker.errors import Refused
+from ballast_worker.errors import NotServed, Refused
 from ballast_worker.feeder import Feeder
 from ballast_worker.http_connection import Connections, HttpLimits
 from ballast_worker.items import GenerationReader
@@ -44,12 +44,6 @@ KEEPALIVE_SECONDS = 15
 SAMPLE_SECONDS = 1.0
 
 
-class Build(Protocol):
-    """A function that builds an engine."""
-
-    def __call__(self, options: EngineOptions, /, *, tokenizer: Tokenizer) -> Engine: ...
-
-
 class Worker(ModelServer):
     """All parts of one process except the HTTP server. It belongs to one event loop."""
 
@@ -63,8 +57,7 @@ class Worker(ModelServer):
         loaded: Loaded,
         *,
         path: Path | None = None,
-        build: Build = build_engine,
-        http_limits: HttpLimits | None = None,
+        build: Callable[..., Engine] = build_engine,
     ) -> None:
         """Load the model.
 
@@ -72,11 +65,9 @@ class Worker(ModelServer):
             loaded: the configuration
             path: the file of the configuration, which is watched for changes; None: it never changes
             build: builds the engine; by default that of Ballast
-            http_limits: limits of the HTTP server; by default those for the queue limits of the configuration
 
         Raises:
-            NotServed: the configuration asks for something that this worker cannot do.
-            EngineError: the checkpoint or the options of the engine are wrong.
+            NotServed: the configuration asks for something that this worker cannot do, or the checkpoint is wrong.
         """
         config = loaded.config
         # Before any other file is read: one that changes while the model loads is read again.
@@ -87,10 +78,13 @@ class Worker(ModelServer):
         self.address = (
             f"{'http' if self.certificate is None else 'https'}://{config.runtime.host}:{config.runtime.port}"
         )
-        self.engine, self.served = _load(config, build)
+        try:
+            self.engine, self.served = _load(config, build)
+        except EngineError as error:
+            raise NotServed(str(error)) from error
         self.loop = EngineLoop(self.engine, self._steps.add)
         most = config.limits.most_requests(self.engine.policy.slots)
-        self.connections = Connections(http_limits or HttpLimits.beside(most))
+        self.connections = Connections(HttpLimits.beside(most))
         self.readers = BodyReaders()
         self.feeder = self._feed(config)
         self.metrics = WorkerMetrics(self._figures, shows_tenants=False)
@@ -103,7 +97,6 @@ class Worker(ModelServer):
 
     @property
     def identity(self) -> Identity:
-        """The model that is served, and the device."""
         return Identity(self.served.name, self.served.revision, "cpu")
 
     # Life
@@ -172,11 +165,9 @@ class Worker(ModelServer):
 
     @property
     def num_answering(self) -> int:
-        """HTTP requests that the engine got, whose answer is not sent yet."""
         return len(self._answering)
 
     def abort_answers(self) -> None:
-        """Abort the HTTP requests in the engine."""
         self.loop.abort_streams()
 
     def ended(self, timing: RequestTiming, stream: Stream, answer: AnswerBuffer) -> None:
@@ -203,7 +194,6 @@ class Worker(ModelServer):
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the engine works."""
         return self.loop.is_healthy
 
     def _sample(self) -> None:
@@ -261,7 +251,7 @@ class Worker(ModelServer):
         )
 
 
-def _load(config: WorkerConfig, build: Build) -> tuple[Engine, PublishedModel]:
+def _load(config: WorkerConfig, build: Callable[..., Engine]) -> tuple[Engine, PublishedModel]:
     directory = settings.model_directory(config)
     tokenizer = Tokenizer(directory, joined)
     sampling = suggested_sampling(directory / "generation_config.json")

@@ -42,16 +42,66 @@
 {{- end }}
 {{- end }}
 
+{{- /*
+The metadata of an object, from a dict of root and name, and if there are any, component, labels, and namespace if it is
+another than that of the release.
+*/ -}}
+{{- define "ballast.metadata" -}}
+name: {{ .name | quote }}
+namespace: {{ .namespace | default .root.Release.Namespace | quote }}
+labels:
+  {{- include "ballast.labelsWith" (list .root .labels) | nindent 2 }}
+  {{- with .component }}
+  app.kubernetes.io/component: {{ . }}
+  {{- end }}
+{{- end }}
+
+{{- /* The fields of a pod that choose its node and its priority, from a section of the values that has them. */ -}}
+{{- define "ballast.placement" -}}
+{{- range $field := list "priorityClassName" "nodeSelector" "tolerations" "affinity" }}
+{{- with get $ $field }}
+{{ toYaml (dict $field .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "ballast.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . | quote }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* The end of a binding of a role to the account of the operator, from a list of the root, and kind and name of the role. */ -}}
+{{- define "ballast.binding" -}}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {{ index . 1 }}
+  name: {{ index . 2 }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ include "ballast.serviceAccount" (first .) | quote }}
+    namespace: {{ (first .).Release.Namespace | quote }}
+{{- end }}
+
+{{- define "ballast.operatorName" -}}
+{{ include "ballast.fullname" . }}-operator
+{{- end }}
+
+{{- define "ballast.selector" -}}
+app.kubernetes.io/name: {{ include "ballast.name" (first .) | quote }}
+app.kubernetes.io/instance: {{ (first .).Release.Name | quote }}
+app.kubernetes.io/component: {{ last . }}
+{{- end }}
+
 {{- define "ballast.operatorSelector" -}}
-app.kubernetes.io/name: {{ include "ballast.name" . | quote }}
-app.kubernetes.io/instance: {{ .Release.Name | quote }}
-app.kubernetes.io/component: operator
+{{- include "ballast.selector" (list . "operator") }}
 {{- end }}
 
 {{- define "ballast.valkeySelector" -}}
-app.kubernetes.io/name: {{ include "ballast.name" . | quote }}
-app.kubernetes.io/instance: {{ .Release.Name | quote }}
-app.kubernetes.io/component: queue
+{{- include "ballast.selector" (list . "queue") }}
 {{- end }}
 
 {{- define "ballast.serviceAccount" -}}

@@ -55,12 +55,7 @@ def version_of_file(name: str) -> str | None:
 
 
 def worker_config(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> WorkerConfig:
-    """Return the configuration of the resource's workers.
-
-    Args:
-        resource: The desired state.
-        own_keys: Keys of the Secret for resources that name no Redis; empty if the operator has none.
-    """
+    """Return the configuration of the resource's workers. `own_keys` is as in `redis_of`."""
     spec, metadata = resource.spec, resource.metadata
     redis = redis_of(resource, own_keys=own_keys)
     num_nodes = 1 if spec.runtime.ray is None else spec.runtime.ray.nodes
@@ -134,7 +129,10 @@ class Redis:
 
 
 def redis_of(resource: InferenceDeployment, *, own_keys: frozenset[str]) -> Redis | None:
-    """Return the Secret that the resource names, or the copy of the operator's own, or None if there is no Redis."""
+    """Return the Secret that the resource names, or the copy of the operator's own, or None if there is no Redis.
+
+    `own_keys` has the keys of the operator's own Secret; it is empty if the operator has none.
+    """
     named = resource.spec.redis
     if named is not None:
         return Redis(named.secret_name, named.url_key, named.password_key, named.ca_key)
@@ -174,10 +172,7 @@ def _of_older_pods(found: WorkerConfig, config: WorkerConfig) -> WorkerConfig:
 def config_texts(config: WorkerConfig, present: Mapping[str, str], running: AbstractSet[str]) -> dict[str, str]:
     """Return the file of each version. A file that no pod needs is removed with the next change of another file.
 
-    Args:
-        config: The desired configuration.
-        present: The present files.
-        running: The versions of running pods.
+    `present` has the present files, and `running` the versions of running pods.
     """
     texts = {version_of(config): config}
     for version, text in present.items():

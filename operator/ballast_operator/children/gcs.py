@@ -64,13 +64,9 @@ def gcs_secret(resource: InferenceDeployment) -> Body:
 def gcs_children(
     resource: InferenceDeployment, context: OperatorContext, placement: Body, found: Body | None
 ) -> Iterator[tuple[Kind, Body]]:
-    """Yield the Service and the StatefulSet of this Valkey.
+    """Yield the Service and the StatefulSet of this Valkey. `found` is the StatefulSet that exists: its volume stays.
 
-    Args:
-        resource: The desired state.
-        context: The image, and the volume.
-        placement: Fields of the pod that choose its node.
-        found: The StatefulSet of the resource if it exists, which keeps its volume.
+    `placement` has the fields of the pod that choose its node.
     """
     gcs = context.gcs if found is None else _with_volume_of(found, context.gcs)
     name, labels = gcs_redis(resource.metadata.name), {RAY_LABEL: resource.metadata.name, COMPONENT: "gcs-redis"}

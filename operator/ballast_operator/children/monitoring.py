@@ -29,12 +29,7 @@ def service_monitor(resource: InferenceDeployment) -> Body | None:
 
 
 def prometheus_rule(resource: InferenceDeployment, context: OperatorContext) -> Body | None:
-    """Return the alert rules of the resource, or None if they are turned off.
-
-    Args:
-        resource: The desired state.
-        context: The base URL of the runbook pages, and whether the operator runs a Redis for Ray's head.
-    """
+    """Return the alert rules of the resource, or None if they are turned off."""
     monitoring = resource.spec.monitoring
     if not monitoring.prometheus_rule:
         return None

@@ -57,13 +57,9 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the pod's own
 
 
 def deployment(resource: InferenceDeployment, version: str, *, image: str, own_keys: frozenset[str]) -> Body:
-    """Return the Deployment with worker pods of one version.
+    """Return the Deployment with worker pods, which read the file of this version in the ConfigMap.
 
-    Args:
-        resource: The desired state.
-        version: The pods read the file of this version in the ConfigMap.
-        image: Image of the worker if the resource names none.
-        own_keys: Keys of the Secret for resources that name no Redis; empty if the operator has none.
+    They have `image` if the resource names none. `own_keys` is as in `redis_of`.
     """
     rollout = resource.spec.rollout
     labels = pod_labels(resource.metadata.name, resource.spec.served_name, resource.spec.template.labels)

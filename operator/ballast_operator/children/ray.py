@@ -50,14 +50,9 @@ KUBERAY = {"app.kubernetes.io/component": "kuberay-operator"}
 
 
 def ray_service(resource: InferenceDeployment, text: str, context: OperatorContext) -> Body:
-    """Return the RayService.
+    """Return the RayService of workers with the configuration `text`.
 
     KubeRay does not pass a change of `replicas` on to a Ray cluster that exists: see `resize`.
-
-    Args:
-        resource: The desired state, which has the section `runtime.ray`.
-        text: The configuration of its workers.
-        context: Image, Redis, and whether the operator runs a Redis for the head.
     """
     ray = resource.spec.runtime.ray
     assert ray is not None, "the caller checked it"

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from ballast_api.conditions import ConditionReason
 from ballast_operator.children.config import VERSION, seconds_of
 from ballast_operator.children.ray import is_ray_pod, is_ready
-from ballast_operator.conditions.given import Given, is_unknown, no_worker, polled
+from ballast_operator.conditions.given import ConditionValue, Given, is_unknown, no_worker
 from ballast_operator.kinds import Body
-from ballast_operator.resource_type import ConditionValue
 from ballast_queue.status import WorkerStatus
 
 
 def _queue_follows_another(given: Given) -> ConditionValue | None:
-    settings, metadata = polled(given).settings, given.resource.metadata
+    settings, metadata = given.poll.settings, given.resource.metadata
     if settings is None or not settings.owner:
         return None
     if settings.owner != f"{metadata.namespace}/{metadata.name}":
@@ -35,7 +34,7 @@ def _queue_follows_another(given: Given) -> ConditionValue | None:
 
 
 def _has_config(given: Given) -> ConditionValue:
-    statuses = polled(given).by_pod(given.live)
+    statuses = given.poll.by_pod(given.live)
     workers = [pod for pod in given.live if _is_worker(pod, statuses)]
     if not workers:
         return ConditionValue("Unknown", ConditionReason.NO_WORKERS, "only workers that are ending have reported")
@@ -51,7 +50,7 @@ def _has_config(given: Given) -> ConditionValue:
         return ConditionValue("False", ConditionReason.PENDING, message)
     users = "the worker uses" if total == 1 else f"all {total} workers use"
     message = f"{users} the settings of generation {given.resource.metadata.generation}"
-    if polled(given).has_newer_functions:
+    if given.poll.has_newer_functions:
         message += "; the functions in Redis are those of a newer version of Ballast: upgrade the release"
         return ConditionValue("True", ConditionReason.NEWER_FUNCTIONS, message)
     return ConditionValue("True", ConditionReason.APPLIED, message)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from ballast_api.conditions import ConditionReason
 from ballast_api.vllm_arguments import without_effect
 from ballast_operator.conditions import ray
-from ballast_operator.conditions.given import Given, deployment_condition, old_version
+from ballast_operator.conditions.given import ConditionValue, Given, deployment_condition, old_version
 from ballast_operator.conditions.progressing import deadline_passed
 from ballast_operator.conditions.ready import held_back
 from ballast_operator.plan import is_live
 from ballast_operator.pod_problem import creation_reason, pod_problem, repeated_failure
 from ballast_operator.ray_status import is_fault_tolerant
-from ballast_operator.resource_type import ConditionValue
 
 
 def _is_refused(given: Given) -> ConditionValue | None:
@@ -44,14 +43,14 @@ def _pods_cannot_be_created(given: Given) -> ConditionValue | None:
 
 
 def _secret_is_missing(given: Given) -> ConditionValue | None:
-    problem = given.poll.problem if given.poll else None
+    problem = given.poll.problem
     if problem is not None and problem.reason is ConditionReason.NO_SECRET:
         return ConditionValue("True", problem.reason, problem.message)
     return None
 
 
 def _has_left_a_queue(given: Given) -> ConditionValue | None:
-    for queue in given.poll.former if given.poll else ():
+    for queue in given.poll.former:
         if queue.num_unfinished and not queue.is_served:
             return ConditionValue(
                 "True",
@@ -63,7 +62,7 @@ def _has_left_a_queue(given: Given) -> ConditionValue | None:
 
 
 def _functions_are_older(given: Given) -> ConditionValue | None:
-    if given.poll is None or not given.poll.has_older_functions:
+    if not given.poll.has_older_functions:
         return None
     return ConditionValue(
         "True",

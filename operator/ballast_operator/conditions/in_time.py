@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from ballast_api.conditions import ConditionReason
 from ballast_api.sections import SloName
 from ballast_openai.errors import counted
-from ballast_operator.conditions.given import Given, is_unknown, no_worker, polled
-from ballast_operator.resource_type import ConditionValue
+from ballast_operator.conditions.given import ConditionValue, Given, is_unknown, no_worker
 from ballast_queue.status import SloStatus
 
 _SHOWN: Mapping[SloName, str] = {"ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
@@ -35,7 +34,7 @@ def _slo_is_met(given: Given) -> ConditionValue:
 
 def _slo_counts(given: Given) -> list[tuple[SloName, int, int]]:
     """Return (name of the SLO, requests that met it, judged requests) over all workers; nothing without requests."""
-    found = [worker.slo for worker in polled(given).workers]
+    found = [worker.slo for worker in given.poll.workers]
     total = SloStatus(**{name: sum(getattr(each, name) for each in found) for name in SloStatus.model_fields})
     counts = [
         (name, getattr(total, f"{name}_met"), getattr(total, f"{name}_judged"))
@@ -54,7 +53,7 @@ def _slo_figures(given: Given) -> str:
 
 
 def _is_late(given: Given) -> ConditionValue | None:
-    queue = given.poll.queue if given.poll else None
+    queue = given.poll.queue
     if queue is None or not queue.jobs_at_risk:
         return None
     found = counted(queue.jobs_at_risk, "job will miss its deadline", "jobs will miss their deadline")
@@ -65,7 +64,7 @@ def _is_late(given: Given) -> ConditionValue | None:
 
 def _no_worker_for_items(given: Given) -> ConditionValue | None:
     """Return Unknown if jobs have deadlines that only a worker can forecast. Without any, no job is at risk."""
-    poll = polled(given)
+    poll = given.poll
     queue = poll.queue
     has_items = queue is not None and queue.items.leased + max(0, queue.depth - queue.unclaimable) > 0
     return no_worker(given) if has_items and poll.has_deadlines else None

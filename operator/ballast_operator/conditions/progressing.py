@@ -5,11 +5,17 @@ from __future__ import annotations
 from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_openai.errors import counted
 from ballast_operator.children.ray import is_ready
-from ballast_operator.conditions.given import HELD, Given, deployment_condition, is_unknown, knows_versions
+from ballast_operator.conditions.given import (
+    HELD,
+    ConditionValue,
+    Given,
+    deployment_condition,
+    is_unknown,
+    knows_versions,
+)
 from ballast_operator.conditions.ray import RAY_START_SECONDS, storage_of
 from ballast_operator.conditions.ready import held_back
 from ballast_operator.ray_status import pending, serving_cluster, starting_cluster, upgrade
-from ballast_operator.resource_type import ConditionValue
 
 
 def _has_no_known_rollout(given: Given) -> ConditionValue | None:

@@ -8,12 +8,11 @@ from ballast_api.conditions import ConditionReason
 from ballast_api.names import gcs_redis
 from ballast_openai.errors import counted
 from ballast_operator.children.ray import cluster_of, is_ready
-from ballast_operator.conditions.given import Given, old_version
+from ballast_operator.conditions.given import ConditionValue, Given, old_version
 from ballast_operator.kinds import STATEFUL_SET, Body
 from ballast_operator.plan import is_live
 from ballast_operator.pod_problem import creation_reason, pod_problem
 from ballast_operator.ray_status import failure, is_fault_tolerant, refusal, serving_cluster, starting_cluster
-from ballast_operator.resource_type import ConditionValue
 
 RAY_START_SECONDS = 120.0
 """Time in which a Ray cluster gets a head, which loads no model, if it ever does."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from ballast_api.conditions import ConditionReason
 from ballast_api.names import KUEUE
-from ballast_operator.conditions.given import Given
+from ballast_operator.conditions.given import ConditionValue, Given
 from ballast_operator.pod_problem import scheduling_gates
-from ballast_operator.resource_type import ConditionValue
 
 
 def _is_scaled_to_zero(given: Given) -> ConditionValue | None:
@@ -33,7 +32,7 @@ def _is_ready_enough(given: Given) -> ConditionValue | None:
 
 
 def _found_no_gpu(given: Given) -> bool:
-    if given.poll is None or given.resource.spec.gpu.count == 0:
+    if given.resource.spec.gpu.count == 0:
         return False
     return any(status.device == "cpu" for status in given.poll.by_pod(given.live).values())
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from ballast_api.conditions import ConditionReason
 from ballast_openai.errors import counted
 from ballast_operator.children.ray import is_ready
-from ballast_operator.conditions.given import Given, is_unknown, no_worker, polled
-from ballast_operator.resource_type import ConditionValue
+from ballast_operator.conditions.given import ConditionValue, Given, is_unknown, no_worker
 from ballast_queue.status import WorkerStatus
 
 
@@ -35,7 +34,7 @@ def _is_short(worker: WorkerStatus) -> bool:
 
 def _is_not_reported(given: Given) -> ConditionValue | None:
     workers = _serving_workers(given)
-    known = given.poll.by_pod(given.live) if given.poll else {}
+    known = given.poll.by_pod(given.live)
     silent = [name for pod in given.live if is_ready(pod) and (name := pod["metadata"]["name"]) not in known]
     if silent:
         total = len(workers) + len(silent)
@@ -68,17 +67,17 @@ def _is_met(given: Given) -> ConditionValue:
 
 def _serving_workers(given: Given) -> list[WorkerStatus]:
     """Return the workers that take offline work."""
-    return [worker for worker in polled(given).workers if worker.is_ready and not worker.is_draining]
+    return [worker for worker in given.poll.workers if worker.is_ready and not worker.is_draining]
 
 
 def _pod_of(given: Given, worker: WorkerStatus) -> str:
     """Return the name of a worker's pod. Names from Redis are not shown: a URL may lead to the queue of others."""
-    pods = polled(given).by_pod(given.live).items()
+    pods = given.poll.by_pod(given.live).items()
     return next((name for name, status in pods if status is worker), "a worker")
 
 
 def _depth(given: Given) -> int:
-    return given.poll.queue.depth if given.poll and given.poll.queue else 0
+    return given.poll.queue.depth if given.poll.queue else 0
 
 
 RESERVATION_SATISFIED = (is_unknown, no_worker, _is_not_met, _is_not_reported, _is_met)

@@ -86,46 +86,46 @@ def test_the_first_image_that_does_not_fit_takes_the_step(most_tokens: int, num_
     assert set(found.admit) == {record for record, _ in found.grants} - {decode}
 
 
-def test_a_step_has_a_multiple_of_the_tokens_where_an_offline_prompt_can_be_shorter():
-    decode, online = make_request(1, ONLINE), make_request(2, ONLINE)
-    whole, cut = make_request(3), make_request(4)
-    plan = StepPlan(grants=((decode, 1), (online, 40), (whole, 30), (cut, 20)))
-
-    assert even_step(plan, 32).grants == ((decode, 1), (online, 40), (whole, 3), (cut, 20))
-    assert even_step(plan, 7) is plan
-    assert even_step(plan, 16).grants == ((decode, 1), (online, 40), (whole, 30), (cut, 9))
-
-
-def test_an_online_prompt_is_shorter_only_if_it_does_not_end_in_this_step():
-    decode, ends = make_request(1, ONLINE), make_request(2, ONLINE, num_tokens=400)
-    goes_on = make_request(3, ONLINE, num_tokens=290, num_cached=10)
-
-    plan = StepPlan(grants=((decode, 1), (ends, 400), (goes_on, 120)))
-    assert even_step(plan, 32).grants == ((decode, 1), (ends, 400), (goes_on, 111))
-
-    plan = StepPlan(grants=((goes_on, 120), (ends, 400), (decode, 1)))
-    assert even_step(plan, 32) is plan, "behind decodes, there are no prompts"
-
-    plan = StepPlan(grants=((ends, 400), (goes_on, 280)))
-    assert even_step(plan, 32) is plan
-
-
-def test_an_offline_prompt_is_shorter_before_an_online_prompt_is():
-    offline, goes_on = make_request(1, num_tokens=80), make_request(2, ONLINE, num_tokens=900)
-
-    plan = StepPlan(grants=((offline, 30), (goes_on, 490)))
-
-    assert even_step(plan, 32).grants == ((offline, 22), (goes_on, 490))
+DECODE = (ONLINE, 1, 1)
+EVEN: dict[str, tuple[int, list[tuple[RequestClass, int, int]], list[int] | None]] = {
+    "the last offline prompt": (32, [DECODE, (ONLINE, 40, 40), (OFFLINE, 99, 30), (OFFLINE, 99, 20)], [1, 40, 3, 20]),
+    "the one before it, if it is shorter than the rest": (
+        16, [DECODE, (ONLINE, 40, 40), (OFFLINE, 99, 30), (OFFLINE, 99, 20)], [1, 40, 30, 9],
+    ),
+    "a size that is even": (7, [DECODE, (ONLINE, 40, 40), (OFFLINE, 99, 30), (OFFLINE, 99, 20)], None),
+    "an online prompt that does not end": (32, [DECODE, (ONLINE, 400, 400), (ONLINE, 280, 120)], [1, 400, 111]),
+    "no prompt behind decodes": (32, [(ONLINE, 280, 120), (ONLINE, 400, 400), DECODE], None),
+    "only prompts that end": (32, [(ONLINE, 400, 400), (ONLINE, 280, 280)], None),
+    "an offline prompt before an online one": (32, [(OFFLINE, 80, 30), (ONLINE, 900, 490)], [22, 490]),
+    "the last online prompt": (32, [(ONLINE, 900, 400), (ONLINE, 300, 120)], [400, 112]),
+    "not the last one, if it has fewer tokens than the rest": (
+        32, [(ONLINE, 900, 513), (ONLINE, 300, 8)], [504, 8],
+    ),
+    "not one that ends": (32, [(ONLINE, 1300, 400), (ONLINE, 104, 104)], [376, 104]),
+    "before a chunk of one token": (32, [(OFFLINE, 200, 80), (OFFLINE, 50, 1)], [63, 1]),
+    "no first token": (64, [DECODE, (ONLINE, 70, 70), (OFFLINE, 10, 7)], None),
+    "no request": (71, [DECODE, (ONLINE, 70, 70), (OFFLINE, 10, 7)], None),
+    "less than the multiple": (32, [(OFFLINE, 10, 31)], None),
+    "online leaves 4 of 100": (32, [(ONLINE, 1010, 100)], [96]),
+    "online leaves 4 of 68": (32, [(ONLINE, 1010, 68)], [64]),
+    "online leaves no larger part": (32, [(ONLINE, 1010, 69)], None),
+    "online takes a step more": (32, [(ONLINE, 1032, 516)], None),
+    "online takes no step more": (32, [(ONLINE, 1028, 516)], [512]),
+}  # fmt: skip
+"""The multiple, each request with its tokens and its grant, and the grants that are left; None for the same plan."""
 
 
-def test_the_last_online_prompt_that_goes_on_is_shorter():
-    first, last = make_request(1, ONLINE, num_tokens=900), make_request(2, ONLINE, num_tokens=300)
+@pytest.mark.parametrize("case", EVEN)
+def test_a_step_has_a_multiple_of_the_tokens_where_a_prompt_can_be_shorter(case: str):
+    multiple, grants, expected = EVEN[case]
+    requests = [
+        make_request(seq, kind, num_tokens=10 + tokens, num_cached=10) for seq, (kind, tokens, _) in enumerate(grants)
+    ]
+    plan = StepPlan(grants=tuple((record, given) for record, (_, _, given) in zip(requests, grants, strict=True)))
 
-    plan = StepPlan(grants=((first, 400), (last, 120)))
-    assert even_step(plan, 32).grants == ((first, 400), (last, 112))
+    found = even_step(plan, multiple)
 
-    plan = StepPlan(grants=((first, 513), (last, 8)))
-    assert even_step(plan, 32).grants == ((first, 504), (last, 8)), "the last one has fewer tokens than the rest"
+    assert found.grants == (plan.grants if expected is None else tuple(zip(requests, expected, strict=True)))
 
 
 @pytest.mark.parametrize("phase", [RUNNING, PARKED])
@@ -134,37 +134,3 @@ def test_a_resident_prompt_ends_with_its_last_token(phase: Phase):
 
     assert even_step(plan := StepPlan(grants=((prompt, 520),)), 32) is plan
     assert even_step(StepPlan(grants=((prompt, 516),)), 32).grants == ((prompt, 512),)
-
-
-def test_a_chunk_of_one_token_is_no_decode():
-    long, short = make_request(1, num_tokens=200), make_request(2, num_tokens=50)
-
-    assert even_step(StepPlan(grants=((long, 80), (short, 1))), 32).grants == ((long, 63), (short, 1))
-
-
-@pytest.mark.parametrize(("granted", "found"), [(100, 96), (68, 64), (69, 69), (70, 70)])
-def test_online_leaves_a_small_part_of_a_step_to_the_next_one(granted: int, found: int):
-    prompt = make_request(1, ONLINE, num_tokens=1010)
-
-    assert even_step(StepPlan(grants=((prompt, granted),)), 32).grants == ((prompt, found),)
-
-
-@pytest.mark.parametrize(("size", "found"), [(1032, 516), (1031, 516), (1028, 512)])
-def test_no_online_prompt_takes_a_step_more(size: int, found: int):
-    prompt = make_request(1, ONLINE, num_tokens=size)
-
-    assert even_step(StepPlan(grants=((prompt, 516),)), 32).grants == ((prompt, found),)
-
-
-def test_no_first_token_and_no_request_leaves_a_step_for_its_size():
-    decode, online, short = make_request(1), make_request(2, ONLINE, num_tokens=70), make_request(3)
-    plan = StepPlan(grants=((decode, 1), (online, 70), (short, 7)))
-
-    assert even_step(plan, 64) is plan
-    assert even_step(plan, 71) is plan
-
-
-def test_a_step_of_less_than_the_multiple_stays():
-    plan = StepPlan(grants=((make_request(1), 31),))
-
-    assert even_step(plan, 32) is plan

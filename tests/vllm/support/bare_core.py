@@ -22,6 +22,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from ballast_policy.request import WAITING
+from ballast_vllm.internals import PlannedBatch
 from ballast_vllm.scheduler import AsyncBallastScheduler, BallastScheduler, SyncBallastScheduler
 
 BLOCK = 16
@@ -46,6 +47,31 @@ class AsyncTimed(SyncTimed, AsyncBallastScheduler):
     """The same with asynchronous scheduling."""
 
     is_async = True
+
+
+class Deviations:
+    """What a scheduler of Ballast lets vLLM do apart from the plan."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.num_inexact = 0
+        """Steps that computed some tokens, but not exactly those of the grants. Drafts count."""
+        self.num_short = 0
+        """Grants of which vLLM carried out a part."""
+        self.num_drafts = 0
+        self.num_preempted = 0
+        """Preemptions by vLLM itself."""
+        self._scheduler, self._run_planned = scheduler, scheduler.run_planned
+        scheduler.run_planned = self._watch
+
+    def _watch(self, grants: Any, *args: Any) -> Any:
+        running = list(self._scheduler.running)
+        output = self._run_planned(grants, *args)
+        scheduled = output.num_scheduled_tokens
+        self.num_inexact += bool(scheduled) and scheduled != grants
+        self.num_short += sum(tokens < grants[request_id] for request_id, tokens in scheduled.items())
+        self.num_drafts += sum(map(len, output.scheduled_spec_decode_tokens.values()))
+        self.num_preempted += sum(request not in self._scheduler.running for request in running)
+        return output
 
 
 class BareCore:
@@ -95,6 +121,8 @@ class BareCore:
                 log_stats=False,
             )
         assert self.scheduler.use_v2_model_runner is has_v2_runner
+        if isinstance(self.scheduler, PlannedBatch):
+            self.deviations = Deviations(self.scheduler)
         hash_function = get_hash_fn_by_name("sha256_cbor")
         init_none_hash(hash_function)
         self._hasher = get_request_block_hasher(hash_block_size, hash_function)
@@ -168,6 +196,13 @@ class BareCore:
         if self.flights and is_due:
             self.process()
         return output
+
+    def finish(self) -> None:
+        """Step until no request is left, and check each step."""
+        while not self.is_idle:
+            self.step()
+            self.check()
+        self.check_idle()
 
     def process(self) -> None:
         """Process the output of the oldest step."""

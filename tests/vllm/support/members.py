@@ -12,7 +12,6 @@ from ballast_vllm.served_app import RENDERING
 
 USED: dict[str, dict[str, str]] = {
     "internals": {
-        "AsyncScheduler": "",
         "EngineCore": "scheduler",
         "GuidanceBackend": (
             "_build_ll_tokenizer allocate_token_bitmask compile_grammar disable_additional_properties "
@@ -59,6 +58,7 @@ USED: dict[str, dict[str, str]] = {
         "VllmConfig": "max_in_flight_tokens scheduler_config",
     },
     "scheduler": {
+        "AsyncScheduler": "",
         "ModelConfig": "runner_type get_num_experts get_num_experts_per_tok hf_text_config",
         "PauseState": "UNPAUSED PAUSED_ALL",
         "Scheduler": (

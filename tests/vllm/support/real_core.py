@@ -10,6 +10,7 @@ from random import Random
 from typing import Any, Self
 
 import pytest
+from bare_core import Deviations
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.config import VllmConfig
 from vllm.platforms.cpu import CpuPlatform
@@ -52,6 +53,8 @@ class RealCore:
             self.engine = LLMEngine.from_engine_args(EngineArgs(model=str(model), **usual | arguments))
         self.core: EngineCore = self.engine.engine_core.engine_core
         assert (self.core.batch_queue is not None) is is_async
+        if policy is not None:
+            self.deviations = Deviations(self.core.scheduler)
         self.tokens: dict[str, list[int]] = {}
         self.reasons: dict[str, str] = {}
         self.num_steps = 0

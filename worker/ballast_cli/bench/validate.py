@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict, replace
-from math import ceil
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ballast_cli.console import print_table
-from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
+from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE, scale
 from ballast_cli.errors import CliError
 from ballast_cli.sim_options import show_progress
 from ballast_cli.worker_file import DEMO_MODEL
 
 if TYPE_CHECKING:
-    from ballast_sim.replay.traffic import Arrival
     from ballast_sim.validation.validator import Validation
 
 LENGTH_FACTOR = 1 / 16
 """Factor of the lengths in the traces, because the small model has a context of 2,048 tokens and runs on a CPU."""
-
-
 VLLM_STEP_ERROR = 0.15
 """Largest allowed mean error of a step of vLLM."""
 
@@ -39,18 +35,6 @@ def require_idle(clock: str) -> None:
             f"The machine is busy: {load:.1f} processes share its {cores} cores, and would distort wall times. "
             "Wait until it is idle, or use --clock cpu, which counts only the processor time of the engine."
         )
-
-
-def shortened(lengths: list[Arrival]) -> list[Arrival]:
-    """Scale prompts and answers to the small model."""
-    return [
-        replace(
-            arrival,
-            num_prompt=ceil(arrival.num_prompt * LENGTH_FACTOR),
-            num_output=ceil(arrival.num_output * LENGTH_FACTOR),
-        )
-        for arrival in lengths
-    ]
 
 
 def validate(
@@ -71,7 +55,8 @@ def validate(
     from ballast_sim.validation.engine_replay import BLOCK_TOKENS, EngineUnderTest, Replays  # noqa: PLC0415
     from ballast_sim.validation.validator import STEP_ERROR, Validator  # noqa: PLC0415
 
-    trace, lengths = shortened(read(online or ONLINE_TRACE)), shortened(read_lengths(offline or OFFLINE_TRACE))
+    trace = scale(read(online or ONLINE_TRACE), length=LENGTH_FACTOR)
+    lengths = scale(read_lengths(offline or OFFLINE_TRACE), length=LENGTH_FACTOR)
     longest = max(arrival.num_tokens for arrival in (*trace, *lengths))
     config = PolicyConfig(
         slots=slots, num_blocks=slots * -(-longest // BLOCK_TOKENS), block_tokens=BLOCK_TOKENS, ttft=0.15, tpot=0.02

@@ -82,7 +82,11 @@ class Client:
             if (wait := due - time.perf_counter()) > 0:
                 await asyncio.sleep(wait)
             tasks.append(asyncio.ensure_future(self.send(one, due)))
-        return await self._gather(tasks, grace)
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=grace)
+            for task in late:
+                task.cancel(_LATE)
+        return list(await asyncio.gather(*tasks))
 
     async def saturate(self, calls: Iterator[HttpCall], *, width: int, seconds: float) -> list[Sample]:
         """Keep `width` calls in flight for `seconds`, to measure the capacity of the worker."""
@@ -156,14 +160,6 @@ class Client:
             connection.close()
         self._open.clear()
         self._idle.clear()
-
-    @staticmethod
-    async def _gather(tasks: list[asyncio.Task[Sample]], grace: float) -> list[Sample]:
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=grace)
-            for task in late:
-                task.cancel(_LATE)
-        return list(await asyncio.gather(*tasks))
 
 
 class _Connection(asyncio.Protocol):

@@ -21,8 +21,13 @@ OFFLINE_TRACE = _TRACES / "arxiv_summarization.csv"
 def scale(arrivals: Sequence[Arrival], *, length: float, speed: float = 1.0) -> list[Arrival]:
     """Multiply lengths by `length` (rounded up, at least one token), and divide times by `speed`."""
     return [
-        Arrival(a.seconds / speed, max(1, math.ceil(a.num_prompt * length)), max(1, math.ceil(a.num_output * length)))
-        for a in arrivals
+        replace(
+            arrival,
+            seconds=arrival.seconds / speed,
+            num_prompt=math.ceil(arrival.num_prompt * length),
+            num_output=math.ceil(arrival.num_output * length),
+        )
+        for arrival in arrivals
     ]
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import IO
 
+from ballast_cli.console import say
 from ballast_cli.errors import CliError, Usage
 from ballast_cli.fetch.copies import adopt
 from ballast_cli.fetch.directory import Directory, is_safe
@@ -43,7 +44,6 @@ _CHECK_BYTES = 64 * 1024 * 1024
 _PAUSE_SECONDS = 1.0
 """Pause after the first of them. It doubles with each."""
 
-Notify = Callable[[str], None]
 Advance = Callable[[int], None]
 
 
@@ -84,7 +84,6 @@ def download(
     model: ModelFiles,
     path: Path,
     *,
-    notify: Notify,
     advance: Advance,
     max_bytes: int | None = None,
     keep_free_percent: float | None = None,
@@ -112,7 +111,7 @@ def download(
         path.mkdir(parents=True, exist_ok=True)
         directory = stack.enter_context(Directory.open(path, is_shared=is_shared))
         busy = f"Another process is downloading to {path}. Waiting for it."
-        stack.enter_context(directory.lock(_LOCK, lambda: notify(busy)))
+        stack.enter_context(directory.lock(_LOCK, lambda: say(busy)))
         before = read_manifest(directory)
         is_same = before.is_of(model)
         if is_same and before.is_unchanged(directory) and not is_verified:

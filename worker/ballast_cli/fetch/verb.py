@@ -168,7 +168,6 @@ def fetch_model(
             source,
             model,
             target,
-            notify=say,
             advance=lambda count: advance(round(count / 1e6)),
             max_bytes=options.max_bytes,
             keep_free_percent=options.keep_free_percent,

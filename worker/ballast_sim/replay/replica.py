@@ -22,7 +22,6 @@ from ballast_policy.snapshot import EngineSnapshot
 from ballast_sim.errors import PolicyDefect
 from ballast_sim.replay.clock import Clock
 from ballast_sim.replay.fairness import ServiceSamples
-from ballast_sim.replay.kv import SimulatedKv
 from ballast_sim.replay.simulated_request import SimulatedRequest
 from ballast_sim.replay.simulated_step import SimulatedStep
 from ballast_sim.replay.step_model import BatchWork
@@ -102,8 +101,7 @@ class Replica:
         self.config, self.model = scenario.config, scenario.model
         self.policy: Policy = scenario.policy()
         self.host = Host(self.config, cost=scenario.cost, planner=self.policy.plan)
-        sizes = self.config.num_blocks, self.config.block_tokens
-        self.kv = SimulatedKv(*sizes, self.items, has_prefix_cache=scenario.has_prefix_cache)
+        self.kv = scenario.kv(self.config.num_blocks, self.config.block_tokens, self.items)
 
     @property
     def load(self) -> int:
@@ -207,8 +205,6 @@ class Replica:
         running = {request_class: held[RUNNING] for request_class, held in host.held.items()}
         if sum(running.values()) > self.config.slots:
             raise PolicyDefect(f"{sum(running.values())} requests hold a slot, there are {self.config.slots}")
-        if dispatch.num_deferred and not self.scenario.has_prefix_cache:
-            raise PolicyDefect(f"{dispatch.num_deferred} grants found no block, {self.kv.num_free} KV blocks are free")
         for request in dispatch.admissions:
             if request.request_class is OFFLINE:
                 self.pool.admitted(self)
@@ -232,7 +228,7 @@ class Replica:
             computed = request.num_computed
             remaining = request.num_tokens - computed
             item = items[request.seq]
-            if request.phase is not RUNNING or not 0 < tokens <= remaining or item.num_granted:
+            if item.num_granted:
                 raise PolicyDefect(f"{tokens} tokens granted to {request}, {item.num_granted} before in this plan")
             item.num_granted = tokens
             taking_part.append(item)
@@ -293,7 +289,7 @@ class Replica:
             return
         item.last_token = now
         self.host.leave(request, now, is_complete=True)
-        self.kv.free(item)
+        self.kv.free(request)
         del self.items[request.seq]
         if item.job:
             self.pool.finished(item)
@@ -308,6 +304,6 @@ class Replica:
 
     def _check(self) -> None:
         """Audit all counts (G8)."""
-        self.kv.check([self.items[seq] for seq in self.host.residents])
+        self.kv.check()
         if imbalance := self.host.imbalance():
             raise PolicyDefect(imbalance)

@@ -26,8 +26,6 @@ class SimulatedRequest:
     """Tokens granted in the step that is being computed."""
     num_recomputed: int = 0
     """Tokens computed again after a preemption."""
-    shared_blocks: int = 0
-    """Leading blocks that belong to the cache entry of its prefix key."""
 
     @property
     def first_token(self) -> float:

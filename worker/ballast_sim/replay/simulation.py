@@ -15,6 +15,7 @@ from ballast_sim.errors import BadInput
 from ballast_sim.replay.clock import Clock
 from ballast_sim.replay.fairness import ServiceSamples
 from ballast_sim.replay.jobs import JobPool, SimulatedJob
+from ballast_sim.replay.kv import SimulatedKv
 from ballast_sim.replay.replica import Policy, Replica
 from ballast_sim.replay.simulated_request import SimulatedRequest
 from ballast_sim.replay.step_model import StepModel
@@ -40,7 +41,8 @@ class Scenario:
     noise: float = 0.0
     cost: CostModel | None = None
     """Cost model of the policy. None fits it to the run's own steps, as an engine does."""
-    has_prefix_cache: bool = False
+    kv: type[SimulatedKv] = SimulatedKv
+    """Counts the KV blocks of a replica."""
     num_layers: int = 32
     """Layers of the model. A step can be suspended between two of them."""
 
