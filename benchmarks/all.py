@@ -14,7 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 LEFT_OUT = {
     *("all.py", "size.py", "mutation.py", "demo_pooled.py", "constants.py", "pooled.py", "operator_scale.py"),
-    *("foresight.py", "mixed_engine.py", "llm_d_protocol.py", "policy_change.py", "soak.py"),
+    *("foresight.py", "frontier.py", "mixed_engine.py", "llm_d_protocol.py", "policy_change.py", "soak.py"),
     *("job_queue_peers.py", "native_and_vllm.py", "ray_serve.py", "vllm_adapter_cost.py", "vllm_encoder.py"),
     *("vllm_api_server.py", "vllm_llm_d.py", "vllm_mixed.py", "vllm_step_sizes.py"),
 }

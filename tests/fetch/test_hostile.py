@@ -742,9 +742,12 @@ def test_a_source_that_always_breaks_off_without_a_size_is_given_up(tmp_path: Pa
 @pytest.mark.parametrize(
     ("lie", "sentence"),
     [
-        ({"num_siblings": 150_000}, "the hub's list of files has more than 16,777,216 bytes"),
+        ({"num_siblings": 150_000}, "the hub's list of files has more than 16 MiB"),
         ({"num_siblings": 20_000}, "files that an engine reads, and a model at most 10,000"),
         ({"is_packed": True}, "the hub sends gzip data"),
+        ({"announced": {"model.safetensors": -1}}, "did not answer with JSON"),
+        ({"announced": {"model.safetensors": 10**4000}}, "did not answer with JSON"),
+        ({"announced": {"model.safetensors": {}}}, "did not answer with JSON"),
     ],
 )
 def test_a_hub_cannot_fill_the_memory_or_the_disk_by_its_list_of_files(
@@ -756,22 +759,25 @@ def test_a_hub_cannot_fill_the_memory_or_the_disk_by_its_list_of_files(
     assert sentence in capsys.readouterr().err
 
 
-def test_a_list_of_objects_without_an_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("objects", "most_pages"), [(1000, 101), (0, 1001)])
+def test_a_list_of_objects_without_an_end_is_not_read_to_its_end(
+    monkeypatch: pytest.MonkeyPatch, objects: int, most_pages: int
+) -> None:
     pages = 0
 
     def one_page(_: object, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
         nonlocal pages
         assert operation == "ListObjectsV2"
         pages += 1
-        keys = [{"Key": f"m/{pages}-{number}.json", "Size": 1} for number in range(1000)]
+        keys = [{"Key": f"m/{pages}-{number}.json", "Size": 1} for number in range(objects)]
         return {"Contents": keys, "IsTruncated": True, "NextContinuationToken": str(pages)}
 
     monkeypatch.setattr("botocore.client.BaseClient._make_api_call", one_page)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "here")
 
-    with pytest.raises(CliError, match="more than 100,000 objects are under this prefix"):
+    with pytest.raises(CliError, match="more than 100,000 objects or 1,000 pages"):
         Bucket(parse("s3://bucket/m")).resolve()
-    assert pages == 101
+    assert pages == most_pages
 
 
 @pytest.mark.parametrize(("reach_of_the_hub", "code"), [(0, 4), (1, 4), (2, 0)])
@@ -792,12 +798,13 @@ def test_a_hub_cannot_make_an_answer_from_inside_of_the_network_a_file_of_the_mo
 @pytest.mark.parametrize(
     ("address", "reach"),
     [
-        ("93.184.215.14", 0), ("2606:4700::1111", 0), ("10.0.0.1", 1), ("fd00:ec2::254", 1), ("100.100.100.200", 1),
+        ("93.184.215.14", 0), ("2606:4700::1111", 0), ("10.0.0.1", 1), ("fd00:ec2::254", 2), ("100.100.100.200", 2),
+        ("100.64.0.1", 1), ("168.63.129.16", 2), ("64:ff9b::a9fe:a9fe", 2), ("2002:a9fe:a9fe::1", 2),
         ("127.0.0.2", 2), ("::1", 2), ("169.254.169.254", 2), ("::ffff:169.254.169.254", 2), ("fe80::1%eth0", 2),
     ],
 )  # fmt: skip
 def test_addresses_inside_of_a_network_are_known(address: str, reach: int) -> None:
-    assert hub_module._reach((address, 443)) == reach  # noqa: SLF001
+    assert hub_module._reach(address) == reach  # noqa: SLF001
 
 
 def test_a_redirect_does_not_give_up_encryption(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:

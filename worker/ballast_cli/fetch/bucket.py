@@ -33,7 +33,8 @@ _CREDENTIALS = (
 )
 _MD5_LENGTH = 32
 _MOST_OBJECTS = 100_000
-"""Objects of the longest listing that is read. An object store that lies may not end it."""
+_MOST_PAGES = 1_000
+"""Objects and pages of the longest listing that is read. An object store that lies may not end it."""
 
 
 class Bucket:
@@ -57,19 +58,16 @@ class Bucket:
         """List the prefix, and read the checksum of each file that an engine needs."""
         place = self._location
         with self._sentences():
-            pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=place.root, Prefix=self._key(""), PaginationConfig={"MaxItems": _MOST_OBJECTS + 1}
-            )
-            listed = [
-                File(found["Key"].removeprefix(self._key("")), found["Size"])
-                for page in pages
-                for found in page.get("Contents", ())
-            ]
-            if len(listed) > _MOST_OBJECTS:
-                raise CliError(
-                    f"{place}: more than {_MOST_OBJECTS:,} objects are under this prefix. Name the prefix that "
-                    f"contains {place.config}."
-                )
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=place.root, Prefix=self._key(""))
+            listed: list[File] = []
+            for number, page in enumerate(pages, 1):
+                found = page.get("Contents", ())
+                listed += (File(each["Key"].removeprefix(self._key("")), each["Size"]) for each in found)
+                if len(listed) > _MOST_OBJECTS or number > _MOST_PAGES:
+                    raise CliError(
+                        f"{place}: the list has more than {_MOST_OBJECTS:,} objects or {_MOST_PAGES:,} pages. Name the "
+                        f"prefix that contains {place.config}."
+                    )
             if not listed:
                 raise NotFound(f"{place}: no object under this prefix. Name the prefix that contains {place.config}.")
             selected = select(listed, str(place), place.config, self.read)

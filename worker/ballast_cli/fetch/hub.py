@@ -11,8 +11,8 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ipaddress import ip_address
-from typing import Any, cast
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from typing import Any
 from urllib.parse import quote
 
 import httpx2
@@ -40,6 +40,10 @@ _SECONDS = 30.0
 """Time without a byte after which the hub does not answer."""
 _MOST_LISTING = 16 << 20
 """Bytes of the largest listing of a repository. One of 50,000 files has about as many."""
+_OF_THE_CLOUD = frozenset({"168.63.129.16", "100.100.100.200", "192.0.0.192", "fd00:ec2::254"})
+"""Services of a cloud for its own machines, such as for their metadata, that have no link-local address."""
+_TRANSLATED = IPv6Network("64:ff9b::/96")
+"""IPv4 addresses as NAT64 writes them."""
 
 
 class Hub:
@@ -52,6 +56,9 @@ class Hub:
         self._commit = ""
         self._reach: int | None = None
         """How far inside of this network the hub is that answered first; see `_reach`."""
+        checks: Any = {"request": [self._check_scheme], "response": [self._check_address]}
+        none_kept = httpx2.Limits(max_keepalive_connections=0)  # so nothing is open after the last answer
+        self._client = httpx2.Client(follow_redirects=True, timeout=_SECONDS, event_hooks=checks, limits=none_kept)
 
     @property
     def origin(self) -> str:
@@ -77,19 +84,24 @@ class Hub:
         revision = quote(place.revision or constants.DEFAULT_REVISION, safe="")
         url = f"{self._endpoint or constants.ENDPOINT}/api/models/{place.root}/revision/{revision}"
         with self._answer(url, params={"blobs": True}) as answer:
-            content = b""
+            content = bytearray()
             for piece in answer.iter_raw():
                 content += piece
                 if len(content) > _MOST_LISTING:
                     raise Unavailable(
-                        f"{place}: the hub's list of files has more than {_MOST_LISTING:,} bytes. Name a repository "
-                        "that contains one model."
+                        f"{place}: the hub's list of files has more than {_MOST_LISTING >> 20} MiB, which is more than "
+                        "that of a model."
                     )
-        read = httpx2.Response(answer.status_code, headers=answer.headers, content=content, request=answer.request)
+        read = httpx2.Response(
+            answer.status_code, headers=answer.headers, content=bytes(content), request=answer.request
+        )
         hf_raise_for_status(read)
-        found = read.json()
-        if not isinstance(found, dict):
-            raise json.JSONDecodeError("expected an object", "", 0)
+        try:
+            found = json.loads(content)
+        except (ValueError, RecursionError):  # a number of thousands of digits is a ValueError
+            found = None
+        if not isinstance(found, dict) or not isinstance(found.get("siblings") or [], list):
+            raise json.JSONDecodeError("expected an object with a list of files", "", 0)
         return found
 
     @contextmanager
@@ -100,9 +112,7 @@ class Hub:
         headers = build_hf_headers(token=self._token) | {"Accept-Encoding": "identity"}
         if start:
             headers["Range"] = f"bytes={start}-"
-        checks = {"request": [self._check_scheme], "response": [self._check_address]}
-        client = httpx2.Client(follow_redirects=True, timeout=_SECONDS, event_hooks=cast("Any", checks))
-        with client, client.stream("GET", url, headers=headers, **options) as answer:
+        with self._client.stream("GET", url, headers=headers, **options) as answer:
             if (encoding := answer.headers.get("content-encoding", "identity")) != "identity":
                 raise Unavailable(f"{self._location}: the hub sends {encoding} data, and it was asked for plain data.")
             yield answer
@@ -114,8 +124,10 @@ class Hub:
 
     def _check_address(self, answer: httpx2.Response) -> None:
         """Refuse an answer from further inside of this network than the hub is."""
-        stream = answer.extensions.get("network_stream")
-        reach = _reach(stream.get_extra_info("server_addr")) if stream else 0
+        try:
+            reach = _reach(answer.extensions["network_stream"].get_extra_info("server_addr")[0])
+        except OSError as error:  # the connection is lost
+            raise httpx2.ReadError(str(error)) from None
         if self._reach is None:
             self._reach = reach
         if reach > self._reach:
@@ -167,7 +179,7 @@ class Hub:
             raise Unavailable(f"{hub} answered {status} for {place}. Try again later.") from None
         except OfflineModeIsEnabled:
             raise Unavailable(f"{place} cannot be fetched while HF_HUB_OFFLINE is set.") from None
-        except (json.JSONDecodeError, RecursionError):
+        except json.JSONDecodeError:
             raise Unavailable(f"{hub} did not answer with JSON for {place}. Check HF_ENDPOINT and proxies.") from None
         except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
             raise Unavailable(
@@ -190,18 +202,22 @@ def _file(sibling: Any) -> File:
     try:
         name, size, stored, blob = sibling["rfilename"], sibling.get("size"), sibling.get("lfs"), sibling.get("blobId")
         digest = f"sha256:{stored['sha256']}" if stored else f"git:{blob}" if blob else ""
-        if isinstance(name, str) and (size is None or isinstance(size, int)):
+        if isinstance(name, str) and (size is None or 0 <= size < 1 << 63):
             return File(name, size, digest)
     except (TypeError, KeyError, AttributeError):
         pass
     raise json.JSONDecodeError("expected a file", "", 0)
 
 
-def _reach(address: Any) -> int:
-    """Return how far inside of a network a server is: 0 public, 1 private, 2 of this machine or of its link."""
-    found = ip_address(address[0])
-    found = getattr(found, "ipv4_mapped", None) or found
-    return 2 if found.is_link_local or found.is_loopback else int(not found.is_global)
+def _reach(address: str) -> int:
+    """Return how far inside of a network a server is: 0 public, 1 private, 2 of this machine, its link or its cloud."""
+    found = ip_address(address)
+    if isinstance(found, IPv6Address):
+        inner = IPv4Address(int(found) & 0xFFFFFFFF) if found in _TRANSLATED else found.sixtofour
+        found = found.ipv4_mapped or inner or found
+    if found.is_link_local or found.is_loopback or str(found) in _OF_THE_CLOUD:
+        return 2
+    return int(not found.is_global)
 
 
 def _skip(pieces: Iterator[bytes], count: int) -> Iterator[bytes]:
