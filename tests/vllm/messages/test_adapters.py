@@ -24,7 +24,7 @@ CONFIGURED = [
     [("legal", ["open", "closed"]), ("research", ["open"]), (None, ["open", "closed"])],
     ids=["its tenant", "another tenant", "outside a request"],
 )
-def test_an_adapter_exists_only_for_its_tenants_and_outside_a_request(tenant: str | None, names: list[str]) -> None:
+def test_an_adapter_exists_only_for_its_tenants(tenant: str | None, names: list[str]) -> None:
     adapters = TenantAdapters({"open": 1, "closed": 2}, CONFIGURED)
 
     def look_up() -> None:
