@@ -39,7 +39,7 @@ from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.settings_store import NUMBERS
 
-LIBRARY = (22, "ed1dfe387a8d534162a63f6a6a7452a832e2c29afe534bd683aedccf4ea675f4")
+LIBRARY = (22, "a4a6f2bf5e4f89b297cac4a5f0587d15b9aaed764e90b76dc32984f50ffedbbc")
 """The revision of the function library, and the SHA-256 of its text."""
 
 
