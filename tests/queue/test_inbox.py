@@ -570,6 +570,16 @@ def test_an_entry_of_many_fields_stays_if_a_later_one_waits_of_an_inbox_that_was
     assert codes(queue, "j") == {"a": "invalid_entry", "b": "invalid_entry"}
 
 
+def test_a_worker_of_an_older_version_gets_lines_of_any_length(queue, desk, add, line):
+    add(line("a", prompt="x" * 5000))
+    keys = queue.store.keys
+    add_pairs(desk, keys.inbox, [("item", line("b")), *[("", "")] * 65])
+    (_, fields), _ = queue.store.connection.call("begin_intake", (keys.inbox, keys.intake), ("w", 10, 60))
+
+    assert fields[1] == line("a", prompt="x" * 5000)
+    assert desk.raw.xlen(keys.inbox) == 2, "it finds no entry elsewhere"
+
+
 def test_the_age_of_the_inbox_is_that_of_the_first_entries_that_a_call_may_read(queue, desk):
     declare(queue, "a", "b", "c")
     for seconds, tenant in ((3, "a"), (2, "b"), (1, "c")):

@@ -313,6 +313,7 @@ end
 
 local function save_job(k, job)
   local was, changed = job.was, {}
+  -- Fields, so that the totals change by what they count of this job: of a job that an older version paused, nothing yet.
   local is_part = job.reason == PARTLY_UNSERVED
   job.unclaimable = is_unclaimable(job) and job.waiting or is_part and job.set_aside or 0
   job.unclaimable_at_risk = is_unclaimable(job) and num_at_risk(job) or 0
@@ -515,10 +516,11 @@ end
 
 -- Submission
 
--- Returns the digest of the lines that a job has from submissions, '' without any.
-local function digest_of(k)
-  local digest = string.match(call('HGET', k.job, 'digest') or '', '^%d+ (%x+)$')
-  return digest and #digest == 64 and digest or ''
+-- Returns the digest of the first `lines` lines of a job, or '' if it is unknown. It is if they came through the inbox, or
+-- if an older version of Ballast added lines.
+local function digest_of(k, lines)
+  local number, digest = string.match(call('HGET', k.job, 'digest') or '', '^(%d+) (%x+)$')
+  return number and tonumber(number) == lines and #digest == 64 and digest or ''
 end
 
 -- ARGV: job id, tenant, priority, deadline (0: none), idempotency key, source, 1 to refuse a passed deadline, 1 for the
@@ -554,7 +556,7 @@ local function open(keys, argv)
     if deadline > 0 then call('ZADD', k.timers, deadline, 'deadline:' .. id) end
     if key ~= '' then call('HSET', k.keys, tenant .. '\n' .. key, id) end
   end
-  local digest = argv[8] == '1' and digest_of(k) or nil -- an older version expects seven values
+  local digest = argv[8] == '1' and digest_of(k, job.lines) or nil -- an older version expects seven values
   return {status, job.tenant, job.source, job.lines, job.stored, job.total - job.stored, job.closed, digest}
 end
 
@@ -636,13 +638,15 @@ local function store(keys, argv)
 end
 
 -- ARGV: the digest of all lines up to the last one of this call, then those of `store`. Stores lines as `store` does, and
--- the digest. Reply: that of `store`, then the digest of the lines that the job has now.
+-- the digest. Reply: that of `store`, then the digest of the lines that the job has now, '' if it is unknown.
 local function append(keys, argv)
   local k = bind(keys)
+  local before = tonumber(call('HGET', k.job, 'lines') or 0)
+  local is_known = before == 0 or digest_of(k, before) ~= ''
   local reply = store(keys, every(argv, 2, 1))
   if reply[1] == 'missing' then return reply end
-  if reply[1] == 'ok' then call('HSET', k.job, 'digest', reply[2] .. ' ' .. argv[1]) end
-  reply[5] = digest_of(k)
+  if reply[1] == 'ok' and is_known then call('HSET', k.job, 'digest', reply[2] .. ' ' .. argv[1]) end
+  reply[5] = digest_of(k, reply[2])
   return reply
 end
 
@@ -1400,7 +1404,8 @@ local function set_settings(keys, argv)
   local known_rank, known_created = tonumber(known[2]), tonumber(known[3])
   if known[1] == argv[1] then
     local is_older = created < known_created or (created == known_created and generation < tonumber(known[4]))
-    if is_older and now - tonumber(known[6]) < RENEWAL_SECONDS then return 0 end
+    if is_older and not known[6] then call('HSET', keys[1], 'applied', at) end -- an older version wrote them
+    if is_older and now - tonumber(known[6] or now) < RENEWAL_SECONDS then return 0 end
   elseif known[1] and now - tonumber(known[5]) < RENEWAL_SECONDS then
     if known_rank < rank or (known_rank == rank and known_created <= created) then return 0 end
   end
