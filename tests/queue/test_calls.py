@@ -39,7 +39,7 @@ from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.settings_store import NUMBERS
 
-LIBRARY = (22, "ed1dfe387a8d534162a63f6a6a7452a832e2c29afe534bd683aedccf4ea675f4")
+LIBRARY = (22, "2f4c6616e9196fbc2074ac6362c5c4215f38bd433e69b1c5474c6a8ed0a25593")
 """The revision of the function library, and the SHA-256 of its text."""
 
 

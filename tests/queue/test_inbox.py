@@ -483,39 +483,101 @@ def test_a_worker_reads_the_fields_of_an_entry_and_one_other(queue, desk, add, l
     assert codes(queue, "j") == {"a": "invalid_entry"}
 
 
-@pytest.mark.parametrize("num_others", [65, 150_000], ids=["many fields", "fields that fill a page"])
-@pytest.mark.parametrize("tenant", [None, "a"], ids=["the inbox for all", "the inbox of a tenant"])
-def test_an_entry_of_many_fields_is_refused_in_its_place(queue, desk, line, tenant, num_others):
+def test_each_call_takes_an_entry_of_many_fields_away_also_if_nobody_gets_the_reply(queue, desk, add, line):
+    declare(queue, "a", "b", "c")
+    inbox, pairs = queue.store.keys.inbox_of("a"), [("item", line("a")), ("job", "j"), *[("", "")] * 150_000]
+    for _ in range(3):
+        add_pairs(desk, inbox, pairs)
+    add_pairs(desk, inbox, [("item", line("short")), *[("item", line("late"))] * 64])
+    add(line("b"), of="b", job="j")
+    sizes = [desk.raw.memory_usage(inbox)]
+    while sizes[-1] > 100_000:
+        read = [fields for _, fields, position in page_of(queue) if position == 1]
+        sizes.append(desk.raw.memory_usage(inbox))
+        assert [fields for fields in read if fields == [b"item", line("a"), b"job", b"j", b"more than 64 fields", b""]]
+    left = desk.raw.xlen(inbox), queue.stats().inbox
+    desk.raw.delete(queue.store.keys.intake)
+    while queue.inbox.take_in():
+        pass
+
+    assert sizes == sorted(sizes, reverse=True)
+    assert (len(sizes), left) == (4, (1, 5))
+    assert (queue.stats().inbox, desk.raw.exists(queue.store.keys.shortened_of("a"))) == (0, 0)
+    assert codes(queue, "j@a") == {"a": "invalid_entry", "line:2": "invalid_entry", "line:3": "invalid_entry"}
+    assert [job.counts.failed for job in queue.jobs.all() if job.id.startswith("inbox-a-")] == [1]
+    assert queue.jobs.get("j@b").counts.waiting == 1
+
+
+@pytest.mark.parametrize("num_lost", range(3))
+@pytest.mark.parametrize(
+    "how", [(None, 500), (None, 1), ("a", 500)], ids=["one page", "pages of one entry", "the inbox of a tenant"]
+)
+def test_an_entry_of_many_fields_keeps_its_place_and_the_ids_behind_it(queue, desk, line, how, num_lost):
+    """`num_lost` replies reach no worker."""
+    tenant, page = how
     keys, job = queue.store.keys, ("job", "j")
     inbox = keys.inbox_of(tenant)
     declare(queue, *([tenant] if tenant else []))
     add_pairs(desk, inbox, [("item", line("a")), job], "1-0")
-    for number in (9, 10):
-        pairs = [("item", line(f"b{number}")), job, *[("", "")] * num_others, ("item", line("late"))]
-        add_pairs(desk, inbox, pairs, f"2-{number}")
+    add_pairs(desk, inbox, [("item", line("b")), job, *[("", "")] * 65], "2-9")
+    add_pairs(desk, inbox, [("item", line("c")), job, *[("", "")] * 65], "2-10")
+    for _ in range(num_lost):
+        page_of(queue)
+    desk.raw.delete(keys.intake)
     add_pairs(desk, inbox, [job, ("end", "1"), ("lines", "3"), *[("", "")] * 65], "3-0")
-    add_pairs(desk, inbox, [("item", line("c")), job], "3-1")
-    while queue.inbox.take_in():
+    add_pairs(desk, inbox, [("item", line("late")), job], "3-1")
+    while queue.inbox.take_in(page):
         pass
     name = "j@a" if tenant else "j"
 
     assert [(found.custom_id, found.error["code"]) for found in queue.results.read(name)] == [
-        *(("b9", "invalid_entry"), ("b10", "invalid_entry"), ("line:4", "invalid_entry"), ("line:5", "job_closed")),
+        *(("b", "invalid_entry"), ("c", "invalid_entry"), ("line:4", "invalid_entry"), ("line:5", "job_closed")),
     ]
     assert queue.jobs.get(name).counts.waiting == 1
-    assert queue.stats().inbox == 0
+    assert queue.jobs.get(name).state is JobState.IN_PROGRESS
 
 
-def test_each_call_removes_an_entry_whose_fields_fill_a_page_also_if_nobody_gets_the_reply(queue, desk, line):
+@pytest.mark.parametrize("num_fields", [65, 150_000], ids=["many fields", "fields that fill a page"])
+def test_an_entry_of_many_fields_with_the_last_id_is_refused_and_holds_up_nothing(
+    queue, desk, add, line, *, num_fields
+):
     inbox = queue.store.keys.inbox
-    for num_others in (150_000, 150_000, 65):
-        add_pairs(desk, inbox, [("item", line("a")), *[("", "")] * num_others])
-    pages = [([fields for _, fields, *_ in page_of(queue)], desk.raw.xlen(inbox)) for _ in range(4)]
+    add_pairs(desk, inbox, [("", "")] * num_fields, f"{2**64 - 1}-{2**64 - 1}")
+    page_of(queue)
+    queue.store.call(queue.store.functions.end_intake("w", [None]))
+    left = desk.raw.xlen(inbox), desk.raw.exists(inbox)
+    queue.inbox.take_in()
+    add(line("a"), job="j")
+    queue.inbox.take_in()
+
+    assert left == (0, 1), "smaller ids would come before the entry that waits"
+    assert sorted(job.counts.total for job in queue.jobs.all()) == [1, 1]
+    assert queue.stats().items.waiting == 1
+
+
+def test_an_entry_of_many_fields_stays_if_a_later_one_waits_of_an_inbox_that_was_deleted(queue, desk, add, line):
+    inbox = queue.store.keys.inbox
+    add_pairs(desk, inbox, [("item", line("a")), ("job", "j"), *[("", "")] * 65], "2-0")
+    page_of(queue)
+    desk.raw.delete(inbox)
+    add_pairs(desk, inbox, [("item", line("b")), ("job", "j"), *[("", "")] * 65], "1-0")
+    page_of(queue)
+    left = desk.raw.xlen(inbox)
     desk.raw.delete(queue.store.keys.intake)
     queue.inbox.take_in()
 
-    cut = [b"item", line("a"), b"more than 64 fields", b""]
-    assert pages == [([cut], 2), ([cut], 1), ([cut], 1), ([cut], 1)]
+    assert left == 1
+    assert codes(queue, "j") == {"a": "invalid_entry", "b": "invalid_entry"}
+
+
+def test_a_worker_of_an_older_version_gets_lines_of_any_length(queue, desk, add, line):
+    add(line("a", prompt="x" * 5000))
+    keys = queue.store.keys
+    add_pairs(desk, keys.inbox, [("item", line("b")), *[("", "")] * 65])
+    (_, fields), _ = queue.store.connection.call("begin_intake", (keys.inbox, keys.intake), ("w", 10, 60))
+
+    assert fields[1] == line("a", prompt="x" * 5000)
+    assert desk.raw.xlen(keys.inbox) == 2, "it finds no entry elsewhere"
 
 
 def test_the_age_of_the_inbox_is_that_of_the_first_entries_that_a_call_may_read(queue, desk):
@@ -639,10 +701,13 @@ def test_any_entry_leaves_the_inbox_and_the_queue_in_balance(queue, desk, fields
     assert desk.differences() == []
 
 
-def test_the_inbox_of_a_tenant_that_is_left_out_keeps_its_entries_and_is_named(queue, add, line):
+def test_the_inbox_of_a_tenant_that_is_left_out_keeps_its_entries_and_is_named(queue, desk, add, line):
     declare(queue, "acme", "blue", "gone")
     add(line("a"), of="blue", job="b")
     add(line("c"), of="acme", job="a")
+    add_pairs(desk, queue.store.keys.inbox_of("blue"), [("job", "b"), *[("", "")] * 65])
+    page_of(queue)  # it takes the last entry away, and its refusal waits
+    desk.raw.delete(queue.store.keys.intake)
     before = queue.inbox.unread()
     declare(queue, "acme")
     queue.inbox.take_in()
@@ -653,7 +718,7 @@ def test_the_inbox_of_a_tenant_that_is_left_out_keeps_its_entries_and_is_named(q
     declare(queue, "acme", "blue")
     queue.inbox.take_in()
 
-    assert (before, left_out, none) == ({}, {"blue": 1}, {"acme": 1, "blue": 1})
+    assert (before, left_out, none) == ({}, {"blue": 2}, {"acme": 1, "blue": 2})
     assert queue.inbox.unread() == {}
     assert queue.jobs.get("b@blue").counts.waiting == 1
 

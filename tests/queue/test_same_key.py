@@ -223,12 +223,46 @@ def test_a_job_that_is_cancelled_while_other_lines_come_names_its_state(queue: Q
     assert not hasattr(caught.value, "__notes__"), "the same key takes no more lines"
 
 
-@pytest.mark.parametrize("text", ["", "3 " + "0" * 10_000])
-def test_a_digest_that_is_none_is_that_of_other_lines(queue: Queue, desk: Any, text: str):
+def older_submission(queue: Queue, job_id: str, before: int, lines: list[bytes], *, closes: bool) -> list[Any]:
+    """Store lines with the call of a version that knows no digest."""
+    arguments: list[Any] = [job_id, "submit", before, int(closes), 0]
+    for raw in lines:
+        name = json.loads(raw)["custom_id"]
+        arguments += ["a", "", name, json.dumps(name), raw, ""]
+    return queue.store.connection.call("store", queue.store.keys.of_job(job_id), arguments)
+
+
+def test_a_job_of_an_older_version_is_compared_by_its_number_of_lines(queue: Queue):
+    keys = queue.store.keys
+    opened = queue.store.connection.call("open", keys.of_job("j"), ("j", "default", 0, 0, "k", "submit", 1))
+    older_submission(queue, "j", 0, make_lines(3), closes=False)
+    with pytest.raises(OtherLines):
+        queue.submissions.submit(make_lines(2), key="k")
+    resumed = queue.submissions.submit(make_lines(4), key="k")
+    again = queue.submissions.submit(make_lines(4, r0="other"), key="k")
+    with pytest.raises(OtherLines):
+        queue.submissions.submit(make_lines(5), key="k")
+
+    assert len(opened) == 7, "an older version reads seven values"
+    assert (resumed.job_id, resumed.accepted, again.job_id, again.accepted) == ("j", 4, "j", 4)
+
+
+def test_lines_that_an_older_version_adds_make_the_digest_unknown(queue: Queue):
+    job_id = interrupt(queue, make_lines(1100))
+    status, *_ = older_submission(queue, job_id, 1000, make_lines(1010)[1000:], closes=False)
+    resumed = queue.submissions.submit(make_lines(MANY, r0="other"), key="k")
+
+    assert status == b"ok"
+    assert (resumed.job_id, resumed.accepted) == (job_id, MANY)
+
+
+@pytest.mark.parametrize("text", ["", "3", "3 xyz", "3 " + "0" * 10_000, "x" * 10, "9" * 400 + " 00"])
+def test_an_invalid_digest_counts_as_unknown(queue: Queue, desk: Any, text: str):
     job_id = queue.submissions.submit(make_lines(3), key="k").job_id
     desk.raw.hset(queue.store.keys.job(job_id), "digest", text)
-    with pytest.raises(OtherLines):
-        queue.submissions.submit(make_lines(3), key="k")
+    again = queue.submissions.submit(make_lines(3, r0="other"), key="k")
+
+    assert again.job_id == job_id
 
 
 def test_versions_agree_on_the_digest_of_the_same_lines():

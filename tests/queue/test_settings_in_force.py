@@ -71,6 +71,11 @@ def test_older_settings_of_a_resource_win_once_nobody_applies_the_newer_ones(que
     assert (before, after, again) == (False, True, [True, False])
     assert in_force == InForce(queue.name, 10.5, 7)
 
+    desk.raw.hdel(queue.store.keys.settings, "applied")  # as an older version of Ballast wrote them
+    assert [queue.settings.apply(older) for _ in range(2)] == [False, False]
+    desk.raw.hset(queue.store.keys.settings, "applied", "1")
+    assert queue.settings.apply(older)
+
 
 def test_settings_are_removed_by_the_name_of_their_owner_only(queue):
     queue.settings.apply(QueueSettings(owner=queue.name, max_attempts=9))

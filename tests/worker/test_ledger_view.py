@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from queue_objects import make_line, make_status
 
@@ -9,7 +11,7 @@ from ballast_engine.stats import OTHERS
 from ballast_policy.fairness.tenant_slots import BelowReservation
 from ballast_policy.request import RequestClass
 from ballast_queue.claimable import Demand, Group
-from ballast_worker.ledger_view import LedgerView
+from ballast_worker.ledger_view import KEPT_REPLIES, LedgerView
 
 ONLINE, OFFLINE = RequestClass
 
@@ -75,6 +77,27 @@ def test_who_is_missing_in_a_part_of_the_demand_has_not_been_away(queue, monkeyp
         ledger.forget(queue)
 
     assert ledger.service.texts == {"a": "10", "b": "1", "c": "2"}
+
+
+def test_who_is_missing_in_many_parts_of_the_demand_has_left(queue) -> None:
+    def part(*tenants: str) -> Demand:
+        return replace(demand("steady", *tenants), is_partial=True)
+
+    once = [f"once-{i}" for i in range(30)]
+    ledger = LedgerView()
+    ledger.post(queue, dict.fromkeys(["steady", "away", *once], 1.0))
+    ledger.lift_returning(queue, demand("steady", "away", *once))
+    ledger.lift_returning(queue, part("new"))  # the level rises to 1
+    kept = []
+    for _ in range(KEPT_REPLIES):
+        ledger.lift_returning(queue, part())
+        ledger.forget(queue)
+        kept.append(len(ledger.service.tenants))
+    ledger.post(queue, {"steady": 10})
+    ledger.lift_returning(queue, part("away"))
+
+    assert kept == [32] * (KEPT_REPLIES - 1) + [1]
+    assert stand(ledger, "away") == [11]
 
 
 def test_names_do_not_pile_up_in_the_ledger(queue) -> None:

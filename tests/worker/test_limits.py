@@ -68,6 +68,7 @@ def test_a_full_queue_is_a_429_with_the_time_to_try_again(serve, make_config, ev
             eventually(lambda: worker.engine.stats().online.waiting == 1, "the third request to wait")
             response = client.post("/v1/completions", json=BODY)
         eventually(lambda: waiting_by_tenant(serving) == {}, "the client that hung up, and its tenant, to be forgotten")
+        eventually(lambda: worker.loop.num_waiting(RequestClass.ONLINE) == 0, "the class to count neither of them")
         waiting = threading.Thread(target=lambda: client.post("/v1/completions", json=BODY))
         waiting.start()
         eventually(lambda: worker.engine.stats().online.waiting == 1, "another request to wait")

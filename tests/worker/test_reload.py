@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ballast_api.worker_config import WorkerConfig, content_hash
+from ballast_worker.errors import NotServed
 from ballast_worker.reload import ConfigWatcher, Loaded
 
 START = "model: {uri: /models/tiny}\nslots: 8\noffline: {reservedPercent: 10}\nruntime: {generation: 1}\n"
@@ -15,27 +16,33 @@ START = "model: {uri: /models/tiny}\nslots: 8\noffline: {reservedPercent: 10}\nr
 class Watched:
     """A watcher of a configuration file and of one of API keys, and what it handed over."""
 
-    def __init__(self, directory: Path, num_failures: int = 0) -> None:
+    def __init__(self, directory: Path, num_failures: int = 0, failure: type[Exception] = TimeoutError) -> None:
         """Watch files in a directory. The first configurations cannot be applied."""
         self.path, self.keys = directory / "c.yaml", directory / "keys.yaml"
         self.all: list[Loaded] = []
         self.keys_read: list[str] = []
-        self.keys_fail = False
-        self._num_failures = num_failures
+        self.keys_failure: Exception | None = None
+        self.num_parses = 0
+        self._num_failures, self._failure = num_failures, failure
         self.path.write_text(START)
         self.keys.write_text("a: team-a")
         loaded = Loaded(WorkerConfig.load(self.path), content_hash(START))
-        self.watcher = ConfigWatcher(self.path, loaded, self._take, also={self.keys: self._read_keys})
+        also = {self.keys: self._read_keys}
+        self.watcher = ConfigWatcher(self.path, loaded, self._take, also=also, parse=self._parse)
+
+    def _parse(self, text: str, source: str) -> WorkerConfig:
+        self.num_parses += 1
+        return WorkerConfig.parse(text, source)
 
     def _take(self, loaded: Loaded) -> None:
         self.all.append(loaded)
         if len(self.all) <= self._num_failures:
-            raise TimeoutError
+            raise self._failure
 
     def _read_keys(self) -> None:
         self.keys_read.append(self.keys.read_text())
-        if self.keys_fail:
-            raise OSError("disk")
+        if self.keys_failure is not None:
+            raise self.keys_failure
 
     def change(self, text: str) -> None:
         """Change the configuration file, and check it."""
@@ -128,6 +135,21 @@ def test_each_new_problem_of_a_file_is_logged_once(watched: Watched, caplog: pyt
     assert ["eight" in because for because in found] == [True, False]
 
 
+def test_an_invalid_file_is_read_once_and_one_that_could_not_be_read_again(watched: Watched) -> None:
+    watched.keys_failure = NotServed("no mapping")
+    rewrite(watched.keys, "b")
+    watched.change(START.replace("slots: 8", "slots: eight"))
+    watched.watcher.check()
+    read = list(watched.keys_read)
+    watched.keys_failure.__cause__ = OSError("disk")
+    rewrite(watched.keys, "c")
+    for _ in range(2):
+        watched.watcher.check()
+
+    assert (watched.num_parses, watched.watcher.is_invalid) == (1, True)
+    assert (read, watched.keys_read) == (["b"], ["b", "c", "c"])
+
+
 def test_a_file_that_is_gone_for_a_moment_is_waited_for(watched: Watched) -> None:
     watched.path.unlink()
     watched.watcher.check()
@@ -165,12 +187,13 @@ def test_rotated_api_keys_are_noticed(watched: Watched) -> None:
     assert (before, watched.watcher.is_invalid) == (False, True)
 
 
-def test_a_configuration_that_could_not_be_applied_is_tried_again(tmp_path: Path) -> None:
-    failing = Watched(tmp_path, num_failures=2)
+@pytest.mark.parametrize("failure", [TimeoutError, NotServed])
+def test_a_configuration_that_could_not_be_applied_is_tried_again(tmp_path: Path, failure: type[Exception]) -> None:
+    failing = Watched(tmp_path, num_failures=2, failure=failure)
     rewrite(failing.keys, "b: team-a")
     rewrite(failing.path, reserve(25))
     for _ in range(2):
-        with pytest.raises(TimeoutError):
+        with pytest.raises(failure):
             failing.watcher.check()
         assert failing.watcher.loaded.config.offline.reserved_percent == 10
         assert failing.keys_read == ["b: team-a"], "the change of another file takes effect"
@@ -192,11 +215,11 @@ def test_a_file_that_is_put_back_after_a_failure_is_applied(tmp_path: Path) -> N
 
 
 def test_a_file_that_could_not_be_taken_is_tried_again_and_holds_up_no_other(watched: Watched) -> None:
-    watched.keys_fail = True
+    watched.keys_failure = OSError("disk")
     rewrite(watched.keys, "b")
     with pytest.raises(OSError, match="disk"):
         watched.change(reserve(25))
-    applied, watched.keys_fail = len(watched.all), False
+    applied, watched.keys_failure = len(watched.all), None
     for _ in range(2):
         watched.watcher.check()
 

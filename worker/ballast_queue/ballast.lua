@@ -12,6 +12,9 @@
 -- The keys of a queue, all in one hash slot. `keys.py` builds them, and callers pass them in KEYS:
 --   ballast:{<queue>}:inbox     stream   entries of submitters: item, job, tenant, priority, deadline, end, lines
 --   ballast:{<queue>}:inbox:<t> stream   entries of a submitter that may write for tenant t only
+--   ballast:{<queue>}:shortened stream   what is left of entries of `inbox` with more than MAX_FIELDS, under their ids, until
+--                                        their refusal is stored: see `shorten`
+--   ballast:{<queue>}:shortened:<t> stream   the same for the inbox of tenant t
 --   ballast:{<queue>}:intake    string   the worker that reads the inbox (a short lock that only saves work)
 --   ballast:{<queue>}:forecast  string   when a worker began to forecast deadlines; exists for a short time
 --   ballast:{<queue>}:settings  hash     json, owner, rank, created, generation, when the owner last renewed them, when
@@ -116,15 +119,15 @@ local function call(...)
   return redis.call(...)
 end
 
--- Workers of older versions send these keys in this order. It never changes. A further key comes last, and is nil for such
--- workers.
+-- Workers of older versions send the first 21 keys in this order. It never changes. A further key comes last, and is nil for
+-- such workers.
 local function bind(keys)
   return {
     totals = keys[1], jobs = keys[2], ready = keys[3], backlog = keys[4], timers = keys[5], settings = keys[6],
     keys = keys[7], inbox = keys[8],
     groups = keys[9], active = keys[10], held = keys[11],
     job = keys[12], items = keys[13], live = keys[14], returned = keys[15], delayed = keys[16], leases = keys[17],
-    prefixes = keys[18], dead = keys[19], results = keys[20], ids = keys[21],
+    prefixes = keys[18], dead = keys[19], results = keys[20], ids = keys[21], shortened = keys[22],
   }
 end
 
@@ -310,6 +313,7 @@ end
 
 local function save_job(k, job)
   local was, changed = job.was, {}
+  -- Fields, so that the totals change by what they count of this job: of a job that an older version paused, nothing yet.
   local is_part = job.reason == PARTLY_UNSERVED
   job.unclaimable = is_unclaimable(job) and job.waiting or is_part and job.set_aside or 0
   job.unclaimable_at_risk = is_unclaimable(job) and num_at_risk(job) or 0
@@ -512,10 +516,11 @@ end
 
 -- Submission
 
--- Returns the digest of the lines that a job has from submissions, '' without any.
-local function digest_of(k)
-  local digest = string.match(call('HGET', k.job, 'digest') or '', '^%d+ (%x+)$')
-  return digest and #digest == 64 and digest or ''
+-- Returns the digest of the first `lines` lines of a job, or '' if it is unknown. It is if they came through the inbox, or
+-- if an older version of Ballast added lines.
+local function digest_of(k, lines)
+  local number, digest = string.match(call('HGET', k.job, 'digest') or '', '^(%d+) (%x+)$')
+  return number and tonumber(number) == lines and #digest == 64 and digest or ''
 end
 
 -- ARGV: job id, tenant, priority, deadline (0: none), idempotency key, source, 1 to refuse a passed deadline, 1 for the
@@ -551,7 +556,7 @@ local function open(keys, argv)
     if deadline > 0 then call('ZADD', k.timers, deadline, 'deadline:' .. id) end
     if key ~= '' then call('HSET', k.keys, tenant .. '\n' .. key, id) end
   end
-  local digest = argv[8] == '1' and digest_of(k) or nil -- an older version expects seven values
+  local digest = argv[8] == '1' and digest_of(k, job.lines) or nil -- an older version expects seven values
   return {status, job.tenant, job.source, job.lines, job.stored, job.total - job.stored, job.closed, digest}
 end
 
@@ -560,6 +565,15 @@ local function why_closed(job)
   if job.ending == 'cancelled' then return 'the job was cancelled before this line came' end
   if job.ending == 'expired' then return 'the job expired before this line came (' .. job.reason .. ')' end
   return 'this line came after the end mark of its job'
+end
+
+-- Removes an entry from its inbox, or from `shortened`. Returns whether it was there.
+local function remove_entry(k, entry)
+  if call('XDEL', k.inbox, entry) == 1 then return true end
+  if not k.shortened or call('XDEL', k.shortened, entry) == 0 then return false end
+  -- The key would refuse smaller ids, which come if somebody deletes the key of the inbox.
+  if call('XLEN', k.shortened) == 0 then call('UNLINK', k.shortened) end
+  return true
 end
 
 -- The third value of ARGV is two values in one. From 0 on, a submission states how many lines it has stored before. Below 0,
@@ -582,7 +596,7 @@ local function store(keys, argv)
   local items = {}
   for i = 6, #argv, 6 do
     local kind, entry, custom_id, custom_id_json, text = argv[i], argv[i + 1], argv[i + 2], argv[i + 3], argv[i + 4]
-    if entry == '' or call('XDEL', k.inbox, entry) == 1 then
+    if entry == '' or remove_entry(k, entry) then
       job.lines = job.lines + 1
       local is_fresh = kind ~= 'b' and custom_id ~= '' and job.closed == 0 and call('SADD', k.ids, custom_id) == 1
       if kind == 'a' and is_fresh then
@@ -624,19 +638,21 @@ local function store(keys, argv)
 end
 
 -- ARGV: the digest of all lines up to the last one of this call, then those of `store`. Stores lines as `store` does, and
--- the digest. Reply: that of `store`, then the digest of the lines that the job has now.
+-- the digest. Reply: that of `store`, then the digest of the lines that the job has now, '' if it is unknown.
 local function append(keys, argv)
   local k = bind(keys)
+  local before = tonumber(call('HGET', k.job, 'lines') or 0)
+  local is_known = before == 0 or digest_of(k, before) ~= ''
   local reply = store(keys, every(argv, 2, 1))
   if reply[1] == 'missing' then return reply end
-  if reply[1] == 'ok' then call('HSET', k.job, 'digest', reply[2] .. ' ' .. argv[1]) end
-  reply[5] = digest_of(k)
+  if reply[1] == 'ok' and is_known then call('HSET', k.job, 'digest', reply[2] .. ' ' .. argv[1]) end
+  reply[5] = digest_of(k, reply[2])
   return reply
 end
 
 -- Leaves in an entry the last value of each field of OF_ENTRY, and of all others together. Cuts names and values to
 -- `most` bytes each. Of an entry with more than MAX_FIELDS, only the first ones count. Returns the bytes that the entry took,
--- which may be too few above MAX_PAGE_BYTES, and whether it has more fields and fills a page.
+-- which may be too few above MAX_PAGE_BYTES, and whether it has more fields.
 local function cut(entry, most)
   local bytes, texts, kept, places = 0, entry[2], {}, {}
   local function keep(at, name, value)
@@ -657,25 +673,55 @@ local function cut(entry, most)
   local is_long = #texts > 2 * MAX_FIELDS
   if is_long then keep('', 'more than ' .. MAX_FIELDS .. ' fields', '') end
   entry[2], texts = kept, nil
-  local is_huge = is_long and bytes >= MAX_PAGE_BYTES
   -- The list of millions of fields takes more memory than any page, and would be there when the next one is read.
-  if is_huge then collectgarbage() end
-  return bytes, is_huge
+  if is_long and bytes >= MAX_PAGE_BYTES then collectgarbage() end
+  return bytes, is_long
 end
 
--- KEYS: inbox, intake, inboxes of tenants. ARGV: owner, limit of entries, seconds of the lock, limit of the bytes of a text
--- (the reply has one more byte of a longer text, and no further ones). The inboxes share the limit of entries and
--- MAX_PAGE_BYTES, which only the last entry may exceed. An entry with more than MAX_FIELDS that fills a page may take so long to
--- read that the caller gives up before the reply. So this call removes it. Only the reply then leads to its refusal.
+-- Cuts an entry of an inbox as `cut` does. One with more than MAX_FIELDS may take so long to read that the caller gives up
+-- before the reply, and nothing would remove it. So it leaves the inbox in this call, and what is left of it waits in
+-- `shortened`. The inbox itself could take it under a larger id only. It would then come behind the end mark of its job, and
+-- the inbox would refuse the ids that a submitter chose for its next entries.
+local function shorten(inbox, entry, most)
+  local bytes, is_long = cut(entry, most)
+  if is_long and inbox.shortened then
+    local id = redis.pcall('XADD', inbox.shortened, entry[1], unpack(entry[2]))
+    -- It fails if somebody deleted the key of the inbox while `shortened` had larger ids. The entry then stays where it is.
+    if type(id) == 'string' then call('XDEL', inbox.key, entry[1]) end
+  end
+  return bytes
+end
+
+-- Returns the first entry of an inbox from an id on, whether it is in the inbox or in `shortened`, and the bytes that were
+-- read. `inbox.short` is the next one in `shortened`. It may be long, so it is read once.
+local function next_entry(inbox, from, most)
+  local bytes, entry = 0, nil
+  if inbox.short == nil then
+    inbox.short = inbox.shortened and call('XRANGE', inbox.shortened, from, '+', 'COUNT', 1)[1] or false
+    if inbox.short then bytes = cut(inbox.short, most) end
+  end
+  entry = call('XRANGE', inbox.key, from, inbox.short and '(' .. inbox.short[1] or '+', 'COUNT', 1)[1]
+  if entry then return entry, bytes + shorten(inbox, entry, most) end
+  entry, inbox.short = inbox.short, nil
+  return entry, bytes
+end
+
+-- KEYS: inbox, intake, inboxes of tenants; then `shortened` of each inbox, in the same order. ARGV: owner, limit of entries,
+-- seconds of the lock, limit of the bytes of a text (the reply has one more byte of a longer text, and no further ones), 1 if
+-- KEYS has `shortened`. The inboxes share the limit of entries and MAX_PAGE_BYTES, which only the last entry may exceed.
 -- Reply: entries, those of an inbox in the order of their ids. Each entry of a tenant ends with the position of its inbox
--- among those of tenants, and a removed one with this position (0: none) and 1.
+-- among those of tenants.
 local function begin_intake(keys, argv)
   local owner = call('GET', keys[2])
   if owner and owner ~= argv[1] then return {} end
-  local waiting, limit, most = {}, count(argv[2], MOST_ENTRIES), number(argv[4]) + 1
-  for i, key in ipairs(keys) do
-    local length = i ~= 2 and call('XLEN', key) or 0
-    if length > 0 then waiting[#waiting + 1] = {key = key, length = length, tenant = i > 2 and i - 2 or nil} end
+  local waiting, limit, most = {}, count(argv[2], MOST_ENTRIES), (number(argv[4]) or math.huge) + 1
+  local has_shortened = argv[5] == '1' -- an older version does not send these keys
+  local num = has_shortened and (#keys - 1) / 2 or #keys - 1
+  for i = 1, num do
+    local inbox = {key = keys[i == 1 and 1 or i + 1], shortened = has_shortened and keys[num + 1 + i]}
+    inbox.length = call('XLEN', inbox.key) + (inbox.shortened and call('XLEN', inbox.shortened) or 0)
+    inbox.tenant = i > 1 and i - 1 or nil
+    if inbox.length > 0 then waiting[#waiting + 1] = inbox end
   end
   table.sort(waiting, function(a, b) return a.length < b.length end) -- what short inboxes leave goes to long ones
   for i, inbox in ipairs(waiting) do
@@ -690,14 +736,10 @@ local function begin_intake(keys, argv)
     for _ = 1, inbox.share do
       -- The size of an entry is not known before it is read, so each call reads one.
       if bytes >= enough then break end
-      local entry = call('XRANGE', inbox.key, from, '+', 'COUNT', 1)[1]
+      local entry, read = next_entry(inbox, from, most)
       if not entry then break end
-      local read, is_huge = cut(entry, most)
-      from, bytes, entry[3] = '(' .. entry[1], bytes + read, inbox.tenant
-      if is_huge then
-        call('XDEL', inbox.key, entry[1])
-        entry[3], entry[4] = inbox.tenant or 0, 1
-      end
+      from, bytes = '(' .. entry[1], bytes + read
+      entry[3] = inbox.tenant
       entries[#entries + 1] = entry
     end
   end
@@ -705,11 +747,14 @@ local function begin_intake(keys, argv)
   return entries
 end
 
--- KEYS: intake, inboxes that had an entry with the last time of all. ARGV: owner. Redis gives no entry behind such a one an
--- id, so an empty inbox begins again.
+-- KEYS: intake, inboxes that had an entry with the last time of all; then `shortened` of each. ARGV: owner, 1 if KEYS has
+-- `shortened`. Redis gives no entry behind such a one an id, so an empty inbox begins again.
 local function end_intake(keys, argv)
-  for i = 2, #keys do
-    if call('XLEN', keys[i]) == 0 then call('UNLINK', keys[i]) end
+  local has_shortened = argv[2] == '1'
+  local num = has_shortened and (#keys - 1) / 2 or #keys - 1
+  for i = 2, num + 1 do
+    local left = call('XLEN', keys[i]) + (has_shortened and call('XLEN', keys[num + i]) or 0)
+    if left == 0 then call('UNLINK', keys[i]) end
   end
   if call('GET', keys[1]) == argv[1] then return call('DEL', keys[1]) end
   return 0
@@ -1359,7 +1404,8 @@ local function set_settings(keys, argv)
   local known_rank, known_created = tonumber(known[2]), tonumber(known[3])
   if known[1] == argv[1] then
     local is_older = created < known_created or (created == known_created and generation < tonumber(known[4]))
-    if is_older and now - tonumber(known[6]) < RENEWAL_SECONDS then return 0 end
+    if is_older and not known[6] then call('HSET', keys[1], 'applied', at) end -- an older version wrote them
+    if is_older and now - tonumber(known[6] or now) < RENEWAL_SECONDS then return 0 end
   elseif known[1] and now - tonumber(known[5]) < RENEWAL_SECONDS then
     if known_rank < rank or (known_rank == rank and known_created <= created) then return 0 end
   end
@@ -1379,7 +1425,7 @@ local function declare(keys, argv)
   return #argv
 end
 
--- KEYS: inboxes. Reply: the number of entries of each.
+-- KEYS: inboxes, `shortened` of each. Reply: the number of entries of each key.
 local function lengths(keys, _)
   local found = {}
   for i, key in ipairs(keys) do found[i] = call('XLEN', key) end

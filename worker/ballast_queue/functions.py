@@ -70,6 +70,11 @@ class Functions:
     def _of_job(self, function: str, job_id: str, *arguments: Argument) -> Call:
         return function, self._keys.of_job(job_id), (job_id, *arguments)
 
+    def _inboxes(self, tenants: Iterable[str | None]) -> tuple[list[bytes], list[bytes]]:
+        """Return the inboxes of tenants (None: the inbox for all), and `shortened` of each."""
+        names = list(tenants)
+        return [*map(self._keys.inbox_of, names)], [*map(self._keys.shortened_of, names)]
+
     def open(
         self, job_id: str, *, tenant: str, priority: int, deadline: float | None, key: str, source: Source
     ) -> Call:
@@ -87,8 +92,8 @@ class Functions:
         tenant: str | None = None,
     ) -> Call:
         """Store lines from an inbox: that of `tenant`, or the inbox for all if it is None."""
-        inbox = self._keys.inbox_of(tenant)
-        keys = [inbox if key == self._keys.inbox else key for key in self._keys.of_job(job_id)]
+        (inbox,), shortened = self._inboxes([tenant])
+        keys = (*(inbox if key == self._keys.inbox else key for key in self._keys.of_job(job_id)), *shortened)
         return "store", keys, (job_id, "inbox", -1 - num_lines, int(closes), prefix_key, *_arguments(lines))
 
     def append(
@@ -99,12 +104,14 @@ class Functions:
         return "append", self._keys.of_job(job_id), (digest, *arguments)
 
     def begin_intake(self, owner: str, limit: int, *, seconds: float, max_bytes: int, tenants: Sequence[str]) -> Call:
-        keys = (self._keys.inbox, self._keys.intake, *map(self._keys.inbox_of, tenants))
-        return "begin_intake", keys, (owner, limit, seconds, max_bytes)
+        (inbox, *of_tenants), shortened = self._inboxes([None, *tenants])
+        keys = (inbox, self._keys.intake, *of_tenants, *shortened)
+        return "begin_intake", keys, (owner, limit, seconds, max_bytes, 1)
 
     def end_intake(self, owner: str, used_up: Iterable[str | None] = ()) -> Call:
         """`used_up` names the tenants whose inbox had the last id of all; None: the inbox for all."""
-        return "end_intake", (self._keys.intake, *map(self._keys.inbox_of, used_up)), (owner,)
+        inboxes, shortened = self._inboxes(used_up)
+        return "end_intake", (self._keys.intake, *inboxes, *shortened), (owner, 1)
 
     def demand(self) -> Call:
         return "demand", (self._keys.groups, self._keys.held), ()
@@ -184,8 +191,8 @@ class Functions:
         return "take_turn", (self._keys.forecast,), (seconds,)
 
     def stats(self, tenants: Sequence[str]) -> Call:
-        inboxes = map(self._keys.inbox_of, tenants)
-        return "stats", (self._keys.totals, self._keys.inbox, self._keys.backlog, *inboxes), ()
+        (inbox, *of_tenants), shortened = self._inboxes([None, *tenants])
+        return "stats", (self._keys.totals, inbox, self._keys.backlog, *of_tenants, *shortened), ()
 
     def set_settings(
         self, owner: str, rank: int, created: float, generation: int, *, text: str, numbers: dict[str, float]
@@ -197,8 +204,9 @@ class Functions:
         return "declare", (self._keys.declared,), tenants
 
     def lengths(self, tenants: Sequence[str]) -> Call:
-        """Of the inboxes of these tenants."""
-        return "lengths", [*map(self._keys.inbox_of, tenants)], ()
+        """Of the inboxes of these tenants, then of `shortened` of each."""
+        inboxes, shortened = self._inboxes(tenants)
+        return "lengths", (*inboxes, *shortened), ()
 
     def renew_settings(self, owner: str) -> Call:
         return "renew_settings", (self._keys.settings,), (owner, 1)

@@ -55,8 +55,6 @@ class Entry:
     fields: dict[str, str]
     tenant: str | None = None
     """The tenant whose inbox has the entry; None: the inbox for all."""
-    is_removed: bool = False
-    """The call that read it has removed it, because its fields fill a page."""
 
     @property
     def own_job(self) -> str:
@@ -96,8 +94,7 @@ _EntriesOfJob = tuple[str, list[Entry]]
 class InboxReader:
     """The inbox of a queue.
 
-    An entry leaves the inbox in the same step that stores its line, so a crash loses none. Only an invalid one,
-    whose fields fill a page, leaves it when it is read, so a crash may lose its refusal.
+    An entry leaves the inbox in the same step that stores its line, so a crash loses none.
     """
 
     _store: Store
@@ -147,8 +144,9 @@ class InboxReader:
         store = self._store
         declared = [text_of(tenant) for tenant in store.connection.members(store.keys.declared, 0, -1)]
         former = sorted(set(declared) - set(self._settings.tenants()))
-        numbers = store.call(store.functions.lengths(former)) if former else []
-        return {tenant: number for tenant, number in zip(former, numbers, strict=True) if number}
+        lengths = store.call(store.functions.lengths(former)) if former else []
+        pairs = zip(former, lengths[: len(former)], lengths[len(former) :], strict=True)
+        return {tenant: waiting + shortened for tenant, waiting, shortened in pairs if waiting + shortened}
 
     def _take_all(self, jobs: Sequence[_EntriesOfJob], settings: QueueSettings) -> None:
         """Store the entries of jobs. The entries of a job that cannot be used become jobs of their own."""
@@ -211,16 +209,14 @@ class InboxReader:
                 lines, prefix_key = [], 0
 
 
-def _entry(
-    tenants: Sequence[str], entry_id: bytes, pairs: Sequence[bytes], position: int = 0, is_removed: int = 0
-) -> Entry:
+def _entry(tenants: Sequence[str], entry_id: bytes, pairs: Sequence[bytes], position: int = 0) -> Entry:
     item, fields = None, {}
     for name, value in zip(pairs[::2], pairs[1::2], strict=True):
         if name == b"item":
             item = value
         else:
             fields[name.decode(errors="replace")] = value.decode(errors="replace")
-    return Entry(entry_id, item, fields, tenants[position - 1] if position else None, bool(is_removed))
+    return Entry(entry_id, item, fields, tenants[position - 1] if position else None)
 
 
 def _read_priority(fields: dict[str, str]) -> int:
@@ -300,7 +296,7 @@ def _line(entry: Entry, job_id: str, tenant: str, settings: QueueSettings) -> tu
         log.exception("inbox entry cannot be read, it is rejected", entry=entry.id.decode())
         message = "entry: found values on which the worker failed, expected a line that `ballast submit` accepts"
         line, key = reject("", InvalidBody(None, message, "unreadable_entry")), 0
-    return line._replace(entry=b"" if entry.is_removed else entry.id), key
+    return line._replace(entry=entry.id), key
 
 
 def _validated(entry: Entry, job_id: str, tenant: str, settings: QueueSettings) -> tuple[Line, int]:

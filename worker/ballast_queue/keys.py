@@ -50,6 +50,7 @@ class Keys:
         """The keys of the queue that every transition of a job gets."""
         self.totals, self.jobs, self.ready, self.backlog, self.timers, self.settings, _, self.inbox = self.of_queue[:8]
         self.groups, self.active, self.held = self.of_queue[8:]
+        self.shortened = self._key("shortened")
         self.intake = self._key("intake")
         self.forecast = self._key("forecast")
         self.declared = self._key("declared")
@@ -70,6 +71,10 @@ class Keys:
     def inbox_of(self, tenant: str | None) -> bytes:
         """Return the key of the inbox of one tenant, which only a queue that declares it reads; None: that for all."""
         return self.inbox if tenant is None else self._key(f"inbox:{tenant}")
+
+    def shortened_of(self, tenant: str | None) -> bytes:
+        """Return the key of the shortened entries of a tenant's inbox; None: of the inbox for all."""
+        return self.shortened if tenant is None else self._key(f"shortened:{tenant}")
 
     def job(self, job_id: str) -> bytes:
         """Return the key of a job's record."""

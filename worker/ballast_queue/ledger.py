@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Self
@@ -39,7 +39,7 @@ class Service:
         """Return the service of a tenant."""
         return self.tenants.get(tenant, self.level)
 
-    def needless(self, working: set[str]) -> list[str]:
+    def needless(self, working: Collection[str]) -> list[str]:
         """Return the tenants without work that the ledger can forget.
 
         These are all tenants that their return would raise to the level anyway. Of the others, the ledger keeps the

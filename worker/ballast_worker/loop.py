@@ -33,7 +33,7 @@ BROKEN = "The engine of this worker failed: send the request again."
 
 @dataclass(slots=True)
 class WaitingCount:
-    """The HTTP requests of one tenant and class. Each number has one thread that writes it."""
+    """The HTTP requests of one class, or those of one tenant in it. Each number has one thread that writes it."""
 
     entered: int = 0
     """Streams so far; only the event loop writes."""
@@ -50,12 +50,13 @@ class Stream:
     """The outputs of one HTTP request. Filled and read on the event loop, by one reader."""
 
     __slots__ = (
-        "_outputs", "_waiter", "first_at", "has_slot", "is_hung_up", "last_at", "of_tenant", "request_id",
+        "_outputs", "_waiter", "counts", "first_at", "has_slot", "is_hung_up", "last_at", "request_id",
     )  # fmt: skip
 
-    def __init__(self, request_id: str, of_tenant: WaitingCount) -> None:
+    def __init__(self, request_id: str, *counts: WaitingCount) -> None:
         self.request_id = request_id
-        self.of_tenant = of_tenant
+        self.counts = counts
+        """The counts of its tenant and of its class."""
         self.has_slot = False
         """Whether the request got a slot; written by the engine's thread."""
         self.first_at: float | None = None
@@ -66,6 +67,11 @@ class Stream:
         """The client is gone."""
         self._outputs: list[Output] = []
         self._waiter: asyncio.Future[None] | None = None
+
+    def count_served(self) -> None:
+        """Count that it does not wait any more, on the engine's thread."""
+        for count in self.counts:
+            count.served += 1
 
     def push(self, output: Output, at: float) -> None:
         """Add an output and wake the reader."""
@@ -149,8 +155,8 @@ class EngineLoop(EndedItems):
         self._streams: dict[str, Stream] = {}
         self._begun: dict[str, tuple[float, int]] = {}
         """Requests without a stream that have their first token: its time, and the tokens from the prefix cache."""
-        self._entered = dict.fromkeys(RequestClass, 0)
-        """Streams so far; only the event loop writes."""
+        self._counts = {request_class: WaitingCount() for request_class in RequestClass}
+        """Of each class, because a sum over tenants, which clients may invent, would take long for each request."""
         self._by_tenant: dict[RequestClass, dict[str, WaitingCount]] = {c: {} for c in RequestClass}
         """The tenants that wait; only the event loop adds and removes tenants."""
         self.events: asyncio.AbstractEventLoop | None = None
@@ -177,11 +183,11 @@ class EngineLoop(EndedItems):
 
     def num_entered(self, request_class: RequestClass) -> int:
         """Return the number of HTTP requests of a class so far."""
-        return self._entered[request_class]
+        return self._counts[request_class].entered
 
     def num_waiting(self, request_class: RequestClass) -> int:
         """Return the number of HTTP requests of a class that wait for a slot, in the engine or in its inbox."""
-        return sum(count.waiting for count in list(self._by_tenant[request_class].values()))
+        return self._counts[request_class].waiting
 
     def waiting_by_tenant(self, request_class: RequestClass) -> dict[str, int]:
         """Return these requests by tenant, and forget the tenants without one. Call it on the event loop."""
@@ -212,9 +218,9 @@ class EngineLoop(EndedItems):
         """
         counts = self._by_tenant[request.request_class]
         of_tenant = counts.get(request.tenant) or counts.setdefault(request.tenant, WaitingCount())
-        stream = Stream(request.request_id, of_tenant)
-        self._entered[request.request_class] += 1
-        of_tenant.entered += 1
+        stream = Stream(request.request_id, of_tenant, self._counts[request.request_class])
+        for count in stream.counts:
+            count.entered += 1
         self._streams[request.request_id] = stream
         # Read after the entry is made: a failure either finds the entry, or is found here.
         if self.failure is None:
@@ -222,8 +228,8 @@ class EngineLoop(EndedItems):
                 self.engine.submit(request)
             except InvalidRequest:
                 del self._streams[request.request_id]
-                self._entered[request.request_class] -= 1
-                of_tenant.entered -= 1
+                for count in stream.counts:
+                    count.entered -= 1
                 raise
         elif self._streams.pop(request.request_id, None) is not None:
             stream.push(failed(request.request_id, self.failure), time.monotonic())
@@ -277,7 +283,7 @@ class EngineLoop(EndedItems):
             stream = self._streams.get(admission.request_id)
             if stream is not None:
                 stream.has_slot = True
-                stream.of_tenant.served += 1
+                stream.count_served()
         return is_taken
 
     def _hand_out(self, outputs: list[Output]) -> bool:
@@ -295,7 +301,7 @@ class EngineLoop(EndedItems):
                 if is_over:
                     del streams[output.request_id]
                     if not stream.has_slot:
-                        stream.of_tenant.served += 1
+                        stream.count_served()
             elif is_over:
                 first_at, num_cached = begun.pop(output.request_id, (None, output.num_cached))
                 self._ended.append(Ended(output, now, first_at or (now if output.num_output else None), num_cached))

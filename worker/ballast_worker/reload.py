@@ -23,6 +23,8 @@ log = Log(__name__)
 
 POLL_SECONDS = 1.0
 Stamp = tuple[int, int, int]
+_Change = tuple[WorkerConfig, str]
+"""The configuration in a changed file, and the hash of its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +71,11 @@ class ConfigWatcher:
         self._path = path
         self._apply = apply
         self._parse = parse
-        self._loads = dict(also or {})
-        """What loads each file."""
+        self._loads: dict[Path, Callable[[], _Change | None]] = dict(also or {})
+        """What loads each file. That of the configuration returns what is to be applied, if anything."""
         self._seen = {path: stamp(path) for path in self._loads}
         if path is not None:
-            self._loads[path] = partial(self._load, path)
+            self._loads[path] = partial(self._read, path)
         self._errors: dict[Path, str] = {}
         """What is wrong with a file that is not in force."""
         self._last_failure = ""
@@ -112,26 +114,31 @@ class ConfigWatcher:
         if now is None or now == self._seen.get(path):
             return  # a file that is missing for a moment is being replaced
         try:
-            self._loads[path]()
+            change = self._loads[path]()
         except (InvalidConfig, NotServed) as error:
             if str(error) != self._errors.get(path):
                 log.error("invalid file, the old one stays in force", because=str(error))  # noqa: TRY400 -- no defect
             self._errors[path] = str(error)
-        else:
-            self._errors.pop(path, None)
-            self._seen[path] = now
+            if not isinstance(error.__cause__, OSError):  # the next poll would read the same invalid file
+                self._seen[path] = now
+            return
+        if change is not None:
+            self._take(*change)
+        self._errors.pop(path, None)
+        self._seen[path] = now
 
-    def _load(self, path: Path) -> None:
+    def _read(self, path: Path) -> _Change | None:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise NotServed(str(error)) from error
         text_hash = content_hash(text)
-        if text_hash == self._text_hash:
-            return
+        return None if text_hash == self._text_hash else (self._parse(text, str(path)), text_hash)
+
+    def _take(self, wanted: WorkerConfig, text_hash: str) -> None:
         self._text_hash = ""
         before = self.loaded.config
-        loaded = reloaded(self.loaded, self._parse(text, str(path)), text_hash)
+        loaded = reloaded(self.loaded, wanted, text_hash)
         self._apply(loaded)
         self.loaded, self._text_hash = loaded, text_hash
         if loaded.restart_required:
