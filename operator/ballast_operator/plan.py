@@ -10,7 +10,7 @@ from ballast_api.metadata import Metadata
 from ballast_api.names import SPEC_HASH
 from ballast_operator.children.manifest import hash_of
 from ballast_operator.content import CHILD_MEBIBYTES, MOST_LEVELS, is_too_large, is_whole
-from ballast_operator.drift import additions, drift, without_additions
+from ballast_operator.drift import drift, without_additions
 from ballast_operator.kinds import CONFIG_MAP, NETWORK_POLICY, RULE, SECRET, SERVICE_MONITOR, Body, Key, Kind, key_of
 
 MOST_PATHS = 4
@@ -178,9 +178,9 @@ def _change(key: Key, wanted: Body, snapshot: ClusterSnapshot) -> Apply | None:
         return Apply(key, wanted, uid=uid, because=f"Updated {label}")
     known = snapshot.tolerated.get(key)
     tolerated = known.paths if known is not None and known.shape == shape(wanted) else frozenset()
-    added = () if key.kind in KEEP_ADDITIONS else additions(wanted, found)
-    added = tuple(path for path in added if path not in tolerated)
-    paths = [*(path for path in drift(wanted, found) if path not in tolerated), *added]
+    differences = drift(wanted, found)
+    added = [path for path in differences.added if path not in tolerated and key.kind not in KEEP_ADDITIONS]
+    paths = list(dict.fromkeys([*(path for path in differences.changed if path not in tolerated), *added]))
     if paths:
         named = ", ".join(paths[:MOST_PATHS]) + (" ..." if len(paths) > MOST_PATHS else "")
         because = f"Restored {label}, of which another writer changed {named}"
