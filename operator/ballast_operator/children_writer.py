@@ -37,6 +37,7 @@ from ballast_operator.plan import (
     is_left_over,
     is_made_for,
     is_owned,
+    makes_pods,
     shape,
 )
 from ballast_operator.poll_result import Problem
@@ -87,7 +88,10 @@ class ChildrenWriter:
         outcome = _Outcome()
         done: list[str] = []
         await self._annotate(wanted.costs, memory, slow, outcome)
+        may_start = True  # new pods
         for apply in wanted.apply:
+            if not may_start and makes_pods(apply.key.kind, apply.manifest):
+                continue
             try:
                 with _failing_fast(apply.key.kind, slow):
                     if await self._is_written(apply, memory):
@@ -107,8 +111,12 @@ class ChildrenWriter:
             if apply.key.kind == SECRET:
                 memory.lost.add(apply.key)
             if _is_needed(apply, key):
-                break  # no pod may start with an object of another owner or with an old one, or without its policy
+                may_start = False  # not with an object of another owner or with an old one, nor without its policy
+                if apply.key.kind in MOUNTED:
+                    break
         for size in wanted.resize:
+            if not may_start and not size.leaving:
+                continue
             try:
                 with _failing_fast(size.key.kind, slow):
                     if await self.cluster.resize(size.key, size.replicas, size.leaving, owner=size.owner):
