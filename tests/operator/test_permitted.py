@@ -148,6 +148,18 @@ def test_by_default_no_account_no_path_of_the_node_and_no_driver_of_volumes_is_p
     assert violations(PodRules(volumes=("csi",)), **driver) == []
 
 
+def test_a_csi_volume_names_no_secret_of_another_namespace() -> None:
+    rules = PodRules(volumes=("*",))
+
+    def found(namespace: str) -> list[str]:
+        return violations(
+            rules, **volume("csi", driver="smb.csi.k8s.io", volumeAttributes={"secretnamespace": namespace})
+        )
+
+    assert found("research") == found("") == []
+    assert "the namespace theirs, and only research is permitted" in found("theirs")[0]
+
+
 @pytest.mark.envtest
 def test_a_resource_that_is_not_permitted_gets_no_pod_until_it_is(
     controllers: ControlPlane, cluster: Cluster, tmp_path: Path
