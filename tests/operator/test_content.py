@@ -80,7 +80,7 @@ def test_an_object_of_a_list_is_read_however_deep_it_is(levels: int, begin: str,
     assert found.get(content.LEFT_OUT) == (None if levels <= 97 else ["spec.x"])
     assert (found["spec"]["replicas"], other["metadata"]["name"], rest) == (3, "other", {"metadata": {}})
     assert trimmed(INFERENCE_DEPLOYMENT, found) == found
-    assert decoded(f'{{"type":"ADDED","object":{attack}}}')["object"]["spec"]["replicas"] == 3
+    assert decoded(f'\n {{"type":"ADDED","object":{attack}}}')["object"]["spec"]["replicas"] == 3
 
 
 def test_a_deep_object_that_does_not_end_is_malformed() -> None:
