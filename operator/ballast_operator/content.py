@@ -36,7 +36,7 @@ LEFT_OUT = "leftOut"
 """The key under which an object names the parts that were left out since it is too large. It names none if it is not
 too large, and belongs to no resource."""
 TOO_DEEP = "tooDeep"
-"""The key under which an object of which parts were left out has whether that was only for its levels."""
+"""The key that marks an object of which parts were left out only because it has too many levels."""
 MOST_OWNERS, MOST_CHARACTERS = 8, 512
 MARGIN_BYTES = 16 * 2**10
 """A shortened object stays this much below its limit, so that it is not shortened again."""

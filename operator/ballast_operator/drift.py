@@ -110,7 +110,8 @@ def _differences(wanted: Any, found: Any, path: str) -> Iterator[tuple[str, bool
 
 def _list_differences(wanted: list[Any], found: list[Any], path: str) -> Iterator[tuple[str, bool]]:
     for key in _KEYS:
-        named, others = _by(key, wanted), _by(key, found)
+        named = _by(key, wanted)
+        others = _by(key, found) if named is not None else None
         if named is not None and others is not None:
             for name, item in named.items():
                 if name in others:

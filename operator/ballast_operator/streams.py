@@ -27,6 +27,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,10 +120,8 @@ class Streams:
         kind = next((each for each in self._kinds if _is_list_of(path, each)), None)
         async with await api.request("get", url, **more) as response:
             text = await response.text()
-        # A page of deep objects takes seconds, in which the Lease is renewed.
-        items, page = await asyncio.to_thread(
-            items_of, text, lambda body: body if kind is None else trimmed(kind, body)
-        )
+        loop, keep = asyncio.get_running_loop(), (lambda body: body) if kind is None else partial(trimmed, kind)
+        items, page = await loop.run_in_executor(self._thread, items_of, text, keep)
         return page | {"items": items}
 
     @property

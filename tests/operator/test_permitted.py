@@ -10,6 +10,7 @@ from control_plane import ControlPlane
 from operated import Cluster, running, until
 from resources import make_resource
 
+from ballast_operator.named_secrets import named_secrets
 from ballast_operator.permitted import PodRules
 from ballast_operator.settings import OperatorSettings
 
@@ -152,9 +153,9 @@ def test_a_csi_volume_names_no_secret_of_another_namespace() -> None:
     rules = PodRules(volumes=("*",))
 
     def found(namespace: str) -> list[str]:
-        return violations(
-            rules, **volume("csi", driver="smb.csi.k8s.io", volumeAttributes={"secretnamespace": namespace})
-        )
+        there = volume("csi", driver="smb.csi.k8s.io", volumeAttributes={"secretnamespace": namespace})
+        assert named_secrets(make_resource(template=there)) == ()
+        return violations(rules, **there)
 
     assert found("research") == found("") == []
     assert "the namespace theirs, and only research is permitted" in found("theirs")[0]
