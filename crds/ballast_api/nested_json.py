@@ -23,7 +23,7 @@ def decoded(text: str) -> Any:
     try:
         return json.loads(text)
     except RecursionError:
-        return decoded_at(text, 0)[0]
+        return decoded_at(text.lstrip(), 0)[0]
 
 
 def decoded_at(text: str, at: int) -> tuple[Any, int]:

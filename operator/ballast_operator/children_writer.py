@@ -15,7 +15,7 @@ from ballast_log import Log
 from ballast_operator.cache import Cache
 from ballast_operator.children.ray import services_of_kuberay
 from ballast_operator.cluster import Cluster
-from ballast_operator.drift import additions, drift
+from ballast_operator.drift import drift
 from ballast_operator.errors import (
     ClusterRefused,
     ClusterUnavailable,
@@ -27,6 +27,7 @@ from ballast_operator.errors import (
 )
 from ballast_operator.kinds import SECRET, SERVICE, Body, Key, Kind
 from ballast_operator.plan import (
+    KEEP_ADDITIONS,
     MOUNTED,
     NEEDED,
     Annotate,
@@ -36,6 +37,7 @@ from ballast_operator.plan import (
     is_left_over,
     is_made_for,
     is_owned,
+    makes_pods,
     shape,
 )
 from ballast_operator.poll_result import Problem
@@ -86,7 +88,10 @@ class ChildrenWriter:
         outcome = _Outcome()
         done: list[str] = []
         await self._annotate(wanted.costs, memory, slow, outcome)
+        may_start = True  # new pods
         for apply in wanted.apply:
+            if not may_start and makes_pods(apply.key.kind, apply.manifest):
+                continue
             try:
                 with _failing_fast(apply.key.kind, slow):
                     if await self._is_written(apply, memory):
@@ -106,8 +111,12 @@ class ChildrenWriter:
             if apply.key.kind == SECRET:
                 memory.lost.add(apply.key)
             if _is_needed(apply, key):
-                break  # no pod may start with an object of another owner or with an old one, or without its policy
+                may_start = False  # not with an object of another owner or with an old one, nor without its policy
+                if apply.key.kind in MOUNTED:
+                    break
         for size in wanted.resize:
+            if not may_start and not size.leaving:
+                continue
             try:
                 with _failing_fast(size.key.kind, slow):
                     if await self.cluster.resize(size.key, size.replicas, size.leaving, owner=size.owner):
@@ -259,9 +268,17 @@ class ChildrenWriter:
 
     @staticmethod
     def _tolerate(step: Apply, answer: Body, memory: ResourceMemory) -> None:
-        """Remember which fields the cluster changes after an apply, so that they are not restored indefinitely."""
-        kept = additions(step.manifest, answer) if step.patch is not None else ()
-        paths, wanted = frozenset((*drift(step.manifest, answer), *kept)), shape(step.manifest)
+        """Remember which fields the cluster changes after an apply, so that they are not restored indefinitely.
+
+        An apply keeps additions. Those of the cluster itself are in the answer to a patch that removes them.
+        """
+        found, wanted = drift(step.manifest, answer), shape(step.manifest)
+        if step.patch is not None:
+            paths = frozenset((*found.changed, *found.added))
+        elif step.key.kind in KEEP_ADDITIONS:
+            paths = frozenset(found.changed)
+        else:
+            paths = frozenset(found.changed).difference(found.added)
         before = memory.tolerated.get(step.key)
         known = before.paths if before is not None and before.shape == wanted else frozenset()
         if not paths <= known:

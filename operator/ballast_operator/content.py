@@ -24,6 +24,8 @@ RESOURCE_MEBIBYTES = 1
 """Limit of a resource or a pod. A resource with 1000 tenants, all their fields set, takes half of it."""
 CHILD_MEBIBYTES = 4
 """Limit of a child. Several parts of a resource are in a child more than once, as in the pods of a Ray cluster."""
+STORED_LEVELS = 10_000
+"""The API server stores no object with more."""
 VALUE_BYTES = 64
 """The memory that each value counts for, besides its text. An empty object or list takes about as much."""
 MOST_LEVELS = 100
@@ -33,6 +35,8 @@ WIDE_BYTES = 4
 LEFT_OUT = "leftOut"
 """The key under which an object names the parts that were left out since it is too large. It names none if it is not
 too large, and belongs to no resource."""
+TOO_DEEP = "tooDeep"
+"""The key that marks an object of which parts were left out only because it has too many levels."""
 MOST_OWNERS, MOST_CHARACTERS = 8, 512
 MARGIN_BYTES = 16 * 2**10
 """A shortened object stays this much below its limit, so that it is not shortened again."""
@@ -79,15 +83,17 @@ def whole(body: Body) -> Body:
     """Return a resource.
 
     Raises:
-        InvalidConfig: the resource is too large.
+        InvalidConfig: the resource is too large, or has too many levels.
     """
     if is_too_large(body):
         large = ", ".join(body[LEFT_OUT])
-        problem = (
-            f"{large}: the resource takes more than {RESOURCE_MEBIBYTES} MiB of the operator's memory, which counts "
-            f"{VALUE_BYTES} bytes for each value, and its text; or it has more than {MOST_LEVELS} lists and objects "
-            f"inside each other. Shorten {large}. Until then, the children of this resource do not change"
+        limit = (
+            f"more than {MOST_LEVELS} lists and objects are inside each other"
+            if body.get(TOO_DEEP)
+            else f"the resource takes more than {RESOURCE_MEBIBYTES} MiB of the operator's memory, in which each value "
+            f"counts {VALUE_BYTES} bytes and its text"
         )
+        problem = f"{large}: {limit}. Shorten {large}. Until then, the children of this resource do not change"
         raise InvalidConfig(body["metadata"]["name"], [problem])
     return body
 
@@ -99,6 +105,8 @@ def weight(value: Any, most: int, levels: int = MOST_LEVELS) -> int:
     """
     total, below = 0, [value]
     for _ in range(levels):
+        if not below:
+            break
         level, below = below, []
         for each in level:
             total += VALUE_BYTES
@@ -173,6 +181,8 @@ def _shortened(body: Body, most: int) -> Body:
     if isinstance(spec.get("offline"), dict) and isinstance(queue := spec["offline"].get("queue"), str):
         kept["spec"].setdefault("offline", {"queue": queue[:MOST_CHARACTERS]})
     kept[LEFT_OUT] = kept[LEFT_OUT] or ["metadata"]
+    if weight(body, most, STORED_LEVELS) <= most:
+        kept[TOO_DEEP] = True
     return kept
 
 

@@ -1,8 +1,8 @@
 """Compares an object with the manifest that was applied. PURE.
 
 A field of the manifest drifts if the object lacks it or has another value. A field that only the object has is an
-addition, unless it is a default of the API server. Lists of items with a name each are compared by name, as server-side
-apply merges them, and other lists as a whole.
+addition, unless it is a default of the API server. Server-side apply merges a list by a key of its items. If all items
+of a list have different values of such a key, they are compared by it, and other lists as a whole.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, NamedTuple
 
 _QUANTITY = re.compile(r"^([+-]?[0-9.]+)([eE][+-]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?$")
 _SUFFIX = {
@@ -39,18 +39,30 @@ _DEFAULTS: Mapping[str, tuple[Any, ...]] = {
 }  # fmt: skip
 """Values that the API server sets, by the name of the field. An unknown one is overwritten once, and then tolerated."""
 
+_KEYS = ("mountPath", "containerPort", "name")
+"""The keys by which the API server merges lists of pods. An item may have several of them, and the first is unique."""
 _SELECTORS = frozenset({"labelSelector", "namespaceSelector", "podSelector"})
 """Fields in which an empty map has a meaning: it selects everything."""
 
 
-def drift(wanted: Any, found: Any) -> tuple[str, ...]:
-    """Return the paths at which `found` lacks a value of `wanted` or has another one."""
-    return tuple(path for path, is_added in _differences(wanted, found, "") if not is_added)
+class Drift(NamedTuple):
+    """The paths at which an object differs from a manifest. A list that is longer counts as both."""
+
+    changed: tuple[str, ...]
+    """The object lacks a value of the manifest, or has another one."""
+    added: tuple[str, ...]
+    """Only the content of the object has a value, and it is no default of the API server."""
 
 
-def additions(wanted: Any, found: Any) -> tuple[str, ...]:
-    """Return the paths in the content of `found` that only `found` has, without defaults of the API server."""
-    return tuple(path for path, is_added in _differences(wanted, _content(found), "") if is_added)
+def drift(wanted: Any, found: Any) -> Drift:
+    """Compare the object `found` with the manifest `wanted`."""
+    changed, added = [], []
+    for path, is_added in _differences(wanted, found, ""):
+        if not is_added:
+            changed.append(path)
+        elif path.partition(".")[0] not in _CONTENT_EXCLUDES:
+            added.append(path)
+    return Drift(tuple(changed), tuple(added))
 
 
 def without_additions(wanted: Any, found: Any) -> Any:
@@ -97,24 +109,29 @@ def _differences(wanted: Any, found: Any, path: str) -> Iterator[tuple[str, bool
 
 
 def _list_differences(wanted: list[Any], found: list[Any], path: str) -> Iterator[tuple[str, bool]]:
-    named, others = _by_name(wanted), _by_name(found)
-    if named is not None and others is not None:
-        for name, item in named.items():
-            if name in others:
-                yield from _differences(item, others[name], f"{path}[{name}]")
-            else:
-                yield f"{path}[{name}]", False
-        yield from ((f"{path}[{name}]", True) for name in others if name not in named)
-    elif len(wanted) != len(found):
+    for key in _KEYS:
+        named = _by(key, wanted)
+        others = _by(key, found) if named is not None else None
+        if named is not None and others is not None:
+            for name, item in named.items():
+                if name in others:
+                    yield from _differences(item, others[name], f"{path}[{name}]")
+                else:
+                    yield f"{path}[{name}]", False
+            yield from ((f"{path}[{name}]", True) for name in others if name not in named)
+            return
+    if len(wanted) != len(found):
         yield path, False
-    else:
-        for i, (one, other) in enumerate(zip(wanted, found, strict=True)):
-            yield from _differences(one, other, f"{path}[{i}]")
+        if len(wanted) < len(found):
+            yield path, True  # an apply would keep what was added to a list that the API server merges
+        return
+    for i, (one, other) in enumerate(zip(wanted, found, strict=True)):
+        yield from _differences(one, other, f"{path}[{i}]")
 
 
-def _by_name(items: list[Any]) -> Mapping[str, Any] | None:
-    """Return the items of a list by their names; None if a name is missing or appears twice, as in volume mounts."""
-    found = {item["name"]: item for item in items if isinstance(item, dict) and "name" in item}
+def _by(key: str, items: list[Any]) -> Mapping[Any, Any] | None:
+    """Return the items of a list by the value of a key; None if an item has no such value, or two have the same."""
+    found = {item[key]: item for item in items if isinstance(item, dict) and isinstance(item.get(key), str | int)}
     return found if len(found) == len(items) else None
 
 

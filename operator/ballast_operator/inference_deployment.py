@@ -74,7 +74,7 @@ def plan(
             *gcs_secret_writes(resource, snapshot, context),
             *(step for step in changed if step.key not in waiting),
         ),
-        resize=tuple(resize(resource, snapshot)),
+        resize=tuple(step for step in resize(resource, snapshot) if step.leaving or not waiting),
         delete=tuple(
             gone
             for gone in deletions(wanted, snapshot)

@@ -74,6 +74,11 @@ class PodRules:
                     yield from self._host_path(f"volume {volume.get('name')}", str(path))
                 elif not _matches(kind, self.volumes):
                     yield f"volume {volume.get('name')}: the kind {kind} is not permitted (allowedVolumes)"
+                elif kind == "csi" and (foreign := _namespaces_of_secrets(volume[kind]) - {namespace}):
+                    yield (
+                        f"volume {volume.get('name')}: it names a Secret in the namespace {min(foreign)}, and only "
+                        f"{namespace} is permitted"
+                    )
                 elif kind == "projected" and account is None and (token := _token_in(volume[kind])):
                     yield (
                         f"volume {volume.get('name')}: {token} needs template.serviceAccountName, which must be "
@@ -109,6 +114,15 @@ def _token_in(projected: Any) -> str | None:
     sources = projected.get("sources") if isinstance(projected, dict) else None
     found = (name for source in sources or () if isinstance(source, dict) for name in TOKENS if name in source)
     return next(found, None)
+
+
+def _namespaces_of_secrets(csi: Any) -> set[str]:
+    """Return the namespaces that the attributes of a CSI volume name for Secrets. Drivers ignore the case."""
+    attributes = csi.get("volumeAttributes") if isinstance(csi, dict) else None
+    found = attributes.items() if isinstance(attributes, dict) else ()
+    return {
+        str(value) for name, value in found if value and all(part in name.lower() for part in ("secret", "namespace"))
+    }
 
 
 def _contains(directory: str, path: str) -> bool:

@@ -10,8 +10,21 @@ from ballast_api.metadata import Metadata
 from ballast_api.names import SPEC_HASH
 from ballast_operator.children.manifest import hash_of
 from ballast_operator.content import CHILD_MEBIBYTES, MOST_LEVELS, is_too_large, is_whole
-from ballast_operator.drift import additions, drift, without_additions
-from ballast_operator.kinds import CONFIG_MAP, NETWORK_POLICY, RULE, SECRET, SERVICE_MONITOR, Body, Key, Kind, key_of
+from ballast_operator.drift import drift, without_additions
+from ballast_operator.kinds import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    NETWORK_POLICY,
+    RAY_SERVICE,
+    RULE,
+    SECRET,
+    SERVICE_MONITOR,
+    STATEFUL_SET,
+    Body,
+    Key,
+    Kind,
+    key_of,
+)
 
 MOST_PATHS = 4
 """Drifted fields that a message names."""
@@ -21,6 +34,8 @@ MOUNTED = frozenset({SECRET, CONFIG_MAP})
 """Kinds of children that pods mount by name."""
 NEEDED = MOUNTED | {NETWORK_POLICY}
 """Kinds of children without which no pod may start. Without its policy, a pod is open to all."""
+MAKE_PODS = frozenset({DEPLOYMENT, STATEFUL_SET, RAY_SERVICE})
+"""Kinds of children of which controllers make pods."""
 
 
 class Tolerated(NamedTuple):
@@ -149,11 +164,30 @@ def without_needed(wanted: Sequence[tuple[Kind, Body]], snapshot: ClusterSnapsho
 
     A pod would wait for a file that is not there, or would be open to all.
     """
-    keys = [key_of(kind, body) for kind, body in wanted]
-    for number, (key, (_, body)) in enumerate(zip(keys, wanted, strict=True)):
-        if key.kind in NEEDED and _cannot_change(key, body, snapshot):
-            return frozenset(keys[number:])
-    return frozenset()
+    waiting: set[Key] = set()
+    lacks_policy = False
+    for number, (kind, body) in enumerate(wanted):
+        key = key_of(kind, body)
+        if lacks_policy and makes_pods(kind, body):
+            waiting.add(key)
+        if kind in NEEDED and _cannot_change(key, body, snapshot):
+            if kind in MOUNTED:
+                return frozenset(key_of(*each) for each in wanted[number:])
+            lacks_policy = lacks_policy or not _is_in_force(snapshot.children[key], snapshot)
+    return frozenset(waiting)
+
+
+def makes_pods(kind: Kind, manifest: Body) -> bool:
+    """Return whether a controller makes pods of a child. A Deployment without replicas only loses pods."""
+    return kind in MAKE_PODS and manifest["spec"].get("replicas") != 0
+
+
+def _is_in_force(policy: Body, snapshot: ClusterSnapshot) -> bool:
+    """Return whether a policy protects the pods of the resource. It does so until it is gone, also while it is deleted.
+
+    The operator does not know what a policy does that is too large, or that belongs to a deleted namesake.
+    """
+    return is_owned(policy, snapshot.uid) and not is_too_large(policy)
 
 
 def _cannot_change(key: Key, wanted: Body, snapshot: ClusterSnapshot) -> bool:
@@ -178,9 +212,9 @@ def _change(key: Key, wanted: Body, snapshot: ClusterSnapshot) -> Apply | None:
         return Apply(key, wanted, uid=uid, because=f"Updated {label}")
     known = snapshot.tolerated.get(key)
     tolerated = known.paths if known is not None and known.shape == shape(wanted) else frozenset()
-    added = () if key.kind in KEEP_ADDITIONS else additions(wanted, found)
-    added = tuple(path for path in added if path not in tolerated)
-    paths = [*(path for path in drift(wanted, found) if path not in tolerated), *added]
+    differences = drift(wanted, found)
+    added = [path for path in differences.added if path not in tolerated and key.kind not in KEEP_ADDITIONS]
+    paths = list(dict.fromkeys([*(path for path in differences.changed if path not in tolerated), *added]))
     if paths:
         named = ", ".join(paths[:MOST_PATHS]) + (" ..." if len(paths) > MOST_PATHS else "")
         because = f"Restored {label}, of which another writer changed {named}"
@@ -194,7 +228,9 @@ def held(wanted: Sequence[tuple[Kind, Body]], snapshot: ClusterSnapshot) -> Iter
     for kind, body in wanted:
         found = snapshot.children.get(key_of(kind, body), {})
         metadata = found.get("metadata") or {}
-        others = " and the other children" if kind in NEEDED else ""
+        others = " and the other children" if kind in MOUNTED else ""
+        if kind == NETWORK_POLICY and found and not _is_in_force(found, snapshot):
+            others = " and the pods"
         if metadata.get("deletionTimestamp"):
             finalizers = ", ".join(metadata.get("finalizers") or ())
             waits = f" and waits for its finalizers ({finalizers})" if finalizers else ""

@@ -25,7 +25,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,6 +97,8 @@ class Streams:
         self._retry_seconds = retry_seconds
         self._unwatched: dict[_Stream, str | None] = {}
         """For each watch: None if its objects were listed and are watched, else why not, as far as it is known."""
+        self._thread = ThreadPoolExecutor(1, "pages")
+        """Decodes one page at a time. A page of deep objects takes seconds, in which the Lease is renewed."""
         self._crds: dict[tuple[str, str], Body] = {}
         """The CRDs of `kinds` that exist."""
 
@@ -115,7 +119,9 @@ class Streams:
         path = url.partition("?")[0]
         kind = next((each for each in self._kinds if _is_list_of(path, each)), None)
         async with await api.request("get", url, **more) as response:
-            items, page = items_of(await response.text(), lambda body: body if kind is None else trimmed(kind, body))
+            text = await response.text()
+        loop, keep = asyncio.get_running_loop(), (lambda body: body) if kind is None else partial(trimmed, kind)
+        items, page = await loop.run_in_executor(self._thread, items_of, text, keep)
         return page | {"items": items}
 
     @property

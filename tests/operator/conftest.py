@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import reconciled
 import yaml
 from control_plane import ControlPlane, assets
 from faults import Proxy, proxy
@@ -52,3 +53,9 @@ def unreachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     }
     (tmp_path / "config").write_text(yaml.safe_dump(content))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+
+
+@pytest.fixture(autouse=True)
+def unplannable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the operator fail to compute children from `UNPLANNABLE`. No spec that it reads makes it fail."""
+    monkeypatch.setattr("ballast_operator.reconcile.plan", reconciled.plan)

@@ -11,10 +11,11 @@ import pytest
 from reconciled import CONTEXT, GUEST, Bench
 
 from ballast_api.metadata import Metadata
+from ballast_api.names import SPEC_HASH
 from ballast_operator.children_writer import ChildrenWriter
 from ballast_operator.cluster import Cluster
 from ballast_operator.context import GcsValkey
-from ballast_operator.errors import ClusterUnavailable, Forbidden, Invalid
+from ballast_operator.errors import ClusterUnavailable, Conflict, Forbidden, Invalid
 from ballast_operator.kinds import (
     DEPLOYMENT,
     INFERENCE_DEPLOYMENT,
@@ -23,10 +24,13 @@ from ballast_operator.kinds import (
     RAY_CLUSTER,
     RAY_SERVICE,
     SERVICE,
+    SERVICE_MONITOR,
+    STATEFUL_SET,
+    Body,
     Key,
     Kind,
 )
-from ballast_operator.plan import ChildrenPlan, Delete, Resize
+from ballast_operator.plan import Apply, ChildrenPlan, Delete, Resize
 from ballast_operator.resource_memory import ResourceMemory
 
 PLAN = ChildrenPlan(
@@ -86,23 +90,52 @@ def test_no_pod_starts_without_its_policy_or_with_a_server_of_another_owner(
     """A resource `g-ballast-ray` takes the name of the policy of the head: whoever reaches it can run code there."""
     bench, taken = Bench(), Key(kind, GUEST.namespace, name)
 
-    def reconcile(**network: Any) -> set[Kind]:
+    def reconcile(replicas: int = 1, **network: Any) -> set[Kind]:
         """Return the kinds of what the operator writes after a change of the pods."""
         bench.cluster.applied = set()
         template = {"image": "worker:1", "annotations": {"a": f"{len(network)}"}}
-        bench.put(GUEST.namespace, GUEST.name, runtime=runtime, template=template, network=network)
+        spec = {"runtime": runtime, "template": template, "network": network, "replicas": replicas}
+        bench.put(GUEST.namespace, GUEST.name, **spec)
         bench.start()
-        bench.reconciler.context = replace(
-            CONTEXT, kinds=frozenset({RAY_SERVICE.name}), gcs=GcsValkey(image="valkey:1")
-        )
+        kinds = frozenset({RAY_SERVICE.name, SERVICE_MONITOR.name})
+        bench.reconciler.context = replace(CONTEXT, kinds=kinds, gcs=GcsValkey(image="valkey:1"))
         with suppress(ClusterUnavailable):
             bench.reconcile()
         return {key.kind for key in bench.cluster.applied}
 
     bench.cluster.others[taken] = {"metadata": {"name": name, "uid": "theirs"}}
-    assert pods not in reconcile()
+    written = reconcile()
+    assert (bool({DEPLOYMENT, STATEFUL_SET, RAY_SERVICE} & written), SERVICE_MONITOR in written) == (False, True)
     assert (bench.cluster.degraded, name in bench.cluster.message) == ("NameTaken", True)
+    assert (DEPLOYMENT in reconcile(replicas=0)) == (not runtime), "it loses its pods"
     bench.cluster.others = {}
     assert {pods, kind} <= reconcile()
     bench.cluster.broken = NETWORK_POLICY
     assert pods in reconcile(metricsFrom=[{"podSelector": {}}]), "the policy of before still protects the pods"
+
+
+@pytest.mark.parametrize(("leaving", "sizes"), [((), []), (("p",), [1])], ids=["grows", "shrinks"])
+def test_no_ray_cluster_grows_without_its_policy(leaving: tuple[str, ...], sizes: list[int]) -> None:
+    done: list[int] = []
+
+    class Taken:
+        async def apply(self, *_: object, **__: object) -> None:
+            raise Conflict("apply", 409, "it exists")
+
+        async def metadata(self, key: Key) -> Body:
+            return {"metadata": {"name": key.name, "uid": "theirs"}}
+
+        async def resize(self, _: Key, replicas: int, *__: object, owner: str) -> bool:
+            done.append(replicas)
+            return bool(owner)
+
+    policy = Key(NETWORK_POLICY, "ns", "llm-ballast-ray")
+    manifest = {"metadata": {"name": policy.name, "annotations": {SPEC_HASH: "h"}}}
+    plan = ChildrenPlan(
+        apply=(Apply(policy, manifest, uid=None, because="new"),), resize=(replace(PLAN.resize[0], leaving=leaving),)
+    )
+    writer = ChildrenWriter(cast(Cluster, Taken()), cast(Any, None), post=lambda *_: None)
+    key = Key(INFERENCE_DEPLOYMENT, "ns", "llm")
+    problem, _ = asyncio.run(writer.write(key, Metadata(name="llm"), plan, ResourceMemory("u")))
+
+    assert (problem and problem.reason, done) == ("NameTaken", sizes)

@@ -80,7 +80,7 @@ def test_an_object_of_a_list_is_read_however_deep_it_is(levels: int, begin: str,
     assert found.get(content.LEFT_OUT) == (None if levels <= 97 else ["spec.x"])
     assert (found["spec"]["replicas"], other["metadata"]["name"], rest) == (3, "other", {"metadata": {}})
     assert trimmed(INFERENCE_DEPLOYMENT, found) == found
-    assert decoded(f'{{"type":"ADDED","object":{attack}}}')["object"]["spec"]["replicas"] == 3
+    assert decoded(f'\n {{"type":"ADDED","object":{attack}}}')["object"]["spec"]["replicas"] == 3
 
 
 def test_a_deep_object_that_does_not_end_is_malformed() -> None:
@@ -148,8 +148,15 @@ def test_an_object_of_a_list_is_trimmed_before_the_next_one_is_decoded() -> None
     assert seen == [{"a": 1}]
 
 
-@pytest.mark.parametrize("affinity", [AFFINITY, {"x": json.loads("[" * 500 + "]" * 500)}], ids=["large", "deep"])
-def test_a_resource_that_is_too_large_keeps_its_children_until_it_is_shorter(affinity: Body) -> None:
+@pytest.mark.parametrize(
+    ("affinity", "limit"),
+    [
+        (AFFINITY, "takes more than 1 MiB of the operator's memory"),
+        ({"x": json.loads("[" * 500 + "]" * 500)}, "more than 100 lists and objects are inside each other"),
+    ],
+    ids=["large", "deep"],
+)
+def test_a_resource_that_is_too_large_keeps_its_children_until_it_is_shorter(affinity: Body, limit: str) -> None:
     bench = Bench()
     bench.put(GUEST.namespace, GUEST.name, replicas=2)
     bench.reconcile()
@@ -158,7 +165,7 @@ def test_a_resource_that_is_too_large_keeps_its_children_until_it_is_shorter(aff
     bench.reconcile()
 
     assert bench.cluster.degraded == "InvalidSpec"
-    assert "Shorten spec.template" in bench.cluster.message
+    assert ("Shorten spec.template." in bench.cluster.message, limit in bench.cluster.message) == (True, True)
     assert (bench.cluster.applied, bench.cache.children(GUEST)) == (set(), before)
     allowed = json.loads("[" * (MOST_LEVELS - 4) + "]" * (MOST_LEVELS - 4))
     bench.put(GUEST.namespace, GUEST.name, replicas=3, template={"affinity": {"x": allowed}})

@@ -43,6 +43,26 @@ ADDITIONS: dict[str, tuple[str, list[tuple[str, Any]], Callable[[Cluster], Any]]
         ],
         lambda c: "hostPath" not in str(pod_of(c)),
     ),
+    "a mount of a volume that the pod has": (
+        "deployments",
+        [(f"{POD}/containers/0/volumeMounts/-", {"name": "tmp", "mountPath": "/theirs"})],
+        lambda c: "/theirs" not in str(pod_of(c)),
+    ),
+    "a mount in place of another": (
+        "deployments",
+        [(f"{POD}/containers/0/volumeMounts/0/mountPath", "/theirs")],
+        lambda c: "/theirs" not in str(pod_of(c)),
+    ),
+    "a port without a name": (
+        "deployments",
+        [(f"{POD}/containers/0/ports/-", {"containerPort": 22})],
+        lambda c: len(pod_of(c)["containers"][0]["ports"]) == 1,
+    ),
+    "another way to spread the pods": (
+        "deployments",
+        [(f"{POD}/topologySpreadConstraints/0/whenUnsatisfiable", "DoNotSchedule")],
+        lambda c: "DoNotSchedule" not in str(pod_of(c)),
+    ),
     "an init container": (
         "deployments",
         [(f"{POD}/initContainers", [{"name": "theirs", "image": "theirs:1"}])],

@@ -10,6 +10,7 @@ from control_plane import ControlPlane
 from operated import Cluster, running, until
 from resources import make_resource
 
+from ballast_operator.named_secrets import named_secrets
 from ballast_operator.permitted import PodRules
 from ballast_operator.settings import OperatorSettings
 
@@ -146,6 +147,18 @@ def test_by_default_no_account_no_path_of_the_node_and_no_driver_of_volumes_is_p
     driver = volume("csi", driver="secrets-store.csi.k8s.io", volumeAttributes={"secretProviderClass": "admin"})
     assert "allowedVolumes" in violations(PodRules(), **driver)[0], "the driver may act as the account `default`"
     assert violations(PodRules(volumes=("csi",)), **driver) == []
+
+
+def test_a_csi_volume_names_no_secret_of_another_namespace() -> None:
+    rules = PodRules(volumes=("*",))
+
+    def found(namespace: str) -> list[str]:
+        there = volume("csi", driver="smb.csi.k8s.io", volumeAttributes={"secretnamespace": namespace})
+        assert named_secrets(make_resource(template=there)) == ()
+        return violations(rules, **there)
+
+    assert found("research") == found("") == []
+    assert "the namespace theirs, and only research is permitted" in found("theirs")[0]
 
 
 @pytest.mark.envtest

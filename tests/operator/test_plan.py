@@ -24,7 +24,7 @@ from ballast_operator.context import OperatorContext, UserKeys
 from ballast_operator.deletion_costs import DELETION_COST
 from ballast_operator.drift import drift
 from ballast_operator.inference_deployment import plan
-from ballast_operator.kinds import BUDGET, CONFIG_MAP, NETWORK_POLICY, SECRET, SERVICE, Body, Key
+from ballast_operator.kinds import BUDGET, CONFIG_MAP, DEPLOYMENT, NETWORK_POLICY, SECRET, SERVICE, Body, Key, Kind
 from ballast_operator.own_secrets import own_secrets
 from ballast_operator.plan import ChildrenPlan, ClusterSnapshot, Tolerated, shape
 from ballast_operator.poll_result import PollResult
@@ -254,6 +254,24 @@ def test_what_belongs_to_a_deleted_namesake_or_is_being_deleted_is_left() -> Non
     assert plan(make_resource(1, slots=3), ClusterSnapshot("u-1", going), CONTEXT).because == ()
 
 
+def test_a_policy_of_the_resource_protects_its_pods_until_it_is_gone() -> None:
+    """One of a deleted namesake may do so in another way, and a Deployment that only loses pods needs none."""
+    there = copy.deepcopy(dict(after(plan(make_resource(1), EMPTY, CONTEXT), EMPTY).children))
+    policy = there[Key(NETWORK_POLICY, "ns", "llm")]
+    policy["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+
+    def steps(replicas: int) -> list[tuple[Kind, str]]:
+        done = plan(make_resource(1, replicas=replicas), ClusterSnapshot("u-1", there), CONTEXT)
+        return [(step.key.kind, text) for step in done.apply for text in done.held]
+
+    ((kind, held),) = steps(2)
+    assert (kind, "and the pods" in held) == (DEPLOYMENT, False)
+    policy["metadata"]["ownerReferences"][0]["uid"] = "u-0"
+    assert steps(2) == []
+    ((kind, held),) = steps(0)
+    assert (kind, "and the pods" in held) == (DEPLOYMENT, True)
+
+
 def test_a_child_of_a_kind_that_discovery_does_not_show_now_stays() -> None:
     """The kind exists, because the child does. Its group may be unavailable, such as for a moment at the start."""
     made = after(plan(make_resource(), EMPTY, CONTEXT), EMPTY)
@@ -303,13 +321,13 @@ def test_an_object_that_another_owner_shares_with_a_deleted_namesake_is_not_wait
     owners.append(owners[0] | {"kind": "Database", "name": "db", "uid": "u-9"})
     assert plan(make_resource(1), ClusterSnapshot("u-2", left), CONTEXT).apply == (), "the ConfigMap is waited for"
 
-    policy = Key(NETWORK_POLICY, "ns", "llm")
-    del left[CONFIG_KEY]
+    policy, pods = Key(NETWORK_POLICY, "ns", "llm"), Key(DEPLOYMENT, "ns", "llm")
+    del left[CONFIG_KEY], left[pods]
     applied = [step.key for step in plan(make_resource(1), ClusterSnapshot("u-2", left), CONTEXT).apply]
-    assert applied == [CONFIG_KEY], "no pod starts before the policy is there"
+    assert applied == [CONFIG_KEY, SERVICE_KEY], "no pod starts before the policy is there"
     del left[policy]
     applied = [step.key for step in plan(make_resource(1), ClusterSnapshot("u-2", left), CONTEXT).apply]
-    assert applied == [CONFIG_KEY, policy, SERVICE_KEY]
+    assert applied == [CONFIG_KEY, policy, SERVICE_KEY, pods]
 
 
 def test_a_path_that_the_cluster_always_changes_is_tolerated_and_others_are_not() -> None:
@@ -367,7 +385,7 @@ DRIFTS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
 def test_drift_is_what_another_writer_changed(case: str) -> None:
     wanted, found, paths = DRIFTS[case]
 
-    assert drift(wanted, found) == paths
+    assert drift(wanted, found).changed == paths
 
 
 json_values = st.recursive(
@@ -379,7 +397,7 @@ json_values = st.recursive(
 
 @given(json_values)
 def test_an_object_does_not_drift_from_itself(value: Any) -> None:
-    assert drift(value, copy.deepcopy(value)) == ()
+    assert drift(value, copy.deepcopy(value)) == ((), ())
 
 
 @pytest.mark.parametrize("refuses_users", [None, False])

@@ -197,8 +197,11 @@ def test_a_larger_ray_cluster_gets_pods_at_once():
     there = applied(plan(make_resource(), EMPTY, CONTEXT), EMPTY, *pods, ray_status=serving(2))
 
     (step,) = plan(make_resource(generation=2, replicas=4), there, CONTEXT).resize
+    policy = there.children[Key(NETWORK_POLICY, "ns", "llm-ballast-ray")]
+    policy["metadata"]["ownerReferences"][0]["uid"] = "of a deleted namesake"
 
     assert (step.replicas, step.leaving) == (4, ())
+    assert plan(make_resource(generation=2, replicas=4), there, CONTEXT).resize == (), "its policy is not there"
 
 
 def lost(name: str, reason: str = "DeletionByTaintManager") -> Body:

@@ -96,7 +96,7 @@ PLACES: dict[str, dict[str, Any]] = {
                     "name": "x",
                     "csi": {
                         "driver": "smb.csi.k8s.io",
-                        "volumeAttributes": {"secretname": "theirs", "secretNamespace": "n", "source": "//s"},
+                        "volumeAttributes": {"secretname": "theirs", "secretProviderClass": "n", "source": "//s"},
                     },
                 }
             ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -19,14 +20,15 @@ from kopf._cogs.structs import credentials
 from kopf._core.reactor import orchestration, processing, queueing
 
 from ballast_operator import streams
-from ballast_operator.content import LEFT_OUT, MEBIBYTE, weight
+from ballast_operator.content import LEFT_OUT, MEBIBYTE, trimmed, weight
 from ballast_operator.kinds import CRD, DEPLOYMENT, INFERENCE_DEPLOYMENT, POD, RULE, Kind
 
 
 @pytest.fixture(autouse=True)
 def restored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restore after each test what the operator replaces in Kopf."""
-    for module, name in ((watching, "continuous_watch"), (aiotoggles, "ToggleSet"), (fetching, "api")):
+    replaced = ((watching, "continuous_watch"), (aiotoggles, "ToggleSet"), (fetching, "api"), (api, "json"))
+    for module, name in replaced:
         monkeypatch.setattr(module, name, getattr(module, name))
 
 
@@ -103,7 +105,9 @@ def test_an_error_of_a_watch_makes_it_list_again(error: dict[str, Any], monkeypa
         found = streams.Streams((DEPLOYMENT,), lambda: relisted.append(True), retry_seconds=0.0)
         found.install()
         seen = [event async for event in watch_of(DEPLOYMENT, times=2)]
-        assert "not watched: Deployment (its watch failed: " in found.unwatched or error == EXPIRED
+        assert found.unwatched.startswith("not watched: Deployment")
+        assert ("(its watch failed: " in found.unwatched) == (error == NO_LEADER)
+        assert found.missing == ("Deployment",)
         return seen
 
     monkeypatch.setattr(fetching, "fetch_objs", lists_nothing)
@@ -266,8 +270,14 @@ def test_a_silent_or_closed_watch_of_the_crds_is_asked_again(monkeypatch: pytest
     asyncio.run(watch())
 
 
-def test_kopf_gets_the_objects_of_a_page_within_their_limit() -> None:
-    """A page that was decoded as a whole would take 30 times its size."""
+def test_kopf_gets_the_objects_of_a_page_within_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that was decoded as a whole would take 30 times its size. The Lease is renewed in the meantime."""
+    threads: set[int] = set()
+
+    def noted(kind: Kind, body: Any) -> Any:
+        threads.add(threading.get_ident())
+        return trimmed(kind, body)
+
     large = {"metadata": {"name": "a", "namespace": "n"}, "spec": {"template": {"affinity": {"x": [{}] * 60_000}}}}
 
     async def answer() -> web.Response:
@@ -282,13 +292,15 @@ def test_kopf_gets_the_objects_of_a_page_within_their_limit() -> None:
             pages = fetching.fetch_objs(settings=settings, resource=resource, namespace="n", logger=logger)
             return [page async for page in pages]
 
+    monkeypatch.setattr(streams, "trimmed", noted)
     ((items, version),) = asyncio.run(fetch())
 
+    assert threading.get_ident() not in threads
     assert (len(items), version) == (3, "7")
     assert weight(items, 2**40) < MEBIBYTE
 
 
-def test_an_object_that_is_nested_deep_ends_no_list_and_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_that_is_nested_deep_ends_no_list_and_no_watch() -> None:
     """Python's decoder fails on it. Whoever may create one resource could stop the operator for all of them."""
     deep = "[" * 9900 + "]" * 9900
     hostile = f'{{"metadata":{{"name":"hostile","namespace":"n"}},"spec":{{"template":{{"affinity":{deep}}}}}}}'
@@ -318,9 +330,6 @@ def test_an_object_that_is_nested_deep_ends_no_list_and_no_watch(monkeypatch: py
         return seen, unwatched
 
     assert "json" in api.stream.__code__.co_names
-    monkeypatch.setattr(watching, "continuous_watch", watching.continuous_watch)  # restored after the test
-    monkeypatch.setattr(fetching, "api", fetching.api)
-    monkeypatch.setattr(api, "json", api.json)  # type: ignore[attr-defined]
     seen, unwatched = asyncio.run(watch())
 
     names = [event if event == watching.Bookmark.LISTED else event["object"]["metadata"]["name"] for event in seen]

@@ -7,16 +7,18 @@ import base64
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Any, cast
 
 from ballast_api.conditions import ConditionReason
+from ballast_api.inference_deployment import InferenceDeployment
+from ballast_operator import inference_deployment
 from ballast_operator.cache import Cache
 from ballast_operator.conditions.given import ConditionValue
 from ballast_operator.context import OperatorContext, UserKeys
 from ballast_operator.errors import ClusterUnavailable, Conflict
 from ballast_operator.kinds import DEPLOYMENT, INFERENCE_DEPLOYMENT, SECRET, Body, Key, Kind
 from ballast_operator.metrics import Metrics
+from ballast_operator.plan import ChildrenPlan
 from ballast_operator.poll_result import FormerQueue, PollResult, QueueSource
 from ballast_operator.process import Operator
 from ballast_operator.reconcile import Reconciler
@@ -120,8 +122,14 @@ class FakeReleases:
         return not holder
 
 
-UNPLANNABLE: dict[str, Any] = {"template": {"affinity": reduce(lambda inner, _: {"x": inner}, range(9000), {})}}
-"""A part of a spec from which no children can be computed: it is nested more deeply than Python writes JSON."""
+UNPLANNABLE: dict[str, Any] = {"model": {"uri": "file:///models/[no-children", "servedName": "m"}}
+"""A part of a spec from which `plan` computes no children, as if the schema had missed a wrong value."""
+
+
+def plan(resource: InferenceDeployment, *given: Any) -> ChildrenPlan:
+    if resource.spec.model.uri == UNPLANNABLE["model"]["uri"]:
+        raise ValueError(resource.spec.model.uri)
+    return inference_deployment.plan(resource, *given)
 
 
 def make_reconciler(cache: Cache, cluster: Any, *, poller: Any, grants: Any, context: OperatorContext) -> Reconciler:
