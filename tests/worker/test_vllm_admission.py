@@ -190,6 +190,31 @@ async def test_a_small_body_that_becomes_large_prompts_is_refused_before_vllm_ma
             reader.prepare("r", claimed, 0.0)
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_call_ends_when_vllm_keeps_too_many_logprobs_for_its_answer(is_streamed):
+    """The answer of a model is seldom as long as its context, so the logprobs are counted as they come."""
+    body = BODY | {"prompt": ["Once", "Twice"][: 2 - is_streamed], "stream": is_streamed, "sampling": {"logprobs": -1}}
+    async with running() as found:
+        post = asyncio.create_task(found.client.post("/v1/completions", json=body))
+        for request_id in ("r1", "r2")[: 2 - is_streamed]:
+            await found.sent(request_id)
+        for _ in range(3):
+            for request_id in list(found.engine.answers):
+                found.engine.give(request_id, 5, 6)
+        if is_streamed:
+            found.engine.give("r1", reason="stop")
+        response = await post
+        outcomes = found.server.recorder.outcomes
+
+    assert response.status_code == (200 if is_streamed else 400)
+    if not is_streamed:
+        error = response.json()["error"]
+        assert (error["param"], found.engine.aborted) == ("logprobs", ["r1", "r2"])
+        assert "has more than 655360 logprobs" in error["message"]
+        assert "or stream the answer" in error["message"]
+        assert {key: count for key, count in outcomes.items() if count} == {("online", "invalid"): 1}
+
+
 async def test_items_that_run_leave_the_limit_of_other_offline_requests_as_it_is(vllm_queue, variables):
     variables("BALLAST_LIMITS_MAX_QUEUED_REQUESTS", "1")
     async with running() as found:

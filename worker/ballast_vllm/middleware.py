@@ -58,8 +58,6 @@ UNQUEUED = re.compile(
 """Paths of POST requests that EngineCore does not see."""
 SEARCH_URLS = frozenset({CHAT_URL, COMPLETIONS_URL, "/invocations"})
 """The paths where vLLM reads `use_beam_search` in JSON. Elsewhere it ignores the field, and so must the queue limit."""
-SPEECH_URLS = "/v1/audio/"
-"""How the paths of transcriptions and translations begin."""
 STREAMED_INPUT = "Ballast does not support streamed input. Send the whole input to a route that takes POST requests."
 BACKGROUND = "Ballast does not support responses in the background. Leave out the field, or submit a job."
 _FLEX = re.compile(rb'"service_tier"\s*:\s*"flex"')
@@ -228,7 +226,7 @@ class BallastMiddleware:
             timing,
             states_priority=PRIORITY_HEADER in headers,
             most_priority=server.tenancy.capped(caller.tenant, MAX_PRIORITY),
-            asked=Asked(hides_logprobs=path.startswith(SPEECH_URLS)),
+            asked=Asked.of_call(path),
         )
         if is_queued:
             server.admission.check_queue(caller)
