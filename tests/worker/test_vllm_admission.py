@@ -150,24 +150,38 @@ async def test_a_beam_search_is_refused_before_it_begins_or_not_at_all(variables
 LONG = "a" * 90_000
 SCORED = {"model": "m", "query": [1] * 30_000}
 IMAGE = {"content": [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{LONG}"}}]}
+AUDIO = {"content": [{"type": "input_audio", "input_audio": {"data": LONG, "format": "wav"}}]}
+
+
+def described(state):
+    return "/v1/systemone", {"state": state, "questions": {f"{n}": {} for n in range(240)}}
+
+
+def conversations(value):
+    return "/v1/chat/completions/batch", {"messages": [[]] * 240, "chat_template_kwargs": {"a": value}}
 
 
 @pytest.mark.parametrize(
     ("path", "fields", "refused"),
     [
         pytest.param("/generative_scoring", {"query": LONG, "items": ["b"] * 180}, None, id="scored texts"),
-        pytest.param("/generative_scoring", {"query": LONG, "items": ["b"] * 190}, 190, id="too many texts"),
+        pytest.param("/generative_scoring", {"query": LONG, "items": ["b"] * 240}, 240, id="too many texts"),
         pytest.param("/generative_scoring", {**SCORED, "items": [[1]] * 500}, None, id="scored tokens"),
         pytest.param("/generative_scoring", {**SCORED, "items": [[1]] * 4000}, 4000, id="too many tokens"),
-        pytest.param("/v1/systemone", {"state": LONG, "questions": {f"{n}": {} for n in range(190)}}, 190, id="state"),
-        pytest.param(
-            "/v1/chat/completions/batch", {"messages": [[]] * 190, "chat_template_kwargs": {"a": LONG}}, 190, id="chats"
-        ),
-        pytest.param("/v1/completions", {"suffix": LONG, "prompt": ["a"] * 190}, None, id="no copies"),
+        pytest.param(*described(LONG), 240, id="state"),
+        pytest.param(*described({LONG: 1}), 240, id="a key"),
+        pytest.param(*described([[]] * 90_000), 240, id="empty lists"),
+        pytest.param(*described([10**4000] * 30), 240, id="long integers"),
+        pytest.param(*described({"url": f"data:{LONG}"}), 240, id="a state that looks like an image"),
+        pytest.param(*described([1] * 80_000), None, id="numbers"),
+        pytest.param(*conversations(LONG), 240, id="chats"),
+        pytest.param(*conversations([{}] * 90_000), 240, id="chats with empty objects"),
+        pytest.param("/v1/completions", {"suffix": LONG, "prompt": ["a"] * 240}, None, id="no copies"),
         pytest.param("/v1/rerank", {"query": LONG, "documents": ["b"] * 180}, None, id="documents"),
-        pytest.param("/v1/rerank", {"query": LONG, "documents": ["b"] * 190}, 190, id="too many documents"),
-        pytest.param("/v1/rerank", {"query": IMAGE, "documents": ["b"] * 190}, None, id="documents and an image"),
-        pytest.param("/v1/score", {"text_1": [LONG], "text_2": ["b"] * 190}, 190, id="a list of one text"),
+        pytest.param("/v1/rerank", {"query": LONG, "documents": ["b"] * 240}, 240, id="too many documents"),
+        pytest.param("/v1/rerank", {"query": IMAGE, "documents": ["b"] * 240}, None, id="documents and an image"),
+        pytest.param("/v1/rerank", {"query": AUDIO, "documents": ["b"] * 240}, None, id="documents and audio"),
+        pytest.param("/v1/score", {"text_1": [LONG], "text_2": ["b"] * 240}, 240, id="a list of one text"),
         pytest.param("/v1/score", {"text_1": [LONG] * 20, "text_2": [LONG] * 20}, None, id="pairs"),
         pytest.param("/v1/embeddings", {"input": [[1, 2]] * 2048}, None, id="inputs"),
     ],

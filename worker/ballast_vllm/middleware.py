@@ -29,8 +29,7 @@ from ballast_vllm.admission import outcome_of
 from ballast_vllm.bodies import (
     CONVERSATIONS_URL,
     beam_search,
-    check_inputs,
-    check_repeated,
+    check_lists,
     decoded,
     decoded_bytes,
 )
@@ -214,9 +213,7 @@ class BallastMiddleware:
         body = bytes(await exchange.body(server.config.limits.max_body_kibibytes * 1024, share))
         timing.arrival = time.monotonic()  # the client decides how long its upload takes
         share.grow(min(decoded_bytes(body), server.bodies.limit))  # at most all, so that each body passes alone
-        if server.tap.is_encoder:
-            check_inputs(body)
-        check_repeated(path, body, is_encoder=server.tap.is_encoder)
+        check_lists(path, body, is_encoder=server.tap.is_encoder)
         if path == "/v1/responses":
             _refuse_background(body)
         caller = server.tenancy.caller(headers, is_flex=_is_flex(body))
