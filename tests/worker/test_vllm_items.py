@@ -350,17 +350,20 @@ def test_work_is_done_after_vllm_replaced_threads_that_a_chat_template_does_not_
     assert first.result()
 
 
-def test_offline_work_that_has_waited_for_some_seconds_is_next():
+def test_offline_work_that_has_waited_for_some_seconds_takes_turns_with_online_work():
+    """A large call has many pieces that are due at once, and neither online work nor others wait for all."""
     order, turns, now = [], [], [0.0]
     submit = OnlineFirst(turns.append, lambda: now[0])
-    in_call(OFFLINE, submit, order.append, "offline")
-    for _ in range(2):
-        in_call(ONLINE, submit, order.append, "online")
+    for number in range(4):
+        in_call(OFFLINE, submit, order.append, f"large {number}", tenant="large")
     now[0] = MOST_SECONDS
+    in_call(OFFLINE, submit, order.append, "other", tenant="other")
+    for number in range(3):
+        in_call(ONLINE, submit, order.append, f"online {number}")
     for turn in turns:
         turn()
 
-    assert order == ["offline", "online", "online"]
+    assert order == ["large 0", "online 0", "other", "online 1", "large 1", "online 2", "large 2", "large 3"]
 
 
 @pytest.mark.anyio
