@@ -213,23 +213,25 @@ class Asked:
         if self.num_copied <= MOST_COPIED:
             return None
         return (
-            f"The prompts and choices (n) of the call need {self.num_copied} bytes of copies of its prompts and "
-            f"parameters, expected at most {MOST_COPIED}. Divide it into several calls."
+            f"The prompts and choices (n) of the call need more than {MOST_COPIED} bytes of copies of its prompts and "
+            "parameters. Divide it into several calls."
         )
 
     def excess_of_search(self, num_beams: int, max_tokens: int, num_prompt: int) -> str | None:
         """Count the memory of a further beam search. Return the sentence that refuses it, or None."""
         is_first, per_step = not self.num_searched, 8 * num_beams
-        # A beam is a list of its tokens, and one of their logprobs.
-        self.num_searched += per_step * max_tokens * (num_prompt + 2 * max_tokens)
+        # A beam is a list of its tokens and one of their logprobs, which grow to this length: both take it on average.
+        self.num_searched += per_step * max_tokens * (num_prompt + max_tokens)
         if self.num_searched <= MOST_SEARCHED:
             return None
-        fitting = (isqrt(num_prompt**2 + 8 * MOST_SEARCHED // per_step) - num_prompt) // 4
-        remedy = f"Set max_tokens to at most {fitting}" if is_first and fitting > 0 else "Divide the call"
+        fitting = (isqrt(num_prompt**2 + 4 * MOST_SEARCHED // per_step) - num_prompt) // 2
+        remedy = f"Set {self.limit} to a lower number, divide the call"
+        if is_first and fitting > 0:
+            remedy = f"Set {self.limit} to at most {fitting}"
         return (
-            f"The beam search may keep {self.num_searched // 2**20} MiB of tokens: {num_beams} beams (n) for each of "
-            f"{max_tokens} tokens, each with the {num_prompt} tokens of the prompt. Expected at most "
-            f"{MOST_SEARCHED // 2**20} MiB. {remedy}, or ask for fewer beams."
+            f"The beam searches of the call may keep more than {MOST_SEARCHED // 2**20} MiB of tokens: {num_beams} "
+            f"beams (n) for each of {max_tokens} tokens, each with the {num_prompt} tokens of the prompt. {remedy}, or "
+            "ask for fewer beams."
         )
 
 

@@ -599,7 +599,7 @@ def test_structured_output_is_checked_on_threads_for_the_library_that_carries_it
 @pytest.fixture
 def search(tap, begin):
     """`search(prompt, beams, max_tokens)` begins a beam search of a call, and returns whether vLLM has got it."""
-    begin()
+    begin(asked=Asked.of_call("/v1/audio/transcriptions"))
     serving = SimpleNamespace(beam_search=lambda **given: sorted(given))
     tap.limit_searches(serving)
 
@@ -615,10 +615,10 @@ def search(tap, begin):
 @pytest.mark.parametrize(
     ("num_prompt", "max_tokens", "refused"),
     [
-        (30_000, 300, "keep 700 MiB .* Set max_tokens to at most 111,"),
+        (30_000, 300, "keep more than 256 MiB .* Set max_completion_tokens to at most 111,"),
         (30_000, 112, "at most 111,"),
-        (100, 32_000, "Set max_tokens to at most 1270,"),
-        (100, 1271, "at most 1270,"),
+        (100, 32_000, "at most 1782,"),
+        (100, 1783, "at most 1782,"),
     ],
 )
 def test_a_beam_search_that_keeps_too_many_tokens_is_refused(search, num_prompt, max_tokens, refused):
@@ -626,11 +626,13 @@ def test_a_beam_search_that_keeps_too_many_tokens_is_refused(search, num_prompt,
         search(num_prompt, 10, max_tokens)
 
 
-@pytest.mark.parametrize(("num_prompt", "max_tokens"), [(30_000, 111), (100, 1270), (30_000, 16)])
+@pytest.mark.parametrize(("num_prompt", "max_tokens"), [(30_000, 111), (100, 1782), (30_000, 16)])
 def test_a_call_may_have_beam_searches_until_they_keep_too_many_tokens(search, num_prompt, max_tokens):
     assert search(num_prompt, 10, max_tokens)
 
-    with pytest.raises(VLLMValidationError, match="Divide the call"):
+    with pytest.raises(
+        VLLMValidationError, match="Set max_completion_tokens to a lower number, divide the call, or ask"
+    ):
         any(not search(num_prompt, 10, max_tokens) for _ in range(9))
 
 
