@@ -62,6 +62,7 @@ class FakeEngine:
         self.model_config = SimpleNamespace(
             runner_type="generate",
             max_model_len=1024,
+            get_vocab_size=lambda: 128_256,
             model="fake",
             revision=None,
             dtype="float32",
@@ -151,9 +152,12 @@ class FakeEngine:
 
     @asynccontextmanager
     async def _running(self, number: int, body: dict[str, Any]) -> AsyncIterator[Answer]:
+        sampling = GREEDY | body.get("sampling", {})
+        sampling["num_logprobs"] = sampling["logprobs"]
+        sampling["output_kind"] = SimpleNamespace(name="DELTA" if body.get("stream") else "FINAL_ONLY")
         request = SimpleNamespace(
             request_id=f"r{number}", prompt_token_ids=[1, 2, 3], pooling_params=None, prompt_embeds=None,
-            sampling_params=SimpleNamespace(**GREEDY | body.get("sampling", {})), lora_request=None, resumable=False,
+            sampling_params=SimpleNamespace(**sampling), lora_request=None, resumable=False,
             priority=body.get("priority", 0), cache_salt=body.get("cache_salt"),
         )  # fmt: skip
         answer = self.answers[request.request_id] = Answer()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from bare_core import AsyncTimed, BareCore, SyncTimed
+from bare_core import FULL, AsyncTimed, BareCore, SyncTimed
 from real_core import RealCore, prompt_of, run_mixed
 
 from ballast_policy.learning.cost import CostModel
@@ -67,21 +69,25 @@ def test_only_drafts_exceed_a_grant_and_vllm_preempts_nothing_for_them(tiny_mode
 @pytest.mark.parametrize(
     ("method", "with_drafts", "without"),
     [
-        ("ngram", 4, 0),
-        ("draft_model", 4, 4),  # a draft model writes KV ahead in both cases
+        ("ngram", 3, 0),
+        ("draft_model", 3, 3),  # a draft model writes KV ahead in both cases
     ],
 )
-def test_blocks_are_kept_for_drafts_only_while_they_are_on(tiny_model, method, with_drafts, without):
-    core = BareCore(tiny_model, speculative_config=drafts_of(method, tiny_model))
-    for _ in range(4):
-        core.add(prompt=16, output=64)
+def test_blocks_are_kept_for_drafts_only_while_they_are_on_and_near_the_end_of_a_block(
+    tiny_model, method, with_drafts, without
+):
+    tables = [replace(FULL, block_size=128)]
+    core = BareCore(tiny_model, speculative_config=drafts_of(method, tiny_model), tables=tables)
+    for prompt in (100, 100, 100, 16, 16):
+        core.add(prompt=prompt, output=64)
     driver = core.scheduler.driver
-    core.step()
-    core.step()
-    found = [driver.kv.draft_blocks]
-    driver.draft_gain.is_on = False
-    core.step()
-    found.append(driver.kv.draft_blocks)
+    while any(record.remaining != 1 for record in driver.records.values()):
+        core.step()
+    found = []
+    for is_on in (True, False):
+        driver.draft_gain.is_on = is_on
+        driver.begin(0.0)
+        found.append(driver.kv.draft_blocks)
 
     assert found == [with_drafts, without]
 

@@ -150,24 +150,38 @@ async def test_a_beam_search_is_refused_before_it_begins_or_not_at_all(variables
 LONG = "a" * 90_000
 SCORED = {"model": "m", "query": [1] * 30_000}
 IMAGE = {"content": [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{LONG}"}}]}
+AUDIO = {"content": [{"type": "input_audio", "input_audio": {"data": LONG, "format": "wav"}}]}
+
+
+def described(state):
+    return "/v1/systemone", {"state": state, "questions": {f"{n}": {} for n in range(240)}}
+
+
+def conversations(value):
+    return "/v1/chat/completions/batch", {"messages": [[]] * 240, "chat_template_kwargs": {"a": value}}
 
 
 @pytest.mark.parametrize(
     ("path", "fields", "refused"),
     [
         pytest.param("/generative_scoring", {"query": LONG, "items": ["b"] * 180}, None, id="scored texts"),
-        pytest.param("/generative_scoring", {"query": LONG, "items": ["b"] * 190}, 190, id="too many texts"),
+        pytest.param("/generative_scoring", {"query": LONG, "items": ["b"] * 240}, 240, id="too many texts"),
         pytest.param("/generative_scoring", {**SCORED, "items": [[1]] * 500}, None, id="scored tokens"),
         pytest.param("/generative_scoring", {**SCORED, "items": [[1]] * 4000}, 4000, id="too many tokens"),
-        pytest.param("/v1/systemone", {"state": LONG, "questions": {f"{n}": {} for n in range(190)}}, 190, id="state"),
-        pytest.param(
-            "/v1/chat/completions/batch", {"messages": [[]] * 190, "chat_template_kwargs": {"a": LONG}}, 190, id="chats"
-        ),
-        pytest.param("/v1/completions", {"suffix": LONG, "prompt": ["a"] * 190}, None, id="no copies"),
+        pytest.param(*described(LONG), 240, id="state"),
+        pytest.param(*described({LONG: 1}), 240, id="a key"),
+        pytest.param(*described([[]] * 90_000), 240, id="empty lists"),
+        pytest.param(*described([10**4000] * 30), 240, id="long integers"),
+        pytest.param(*described({"url": f"data:{LONG}"}), 240, id="a state that looks like an image"),
+        pytest.param(*described([1] * 80_000), None, id="numbers"),
+        pytest.param(*conversations(LONG), 240, id="chats"),
+        pytest.param(*conversations([{}] * 90_000), 240, id="chats with empty objects"),
+        pytest.param("/v1/completions", {"suffix": LONG, "prompt": ["a"] * 240}, None, id="no copies"),
         pytest.param("/v1/rerank", {"query": LONG, "documents": ["b"] * 180}, None, id="documents"),
-        pytest.param("/v1/rerank", {"query": LONG, "documents": ["b"] * 190}, 190, id="too many documents"),
-        pytest.param("/v1/rerank", {"query": IMAGE, "documents": ["b"] * 190}, None, id="documents and an image"),
-        pytest.param("/v1/score", {"text_1": [LONG], "text_2": ["b"] * 190}, 190, id="a list of one text"),
+        pytest.param("/v1/rerank", {"query": LONG, "documents": ["b"] * 240}, 240, id="too many documents"),
+        pytest.param("/v1/rerank", {"query": IMAGE, "documents": ["b"] * 240}, None, id="documents and an image"),
+        pytest.param("/v1/rerank", {"query": AUDIO, "documents": ["b"] * 240}, None, id="documents and audio"),
+        pytest.param("/v1/score", {"text_1": [LONG], "text_2": ["b"] * 240}, 240, id="a list of one text"),
         pytest.param("/v1/score", {"text_1": [LONG] * 20, "text_2": [LONG] * 20}, None, id="pairs"),
         pytest.param("/v1/embeddings", {"input": [[1, 2]] * 2048}, None, id="inputs"),
     ],
@@ -188,6 +202,31 @@ async def test_a_small_body_that_becomes_large_prompts_is_refused_before_vllm_ma
         reader = HttpReader("", [path], lambda: ["m"], lambda _: None, is_encoder=True)
         with nullcontext() if refused is None else pytest.raises(Refused, match=said):
             reader.prepare("r", claimed, 0.0)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_call_ends_when_vllm_keeps_too_many_logprobs_for_its_answer(is_streamed):
+    """The answer of a model is seldom as long as its context, so the logprobs are counted as they come."""
+    body = BODY | {"prompt": ["Once", "Twice"][: 2 - is_streamed], "stream": is_streamed, "sampling": {"logprobs": -1}}
+    async with running() as found:
+        post = asyncio.create_task(found.client.post("/v1/completions", json=body))
+        for request_id in ("r1", "r2")[: 2 - is_streamed]:
+            await found.sent(request_id)
+        for _ in range(3):
+            for request_id in list(found.engine.answers):
+                found.engine.give(request_id, 5, 6)
+        if is_streamed:
+            found.engine.give("r1", reason="stop")
+        response = await post
+        outcomes = found.server.recorder.outcomes
+
+    assert response.status_code == (200 if is_streamed else 400)
+    if not is_streamed:
+        error = response.json()["error"]
+        assert (error["param"], found.engine.aborted) == ("logprobs", ["r1", "r2"])
+        assert "has more than 655360 logprobs" in error["message"]
+        assert "or stream the answer" in error["message"]
+        assert {key: count for key, count in outcomes.items() if count} == {("online", "invalid"): 1}
 
 
 async def test_items_that_run_leave_the_limit_of_other_offline_requests_as_it_is(vllm_queue, variables):

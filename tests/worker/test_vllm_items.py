@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from types import SimpleNamespace
@@ -90,11 +90,13 @@ def test_items_of_an_adapter_that_are_held_up_keep_further_ones_in_the_queue():
     assert prepare(5, "a").num_held_up == 0
 
 
-async def run_item(app: ASGIApp, url: str = "/v1/completions", **options: Any) -> tuple[InFlightItems, Ended]:
+async def run_item(
+    app: ASGIApp, url: str = "/v1/completions", fields: Mapping[str, Any] | None = None, **options: Any
+) -> tuple[InFlightItems, Ended]:
     """Send an item through the app. Return what the worker reports of it, and its end."""
     engine = SimpleNamespace(items={}, num_computed=lambda _: 0)
     loop = HttpItemLoop(app, {"type": "http", "method": "POST", "headers": []}, engine)
-    body = {"model": "m", "prompt": "Once"}
+    body = {"model": "m", "prompt": "Once"} | dict(fields or {})
     claimed = make_claimed(url=url, body=body)
     in_flight = InFlightItems("w1", "revision")
     item = HttpReader("revision", [url], lambda: ["m"], loop.start, **options).prepare("r", claimed, 0.0)
@@ -188,6 +190,33 @@ async def test_an_item_that_enginecore_gives_up_is_returned_unless_vllm_answers_
 
     assert (in_flight.results, len(in_flight.failures)) == ([], not is_returned)
     assert [claimed.custom_id for claimed, _ in in_flight.returns] == ["a"] * is_returned
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("num_tokens", "is_ended"), [(5, False), (6, True)])
+async def test_an_item_ends_when_its_answer_has_too_many_logprobs(num_tokens: int, is_ended: bool):
+    engine = FakeEngine()
+    EngineTap(engine, lambda: 0.0)
+    app = FakeVllm(engine)
+
+    async def route(scope: Scope, receive: Receive, send: Send) -> None:
+        work = asyncio.create_task(app(scope, receive, send))
+        while "r1" not in engine.sent:  # noqa: ASYNC110 - it sets no event of this loop
+            await asyncio.sleep(0)
+        engine.give("r1", *[5] * num_tokens)
+        while not is_ended and engine.answers:
+            engine.give("r1", reason="stop")
+        await work
+
+    in_flight, _ = await run_item(route, fields={"sampling": {"logprobs": -1}})
+
+    assert ([failure.status_code for failure in in_flight.failures], engine.aborted) == (
+        ([400], ["r1"]) if is_ended else ([], [])
+    )
+    for failure in in_flight.failures:
+        assert not failure.is_retryable
+        assert "has more than 655360 logprobs" in failure.message
+        assert "stream" not in failure.message
 
 
 @pytest.mark.anyio
@@ -321,17 +350,20 @@ def test_work_is_done_after_vllm_replaced_threads_that_a_chat_template_does_not_
     assert first.result()
 
 
-def test_offline_work_that_has_waited_for_some_seconds_is_next():
+def test_offline_work_that_has_waited_for_some_seconds_takes_turns_with_online_work():
+    """A large call has many pieces that are due at once, and neither online work nor others wait for all."""
     order, turns, now = [], [], [0.0]
     submit = OnlineFirst(turns.append, lambda: now[0])
-    in_call(OFFLINE, submit, order.append, "offline")
-    for _ in range(2):
-        in_call(ONLINE, submit, order.append, "online")
+    for number in range(4):
+        in_call(OFFLINE, submit, order.append, f"large {number}", tenant="large")
     now[0] = MOST_SECONDS
+    in_call(OFFLINE, submit, order.append, "other", tenant="other")
+    for number in range(3):
+        in_call(ONLINE, submit, order.append, f"online {number}")
     for turn in turns:
         turn()
 
-    assert order == ["offline", "online", "online"]
+    assert order == ["large 0", "online 0", "other", "online 1", "large 1", "online 2", "large 2", "large 3"]
 
 
 @pytest.mark.anyio

@@ -23,10 +23,11 @@ that a pod requests if its template names no memory.
 """
 OBJECT_BYTES = 64
 """Memory of a small object: an empty list takes 56 bytes, and its place in another list 8."""
-MOST_REPEATED = 16 * 1024 * 1024
-"""Characters and token ids of a body that vLLM writes once for each entry of a list, with all copies.
+MOST_REPEATED = 20 * 1024 * 1024
+"""Characters and values of a body that vLLM writes once for each entry of a list, with all copies.
 
-That is a query of 8,192 characters for 2,048 documents. The tokens of the copies take some 200 MiB, at most 650 MiB.
+That is a query of 10,240 characters for 2,048 documents, or 40 tools of 2 KB for 256 conversations. The tokens of the
+copies take some 250 MiB, at most 810 MiB. Of empty lists, the copies take 1.3 GiB.
 """
 CONVERSATIONS_URL = "/v1/chat/completions/batch"
 """The path of calls with several conversations. vLLM renders all of them before EngineCore gets a request."""
@@ -92,35 +93,32 @@ def _may_search(body: bytes) -> bool:
     return b"use_beam_search" in body or is_escaped or b"\0" in body  # zeros: no UTF-8
 
 
-def check_inputs(body: bytes) -> None:
-    """Refuse a call to an encoder with too many inputs: vLLM makes a task of each before Ballast sees its request.
+def check_lists(path: str, body: bytes, *, is_encoder: bool) -> None:
+    """Refuse a body whose lists become too many inputs, or too large prompts, before vLLM makes them.
+
+    vLLM makes a task of each input of an encoder before Ballast sees its request. The body is decoded only if its
+    commas could be between that many entries.
 
     Raises:
-        Refused: 400 with the number of inputs.
+        Refused: 400 with the number or the size that was found.
     """
-    if body.count(b",") < MOST_REQUESTS:
-        return  # the commas between more inputs than that
-    number = num_inputs(decoded(body))
-    if number > MOST_REQUESTS:
+    if not is_encoder and path not in _ENTRIES:
+        return
+    num_entries = 1 + body.count(b",")
+    if num_entries <= MOST_REQUESTS and len(body) * num_entries <= MOST_REPEATED:
+        return
+    fields = decoded(body)
+    if is_encoder and (number := num_inputs(fields)) > MOST_REQUESTS:
         raise Refused(
             400,
             f"The call has {number} inputs, the limit is {MOST_REQUESTS}. Divide it into several calls.",
             code="too_many_requests",
         )
-
-
-def check_repeated(path: str, body: bytes, *, is_encoder: bool) -> None:
-    """Refuse a small body of which vLLM makes large prompts, before vLLM makes them.
-
-    Raises:
-        Refused: 400 with the size that was found.
-    """
-    if (is_encoder or path in _ENTRIES) and len(body) * (1 + body.count(b",")) > MOST_REPEATED:
-        check_repeated_fields(path, decoded(body), is_encoder=is_encoder)
+    check_repeated_fields(path, fields, is_encoder=is_encoder)
 
 
 def check_repeated_fields(path: str, fields: Mapping[str, Any], *, is_encoder: bool) -> None:
-    """Check the fields of a decoded body in the same way.
+    """Check in a decoded body what vLLM writes once for each entry of a list.
 
     In a call to an encoder, any field may hold a list of inputs. Lists of several inputs are pairs, such as those of
     scores, and each of the other fields belongs to every input.
@@ -134,30 +132,40 @@ def check_repeated_fields(path: str, fields: Mapping[str, Any], *, is_encoder: b
         others = [value for name, value in fields.items() if num_inputs({name: value}) == 1]
     else:
         return
-    if number > 1 and (size := number * _size(others)) > MOST_REPEATED:
+    if number > 1 and (size := number * _size(others, has_media=path not in _ENTRIES)) > MOST_REPEATED:
         raise Refused(
             400,
-            f"Each of the {number} inputs gets the rest of the body, which makes {size} characters and token ids, "
+            f"Each of the {number} inputs gets the rest of the body, which makes {size} characters and values, "
             f"expected at most {MOST_REPEATED}. Divide it into several calls.",
             code="too_many_requests",
         )
 
 
-def _size(value: object) -> int:
-    """Return the characters of all texts of a value and the number of its numbers. URLs with media do not count."""
+def _size(value: object, *, has_media: bool) -> int:
+    """Return the number of all values inside a value, with the characters of its texts, names and long integers.
+
+    With `has_media`, the base64 of images and other media in parts of messages does not count.
+    """
     size, parts = 0, [value]
     while parts:
         part = parts.pop()
+        size += 1
         if isinstance(part, str):
             size += len(part)
         elif isinstance(part, dict):
-            parts += [inner for name, inner in part.items() if not (name.endswith("url") and _is_media(inner))]
+            size += sum(map(len, part))
+            parts += [inner for name, inner in part.items() if not (has_media and _is_media(name, inner))]
+            if has_media and isinstance(audio := part.get("input_audio"), dict):
+                parts.append({**audio, "data": None})
         elif isinstance(part, list):
             parts += part
-        else:
-            size += 1
+        elif isinstance(part, int):
+            size += max(0, part.bit_length() - 64) // 4  # at most its digits
     return size
 
 
-def _is_media(value: object) -> bool:
-    return isinstance(value, str) and value[:5].lower() == "data:"
+def _is_media(name: str, value: object) -> bool:
+    """Return whether a field of a part of a message has media. Of audio, only the data does not count: see `_size`."""
+    if name == "input_audio":
+        return isinstance(value, dict)
+    return name.endswith("url") and isinstance(value, str) and value[:5].lower() == "data:"

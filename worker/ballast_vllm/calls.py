@@ -41,6 +41,8 @@ class EngineRequest:
     """Tokens of an earlier attempt that go in front of its first output."""
     num_cached: int = 0
     num_output: int = 0
+    num_logprobs: int = 0
+    """Logprobs of each of its tokens that vLLM keeps until the answer ends."""
     token_ids: list[int] = field(default_factory=list)
     """What it computed of its output, if it can be continued."""
     first_at: float | None = None

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
+from ballast_openai.body import CHAT_URL
 from ballast_openai.chat_limits import (
     MOST_INDENTS,
     MOST_MESSAGES,
@@ -28,7 +29,13 @@ from ballast_openai.chat_limits import (
     wrong_token,
 )
 from ballast_openai.errors import describe
+from ballast_openai.item_body import RESPONSES_URL
+from ballast_vllm.bodies import CONVERSATIONS_URL
 
+SPEECH_URLS = "/v1/audio/"
+"""How the paths of transcriptions and translations begin."""
+LIMITS = {CHAT_URL: "max_completion_tokens", SPEECH_URLS: "max_completion_tokens", RESPONSES_URL: "max_output_tokens"}
+"""How a path begins -> the field that limits the tokens of an answer. For others, it is `max_tokens`."""
 MOST_PATTERN = 512
 """Tokens of the longest repeated pattern. For each size of a pattern, vLLM calls a function after each new token."""
 MOST_COMPARISONS = 6000
@@ -47,8 +54,11 @@ MOST_CHOICES = 10_000
 """Choices of an answer. The time to check them grows with the square of their number: 60,000 take 3 s, twice."""
 MOST_GRAMMAR = 64 * 1024
 """Characters of a grammar. vLLM translates 1 MB in 4 s, in which it stops other threads for up to 0.5 s."""
-MOST_LOGPROBS = 512 * 1024
-"""Logprobs of generated tokens in an answer that is not streamed. Each takes 14 us and 1 KiB, so the most take 7 s."""
+MOST_LOGPROBS = 640 * 1024
+"""Logprobs of generated tokens in an answer that is not streamed. Each takes 14 us and 1 KiB, so the most take 9 s.
+
+Evaluations echo 128 prompts of 2,048 tokens with `logprobs: 1`, which is a little above 512 Ki.
+"""
 MOST_PROMPT_LOGPROBS = 1024 * 1024
 """Logprobs of prompts in an answer. Each takes 2 us and 300 bytes."""
 MOST_COPIED = 64 * 1024 * 1024
@@ -56,6 +66,9 @@ MOST_COPIED = 64 * 1024 * 1024
 MOST_SEARCHED = 256 * 1024 * 1024
 """Bytes of the tokens that a beam search keeps. It may keep each beam of each step, with the whole prompt."""
 
+ABOVE_LOGPROBS = f"more than {MOST_LOGPROBS} logprobs of generated or echoed tokens."
+EACH = "Each token of each choice has one more than the call asks for."
+"""What the sentences about logprobs add to their number."""
 COMPARISONS = (
     "comparisons of tokens after each new token. Each size from min_pattern_size to max_pattern_size counts as itself, "
     "at most as min_pattern_size * min_count, and the sum is multiplied by min_count - 1. Choose a smaller "
@@ -118,36 +131,81 @@ class Asked:
 
     num_requests: int = 0
     num_logprobs: int = 0
+    """Those of echoed tokens, and of the tokens that were generated so far and are not streamed."""
+    num_expected: int = 0
+    """Those that the client allows its requests to generate, as far as they were known before the first output."""
     num_prompt_logprobs: int = 0
     num_copied: int = 0
     num_searched: int = 0
     hides_logprobs: bool = False
     """Whether its answer has none. vLLM itself uses those of a transcription."""
+    limit: str = "max_tokens"
+    """The field that limits the tokens of its answer."""
+    can_stream: bool = True
 
-    def excess(self, params: Any, num_prompt: int, *, context: int, vocabulary: int) -> tuple[str, str] | None:
-        """Count the logprobs of a further request. Return a parameter that asks for too many, and the refusal."""
-        sampled, of_prompt = (getattr(params, name, None) for name in ("num_logprobs", "prompt_logprobs"))
-        is_first = not self.num_logprobs
-        if sampled is not None and not self.hides_logprobs:
-            per_token = params.n * (1 + (vocabulary if sampled < 0 else sampled))
+    @classmethod
+    def of_call(cls, path: str, *, is_item: bool = False) -> Asked:
+        """Return what a call of this path asks for before vLLM has read its body."""
+        return cls(
+            hides_logprobs=path.startswith(SPEECH_URLS),
+            limit=next((field for begin, field in LIMITS.items() if path.startswith(begin)), "max_tokens"),
+            can_stream=not is_item and path != CONVERSATIONS_URL,
+        )
+
+    def kept_per_token(self, params: Any, vocabulary: int) -> int:
+        """Return the logprobs of each generated token of a choice that vLLM keeps until the answer ends.
+
+        A stream has them in small parts, and the steps of a beam search are no answers.
+        """
+        is_kept = getattr(getattr(params, "output_kind", None), "name", "") == "FINAL_ONLY"
+        return self._per_token(params, vocabulary) if is_kept else 0
+
+    def _per_token(self, params: Any, vocabulary: int) -> int:
+        sampled = getattr(params, "num_logprobs", None)
+        if sampled is None or self.hides_logprobs:
+            return 0
+        return 1 + (vocabulary if sampled < 0 else sampled)
+
+    def excess(
+        self, params: Any, num_prompt: int, *, context: int, vocabulary: int, is_begun: bool = False
+    ) -> tuple[str, str] | None:
+        """Count the logprobs of a further request. Return a parameter that asks for too many, and the refusal.
+
+        Without a limit of the client, vLLM sets the rest of the context, and few answers are that long. So only lower
+        limits count here, and only before the call has an output (`is_begun`): `excess_of_generated` counts the tokens.
+        """
+        of_prompt = getattr(params, "prompt_logprobs", None)
+        is_first = not self.num_logprobs + self.num_expected
+        if per_token := self._per_token(params, vocabulary) * getattr(params, "n", 1):
             num_echoed = 0 if of_prompt is None else num_prompt  # `echo` has the logprobs of the prompt twice
-            num_generated = 0  # a stream has them in small parts, and the steps of a beam search are no answers
-            if getattr(params.output_kind, "name", "") == "FINAL_ONLY":
-                num_generated = context - num_prompt if params.max_tokens is None else params.max_tokens
-            self.num_logprobs += per_token * (num_echoed + num_generated)
-            if self.num_logprobs > MOST_LOGPROBS:
+            self.num_logprobs += per_token * num_echoed
+            most = params.max_tokens
+            if self.kept_per_token(params, vocabulary) and most is not None and most < context - num_prompt:
+                self.num_expected += per_token * most
+            if self.num_logprobs + (0 if is_begun else self.num_expected) > MOST_LOGPROBS:
                 fitting = MOST_LOGPROBS // per_token - num_echoed
-                first = f"Set max_tokens to at most {fitting}" if is_first and fitting > 0 else "Divide the call"
-                last = ", or stream the answer" if num_generated else ""
-                remedy = f"{first}, ask for fewer logprobs or choices{last}"
-                return "logprobs", _too_many("generated or echoed tokens", self.num_logprobs, MOST_LOGPROBS, remedy)
+                first = f"Set {self.limit} to at most {fitting}" if is_first and fitting > 0 else "Divide the call"
+                remedy = self._remedy(first, is_streamable=self.num_logprobs <= MOST_LOGPROBS)
+                return "logprobs", f"The answer may have {ABOVE_LOGPROBS} {EACH} {remedy}"
         if of_prompt is not None:
             self.num_prompt_logprobs += params.n * num_prompt * (1 + (vocabulary if of_prompt < 0 else of_prompt))
             if self.num_prompt_logprobs > MOST_PROMPT_LOGPROBS:
-                remedy = "Ask for fewer logprobs or choices, or divide the call"
-                found = _too_many("prompt tokens", self.num_prompt_logprobs, MOST_PROMPT_LOGPROBS, remedy)
-                return "prompt_logprobs", found
+                found = f"The answer has more than {MOST_PROMPT_LOGPROBS} logprobs of prompt tokens. {EACH}"
+                return "prompt_logprobs", f"{found} Ask for fewer logprobs or choices, or divide the call."
         return None
+
+    def excess_of_generated(self, num_logprobs: int) -> str | None:
+        """Count the logprobs of generated tokens that vLLM keeps. Return the sentence that ends the call, or None."""
+        self.num_logprobs += num_logprobs
+        if self.num_logprobs <= MOST_LOGPROBS:
+            return None
+        remedy = self._remedy(f"Set {self.limit} to a lower number, divide the call", is_streamable=True)
+        return f"The answer has {ABOVE_LOGPROBS} {EACH} {remedy}"
+
+    def _remedy(self, first: str, *, is_streamable: bool) -> str:
+        if self.can_stream and is_streamable:
+            return f"{first}, ask for fewer logprobs or choices, or stream the answer."
+        return f"{first}, or ask for fewer logprobs or choices."
 
     def excess_of_copies(self, num_bytes: int) -> str | None:
         """Count the copies of a further request. Return the sentence that refuses it, or None."""
@@ -155,31 +213,26 @@ class Asked:
         if self.num_copied <= MOST_COPIED:
             return None
         return (
-            f"The prompts and choices (n) of the call need {self.num_copied} bytes of copies of its prompts and "
-            f"parameters, expected at most {MOST_COPIED}. Divide it into several calls."
+            f"The prompts and choices (n) of the call need more than {MOST_COPIED} bytes of copies of its prompts and "
+            "parameters. Divide it into several calls."
         )
 
     def excess_of_search(self, num_beams: int, max_tokens: int, num_prompt: int) -> str | None:
         """Count the memory of a further beam search. Return the sentence that refuses it, or None."""
         is_first, per_step = not self.num_searched, 8 * num_beams
-        # A beam is a list of its tokens, and one of their logprobs.
-        self.num_searched += per_step * max_tokens * (num_prompt + 2 * max_tokens)
+        # A beam is a list of its tokens and one of their logprobs, which grow to this length: both take it on average.
+        self.num_searched += per_step * max_tokens * (num_prompt + max_tokens)
         if self.num_searched <= MOST_SEARCHED:
             return None
-        fitting = (isqrt(num_prompt**2 + 8 * MOST_SEARCHED // per_step) - num_prompt) // 4
-        remedy = f"Set max_tokens to at most {fitting}" if is_first and fitting > 0 else "Divide the call"
+        fitting = (isqrt(num_prompt**2 + 4 * MOST_SEARCHED // per_step) - num_prompt) // 2
+        remedy = f"Set {self.limit} to a lower number, divide the call"
+        if is_first and fitting > 0:
+            remedy = f"Set {self.limit} to at most {fitting}"
         return (
-            f"The beam search may keep {self.num_searched // 2**20} MiB of tokens: {num_beams} beams (n) for each of "
-            f"{max_tokens} tokens, each with the {num_prompt} tokens of the prompt. Expected at most "
-            f"{MOST_SEARCHED // 2**20} MiB. {remedy}, or ask for fewer beams."
+            f"The beam searches of the call may keep more than {MOST_SEARCHED // 2**20} MiB of tokens: {num_beams} "
+            f"beams (n) for each of {max_tokens} tokens, each with the {num_prompt} tokens of the prompt. {remedy}, or "
+            "ask for fewer beams."
         )
-
-
-def _too_many(tokens: str, number: int, most: int, remedy: str) -> str:
-    return (
-        f"The answer may hold {number} logprobs of {tokens}, expected at most {most}. Each token of each choice has "
-        f"one more than the call asks for. {remedy}."
-    )
 
 
 def excess_of_chat(messages: Sequence[Any], options: Mapping[str, Any], tokens: frozenset[str]) -> str | None:

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 HELD_UP_SECONDS = 2.0
 """How long a request waits for a place of its adapter before it counts as held up. Short bursts end before that."""
 
+NEAR = 32
+"""Tokens before the end of a block from which drafts may begin another one. With small blocks, each request counts."""
+
 
 class Driver:
     """The requests of one EngineCore and their policy host."""
@@ -215,9 +218,8 @@ class Driver:
         host, kv = self.host, self.kv
         kv.begin()
         num_running = sum([held[RUNNING] for held in host.held.values()])
-        num_ahead = self.blocks.num_lookahead_tokens + self._limits.num_drafts * self.draft_gain.is_on
         kv.num_eager = EAGER if num_running < host.config.slots else 0
-        kv.draft_blocks = num_running * -(-num_ahead // self.blocks.block_tokens)  # all may begin one in the same step
+        kv.draft_blocks = self._draft_blocks()
         self.private_blocks.count()
         snapshot = host.snapshot(kv, now)
         if self.blocks.mixed is not None:
@@ -231,6 +233,22 @@ class Driver:
             if num_leaving:
                 snapshot = replace(snapshot, residents=residents, num_leaving=num_leaving)
         return snapshot if admits else replace(snapshot, waiting=())
+
+    def _draft_blocks(self) -> int:
+        """Return the blocks that drafts may take in a step: those of requests near the end of a block.
+
+        A step that vLLM still runs may add as many tokens again as the next one.
+        """
+        num_ahead = self.blocks.num_lookahead_tokens + self._limits.num_drafts * self.draft_gain.is_on
+        if not num_ahead:
+            return 0
+        size, most = self.blocks.smallest_block_tokens, max(NEAR, 1 + 2 * num_ahead)
+        near = [
+            record
+            for record in self.host.residents.values()
+            if record.phase is RUNNING and (record.remaining > 1 or -record.num_tokens % size < most)
+        ]
+        return len(near) * -(-num_ahead // size)
 
     def _release_blocked(self, now: float) -> None:
         for seq, record in list(self.blocked.items()):

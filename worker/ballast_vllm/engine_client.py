@@ -24,7 +24,7 @@ from ballast_vllm.costs import Asked, excess, excess_of_chat
 from ballast_vllm.daemon_threads import DaemonThreads
 from ballast_vllm.online_first import OnlineFirst
 from ballast_vllm.requests import KEY
-from ballast_worker.errors import NotServed
+from ballast_worker.errors import NotServed, Refused
 
 log = Log(__name__)
 
@@ -246,9 +246,15 @@ class EngineTap:
 
     def _check_asked(self, prompt: Any, params: Any) -> None:
         """Refuse a request if its call asks for too much with it."""
-        asked, model = _asked(), self._engine.model_config
+        asked, model, call = _asked(), self._engine.model_config, CALL.get()
         num_prompt, num_choices = _num_tokens(prompt), getattr(params, "n", 1)
-        found = asked.excess(params, num_prompt, context=model.max_model_len, vocabulary=model.get_vocab_size())
+        found = asked.excess(
+            params,
+            num_prompt,
+            context=model.max_model_len,
+            vocabulary=model.get_vocab_size(),
+            is_begun=call is not None and call.timing.first_at is not None,
+        )
         if found is not None:
             raise _invalid(found[1], found[0])
         if asked.num_requests or num_choices > 1:  # the message of the only request is as large as the body
@@ -344,6 +350,9 @@ class EngineTap:
                 request.prompt_token_ids = [*request.prompt_token_ids, *generated]
                 params.max_tokens -= len(generated)
                 record.replay = generated
+        record.num_logprobs = call.asked.kept_per_token(
+            request.sampling_params, self._engine.model_config.get_vocab_size()
+        )
         self.live[request.request_id] = record
         self.num_online += not call.requests and call.request_class is RequestClass.ONLINE
         if not call.counts_once:
@@ -377,8 +386,17 @@ class EngineTap:
         if not record.is_begun:
             self._begin(output, record, now)
         record.num_output += len(computed)
+        if record.num_logprobs:
+            self._count_logprobs(record.call, record.num_logprobs * len(computed))
         if record.can_continue:
             record.token_ids += computed
+
+    def _count_logprobs(self, call: Call, number: int) -> None:
+        """Count the logprobs that vLLM keeps for the answer of a call. End the call if they are too many."""
+        found = call.asked.excess_of_generated(number)
+        if found is not None and call.refused is None:
+            call.refused = Refused(400, found, param="logprobs")
+            call.hang_up()
 
     def _begin(self, output: Any, record: EngineRequest, now: float) -> None:
         call = record.call

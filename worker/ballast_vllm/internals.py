@@ -256,13 +256,14 @@ class KvBlocks:
             table = min(full or tables, key=lambda found: found.block_size)
             self._index = tables.index(table)
             self.block_tokens: int = table.block_size
+            self.smallest_block_tokens: int = min(found.block_size for found in tables)
             self.num_blocks: int = self._pool_size // len(tables)
             self.tables: Mapping[str, Sequence[Any]] = table.req_to_blocks
             if len(full) < len(tables) or len({found.block_size for found in tables}) > 1:
                 self.mixed = _mixed(scheduler, tables, self.block_tokens)
                 self.num_blocks = self.mixed.capacity(self._pool_size)
         else:
-            self.block_tokens = 16
+            self.block_tokens = self.smallest_block_tokens = 16
             self.num_blocks = -(-int(scheduler.max_model_len) // 16) * 2 * scheduler.scheduler_config.max_num_seqs
             self.tables = {}
         self.num_lookahead_tokens: int = scheduler.num_lookahead_tokens

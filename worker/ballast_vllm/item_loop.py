@@ -152,6 +152,8 @@ class HttpItemLoop(EndedItems):
         reason = FinishReason.FAILED
         if has_answer:
             reason = FinishReason.LENGTH if any(request.is_cut for request in requests) else FinishReason.STOP
+        elif call.refused is not None:  # vLLM has ended the item as if its client had left
+            item.status, item.answer = call.refused.status, call.refused.as_openai()
         elif item.is_given_back or (call.is_aborted and item.status in {0, 200}):
             reason = FinishReason.GIVEN_BACK
         elif item.gone.is_set():

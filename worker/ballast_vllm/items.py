@@ -15,6 +15,7 @@ from ballast_policy.request import RequestClass
 from ballast_queue.job import Claimed, Prefix
 from ballast_vllm.bodies import check_repeated_fields
 from ballast_vllm.calls import Call
+from ballast_vllm.costs import Asked
 from ballast_worker.errors import Refused
 from ballast_worker.http_exchange import TOO_DEEP
 from ballast_worker.items import NO_PLACE, ItemFailure
@@ -125,8 +126,11 @@ class HttpReader:
             generated=earlier.token_ids if earlier.model_revision == self.revision else (),
             num_expected=body.num_requests,
             num_computed=earlier.num_computed,
+            asked=Asked.of_call(claimed.url, is_item=True),
         )
-        return HttpItem(request_id, claimed.url, text, body.model, call, claimed.seed, self.start)
+        item = HttpItem(request_id, claimed.url, text, body.model, call, claimed.seed, self.start)
+        call.hang_up = item.gone.set
+        return item
 
 
 def _decode(body: bytes) -> object:

@@ -29,8 +29,7 @@ from ballast_vllm.admission import outcome_of
 from ballast_vllm.bodies import (
     CONVERSATIONS_URL,
     beam_search,
-    check_inputs,
-    check_repeated,
+    check_lists,
     decoded,
     decoded_bytes,
 )
@@ -58,8 +57,6 @@ UNQUEUED = re.compile(
 """Paths of POST requests that EngineCore does not see."""
 SEARCH_URLS = frozenset({CHAT_URL, COMPLETIONS_URL, "/invocations"})
 """The paths where vLLM reads `use_beam_search` in JSON. Elsewhere it ignores the field, and so must the queue limit."""
-SPEECH_URLS = "/v1/audio/"
-"""How the paths of transcriptions and translations begin."""
 STREAMED_INPUT = "Ballast does not support streamed input. Send the whole input to a route that takes POST requests."
 BACKGROUND = "Ballast does not support responses in the background. Leave out the field, or submit a job."
 _FLEX = re.compile(rb'"service_tier"\s*:\s*"flex"')
@@ -216,9 +213,7 @@ class BallastMiddleware:
         body = bytes(await exchange.body(server.config.limits.max_body_kibibytes * 1024, share))
         timing.arrival = time.monotonic()  # the client decides how long its upload takes
         share.grow(min(decoded_bytes(body), server.bodies.limit))  # at most all, so that each body passes alone
-        if server.tap.is_encoder:
-            check_inputs(body)
-        check_repeated(path, body, is_encoder=server.tap.is_encoder)
+        check_lists(path, body, is_encoder=server.tap.is_encoder)
         if path == "/v1/responses":
             _refuse_background(body)
         caller = server.tenancy.caller(headers, is_flex=_is_flex(body))
@@ -228,7 +223,7 @@ class BallastMiddleware:
             timing,
             states_priority=PRIORITY_HEADER in headers,
             most_priority=server.tenancy.capped(caller.tenant, MAX_PRIORITY),
-            asked=Asked(hides_logprobs=path.startswith(SPEECH_URLS)),
+            asked=Asked.of_call(path),
         )
         if is_queued:
             server.admission.check_queue(caller)

@@ -18,8 +18,9 @@ from ballast_vllm.daemon_threads import do
 MOST_IN_A_ROW = 9
 """Pieces of online work in a row while offline work waits. A tenth is the default reservation of offline work."""
 MOST_SECONDS = 10.0
-"""Offline work that has waited for this time is done next.
+"""While offline work has waited for this time, a piece of each class is done by turns.
 
+All pieces of a large call are due at once. Tenants take turns also then, so another one does not wait for all of them.
 vLLM counts a chat that is not rendered within 30 s, with its wait for a thread, as one whose template does not end.
 """
 
@@ -69,6 +70,8 @@ class OnlineFirst:
         self._submit, self._now = submit, now
         self._online, self._offline = _Turns(), _Turns()
         self._num_in_a_row = 0
+        self._was_due = False
+        """Whether the last piece was offline work that was due."""
         self._lock = Lock()
 
     def __call__(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -101,7 +104,8 @@ class OnlineFirst:
             if not self._offline:
                 self._num_in_a_row = 0
                 return self._online.pop_next() if self._online else None
-            is_due = self._now() - self._offline.oldest_at >= MOST_SECONDS
+            is_due = not self._was_due and self._now() - self._offline.oldest_at >= MOST_SECONDS
+            self._was_due = is_due
             if is_due or not self._online or self._num_in_a_row >= MOST_IN_A_ROW:
                 self._num_in_a_row = 0
                 return self._offline.pop_next()

@@ -363,15 +363,22 @@ SCHEMA_OF_1_MB = StructuredOutputsParams(json='{"description": "' + "a" * 2**20 
         pytest.param([16_384], {"prompt_logprobs": 20, "max_tokens": 1}, None, id="20 for each token of a prompt"),
         pytest.param([100], {"logprobs": 20, "max_tokens": 4096}, None, id="20 for each token of an answer"),
         pytest.param([100], {"n": 8, "logprobs": 5, "max_tokens": 1024}, None, id="choices"),
-        pytest.param([500] * 256, {"logprobs": 1, "prompt_logprobs": 1, "max_tokens": 1}, None, id="echoed prompts"),
-        pytest.param([100], {"logprobs": 5, "max_tokens": None}, None, id="5 up to the end of the context"),
-        pytest.param([100], {"logprobs": 20, "max_tokens": None}, "Set max_tokens to at most 24966", id="no limit"),
-        pytest.param([100], {"n": 64, "logprobs": 20, "max_tokens": 4096}, "at most 390", id="choices and tokens"),
-        pytest.param([100], {"logprob_token_ids": [1] * 128, "max_tokens": 4096}, "at most 4064", id="named tokens"),
-        pytest.param([100], {"logprobs": -1, "max_tokens": 5}, "at most 4,", id="the whole vocabulary"),
+        pytest.param([2048] * 128, {"logprobs": 1, "prompt_logprobs": 1, "max_tokens": 1}, None, id="echoed prompts"),
+        pytest.param([4096] * 64, {"logprobs": 1, "prompt_logprobs": 1, "max_tokens": 1}, None, id="long echoes"),
+        pytest.param([100], {"n": 64, "logprobs": 20, "max_tokens": None}, None, id="no limit"),
+        pytest.param([100], {"n": 64, "logprobs": 20, "max_tokens": 32_668}, None, id="the rest of the context"),
+        pytest.param([100], {"logprobs": 20, "max_tokens": 32_667}, "Set max_tokens to at most 31207,", id="a limit"),
+        pytest.param([100], {"n": 64, "logprobs": 20, "max_tokens": 4096}, "at most 487,", id="choices and tokens"),
+        pytest.param([100], {"logprob_token_ids": [1] * 128, "max_tokens": 5500}, "at most 5080,", id="named tokens"),
+        pytest.param([100], {"logprobs": -1, "max_tokens": 6}, "at most 5,.* or stream", id="the whole vocabulary"),
         pytest.param([100] * 2048, {"logprobs": 20, "max_tokens": 16}, "Divide the call", id="prompts and tokens"),
         pytest.param([16_384], {"n": 64, "prompt_logprobs": 20, "max_tokens": 1}, "of prompt tokens", id="choices"),
-        pytest.param([9000], {"n": 64, "logprobs": 20, "prompt_logprobs": 20, "max_tokens": 9}, "Divide", id="echo"),
+        pytest.param(
+            [9000],
+            {"n": 64, "logprobs": 20, "prompt_logprobs": 20, "max_tokens": 9},
+            r"Divide .*choices\. \(",
+            id="echo",
+        ),
         pytest.param([4096], {"n": 2048, "max_tokens": 1}, None, id="many choices of one prompt"),
         pytest.param([32_000], {"n": 2048, "max_tokens": 1}, "bytes of copies", id="copies of a prompt"),
         pytest.param([16_000] * 9, {"n": 200, "max_tokens": 1}, "bytes of copies", id="copies of several prompts"),
@@ -402,10 +409,29 @@ def test_a_call_that_multiplies_what_it_asks_for_is_refused(begin, prompts, para
 
 def test_the_logprobs_of_a_transcription_are_in_no_answer(tap, begin):
     """It has several requests, each up to the end of the context."""
-    begin(asked=Asked(hides_logprobs=True))
+    begin(asked=Asked.of_call("/v1/audio/transcriptions"))
     params = SamplingParams(logprobs=1, max_tokens=32_768, output_kind=RequestOutputKind.FINAL_ONLY)
     for _ in range(20):
         tap._check_asked({"decoder_prompt": {"prompt_token_ids": [1]}}, params)  # noqa: SLF001
+
+
+@pytest.mark.parametrize(
+    ("path", "is_item", "said"),
+    [
+        ("/v1/completions", False, "Set max_tokens to .* or stream the answer"),
+        ("/v1/chat/completions", False, "Set max_completion_tokens to .* or stream the answer"),
+        ("/v1/responses", True, r"Set max_output_tokens to .* choices\. \("),
+        ("/v1/chat/completions/batch", False, r"Set max_completion_tokens to .* choices\. \("),
+    ],
+)
+def test_a_refusal_names_what_the_call_can_change(tap, begin, path, is_item, said):
+    call = begin(asked=Asked.of_call(path, is_item=is_item))
+    params = SamplingParams(logprobs=20, max_tokens=32_000, output_kind=RequestOutputKind.FINAL_ONLY)
+
+    with pytest.raises(VLLMValidationError, match=said):
+        tap._check_asked({"prompt_token_ids": [1]}, params)  # noqa: SLF001
+    call.timing.first_at = 1.0
+    tap._check_asked({"prompt_token_ids": [1]}, params)  # noqa: SLF001 -- a later turn: no longer by its limit
 
 
 def tools(number, schema=None):
@@ -573,7 +599,7 @@ def test_structured_output_is_checked_on_threads_for_the_library_that_carries_it
 @pytest.fixture
 def search(tap, begin):
     """`search(prompt, beams, max_tokens)` begins a beam search of a call, and returns whether vLLM has got it."""
-    begin()
+    begin(asked=Asked.of_call("/v1/audio/transcriptions"))
     serving = SimpleNamespace(beam_search=lambda **given: sorted(given))
     tap.limit_searches(serving)
 
@@ -589,10 +615,10 @@ def search(tap, begin):
 @pytest.mark.parametrize(
     ("num_prompt", "max_tokens", "refused"),
     [
-        (30_000, 300, "keep 700 MiB .* Set max_tokens to at most 111,"),
+        (30_000, 300, "keep more than 256 MiB .* Set max_completion_tokens to at most 111,"),
         (30_000, 112, "at most 111,"),
-        (100, 32_000, "Set max_tokens to at most 1270,"),
-        (100, 1271, "at most 1270,"),
+        (100, 32_000, "at most 1782,"),
+        (100, 1783, "at most 1782,"),
     ],
 )
 def test_a_beam_search_that_keeps_too_many_tokens_is_refused(search, num_prompt, max_tokens, refused):
@@ -600,11 +626,13 @@ def test_a_beam_search_that_keeps_too_many_tokens_is_refused(search, num_prompt,
         search(num_prompt, 10, max_tokens)
 
 
-@pytest.mark.parametrize(("num_prompt", "max_tokens"), [(30_000, 111), (100, 1270), (30_000, 16)])
+@pytest.mark.parametrize(("num_prompt", "max_tokens"), [(30_000, 111), (100, 1782), (30_000, 16)])
 def test_a_call_may_have_beam_searches_until_they_keep_too_many_tokens(search, num_prompt, max_tokens):
     assert search(num_prompt, 10, max_tokens)
 
-    with pytest.raises(VLLMValidationError, match="Divide the call"):
+    with pytest.raises(
+        VLLMValidationError, match="Set max_completion_tokens to a lower number, divide the call, or ask"
+    ):
         any(not search(num_prompt, 10, max_tokens) for _ in range(9))
 
 

@@ -127,8 +127,8 @@ def test_an_item_that_vllm_refuses_is_a_dead_letter_with_the_sentence_of_vllm(se
 
     assert results["good"].status_code == 200
     assert [results[name].status_code for name in ("logprobs", "beams")] == [400, 400]
-    assert "Set max_tokens to at most 624," in results["logprobs"].error["message"]
-    assert "The beam search may keep" in results["beams"].error["message"]
+    assert "Set max_tokens to at most 780," in results["logprobs"].error["message"]
+    assert "The beam searches of the call may keep" in results["beams"].error["message"]
     assert results["long"].status_code == 400
     assert "5000" in results["long"].error["message"]
     assert "expected /v1/chat/completions, /v1/completions or /v1/responses" in results["x"].error["message"]
