@@ -152,6 +152,14 @@ def data_url(width, height):
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
+@pytest.fixture(autouse=True)
+def no_call_stays():
+    """End the call that a test began, which would be that of the tests that follow."""
+    before = CALL.get()
+    yield
+    CALL.set(before)
+
+
 def make_call(request_class=RequestClass.ONLINE):
     """Begin a call, to which all media that follow belong."""
     is_item = request_class is RequestClass.OFFLINE
