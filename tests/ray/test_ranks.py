@@ -16,7 +16,7 @@ from ballast_queue.job import JobState
 from ballast_queue.redis_store import Queue
 
 pytestmark = pytest.mark.timeout(900)
-ITEMS = 30
+ITEMS = 120
 
 
 def processes_of(rank: int) -> list[int]:
