@@ -26,5 +26,5 @@ class ScrapeBudget:
         return self._seconds > 0
 
     def spend(self, seconds: float) -> None:
-        """Count the time that one rendering took on a CPU. In a busy process, it also waits, and that costs nothing."""
+        """Count the CPU time of one rendering. The time in which it waits for other threads does not count."""
         self._seconds -= seconds

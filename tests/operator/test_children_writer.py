@@ -91,7 +91,7 @@ def test_no_pod_starts_without_its_policy_or_with_a_server_of_another_owner(
     bench, taken = Bench(), Key(kind, GUEST.namespace, name)
 
     def reconcile(replicas: int = 1, **network: Any) -> set[Kind]:
-        """Return the kinds of what the operator writes after a change of the pods."""
+        """Return the kinds of the children that the operator writes after the pods change."""
         bench.cluster.applied = set()
         template = {"image": "worker:1", "annotations": {"a": f"{len(network)}"}}
         spec = {"runtime": runtime, "template": template, "network": network, "replicas": replicas}

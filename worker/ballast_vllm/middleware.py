@@ -26,13 +26,7 @@ from ballast_openai.body import CHAT_URL, COMPLETIONS_URL
 from ballast_policy.request import RequestClass
 from ballast_queue.settings import MAX_PRIORITY
 from ballast_vllm.admission import outcome_of
-from ballast_vllm.bodies import (
-    CONVERSATIONS_URL,
-    beam_search,
-    check_lists,
-    decoded,
-    decoded_bytes,
-)
+from ballast_vllm.bodies import CONVERSATIONS_URL, beam_search, check_lists, decoded, decoded_bytes
 from ballast_vllm.calls import CALL, Call
 from ballast_vllm.costs import Asked
 from ballast_vllm.server import VllmServer, load
