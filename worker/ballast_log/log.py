@@ -79,7 +79,8 @@ def _value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     text = str(value)
-    return json.dumps(text) if text == "" or any(c in text for c in ' "=\n') else text
+    is_plain = text.isprintable() and not any(c in text for c in ' "=')
+    return text if text and is_plain else json.dumps(text)
 
 
 def configure_packages(level: str, style: Format) -> None:
