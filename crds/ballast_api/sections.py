@@ -292,7 +292,7 @@ class Tenant(ApiModel):
     """The name that requests and jobs use."""
     weight: float = Field(default=1, gt=0, le=1000)
     """Share of service within a class and priority, relative to the other tenants with waiting work."""
-    max_priority: int = Field(default=100, ge=-1000, le=1000)
+    max_priority: int = Field(default=0, ge=-1000, le=1000)
     """Maximum priority. Requests and jobs with a higher priority get this one."""
     max_slots: int | None = Field(default=None, ge=1)
     """Maximum slots that the tenant's offline requests hold at a time in one worker."""

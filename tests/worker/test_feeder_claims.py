@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
 import pytest
@@ -47,6 +48,10 @@ def test_nothing_is_claimed_where_offline_may_hold_no_slot(fed, queue, eventuall
 
         assert queue.jobs.get(job_id).counts.waiting == 1
         assert serving.worker.feeder.num_held == 0
+        with serving.client() as client:
+            refused = client.post("/v1/completions", json=json.loads(make_line(1))["body"] | {"service_tier": "flex"})
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_offline")
 
 
 def test_the_offline_cap_bounds_what_runs(fed, queue, eventually) -> None:

@@ -89,6 +89,16 @@ def test_priority_has_one_polarity_inside(header: bytes | None, body: int | None
     assert OPEN.caller(headers, parse_body("/v1/completions", data).band).priority == priority
 
 
+@pytest.mark.parametrize(("headers", "is_flex"), [({b"x-ballast-class": b"offline"}, False), ({}, True)])
+def test_a_deployment_without_offline_slots_refuses_offline_requests_by_name(headers, is_flex) -> None:
+    tenancy = Tenancy((), None, serves_offline=False)
+
+    assert tenancy.caller({}).request_class is RequestClass.ONLINE
+    with pytest.raises(Refused, match=r"offline\.maxPercent is 0") as caught:
+        tenancy.caller(headers, is_flex=is_flex)
+    assert (caught.value.status, caught.value.code) == (400, "no_offline")
+
+
 def test_a_tenants_priority_is_taken_down_to_its_band() -> None:
     tenancy = Tenancy((Tenant(name="a", max_priority=2),), None)
 
@@ -97,9 +107,19 @@ def test_a_tenants_priority_is_taken_down_to_its_band() -> None:
     assert caller.priority == 2
 
 
+@pytest.mark.parametrize("tenants", [(), (Tenant(name="team-a"),)], ids=["no tenant is declared", "no maximum is set"])
+@pytest.mark.parametrize(("asked", "priority"), [(b"1", 0), (b"-3", -3)])
+def test_with_api_keys_a_priority_above_0_must_be_granted(tmp_path: Path, tenants, asked, priority) -> None:
+    tenancy = Tenancy(tenants, make_keys(tmp_path, "sk-1: team-a"))
+    headers = {b"authorization": b"Bearer sk-1"}
+
+    assert tenancy.caller({**headers, b"x-ballast-priority": asked}).priority == priority
+    assert tenancy.caller(headers, int(asked)).priority == priority, "the priority of a body"
+
+
 @pytest.mark.parametrize("authorization", [b"Bearer 22", b"bearer  22 "])
 def test_an_api_key_beats_the_header(tmp_path: Path, authorization: bytes) -> None:
-    tenancy = Tenancy((), make_keys(tmp_path, "sk-1: team-a\n'22': team-b\n"))
+    tenancy = Tenancy((), make_keys(tmp_path, "sk-1: team-a\n'22 ': team-b\n"))
     headers = {b"authorization": authorization, b"x-llm-d-inference-fairness-id": b"team-a"}
 
     assert tenancy.caller(headers).tenant == "team-b"
@@ -172,6 +192,7 @@ def test_a_header_that_means_nothing_gets_400_and_says_what_was_wanted(header: b
         ("1: team", "Entry 1"),
         ("ok: team\nkey: 5", "Entry 2"),
         ("key: 'a b'", "Entry 1"),
+        ("' ': team", "a key that is not blank"),
     ],
 )
 def test_a_broken_keys_file_is_refused_without_showing_a_key(tmp_path: Path, text: str, said: str) -> None:

@@ -18,7 +18,7 @@ from ballast_policy.reservation import ROUNDING, Reservation, most_slots
 @dataclass(frozen=True, slots=True)
 class TenantShare:
     weight: float = 1.0
-    max_priority: int = 100
+    max_priority: int = 0
     max_slots: int | None = None
     """Most slots that its offline requests hold at a time."""
     reserved: float = 0.0

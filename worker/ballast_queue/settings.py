@@ -42,7 +42,7 @@ class TenantSettings(_Settings):
 
     name: Name
     weight: float = Field(default=1, gt=0)
-    max_priority: int = Field(default=100, ge=MIN_PRIORITY, le=MAX_PRIORITY)
+    max_priority: int = Field(default=0, ge=MIN_PRIORITY, le=MAX_PRIORITY)
     """A job with a higher priority gets this one."""
 
 

@@ -56,7 +56,7 @@ class ModelServer(ABC):
         self.loaded = loaded
         self.id = settings.worker_id(config)
         self._keys = settings.api_keys(config)
-        self.tenancy = Tenancy(config.offline.tenants, self._keys)
+        self.tenancy = self._tenancy_of(config)
         self.recorder = Recorder()
         self.bodies = bodies
         self.bodies.fit(config.limits.max_body_kibibytes)
@@ -124,6 +124,9 @@ class ModelServer(ABC):
             is_healthy=self.is_healthy,
         )
 
+    def _tenancy_of(self, config: WorkerConfig) -> Tenancy:
+        return Tenancy(config.offline.tenants, self._keys, serves_offline=config.offline.max_percent > 0)
+
     # Configuration, on the watcher's thread
 
     @abstractmethod
@@ -133,7 +136,7 @@ class ModelServer(ABC):
     def _put_in_force(self, loaded: Loaded, connections: Connections | None) -> None:
         """Use a changed configuration, after the engine took it."""
         config = loaded.config
-        self.tenancy = Tenancy(config.offline.tenants, self._keys)
+        self.tenancy = self._tenancy_of(config)
         if self.feeder is not None:
             self.feeder.configure(self._queue_settings(config))
         self.bodies.fit(config.limits.max_body_kibibytes)
@@ -143,7 +146,7 @@ class ModelServer(ABC):
 
     def _reload_keys(self) -> None:
         self._keys = settings.api_keys(self.config)
-        self.tenancy = Tenancy(self.config.offline.tenants, self._keys)
+        self.tenancy = self._tenancy_of(self.config)
         log.info("API keys loaded")
 
 

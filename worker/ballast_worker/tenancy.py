@@ -56,12 +56,12 @@ class ApiKeys:
             )
         tenants: dict[bytes, str] = {}
         for line, (key, tenant) in enumerate(data.items(), 1):
-            if not isinstance(key, str) or not isinstance(tenant, str) or not is_name(tenant):
+            if not isinstance(key, str) or not key.strip() or not isinstance(tenant, str) or not is_name(tenant):
                 raise NotServed(
                     f"Entry {line} of the API keys file {path} is not `key: tenant` with both as text "
-                    "(quote them) and a tenant of letters, digits and ._/-"
+                    "(quote them), a key that is not blank, and a tenant of letters, digits and ._/-"
                 )
-            tenants[_digest(key)] = tenant
+            tenants[_digest(key.strip())] = tenant
         return cls(tenants)
 
     def tenant_of(self, headers: Headers) -> str:
@@ -78,9 +78,10 @@ class ApiKeys:
 class Tenancy:
     """Tenants and API keys of one configuration. A change of the configuration replaces the object."""
 
-    def __init__(self, tenants: Sequence[Tenant], keys: ApiKeys | None) -> None:
+    def __init__(self, tenants: Sequence[Tenant], keys: ApiKeys | None, *, serves_offline: bool = True) -> None:
         self._declared = {tenant.name: tenant for tenant in tenants}
         self._keys = keys
+        self._serves_offline = serves_offline
 
     def check_key(self, headers: Headers) -> None:
         """Refuse a request without a known key, if keys are required."""
@@ -96,18 +97,23 @@ class Tenancy:
             Refused: the message states what was found and what was expected.
         """
         tenant = self._tenant(headers)
+        request_class = _request_class(headers, RequestClass.OFFLINE if is_flex else RequestClass.ONLINE)
+        if request_class is RequestClass.OFFLINE and not self._serves_offline:
+            message = "This deployment runs no offline requests (offline.maxPercent is 0): send an online request."
+            raise Refused(400, message, code="no_offline")
         return Caller(
             tenant=tenant,
-            request_class=_request_class(headers, RequestClass.OFFLINE if is_flex else RequestClass.ONLINE),
+            request_class=request_class,
             priority=self.capped(tenant, _priority(headers, band)),
             ttft_seconds=_milliseconds(headers, TTFT_HEADERS),
             tpot_seconds=_milliseconds(headers, TPOT_HEADERS),
         )
 
     def capped(self, tenant: str, priority: int) -> int:
-        """Return the priority, at most that of the tenant."""
-        declared = self._declared.get(tenant)
-        return priority if declared is None else min(priority, declared.max_priority)
+        """Return the priority, at most that of the tenant. With API keys, a tenant that is not declared has 0."""
+        if declared := self._declared.get(tenant):
+            return min(priority, declared.max_priority)
+        return priority if self._keys is None else min(priority, 0)
 
     def num_before(self, tenant: str, waiting: Mapping[str, int]) -> tuple[float, float]:
         """Return two numbers of requests for a new request of the tenant, if slots go by weight.
