@@ -114,6 +114,31 @@ def test_a_body_in_chunks_of_a_byte_is_read(serving) -> None:
     assert status_of(answer) == 200
 
 
+@pytest.mark.parametrize("trailer", [b"x-ballast-class: none", b"x-request-id: mine"])
+def test_a_trailer_is_no_header(serving, trailer) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    with serving.connect() as raw:
+        raw.sendall(head + b"%x\r\n%b\r\n0\r\n%b\r\n\r\n" % (len(RAW_BODY), RAW_BODY, trailer))
+        answer = read_all(raw)
+
+    assert status_of(answer) == 200
+    assert b"mine" not in answer
+
+
+def test_a_connection_reads_few_bytes_of_requests_that_wait(serving, eventually) -> None:
+    with serving.connect() as raw:
+        raw.sendall(post(json.dumps(ENDLESS).encode()))
+        raw.recv(1000)
+        (connection,) = (each for each in serving.server.server_state.connections if not each.cycle.response_complete)
+        raw.setblocking(False)
+        raw.send(post(b"", f"x: {'a' * 60_000}") * HttpLimits().pipelined)
+        eventually(lambda: connection.flow.read_paused, "the end of reading")
+        num_waiting = len(connection.pipeline)
+
+    assert 0 < num_waiting < HttpLimits().pipelined
+    eventually(serving.is_idle, "the end of the request")
+
+
 OFFER = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAARAAAAAAAIAAAAA")
 RAW_BODY = json.dumps(BODY).encode()
 

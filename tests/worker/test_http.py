@@ -89,11 +89,13 @@ def test_the_request_id_comes_back_and_one_is_made_where_there_is_none(http) -> 
     made = http.post("/v1/completions", json=BODY)
     wrong = http.post("/v1/completions", json=BODY, headers={"x-request-id": "a b"})
     refused = http.post("/v1/completions", content=b"{", headers={"x-request-id": "my-id.2"})
+    unknown = http.get("/v1/nowhere", headers={"x-request-id": "my-id.3"})
 
     assert given.headers["x-request-id"] == "my-id.1"
     assert len(made.headers["x-request-id"]) == 32
     assert wrong.headers["x-request-id"] != "a b"
     assert refused.headers["x-request-id"] == "my-id.2"
+    assert unknown.headers["x-request-id"] == "my-id.3"
 
 
 def test_one_request_id_may_be_used_by_several_requests_at_a_time(http) -> None:
@@ -194,6 +196,17 @@ def test_a_stream_is_server_sent_events_that_end_with_done(http) -> None:
     assert all(json.loads(event)["object"] == "text_completion" for event in events[:-1])
 
 
+def test_a_stream_for_http_1_0_has_no_chunks_and_ends_with_its_connection(serving) -> None:
+    with serving.connect() as raw:
+        raw.sendall(post(json.dumps(BODY | {"stream": True}).encode()).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head, _, body = raw.makefile("rb").read().partition(b"\r\n\r\n")
+
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert body.startswith(b"data: {")
+    assert body.endswith(b"data: [DONE]\n\n")
+
+
 def test_a_client_that_hangs_up_frees_its_slot(serving, http, eventually) -> None:
     with begun(http):
         assert serving.worker.engine.stats().online.running == 1
@@ -208,6 +221,18 @@ def test_a_client_that_hangs_up_on_a_whole_answer_frees_its_slot(serving, eventu
         eventually(lambda: serving.worker.engine.stats().online.running, "the request to run")
 
     eventually(serving.is_idle, "the slot to be free")
+
+
+def test_a_client_that_hangs_up_after_a_pipelined_request_frees_its_slot(serving, eventually) -> None:
+    with serving.connect() as raw:
+        raw.sendall(post(json.dumps(ENDLESS | {"stream": False}).encode()))
+        eventually(lambda: serving.worker.engine.stats().online.running, "the request to run")
+        (connection,) = serving.server.server_state.connections
+        raw.sendall(post(json.dumps(BODY).encode()))
+        eventually(lambda: connection.pipeline, "the second request to wait")
+
+    eventually(serving.is_idle, "the slot to be free")
+    assert serving.worker.engine.stats().online.decode_tokens < 2000
 
 
 def test_the_tenant_of_the_header_is_charged(serving, http) -> None:

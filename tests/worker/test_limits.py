@@ -311,10 +311,12 @@ def test_keys_name_the_tenant_and_strangers_get_401(serve, make_config, tmp_path
         good, none, wrong, undeclared = ask("sk-good"), ask(None), ask("sk-bad"), ask("sk-other")
         listed, unlisted = ask("sk-good", "/v1/models"), ask(None, "/v1/models")
         hidden = client.get("/v1/models/tiny")
+        two_keys = [("authorization", "Bearer sk-bad"), ("authorization", "Bearer sk-good")]
+        differing = client.get("/v1/models", headers=two_keys)
         service = serving.worker.engine.stats().service
 
     assert [r.status_code for r in (good, none, wrong, undeclared)] == [200, 401, 401, 403]
-    assert [r.status_code for r in (listed, unlisted, hidden)] == [200, 401, 401]
+    assert [r.status_code for r in (listed, unlisted, hidden, differing)] == [200, 401, 401, 401]
     assert none.headers["www-authenticate"] == "Bearer"
     assert none.json()["error"]["code"] == "invalid_api_key"
     assert undeclared.json()["error"]["code"] == "unknown_tenant"

@@ -195,6 +195,7 @@ def test_a_signal_finishes_online_requests_closes_idle_connections_and_then_refu
     assert (left, rest[-2]) == (b"", "data: [DONE]")
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
     assert refused.json()["error"]["code"] == "draining"
+    assert refused.headers.get_list("connection") == ["close"]
     assert (ready.status_code, health.status_code) == (503, 200)
     assert code == 0
 

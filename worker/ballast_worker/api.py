@@ -21,7 +21,7 @@ from ballast_log import Log
 from ballast_openai.body import CHAT_URL, COMPLETIONS_URL, not_yet
 from ballast_policy.request import RequestClass
 from ballast_worker.errors import Refused
-from ballast_worker.http_exchange import ClientGone, HttpExchange, compact, read_json
+from ballast_worker.http_exchange import ClientGone, HttpExchange, by_name, compact, read_json, request_id
 from ballast_worker.loop import Stream
 from ballast_worker.metrics import CONTENT_TYPE
 from ballast_worker.openai import Body, Caller
@@ -260,20 +260,21 @@ class ReadRoutes:
         return Response(description(), media_type=JSON)
 
     def _check_key(self, request: Request) -> None:
-        self._worker.tenancy.check_key(dict(request.scope["headers"]))
+        self._worker.tenancy.check_key(by_name(request.scope["headers"]))
 
     def _card(self, name: str) -> dict[str, object]:
         served = self._worker.served
         return model_card(name, served.name, served.created, served.max_model_len)
 
 
-def _answer_refused(refused: Refused) -> Response:
-    return Response(refused.as_openai(), refused.status, dict(refused.headers), JSON)
+def _answer_refused(request: Request, refused: Refused) -> Response:
+    headers = {**refused.headers, "x-request-id": request_id(by_name(request.scope["headers"])).decode()}
+    return Response(refused.as_openai(), refused.status, headers, JSON)
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
-    return _answer_refused(error)
+    return _answer_refused(request, error)
 
 
 async def _not_routed(request: Request, error: Exception) -> Response:
@@ -283,22 +284,22 @@ async def _not_routed(request: Request, error: Exception) -> Response:
         allowed = (error.headers or {}).get("Allow", "")
         message = f"{path} does not support {request.method}: use {allowed}."
         return _answer_refused(
-            Refused(405, message, code="method_not_allowed", headers={"allow": allowed} if allowed else {})
+            request, Refused(405, message, code="method_not_allowed", headers={"allow": allowed} if allowed else {})
         )
     if later := not_yet(path):
-        return _answer_refused(Refused(404, f"{later[0].upper()}{later[1:]}.", code="unsupported_url"))
-    return _answer_refused(
-        Refused(error.status_code, f"There is no {request.method} {path}. The routes are {KNOWN}.", code="not_found")
-    )
+        return _answer_refused(request, Refused(404, f"{later[0].upper()}{later[1:]}.", code="unsupported_url"))
+    message = f"There is no {request.method} {path}. The routes are {KNOWN}."
+    return _answer_refused(request, Refused(error.status_code, message, code="not_found"))
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
     log.error("request failed", path=request.url.path, error=repr(error))
     return _answer_refused(
+        request,
         Refused(
             500,
             "The worker failed while it handled the request. Its log has the reason.",
             code="internal_error",
             kind="server_error",
-        )
+        ),
     )

@@ -19,6 +19,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from ballast_worker.errors import Refused
+from ballast_worker.http_exchange import by_name, request_id
 from ballast_worker.open_files import allow_files
 from ballast_worker.responses import stopping
 
@@ -157,6 +158,8 @@ class HttpConnection(HttpToolsProtocol):
         """Bytes of the request that are not parsed yet, and the framing of chunks."""
         self._parsed_bytes = 0
         """Bytes of heads and bodies of all requests."""
+        self._waiting_bytes = 0
+        """Bytes that arrived while requests wait for the answer to an earlier one."""
         self._running: RequestResponseCycle | None = None
         """The request that the app answers. uvicorn's `cycle` is the last one that arrived, which may wait."""
         self._error: tuple[Closed | None, Refused] | None = None
@@ -181,6 +184,8 @@ class HttpConnection(HttpToolsProtocol):
             return
         before = self._parsed_bytes
         self._feed(data)
+        if self.pipeline:
+            self._read_on(len(data))
         if self._in_head or self._in_body:
             self._has_begun = True
             self._other_bytes += len(data) - (self._parsed_bytes - before)
@@ -208,7 +213,8 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_head(len(name) + len(value) + 4)
-        super().on_header(name, value)
+        if self._in_head:  # the app would take a trailer for a header
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -221,6 +227,8 @@ class HttpConnection(HttpToolsProtocol):
         self._in_head, self._in_body = False, True
         num_waiting = len(self.pipeline)
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.__class__ = _UnframedCycle
         if len(self.pipeline) == num_waiting:
             self._running = self.cycle
 
@@ -239,6 +247,8 @@ class HttpConnection(HttpToolsProtocol):
         following = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         self._running = following
+        if not self.pipeline:
+            self._waiting_bytes = 0
         self._update()
 
     def pause_writing(self) -> None:
@@ -285,6 +295,7 @@ class HttpConnection(HttpToolsProtocol):
         if cycle is None or (cycle.response_complete if self._in_head else not cycle.response_started):
             body = refused.as_openai()
             fixed = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+            fixed["x-request-id"] = request_id(by_name(self.headers or ())).decode()
             headers = "".join(f"{name}: {value}\r\n" for name, value in (fixed | dict(refused.headers)).items())
             self.transport.write(STATUS_LINE[refused.status] + headers.encode("latin-1") + b"\r\n" + body)
         self.close_patiently()
@@ -336,6 +347,14 @@ class HttpConnection(HttpToolsProtocol):
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             self._feed(b"\r\n".join([*lines, b"", data[offer.args[0] :]]))
 
+    def _read_on(self, num_bytes: int) -> None:
+        """Continue to read while requests wait, up to a limit. uvicorn would not see that the client leaves."""
+        self._waiting_bytes += num_bytes
+        if self._waiting_bytes <= self._limits.head_bytes:
+            self.flow.resume_reading()
+        else:
+            self.flow.pause_reading()
+
     def _stop_parser(self, why: Closed | None, refused: Refused) -> NoReturn:
         """Make the parser call `send_400_response`."""
         self._error = why, refused
@@ -365,6 +384,15 @@ class HttpConnection(HttpToolsProtocol):
         self.phase = phase
         self._deadline = self.loop.time() + seconds[phase]
         self._connections.moved(self)
+
+
+class _UnframedCycle(RequestResponseCycle):
+    """An answer to HTTP/1.0, which knows no chunks. A stream ends with its connection."""
+
+    async def send(self, message: Any) -> None:
+        self.chunked_encoding = False
+        self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
 
 
 class _PatientTransport:

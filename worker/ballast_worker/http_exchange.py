@@ -18,6 +18,7 @@ from ballast_worker.bodies import BodyShare
 from ballast_worker.errors import Refused
 
 JSON = (b"content-type", b"application/json")
+CLOSE = (b"connection", b"close")
 EVENT_STREAM = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -41,9 +42,8 @@ class HttpExchange:
         """Read the head of a request. With `is_last`, the response closes the connection."""
         self._receive = receive
         self._send = send
-        self.headers = _by_name(scope["headers"])
-        found = self.headers.get(b"x-request-id", b"")
-        self.request_id = found if _REQUEST_ID.fullmatch(found) else uuid4().hex.encode()
+        self.headers = by_name(scope["headers"])
+        self.request_id = request_id(self.headers)
         self.is_last = is_last
         self.is_started = False
 
@@ -100,12 +100,18 @@ class HttpExchange:
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.is_started = True
         headers.append((b"x-request-id", self.request_id))
-        if self.is_last:
-            headers.append((b"connection", b"close"))
+        if self.is_last and CLOSE not in headers:
+            headers.append(CLOSE)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
 
-def _by_name(lines: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+def request_id(headers: Mapping[bytes, bytes]) -> bytes:
+    """Return the id that the client sent, or a new one."""
+    found = headers.get(b"x-request-id", b"")
+    return found if _REQUEST_ID.fullmatch(found) else uuid4().hex.encode()
+
+
+def by_name(lines: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
     """Return the value of each header. Lines of one name that differ are a list, as HTTP defines.
 
     So a line that a client adds to that of a gateway makes a wrong value, and does not replace it.
