@@ -6,10 +6,11 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -43,10 +44,11 @@ def ask(url: str, model: str, **body) -> httpx.Response:
 
 
 @contextmanager
-def running(command: list[str], directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: list[str], directory: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command that ends at SIGINT."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BALLAST_")}
     environment["RAY_ADDRESS"] = "127.0.0.1:1"  # of another Ray, which a Ray of its own must not join
+    environment |= variables
     log = directory / "log"
     with log.open("wb") as file:
         process = subprocess.Popen(command, cwd=directory, stdout=file, stderr=file, env=environment)
@@ -58,18 +60,26 @@ def running(command: list[str], directory: Path) -> Iterator[subprocess.Popen[by
             process.wait(timeout=240)
 
 
+def shared_memory_of(pid: int) -> set[Path]:
+    found = re.findall(r"(/dev/shm/(?:psm_|sem\.mp-)\S+)", Path(f"/proc/{pid}/maps").read_text())
+    return set(map(Path, found))
+
+
 def children_of(pid: int) -> list[int]:
     import psutil
 
     return [child.pid for child in psutil.Process(pid).children(recursive=True)]
 
 
-def kill_dashboard(pids: list[int]) -> None:
+def core_of(pid: int) -> int:
+    [core] = [each for each in children_of(pid) if "EngineCore" in Path(f"/proc/{each}/cmdline").read_text()]
+    return core
+
+
+def kill(program: str, pids: list[int]) -> None:
     import psutil
 
-    [found] = [
-        each for each in map(psutil.Process, pids) if any(word.endswith("dashboard.py") for word in each.cmdline())
-    ]
+    [found] = [each for each in map(psutil.Process, pids) if any(word.endswith(program) for word in each.cmdline())]
     found.kill()
 
 
@@ -78,6 +88,18 @@ def niceness_of_the_replica(pids: list[int]) -> int:
 
     [found] = [each for each in map(psutil.Process, pids) if "ServeReplica" in " ".join(each.cmdline())]
     return found.nice()
+
+
+def received(listener: socket.socket) -> bytes:
+    """Return what clients have sent, which have waited for an answer."""
+    found = b""
+    listener.setblocking(False)
+    with suppress(BlockingIOError):
+        while True:
+            with listener.accept()[0] as connection:
+                connection.settimeout(30)
+                found += connection.recv(65536)
+    return found
 
 
 def is_there(pid: int) -> bool:
@@ -107,7 +129,7 @@ def test_up_with_ray_serves_both_classes_applies_hot_fields_only_and_leaves_no_p
         eventually(lambda: waiting_fields(url) == 1, "the cold field to wait for a restart")
         after, children = status_of(url), children_of(process.pid)
         niceness = niceness_of_the_replica(children)
-        kill_dashboard(children)
+        kill("dashboard.py", children)
         config.write_text("slots: 4\nslo: {ttftMilliseconds: 902}\n")
         log = tmp_path / ".ballast" / "worker.log"
         eventually(lambda: "the old configuration stays in force" in log.read_text(), "the change to be refused")
@@ -154,20 +176,47 @@ def test_a_replica_with_vllm_serves_both_classes_and_serve_replaces_it_when_engi
         online = ask(url, "m")
         job_id = queue.submissions.submit([make_line(index, model="m", max_tokens=64) for index in range(40)]).job_id
         eventually(lambda: queue.jobs.get(job_id).counts.done, "the job to begin")
-        [core] = [pid for pid in children_of(process.pid) if "EngineCore" in Path(f"/proc/{pid}/cmdline").read_text()]
+        core = core_of(process.pid)
+        shared_memory = shared_memory_of(core)
         threads = re.findall(rb"OMP_NUM_THREADS=(\d+)", Path(f"/proc/{core}/environ").read_bytes())
         os.kill(core, signal.SIGKILL)
         eventually(lambda: queue.jobs.get(job_id).state is JobState.COMPLETED, "the job to be done")
         second = eventually(worker, "the next replica to serve")
+        assert shared_memory
+        assert not any(map(Path.exists, shared_memory)), "after the death of EngineCore"
+        shared_memory = shared_memory_of(core_of(process.pid))
         process.send_signal(signal.SIGTERM)
         code = process.wait(timeout=240)
 
     results = [result.custom_id for result in queue.results.read(job_id) if result.status_code == 200]
     assert (online.status_code, code) == (200, 0)
+    assert shared_memory
+    assert not any(map(Path.exists, shared_memory)), "after a stop"
     assert threads != [b"1"], "vLLM computes with the one thread that Ray allows"
     assert first["worker_id"] != second["worker_id"]
     assert sorted(results) == sorted(f"item-{index}" for index in range(40))
     queue.close()
+
+
+@pytest.mark.parametrize("program", ["/raylet", "/gcs_server"])
+def test_a_ray_whose_token_no_proxy_sees_ends_with_a_sentence_when_its_process_dies(tmp_path, eventually, program):
+    note = tmp_path / ".ballast" / "up.json"
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        variables = {"http_proxy": f"http://127.0.0.1:{proxy.getsockname()[1]}", "HOME": str(tmp_path)}
+        command = [sys.executable, "-m", "ballast_cli", "up", "--ray", "--port", "0"]
+        with running(command, tmp_path, **variables) as process:
+            eventually(lambda: note.exists() or process.poll() is not None, "the worker to be ready")
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            children = children_of(process.pid)
+            kill(program, children)
+            code = process.wait(timeout=240)
+        seen = received(proxy)
+
+    assert code == 1
+    assert b"authorization" not in seen.lower()
+    assert f"Ray ended: its process {program[1:]} is gone. The logs of Ray are in" in (tmp_path / "log").read_text()
+    assert (tmp_path / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
+    eventually(lambda: not any(map(is_there, children)), "all processes to end")
 
 
 def test_a_ray_that_does_not_start_is_a_sentence(tmp_path, monkeypatch):

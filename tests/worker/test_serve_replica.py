@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -274,11 +275,22 @@ async def test_a_pod_whose_home_cannot_be_written_has_a_sentence(make_text, tmp_
     await replica.stop()
 
 
-async def test_what_a_replica_cannot_serve_is_a_sentence_for_serve(make_text, tmp_path):
-    async def start(text: str) -> None:
-        async with lived(replica := ServeReplica()):
-            await replica.reconfigure({"config": text})
+async def test_what_a_replica_cannot_serve_is_a_sentence_for_serve_and_leaves_no_file(make_text, tmp_path, monkeypatch):
+    """Serve kills such a replica. The configuration may have a password."""
+    files = tmp_path / "files"
+    files.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(files))
 
+    async def start(text: str, key: str = "config") -> None:
+        replica = ServeReplica()
+        assert list(files.iterdir())
+        try:
+            await replica.reconfigure({key: text})
+        finally:
+            assert not list(files.iterdir())
+
+    with pytest.raises(NotServed, match=r"user_config of the deployment has no key 'config', expected .* --show"):
+        await start(make_text(), key="configuration")
     with pytest.raises(InvalidConfig, match="slots"):
         await start(make_text() + "\nslots: none\n")
     with pytest.raises(NotServed, match="does not exist"):
@@ -293,6 +305,23 @@ class UnfitApp(Starlette):
         await receive()
         self.state.ballast_error = "The model serves none of the URLs of items."
         await send({"type": "lifespan.startup.failed", "message": self.state.ballast_error})
+
+
+async def test_a_replica_removes_the_file_of_one_that_was_killed_in_its_pod(make_text, tmp_path, in_pod, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    program = "import os; from ballast_serve.replica import ServeReplica; r = ServeReplica(); os.kill(os.getpid(), 9)"
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    killed = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", program], env=environment, check=False)
+    [left] = tmp_path.glob("ballast-replica-*")
+    other = ServeReplica()  # Serve may start a replica while the one that it replaces still drains
+    replica = ServeReplica()
+    remaining = set(tmp_path.glob("ballast-replica-*"))
+    for each in (other, replica):
+        await each.stop()
+
+    assert killed.returncode == -signal.SIGKILL
+    assert left not in remaining
+    assert len(remaining) == 2
 
 
 async def test_an_app_that_does_not_start_is_a_sentence_for_serve():

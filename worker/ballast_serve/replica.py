@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -25,6 +26,10 @@ log = Log(__name__)
 
 IN_POD = "BALLAST_RAY_POD"
 """Variable of the pods of the operator."""
+DIRECTORY = "ballast-replica-"
+"""The directory of a replica has this name, with the id of its process."""
+CONFIG = "config"
+"""The key of `user_config`."""
 
 
 class ServeReplica:
@@ -33,7 +38,10 @@ class ServeReplica:
     def __init__(self) -> None:
         ballast_log.configure("info", "text")
         self._stack = contextlib.AsyncExitStack()
-        directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="ballast-replica-"))
+        if IN_POD in os.environ:
+            _remove_left_directories()
+        prefix = f"{DIRECTORY}{os.getpid()}-"
+        directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix))
         self._path = Path(directory) / "worker.yaml"
         self.served: Served | None = None
         """The worker; None until the first configuration."""
@@ -54,14 +62,28 @@ class ServeReplica:
         """
         if self._is_left:
             return  # an error would make Serve start another replica in a pod that ends
-        part = self._path.with_suffix(".part")
-        part.write_text(user_config["config"], encoding="utf-8")
-        part.replace(self._path)
-        if self.served is None:
+        if self.served is not None:
+            self._write(user_config)
+            return
+        try:
+            self._write(user_config)
             self.served = await self._stack.enter_async_context(serving(self._path))
             if IN_POD in os.environ:
                 _watch_for_the_end_of_the_pod()
                 self._leaving = asyncio.create_task(self._leave_when_asked())
+        except BaseException:
+            await self._stack.aclose()  # Ray kills this process, and would leave the directory
+            raise
+
+    def _write(self, user_config: dict[str, str]) -> None:
+        if CONFIG not in user_config:
+            raise NotServed(
+                f"user_config of the deployment has no key {CONFIG!r}, expected the configuration of a worker. "
+                "`python -m ballast_serve --config FILE --show` prints it"
+            )
+        part = self._path.with_suffix(".part")
+        part.write_text(user_config[CONFIG], encoding="utf-8")
+        part.replace(self._path)
 
     def check_health(self) -> None:
         """Raise an error if only a restart helps. Serve then starts another replica."""
@@ -90,6 +112,13 @@ class ServeReplica:
             await asyncio.sleep(leave.POLL_SECONDS)
         self._is_left = True
         await self.stop()
+
+
+def _remove_left_directories() -> None:
+    """Remove the directories of replicas that were killed. All processes that use them are in this pod."""
+    for each in Path(tempfile.gettempdir()).glob(f"{DIRECTORY}*"):
+        if not Path("/proc", each.name.removeprefix(DIRECTORY).partition("-")[0]).exists():
+            shutil.rmtree(each, ignore_errors=True)
 
 
 def _watch_for_the_end_of_the_pod() -> None:

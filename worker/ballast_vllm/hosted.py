@@ -40,6 +40,7 @@ async def open_app(config: WorkerConfig, path: Path, node: NodeRank | None = Non
     from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client  # noqa: PLC0415
     from vllm.entrypoints.launchers.app import build_app  # noqa: PLC0415
 
+    from ballast_vllm import shared_memory  # noqa: PLC0415
     from ballast_vllm.serve import prepared  # noqa: PLC0415
 
     if os.environ.get("OMP_NUM_THREADS") == "1":  # Ray sets it so, unless the pod has another value
@@ -52,6 +53,7 @@ async def open_app(config: WorkerConfig, path: Path, node: NodeRank | None = Non
     arguments.model = arguments.model_tag
     async with contextlib.AsyncExitStack() as stack:
         reason = stack.enter_context(core_failure.noted())
+        stack.enter_context(shared_memory.released())
         try:
             client = await stack.enter_async_context(build_async_engine_client(arguments))
         except Exception as error:

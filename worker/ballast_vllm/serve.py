@@ -11,7 +11,6 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing import resource_tracker
 from typing import Any, NoReturn
 
 import psutil  # type: ignore[import-untyped]  # vLLM installs it
@@ -33,7 +32,7 @@ from vllm.v1.kv_cache_interface import is_quantized_kv_cache
 from ballast_api.vllm_arguments import refusal
 from ballast_api.worker_config import WorkerConfig
 from ballast_log import Log
-from ballast_vllm import core_failure
+from ballast_vllm import core_failure, shared_memory
 from ballast_vllm.arguments import LAUNCHED, NodeRank, serve_arguments
 from ballast_vllm.compiler import OFF, missing_compiler
 from ballast_vllm.errors import BadArguments, ServerFailed
@@ -60,8 +59,6 @@ NO_HUB = (
     "If vLLM needs a file from a hub: it downloads none here, because config.json could name any repository. Fetch it "
     "into the directory of the model, or set the variable HF_HUB_OFFLINE to 0"
 )
-TRACKER, TRACKER_SECONDS = "multiprocessing.resource_tracker", 3.0
-"""What its command contains, and the time that it has for its end."""
 
 
 class ServeParser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM has no types here
@@ -88,7 +85,8 @@ def serve(config: WorkerConfig, *, log_level: str, log_format: str, node: NodeRa
     with core_failure.noted() as reason:
         arguments = prepared(config, log_level=log_level, log_format=log_format, node=node)
         try:
-            _run(arguments)
+            with shared_memory.released():
+                _run(arguments)
         except Exception as error:
             if (found := reason()) is None:
                 raise
@@ -101,22 +99,15 @@ def serve(config: WorkerConfig, *, log_level: str, log_format: str, node: NodeRa
 def _end(number: int, _: object) -> None:
     """End this process and its children. `Drain` takes the signals as soon as the server can serve.
 
-    No child may stay: EngineCore does not end before it has loaded the model. The tracker of multiprocessing ends by
+    No child may stay: EngineCore does not end before it has loaded the model. A tracker of multiprocessing ends by
     itself, after it has removed the shared memory that the others leave. A container that starts again would keep it.
     """
     state_signal("ballast-vllm", number)
-    trackers = []
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            if TRACKER in " ".join(child.cmdline()):
-                trackers.append(child)
-            else:
+            if not shared_memory.is_tracker(child):
                 child.kill()
-    if trackers:
-        with suppress(Exception):
-            if (end := resource_tracker.getfd()) is not None:
-                os.close(end)  # the tracker waits for the last process that holds this end
-        psutil.wait_procs(trackers, timeout=TRACKER_SECONDS)
+    shared_memory.release()
     os._exit(128 + number)
 
 

@@ -140,6 +140,30 @@ def test_a_signal_while_the_server_starts_leaves_neither_a_process_nor_shared_me
     eventually(lambda: is_gone(int(pid)), "the child to end")
 
 
+def test_a_server_that_ends_waits_until_the_shared_memory_of_its_children_is_removed():
+    """The end of a container, or of a replica of Ray, kills the tracker of multiprocessing."""
+    program = (
+        "import multiprocessing, os\n"
+        "from multiprocessing.shared_memory import SharedMemory\n"
+        "from ballast_vllm.shared_memory import released\n"
+        "def child(pipe):\n"
+        "    pipe.send(SharedMemory(create=True, size=8).name)\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "with released():\n"
+        "    here, there = multiprocessing.Pipe()\n"
+        "    process = multiprocessing.get_context('fork').Process(target=child, args=(there,))\n"
+        "    process.start()\n"
+        "    path = '/dev/shm/' + here.recv()\n"
+        "    process.join()\n"
+        "    before = os.path.exists(path)\n"
+        "print(process.exitcode, before, os.path.exists(path))\n"
+    )
+
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
+
+    assert (ended.stdout, ended.returncode) == ("-9 True False\n", 0), ended.stderr
+
+
 def is_gone(pid: int) -> bool:
     found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
     return not found.strip() or found.startswith("Z")
