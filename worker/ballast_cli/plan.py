@@ -208,8 +208,8 @@ def _fleet(
     from ballast_sim.replay.traffic import read, read_lengths  # noqa: PLC0415
 
     trace, lengths = read(online or ONLINE_TRACE), read_lengths(offline or OFFLINE_TRACE)
-    is_sized = {"online_gpus", "online_utilization_percent"} & inputs.fleet.model_fields_set
-    found = plan_fleet(inputs, trace, lengths, _progress, has_own_load=online is not None and not is_sized)
+    has_own_load = online is not None and not inputs.fleet.has_online_load
+    found = plan_fleet(inputs, trace, lengths, _progress, has_own_load=has_own_load)
     tried = alternatives(inputs, found, found.offline, trace, _progress) if tries else []
     sizes = chunks(found, found.mixed, found.offline) if tries and found.mixed else []
     show_progress()

@@ -28,6 +28,7 @@ _TENANT = ("tenant", "client")
 _SECONDS = ("arrival_seconds", "req_time_s")
 _MILLISECONDS = ("timestamp",)
 _DATES = ("TIMESTAMP",)
+_MOST_SECONDS = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +208,7 @@ def _seconds(path: Path, line: int, column: str, found: object) -> float:
         seconds = float(found) * (0.001 if column in _MILLISECONDS else 1.0)  # type: ignore[arg-type]  # likewise
     except (TypeError, ValueError, OverflowError):
         seconds = float("nan")
-    if not isfinite(seconds) or seconds < 0:
-        wanted = "a date and time" if column in _DATES else "a number, 0 or more"
+    if not 0 <= seconds <= _MOST_SECONDS:
+        wanted = "a date and time" if column in _DATES else f"a number, 0 or more, up to {_MOST_SECONDS:g} s"
         raise BadTrace(str(path), line, f"{column} is {found!r}; expected {wanted}")
     return seconds
