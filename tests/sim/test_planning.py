@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from math import isnan, nan
+from math import inf, isnan, nan
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ import pytest
 
 from ballast_api.errors import InvalidConfig
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
-from ballast_cli.plan_tables import advice, fleet_figures, print_options
+from ballast_cli.plan_tables import advice, fleet_figures, growth_figures, print_options
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.alternatives import Alternative, alternatives, chunks
 from ballast_sim.planner.deployment import Deployment
@@ -59,6 +59,10 @@ ONLINE = [Arrival(0.5 * i, 300 + 37 * i % 900, 40 + 11 * i % 200) for i in range
         (
             {"model": "llama-2-7b", "gpu": "h100", "engine": EngineInput(memory_percent=16)},
             r"does not fit: 13.5 GB .* 2 such GPUs together hold it \(engine.tensorParallel 2\)",
+        ),
+        (
+            {"engine": EngineInput(adapters=1000, adapter_rank=512)},
+            r"one a100 has 0.0 GB of 80 GB for them \(92 %, less [0-9.]+ GB of adapters\)",
         ),
         (
             # The 28 heads of the model cannot be shared by 8 GPUs.
@@ -209,7 +213,7 @@ def test_holding_steps_to_the_slo_costs_throughput_and_faster_weights_win_it_bac
         (
             SloInput(tpot_milliseconds=17),
             None,
-            "No number of mixed GPUs up to 2 .* no number of separate online GPUs up to 2 meets the SLO, either",
+            "No number of mixed GPUs up to 2 .* separate online GPUs up to 2 meet.* 2 do the offline work, with TTFT",
         ),
     ],
 )
@@ -422,6 +426,27 @@ def test_a_growing_service_needs_more_gpus_each_month_and_fewer_with_each_way_ad
     assert alone.months[-1].gpus > batched.months[-1].gpus >= quantized.months[-1].gpus >= mixed.months[-1].gpus
     assert alone.dollars > batched.dollars >= quantized.dollars
     assert "nothing to mix: no offline service has the model of an online service or an encoder" in mixed.because
+
+
+@pytest.mark.parametrize("kind", ["encoder", "offline"])
+def test_a_service_with_hardly_any_requests_needs_one_gpu(kind):
+    rates = {"kind": kind, "requests_per_second": (1e-6, 1e-6), "output_tokens": 0}
+    inputs = PlanInputs(
+        gpu="h200",
+        engine=EngineInput(api_server_milliseconds=0),
+        ahead=AheadInput(months=2, services=(EMBEDDINGS.model_copy(update=rates),)),
+    )
+
+    assert [month.gpus for plan in plan_ahead(inputs) for month in plan.months] == [1] * 8
+
+
+def test_figures_of_a_plan_ahead_that_are_not_finite_are_null():
+    [plan, *_] = outlooks()
+    dear = replace(plan, months=(replace(plan.months[0], power_dollars=inf), *plan.months[1:]))
+    figures = growth_figures(dear)
+
+    assert (figures["version"], figures["dollars"], figures["months"][0]["power_dollars"]) == (1, None, None)
+    assert figures["months"][1]["power_dollars"] == plan.months[1].power_dollars
 
 
 def test_rates_grow_by_an_equal_factor_from_the_first_to_the_last_month():

@@ -125,7 +125,10 @@ def plan(
     _check_kind(ahead=ahead, ceilings=ceilings, has_traffic=bool(online or offline))
     if ceilings and plot:
         raise Usage("--plot draws a plan, and --ceilings has no picture. Use --json.")
-    if not show_inputs:
+    if show_inputs:
+        if given := " and ".join(name for name, file in (("--json", json_file), ("--plot", plot)) if file):
+            raise Usage(f"{given} would have no effect: --show-inputs computes nothing, and prints YAML.")
+    else:
         ignored: dict[str, object] = {"--ttft-ms": ttft, "--tpot-ms": tpot} if ceilings else {}
         ignored |= {"--model": model, "--no-tries": None if tries else True} if ahead or ceilings else {}
         _refuse(ignored, "--ahead" if ahead else "--ceilings")
@@ -255,7 +258,7 @@ def _ceilings(inputs: PlanInputs, json_file: Path | None) -> None:
             ceiling = CeilingCase.of(inputs, asked).ceiling()
         except Impossible as error:
             say(f"{error}.")
-            figures.append({"name": asked.name, "impossible": str(error)})
+            figures.append({"version": 1, "name": asked.name, "impossible": str(error)})
             continue
         _progress(f"trying batch sizes of {asked.name}")
         tried = largest(ceiling.case, partial(drawn, ceiling.case), near=ceiling.batch)

@@ -281,10 +281,10 @@ class _Planner:
         """Return the reasons for the figures."""
         fleet, maximums, unit = self.inputs.fleet, self.maximums, self._unit
         tpot, work = self.inputs.slo.tpot_milliseconds, sum(self._work(self.offline_tokens))
-        most, over = self.deployment.model.shape.max_context, self.num_too_long
+        longest, over = self.deployment.model.shape.longest, self.num_too_long
         lines = [
             self.traffic.source,
-            *([f"Left out: {over:,} of the requests, longer than the context of {most:,} tokens."] if over else []),
+            *([f"Left out: {over:,} of the requests, longer than the context: {longest} tokens."] if over else []),
             (
                 f"{fleet.online_gpus} {unit}s at {fleet.online_utilization_percent:g} % and {fleet.offline_gpus} at "
                 f"{fleet.offline_utilization_percent:g} % are {work:.1f} {unit}s of work: {ceil(work / 0.7 - 1e-9)} "
@@ -328,11 +328,12 @@ class _Planner:
         alone = f"no number of separate online {unit}s up to {given} meets the SLO"
         if mixed is None:
             last = self._routed(1, given, len(STEP_SHARES) - 1)
+            done, needed = last.offline.total * given, self.offline_tokens
+            does = "the offline work" if done >= needed else f"{done:,.0f} of the {needed:,.0f} offline tokens/s"
             return (
                 f"No number of mixed {unit}s up to {given} meets the SLO and does the offline work: "
                 f"{'mixing does not pay' if apart else alone + ', either'}. With steps filled to "
-                f"{STEP_SHARES[-1]:.0%}, {given} do {last.offline.total * given:,.0f} of the "
-                f"{self.offline_tokens:,.0f} offline tokens/s, with {_attained(last)}."
+                f"{STEP_SHARES[-1]:.0%}, {given} do {does}, with {_attained(last)}."
             )
         if apart is None:
             return f"Mixing needs {mixed.gpus} {unit}s, and {alone}, even without offline work."

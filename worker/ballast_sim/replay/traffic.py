@@ -141,7 +141,8 @@ def _records(path: Path, *, needs_times: bool) -> Iterator[tuple[int, Arrival]]:
     except OSError as error:
         raise BadTrace(str(path), None, f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise BadTrace(str(path), None, f"cannot be read: {error}") from error
+        found = f"is not UTF-8 text (byte {error.start} is 0x{error.object[error.start]:02x})"
+        raise BadTrace(str(path), None, f"{found}. Unpack a compressed file, and save other text as UTF-8") from error
     if text.lstrip().startswith("["):
         raise BadTrace(str(path), None, "is a JSON array; expected JSONL: one object in each line")
     csv.field_size_limit(max(len(text), 1))  # a column may have whole prompts
@@ -187,6 +188,10 @@ def _columns(path: Path, row: Mapping[str, Any], *, needs_times: bool) -> tuple[
     if prompt is None or output is None or missing:
         found = ", ".join(str(name) for name in row) or "none"
         raise BadTrace(str(path), None, f"found the columns {found}; missing: {'; '.join(missing)}")
+    if needs_times and time in _MILLISECONDS and prompt != "input_length":
+        only = "seconds or milliseconds. Only a Mooncake trace, with input_length, has milliseconds"
+        hint = f"Rename it to {_SECONDS[0]} if it has seconds, and to {_DATES[0]} if it has dates"
+        raise BadTrace(str(path), None, f"the column {time} may be in {only}. {hint}")
     return time, prompt, output, find(_TENANT)
 
 
