@@ -267,7 +267,7 @@ def _jsonl(lines: Iterator[bytes], name: str) -> Iterator[bytes]:
     if first.startswith(_COMPRESSED):
         raise Usage(f"{name} is compressed. Unpack it first, for example: `zcat items.jsonl.gz | ballast submit -`.")
     if first.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in first[:4]:
-        raise Usage(f"{name} is no UTF-8 text, but maybe UTF-16. Save it as UTF-8.")
+        raise Usage(f"{name} is no UTF-8 text. Name a JSONL file, or save UTF-16 as UTF-8.")
     if content.startswith(b"[") or content == b"{":
         raise Usage(
             f"{name} is JSON over several lines or a JSON array, expected JSONL with one request on each line. "
