@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import io
 import json
 import os
@@ -86,6 +87,10 @@ def test_an_unknown_job_is_named(queued, verb: str):
         (("submit", "."), "is a directory"),
         (("submit", "empty.jsonl"), "is empty"),
         (("submit", "blank.jsonl"), "is empty"),
+        (("submit", "items.gz"), "items.gz is compressed. Unpack it first"),
+        (("submit", "utf16.jsonl"), "utf16.jsonl is no UTF-8 text"),
+        (("submit", "array.json"), "array.json is JSON over several lines or a JSON array, expected JSONL"),
+        (("submit", "s3://bucket/items.jsonl"), "is a URL, and this command reads files. Copy it first"),
         (("submit", "items.jsonl", "--deadline", "soon"), "Use a time span such as 24h"),
         (("submit", "items.jsonl", "--tenant", "a b"), "tenant"),
         (("submit", "items.jsonl", "--key", "k" * 300), "300"),
@@ -130,6 +135,9 @@ def test_a_users_mistake_is_a_sentence_and_not_a_traceback(
 ):
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "blank.jsonl").write_text("\n \n")
+    (tmp_path / "items.gz").write_bytes(gzip.compress(items.read_bytes()))
+    (tmp_path / "utf16.jsonl").write_bytes(items.read_text().encode("utf-16"))
+    (tmp_path / "array.json").write_text('[\n  {\n    "custom_id": "a"\n  }\n]\n')
     (tmp_path / "loop.yaml").symlink_to("loop.yaml")
     (tmp_path / "link.yaml").symlink_to("worker.yaml")
     (tmp_path / "bad.yaml").write_text("model: {uri: /m}\nslots: many\n")

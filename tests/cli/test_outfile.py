@@ -196,3 +196,12 @@ def test_an_old_file_is_replaced_only_at_the_end(tmp_path: Path):
     OutFile(path).write(lines(), job_id="j1")
 
     assert ids(path) == ["new"]
+
+
+def test_the_error_of_an_item_that_runs_again_is_left_out(tmp_path: Path):
+    path = tmp_path / "out.jsonl"
+    lines = [make_line("a"), make_line("b", error="e"), make_line("c")]
+    path.with_name("out.jsonl.part").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    assert OutFile(path).write([lines[0], lines[2]], job_id="j1") == 2
+    assert ids(path) == ["a", "c"]

@@ -105,3 +105,14 @@ def test_every_figure_of_the_worksheet_is_one_that_the_file_takes():
     assert again.model_copy(update={"gpus": {}}) == PlanInputs()
     assert "budgetKilowatts: null" in PlanInputs().dump()
     assert all(GpuInput.describing(again.find_gpu(name)) == GpuInput.describing(gpu) for name, gpu in GPUS.items())
+
+
+def test_figures_that_are_not_set_do_not_take_the_place_of_the_load_of_a_trace(tmp_path_factory):
+    path = tmp_path_factory.getbasetemp() / "fleet.yaml"
+
+    for fleet, is_set in (({}, False), ({"onlineGpus": 8}, True), ({"offlineTokensPerSecond": 9}, False)):
+        again, dumped = load(path, PlanInputs.model_validate({"fleet": fleet}).dump())
+
+        assert again.fleet.has_online_load == is_set
+        assert again.fleet.offline_tokens_per_second == fleet.get("offlineTokensPerSecond")
+        assert ("  # onlineGpus: 8" in dumped) != is_set

@@ -45,6 +45,11 @@ def ballast(capsys, monkeypatch, tmp_path):
         (["--ahead", "--model", "llama-3-8b"], 2, "--model would have no effect: --ahead plans what --inputs lists"),
         (["--ceilings", "--tpot-ms", "9", "--no-tries"], 2, "--tpot-ms and --no-tries would have no effect"),
         (["--ceilings", "--plot", "plan.png"], 2, "--ceilings has no picture"),
+        (
+            ["--show-inputs", "--json", "x", "--plot", "x.png"],
+            2,
+            "--json and --plot would have no effect: --show-inputs",
+        ),
         (["--tpot-ms", "inf"], 2, "Invalid value for '--tpot-ms'"),
         (["--price", "inf"], 2, "Invalid value for '--price'"),
         (["--inputs", "incomplete.yaml"], 2, "gpus.mine is not a known GPU, so it needs all figures; missing:"),
@@ -73,6 +78,7 @@ def test_a_ceiling_that_is_impossible_is_named_among_the_figures(ballast, tmp_pa
 
         assert code == failed
         assert "bad: 1 ms is below the fastest answer" in err
+        assert {one["version"] for one in figures} == {1}
         assert figures[-1]["name"] == "bad"
         assert figures[-1]["impossible"] in err
 
@@ -114,6 +120,7 @@ def test_the_example_of_the_documentation_plans_ahead(ballast, tmp_path):
     assert "dynamic batching" in out
     figures = json.loads((tmp_path / "plan.json").read_text())
     assert len(figures) == 4
+    assert {one["version"] for one in figures} == {1}
     assert [len(way["months"]) for way in figures] == [18] * 4
     assert (tmp_path / "plan.png").stat().st_size > 10_000
     assert json.loads(ballast("--ahead", "--inputs", "plan.yaml", "--json", "-")[1]) == figures

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from math import isnan, nan
+from math import inf, isnan, nan
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ import pytest
 
 from ballast_api.errors import InvalidConfig
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
-from ballast_cli.plan_tables import advice, fleet_figures, print_options
+from ballast_cli.plan_tables import advice, fleet_figures, growth_figures, print_options
 from ballast_sim.errors import BadInput, Impossible
 from ballast_sim.planner.alternatives import Alternative, alternatives, chunks
 from ballast_sim.planner.deployment import Deployment
@@ -59,6 +59,10 @@ ONLINE = [Arrival(0.5 * i, 300 + 37 * i % 900, 40 + 11 * i % 200) for i in range
         (
             {"model": "llama-2-7b", "gpu": "h100", "engine": EngineInput(memory_percent=16)},
             r"does not fit: 13.5 GB .* 2 such GPUs together hold it \(engine.tensorParallel 2\)",
+        ),
+        (
+            {"engine": EngineInput(adapters=1000, adapter_rank=512)},
+            r"one a100 has 0.0 GB of 80 GB for them \(92 %, less [0-9.]+ GB of adapters\)",
         ),
         (
             # The 28 heads of the model cannot be shared by 8 GPUs.
@@ -126,7 +130,7 @@ def test_online_alone_may_prefill_as_much_in_a_step_as_ballast_does():
 
 
 def test_traffic_without_a_request_after_the_warm_up_is_refused():
-    sparse = [Arrival(0.0, 8000, 10), Arrival(1e9, 8000, 10)]
+    sparse = [Arrival(1e9 * i, 4000, 10) for i in range(9)]
     inputs = PlanInputs(
         fleet=FleetInput(online_utilization_percent=1), slo=SloInput(ttft_milliseconds=5000), traffic_minutes=0.3
     )
@@ -209,7 +213,7 @@ def test_holding_steps_to_the_slo_costs_throughput_and_faster_weights_win_it_bac
         (
             SloInput(tpot_milliseconds=17),
             None,
-            "No number of mixed GPUs up to 2 .* no number of separate online GPUs up to 2 meets the SLO, either",
+            "No number of mixed GPUs up to 2 .* separate online GPUs up to 2 meet.* 2 do the offline work, with TTFT",
         ),
     ],
 )
@@ -228,6 +232,25 @@ def test_both_fleets_are_searched_up_to_all_gpus_and_one_that_misses_the_slo_is_
     assert any(re.search(verdict, line) for line in found.because), found.because
 
 
+def test_a_large_offline_fleet_beside_little_online_traffic_is_planned():
+    inputs = PlanInputs(
+        engine=SMALL,
+        fleet=FleetInput(
+            online_gpus=1, online_utilization_percent=1.5, offline_gpus=30, offline_utilization_percent=20
+        ),
+        traffic_minutes=0.7,
+        throughput_minutes=1,
+    )
+    found = plan_fleet(inputs, ONLINE, ONLINE[:100])
+    apart, mixed = found.options[1:3]
+
+    assert len(found.traffic.online) < 12  # fewer than the GPUs that the work needs
+    assert apart.note == "1 online + 6 offline"
+    assert mixed.name == "mixed, fewest GPUs"
+    assert mixed.offline_tokens >= found.offline_tokens
+    assert "nan" not in str(found.options + found.because)
+
+
 def test_the_busiest_minutes_of_a_trace_set_the_load_unless_the_inputs_do():
     quiet, pause = [replace(one, seconds=3 * one.seconds) for one in ONLINE[:60]], 6 * 3600.0
     trace = [*quiet, *[replace(one, seconds=pause + one.seconds / 4) for one in ONLINE]]
@@ -240,10 +263,43 @@ def test_the_busiest_minutes_of_a_trace_set_the_load_unless_the_inputs_do():
     assert own.traffic.tokens == pytest.approx(rate, rel=0.05)
     assert own.deployment.inputs.fleet.online_utilization_percent <= 40
     assert given.traffic.tokens == pytest.approx(2 * 0.4 * given.maximums.online_full)
+    assert "These minutes set the load" in own.because[0]
     for found in (own, given):
         assert "up to " in found.because[0]
         gaps = [late.seconds - early.seconds for early, late in pairwise(found.traffic.online)]
         assert max(gaps) < 2  # the pause is not in it, nor does all arrive after it at once
+
+
+def test_a_trace_that_is_too_sparse_is_refused_before_the_simulations_with_the_minutes_that_are_enough():
+    hourly = [Arrival(3600.0 * i, 2, 2) for i in range(100)]
+    yearly = [Arrival(3e7 * i, 2, 2) for i in range(100)]
+    inputs, seen = PlanInputs(), list[str]()
+
+    for trace, found in (
+        (hourly, "only 2 requests arrive in this time, .* at least 121"),
+        (yearly, "Not even 240 min"),
+    ):
+        with pytest.raises(BadInput, match=found):
+            plan_fleet(inputs, trace, ONLINE[:50], seen.append, has_own_load=True)
+
+    assert not seen
+
+
+def test_offline_work_as_a_rate_is_the_same_on_every_gpu():
+    fleet = FleetInput(online_gpus=1, online_utilization_percent=10, offline_tokens_per_second=3000)
+    inputs = PlanInputs(engine=SMALL, traffic_minutes=0.7, throughput_minutes=1, fleet=fleet)
+    slow, fast = (
+        plan_fleet(inputs.model_copy(update={"gpu": gpu}), ONLINE, ONLINE[:100], has_own_load=False)
+        for gpu in ("a100", "h100")
+    )
+
+    for found in (slow, fast):
+        fleet = found.deployment.inputs.fleet
+        assert found.offline_tokens == pytest.approx(3000)
+        assert 20 < fleet.offline_utilization_percent <= 30
+        assert found.options[0].gpus == 1 + fleet.offline_gpus
+        assert "fleet.onlineGpus and fleet.onlineUtilizationPercent set the load" in found.because[0]
+    assert slow.options[0].gpus > fast.options[0].gpus
 
 
 @pytest.fixture(scope="module")
@@ -321,7 +377,10 @@ def test_money_per_token_adds_up_to_money_per_hour(small_fleet):
         ({"throughput_minutes": 0.01}, "throughputMinutes is 0.01: answers need .* s count. "),
         ({"throughput_minutes": 0.08}, r"throughputMinutes is 0.08: answers need .* and 3 s count. Set it to 2"),
         ({"traffic_minutes": 0.05, "throughput_minutes": 1}, "trafficMinutes is 0.05: answers need .* and 2 s count"),
-        ({"traffic_minutes": 1e-4, "throughput_minutes": 1}, "trafficMinutes is 0.0001: only one request arrives"),
+        (
+            {"traffic_minutes": 1e-4, "throughput_minutes": 1},
+            "trafficMinutes is 0.0001: only 2 requests arrive .* least 1$",
+        ),
     ],
 )
 def test_times_that_are_too_short_to_measure_are_refused_by_name(change, found):
@@ -367,6 +426,27 @@ def test_a_growing_service_needs_more_gpus_each_month_and_fewer_with_each_way_ad
     assert alone.months[-1].gpus > batched.months[-1].gpus >= quantized.months[-1].gpus >= mixed.months[-1].gpus
     assert alone.dollars > batched.dollars >= quantized.dollars
     assert "nothing to mix: no offline service has the model of an online service or an encoder" in mixed.because
+
+
+@pytest.mark.parametrize("kind", ["encoder", "offline"])
+def test_a_service_with_hardly_any_requests_needs_one_gpu(kind):
+    rates = {"kind": kind, "requests_per_second": (1e-6, 1e-6), "output_tokens": 0}
+    inputs = PlanInputs(
+        gpu="h200",
+        engine=EngineInput(api_server_milliseconds=0),
+        ahead=AheadInput(months=2, services=(EMBEDDINGS.model_copy(update=rates),)),
+    )
+
+    assert [month.gpus for plan in plan_ahead(inputs) for month in plan.months] == [1] * 8
+
+
+def test_figures_of_a_plan_ahead_that_are_not_finite_are_null():
+    [plan, *_] = outlooks()
+    dear = replace(plan, months=(replace(plan.months[0], power_dollars=inf), *plan.months[1:]))
+    figures = growth_figures(dear)
+
+    assert (figures["version"], figures["dollars"], figures["months"][0]["power_dollars"]) == (1, None, None)
+    assert figures["months"][1]["power_dollars"] == plan.months[1].power_dollars
 
 
 def test_rates_grow_by_an_equal_factor_from_the_first_to_the_last_month():
@@ -454,6 +534,7 @@ def test_a_service_that_its_model_cannot_give_is_refused_with_the_figure(change,
         ("gpus: {mine: {teraflops: 100}}\ngpu: mine\n", "gpus.mine is not a known GPU, so it needs all figures"),
         ("gpus: {H100: {watts: 1}, h100: {watts: 2}, l4: {watts: 3}}\n", "differ only in case: H100, h100. Use one"),
         ("slo: {tpotMilliseconds: -1}\n", "slo.tpotMilliseconds: Input should be greater than 0"),
+        ("fleet: {offlineGpus: 1, offlineTokensPerSecond: 9}\n", "Leave out one of these two ways"),
         ("speed: 9\n", "speed: Extra inputs are not permitted"),
         ("- 1\n", "found list, expected a mapping"),
         (

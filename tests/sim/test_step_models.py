@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from llm_d.experts import GPT_OSS_A100
 
 from ballast_sim.errors import BadInput
+from ballast_sim.replay.feasibility import within_context
 from ballast_sim.replay.hardware import GPUS, gpu
 from ballast_sim.replay.model_shape import SHAPES, Quantization, from_config, shape
 from ballast_sim.replay.step_model import (
@@ -22,6 +23,7 @@ from ballast_sim.replay.step_model import (
     profile,
     sample_steps,
 )
+from ballast_sim.replay.traffic import Arrival
 
 
 def mean_error(model, reference, steps):
@@ -226,6 +228,11 @@ def test_a_token_of_an_encoder_attends_to_all_others():
         (lambda: from_config({"model_type": "mamba"}, "m"), "model_type is 'mamba'"),
         (lambda: from_config({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "m"), "layers have no experts"),
         (lambda: from_config({"model_type": "llama"}, "m"), "num_attention_heads is None; expected"),
+        (
+            lambda: from_config({**QWEN3_MOE, "num_experts": 4}, "m"),
+            "num_experts_per_tok is 8, more than its 4 experts",
+        ),
+        (lambda: from_config({**PHI_4, "layer_types": ["linear_attention"]}, "m"), "layer_types has layers other than"),
     ],
 )
 def test_unknown_names_and_sizes_are_refused(ask, found):
@@ -233,3 +240,32 @@ def test_unknown_names_and_sizes_are_refused(ask, found):
         ask()
 
     assert found in str(error.value)
+
+
+MISTRAL = PHI_4 | {"model_type": "mistral", "max_position_embeddings": 32768, "sliding_window": 4096}
+
+
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        (MISTRAL, "4,096, its sliding window"),
+        (MISTRAL | {"sliding_window": None}, "32,768"),
+        (MISTRAL | {"sliding_window": 262144}, "32,768"),
+        (MISTRAL | {"model_type": "phi3", "sliding_window": 2047}, "2,047, its sliding window"),
+        (MISTRAL | {"model_type": "qwen2", "use_sliding_window": False}, "32,768"),
+        (MISTRAL | {"model_type": "qwen2", "use_sliding_window": True}, "4,096, its sliding window"),
+        (MISTRAL | {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 40}, "32,768"),
+        (MISTRAL | {"model_type": "qwen3", "layer_types": ["full_attention"] * 40}, "32,768"),
+        (MISTRAL | {"model_type": "llama", "layer_types": ["sliding_attention"] * 40}, "4,096, its sliding window"),
+    ],
+)
+def test_requests_are_planned_up_to_the_sliding_window(config, longest):
+    found = from_config(config, "m")
+    tokens = found.max_context
+
+    assert found.longest == longest
+    found.check("chat", tokens - 9, 9)
+    with pytest.raises(BadInput, match=f"m takes at most {longest}"):
+        found.check("chat", tokens - 8, 9)
+    with pytest.raises(BadInput, match=f"than m takes, {longest}"):
+        within_context(found, [Arrival(0.0, tokens - 8, 9)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from itertools import pairwise
 from pathlib import Path
 
@@ -71,6 +72,8 @@ def test_a_mooncake_trace_has_times_in_milliseconds(write):
         ("arrival_seconds,prompt_tokens,output_tokens\n0,1.5,1\n", "line 2: prompt_tokens is '1.5'; expected"),
         ("arrival_seconds,prompt_tokens,output_tokens\n0,1\n", "line 2: output_tokens is None; expected"),
         ("arrival_seconds,prompt_tokens,output_tokens\nnan,1,1\n", "line 2: arrival_seconds is 'nan'; expected"),
+        ("arrival_seconds,prompt_tokens,output_tokens\n1e308,1,1\n", "line 2: arrival_seconds is '1e308'; expected"),
+        ("timestamp,prompt_tokens,output_tokens\n5,1,1\n", "the column timestamp may be in seconds or milliseconds."),
         ("arrival_seconds,prompt_tokens,output_tokens\n5,1,1\n3,1,1\n", "line 3: the request arrives 2 s before"),
         (
             "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n",
@@ -92,6 +95,15 @@ def test_a_bad_trace_is_refused_with_its_line(write, text, found):
         read(write(text))
 
     assert found in str(error.value)
+
+
+def test_a_file_that_is_no_utf_8_text_is_refused_with_advice(tmp_path):
+    text = "arrival_seconds,prompt_tokens,output_tokens\n0,1,1\n"
+    for content in (gzip.compress(text.encode()), text.encode("utf-16")):
+        (tmp_path / "trace").write_bytes(content)
+
+        with pytest.raises(BadTrace, match=r"is not UTF-8 text .* Unpack a compressed file, and save other text as"):
+            read(tmp_path / "trace")
 
 
 def test_a_line_without_a_tenant_has_the_default_tenant(write):

@@ -20,7 +20,8 @@ class OutFile:
 
     If an interrupted call left a `NAME.part`, writing continues there. Its complete lines count as written, and an
     incomplete last line is dropped. A redriven item can have two lines, an error and then its new result. The file
-    keeps the last line of each item. Two calls never write the same `NAME.part`.
+    keeps the last line of each item, and none of an item that has no result now. Two calls never write the same
+    `NAME.part`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,6 +36,8 @@ class OutFile:
     def write(self, lines: Iterable[dict[str, Any]], *, job_id: str) -> int:
         """Append the lines that are missing, rename the file, and return the number of its lines.
 
+        `lines` are all that the file shall have, also those that an earlier call has written.
+
         Raises:
             NotNow: another call writes the part.
             Usage: the part belongs to another job, or the file cannot be written.
@@ -43,7 +46,9 @@ class OutFile:
             with self._held() as file:
                 last, replaced, whole = self._recover(job_id)
                 file.truncate(whole)
+                stale = set(last)
                 for line in lines:
+                    stale.discard(line["id"])
                     text, start = json_text(line).encode() + b"\n", last.get(line["id"])
                     if start is not None:
                         file.seek(start)
@@ -53,6 +58,7 @@ class OutFile:
                     last[line["id"]] = file.seek(0, os.SEEK_END)
                     file.write(text)
                     file.flush()
+                replaced.update(last.pop(one) for one in stale)
                 if replaced:
                     self._drop(replaced, file)
                 os.fsync(file.fileno())

@@ -125,7 +125,10 @@ def plan(
     _check_kind(ahead=ahead, ceilings=ceilings, has_traffic=bool(online or offline))
     if ceilings and plot:
         raise Usage("--plot draws a plan, and --ceilings has no picture. Use --json.")
-    if not show_inputs:
+    if show_inputs:
+        if given := " and ".join(name for name, file in (("--json", json_file), ("--plot", plot)) if file):
+            raise Usage(f"{given} would have no effect: --show-inputs computes nothing, and prints YAML.")
+    else:
         ignored: dict[str, object] = {"--ttft-ms": ttft, "--tpot-ms": tpot} if ceilings else {}
         ignored |= {"--model": model, "--no-tries": None if tries else True} if ahead or ceilings else {}
         _refuse(ignored, "--ahead" if ahead else "--ceilings")
@@ -208,8 +211,8 @@ def _fleet(
     from ballast_sim.replay.traffic import read, read_lengths  # noqa: PLC0415
 
     trace, lengths = read(online or ONLINE_TRACE), read_lengths(offline or OFFLINE_TRACE)
-    is_sized = {"online_gpus", "online_utilization_percent"} & inputs.fleet.model_fields_set
-    found = plan_fleet(inputs, trace, lengths, _progress, has_own_load=online is not None and not is_sized)
+    has_own_load = online is not None and not inputs.fleet.has_online_load
+    found = plan_fleet(inputs, trace, lengths, _progress, has_own_load=has_own_load)
     tried = alternatives(inputs, found, found.offline, trace, _progress) if tries else []
     sizes = chunks(found, found.mixed, found.offline) if tries and found.mixed else []
     show_progress()
@@ -255,7 +258,7 @@ def _ceilings(inputs: PlanInputs, json_file: Path | None) -> None:
             ceiling = CeilingCase.of(inputs, asked).ceiling()
         except Impossible as error:
             say(f"{error}.")
-            figures.append({"name": asked.name, "impossible": str(error)})
+            figures.append({"version": 1, "name": asked.name, "impossible": str(error)})
             continue
         _progress(f"trying batch sizes of {asked.name}")
         tried = largest(ceiling.case, partial(drawn, ceiling.case), near=ceiling.batch)

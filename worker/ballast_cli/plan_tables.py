@@ -238,16 +238,18 @@ def fleet_figures(found: FleetPlan, tried: list[Alternative], sizes: list[Chunk]
 
 
 def growth_figures(plan: GrowthPlan) -> dict[str, Any]:
-    """Return the plan of one way over the months for JSON."""
+    """Return the plan of one way over the months for JSON. A figure that is not finite is None."""
     months = [{**asdict(month), "dollars": month.dollars} for month in plan.months]
     services = [{**asdict(cost), "dollars": cost.dollars} for cost in plan.services]
-    return {**asdict(plan), "dollars": plan.dollars, "months": months, "services": services}
+    figures = {**asdict(plan), "dollars": plan.dollars, "months": months, "services": services}
+    return {"version": 1} | {key: known(value) for key, value in figures.items()}
 
 
 def ceiling_figures(ceiling: BatchCeiling, tried: int) -> dict[str, Any]:
     """Return a batch ceiling for JSON."""
     case = ceiling.case
     return {
+        "version": 1,
         "name": case.name,
         "prompt_tokens": case.prompt,
         "context": case.context,

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, NamedTuple
 from uuid import uuid4
@@ -36,6 +37,8 @@ EXAMPLES = examples(
 )
 
 
+_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"PK\x03\x04")
+"""First bytes of gzip, zstd, bzip2, xz and zip files."""
 _ANSWERS = {
     Outlook.YES: "It can be met",
     Outlook.AT_RISK: "It is AT RISK",
@@ -220,7 +223,7 @@ def _opened(file: str, most: int) -> Iterator[_Source]:
     No line is read into memory beyond `most` bytes.
 
     Raises:
-        Usage: there is no such file, it is a directory, or it is empty.
+        Usage: there is no such file, it is a directory, it is empty, or it is no JSONL.
     """
     from ballast_queue.batch_lines import bounded_lines  # noqa: PLC0415  `ballast --help` needs no redis
 
@@ -229,9 +232,14 @@ def _opened(file: str, most: int) -> Iterator[_Source]:
             raise Usage("Standard input is closed. Name a JSONL file, or pass lines on standard input.")
         if sys.stdin.isatty():
             say("Reading lines from the terminal. Press Ctrl-D to end.")
-        yield _Source(bounded_lines(sys.stdin.buffer, most))
+        yield _Source(_jsonl(bounded_lines(sys.stdin.buffer, most), "standard input"))
         return
     path = Path(file)
+    if "://" in file and not path.exists():
+        raise Usage(
+            f"{file} is a URL, and this command reads files. Copy it first, or pass its lines on standard input: "
+            "`aws s3 cp s3://bucket/items.jsonl - | ballast submit -`."
+        )
     if path.is_dir():
         raise Usage(f"{file} is a directory, expected a JSONL file with one request on each line.")
     try:
@@ -240,7 +248,7 @@ def _opened(file: str, most: int) -> Iterator[_Source]:
         raise Usage(f"{file} cannot be read ({error.strerror}). Name a JSONL file, or - for standard input.") from None
     with opened:
         if not opened.seekable():  # a pipe such as <(zcat items.jsonl.gz) can be read once
-            yield _Source(bounded_lines(opened, most))
+            yield _Source(_jsonl(bounded_lines(opened, most), file))
             return
         num_lines, is_empty = 0, True
         for line in bounded_lines(opened, most):
@@ -249,7 +257,23 @@ def _opened(file: str, most: int) -> Iterator[_Source]:
         if is_empty:
             raise Usage(f"{file} is empty, expected one request on each line: {{custom_id, method, url, body}}.")
         opened.seek(0)
-        yield _Source(bounded_lines(opened, most), num_lines)
+        yield _Source(_jsonl(bounded_lines(opened, most), file), num_lines)
+
+
+def _jsonl(lines: Iterator[bytes], name: str) -> Iterator[bytes]:
+    """Return the lines; raise `Usage` if the first one shows that no line is a request."""
+    first = next(lines, b"")
+    content = first.removeprefix(b"\xef\xbb\xbf").strip()
+    if first.startswith(_COMPRESSED):
+        raise Usage(f"{name} is compressed. Unpack it first, for example: `zcat items.jsonl.gz | ballast submit -`.")
+    if first.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in first[:4]:
+        raise Usage(f"{name} is no UTF-8 text. Name a JSONL file, or save UTF-16 as UTF-8.")
+    if content.startswith(b"[") or content == b"{":
+        raise Usage(
+            f"{name} is JSON over several lines or a JSON array, expected JSONL with one request on each line. "
+            "`jq -c '.[]' items.json | ballast submit -` converts an array."
+        )
+    return chain([first] if first else [], lines)
 
 
 class _Seen(NamedTuple):

@@ -16,6 +16,7 @@ from ballast_sim.planner.deployment import Deployment, check_minutes
 from ballast_sim.planner.fleet_plan import (
     FEWEST_APART,
     FEWEST_MIXED,
+    FEWEST_REQUESTS,
     MOST_SIMULATED,
     FleetPlan,
     FleetTraffic,
@@ -23,7 +24,7 @@ from ballast_sim.planner.fleet_plan import (
     Option,
     per_million,
 )
-from ballast_sim.planner.inputs import PlanInputs
+from ballast_sim.planner.inputs import MOST_MINUTES, PlanInputs
 from ballast_sim.replay.feasibility import within_context
 from ballast_sim.replay.policies import Ballast, Fill
 from ballast_sim.replay.report import Report
@@ -32,6 +33,9 @@ from ballast_sim.replay.traffic import Arrival, Trace, at_zero, busiest, excerpt
 
 STEP_SHARES = (0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
 """Shares of the TPOT to which steps may be filled. The planner takes the largest one that meets the SLO."""
+
+FEWEST_REPLAYED = 3
+"""Fewest requests of a replay. The first one is in the warm-up, and the last one comes at the end."""
 
 Progress = Callable[[str], None]
 
@@ -56,7 +60,10 @@ def plan_fleet(
     deployment = Deployment.of(inputs, online, offline)
     fitting, items = (within_context(deployment.model.shape, traffic) for traffic in (online, offline))
     too_long = len(online) - len(fitting) + len(offline) - len(items)
-    return _Planner(inputs, deployment, at_zero(fitting), items, progress, has_own_load, too_long).plan()
+    trace = at_zero(fitting)
+    if has_own_load:
+        _check_dense(trace, inputs.traffic_minutes)
+    return _Planner(inputs, deployment, trace, items, progress, has_own_load, too_long).plan()
 
 
 @dataclass
@@ -79,8 +86,7 @@ class _Planner:
         alone = self.deployment.maximum(Fill, self.trace)
         full, bound = self.deployment.unbounded(self.offline), self.deployment.slo_bound(self.offline)
         self.maximums = maximums = MaximumThroughputs(alone.total_tokens, full, bound)
-        if self.has_own_load:
-            self._size_by_trace()
+        self._size()
         fleet = self.inputs.fleet
         self.online_tokens = fleet.online_gpus * fleet.online_utilization_percent / 100 * maximums.online_full
         self.offline_tokens = fleet.offline_gpus * fleet.offline_utilization_percent / 100 * maximums.offline_full
@@ -106,34 +112,39 @@ class _Planner:
             offline=self.offline,
         )
 
-    def _size_by_trace(self) -> None:
-        """Set today's online GPUs to those that have the default utilization at the busiest minutes of the trace."""
-        work = peak_rate(self.trace, 60 * self.inputs.traffic_minutes) / self.maximums.online_full
-        gpus = ceil(100 * work / self.inputs.fleet.online_utilization_percent)
-        used = {"online_gpus": gpus, "online_utilization_percent": round(100 * work / gpus, 2)}
-        self.inputs = self.inputs.model_copy(update={"fleet": self.inputs.fleet.model_copy(update=used)})
+    def _size(self) -> None:
+        """Set the GPUs of today that follow from a load: those that have the utilization of the inputs with it."""
+        fleet, maximums, used = self.inputs.fleet, self.maximums, dict[str, float]()
+        if self.has_own_load:
+            work = peak_rate(self.trace, 60 * self.inputs.traffic_minutes) / maximums.online_full
+            gpus = max(1, ceil(100 * work / fleet.online_utilization_percent - 1e-9))
+            used |= {"online_gpus": gpus, "online_utilization_percent": 100 * work / gpus}
+        if fleet.offline_tokens_per_second is not None:
+            work = fleet.offline_tokens_per_second / maximums.offline_full
+            gpus = max(1, ceil(100 * work / fleet.offline_utilization_percent - 1e-9)) if work else 0
+            used |= {"offline_gpus": gpus, "offline_utilization_percent": 100 * work / max(1, gpus)}
+        self.inputs = self.inputs.model_copy(update={"fleet": fleet.model_copy(update=used)})
         self.deployment = replace(self.deployment, inputs=self.inputs)
 
     def _traffic(self, alone: Report) -> FleetTraffic:
         """Return the busiest requests of the trace, with their times scaled to the load of the plan."""
         minutes, tokens = self.inputs.traffic_minutes, self.online_tokens
         part, seconds = min(1.0, MOST_SIMULATED / self.inputs.fleet.online_gpus), 60 * minutes
-        trace = repeated(self.trace, part * tokens * seconds)
-        rows = busiest(trace, part * tokens * seconds)
-        online = at_zero(trace[rows.start : rows.stop])
-        if online[0].num_tokens >= part * tokens * seconds:
-            raise BadInput(f"trafficMinutes is {minutes:g}: only one request arrives in this time")
-        span = online[-1].seconds
+        rows, span, online = _replayed(self.trace, part * tokens, seconds)
+        if len(online) < FEWEST_REPLAYED:
+            raise _sparse(self.trace, minutes, len(online), lambda _: part * tokens)
+        sets = "These minutes set" if self.has_own_load else "fleet.onlineGpus and fleet.onlineUtilizationPercent set"
         source = (
             f"The trace has {tokens_per_second(self.trace):,.0f} online tokens/s, and up to "
-            f"{peak_rate(self.trace, seconds):,.0f} within {minutes:g} minutes. The plan serves {tokens:,.0f}: it "
-            f"replays requests {rows.start + 1:,} to {rows.stop:,}, which took {span:,.0f} s, in {seconds:,.0f} s."
+            f"{peak_rate(self.trace, seconds):,.0f} within {minutes:g} minutes. {sets} the load, {tokens:,.0f}: the "
+            f"plan replays requests {rows.start + 1:,} to {rows.stop:,}, which took {span:,.0f} s, in "
+            f"{seconds:,.0f} s."
         )
-        online = excerpt(online, part * tokens, seconds)
         seconds = min(seconds, online[-1].seconds)
         answer = self.deployment.answer_seconds(self.trace, alone, most=self.deployment.config.tpot)
         check_minutes("trafficMinutes", minutes, seconds - warmup_of(seconds), answer)
-        return FleetTraffic(part, online, seconds, tokens, source)
+        today = 1 / min(self.inputs.fleet.online_gpus, MOST_SIMULATED)  # the share of one of today's GPUs
+        return FleetTraffic(part, online, seconds, tokens, source, least=min(today, FEWEST_REQUESTS / len(online)))
 
     @property
     def _unit(self) -> str:
@@ -270,10 +281,10 @@ class _Planner:
         """Return the reasons for the figures."""
         fleet, maximums, unit = self.inputs.fleet, self.maximums, self._unit
         tpot, work = self.inputs.slo.tpot_milliseconds, sum(self._work(self.offline_tokens))
-        most, over = self.deployment.model.shape.max_context, self.num_too_long
+        longest, over = self.deployment.model.shape.longest, self.num_too_long
         lines = [
             self.traffic.source,
-            *([f"Left out: {over:,} of the requests, longer than the context of {most:,} tokens."] if over else []),
+            *([f"Left out: {over:,} of the requests, longer than the context: {longest} tokens."] if over else []),
             (
                 f"{fleet.online_gpus} {unit}s at {fleet.online_utilization_percent:g} % and {fleet.offline_gpus} at "
                 f"{fleet.offline_utilization_percent:g} % are {work:.1f} {unit}s of work: {ceil(work / 0.7 - 1e-9)} "
@@ -317,11 +328,12 @@ class _Planner:
         alone = f"no number of separate online {unit}s up to {given} meets the SLO"
         if mixed is None:
             last = self._routed(1, given, len(STEP_SHARES) - 1)
+            done, needed = last.offline.total * given, self.offline_tokens
+            does = "the offline work" if done >= needed else f"{done:,.0f} of the {needed:,.0f} offline tokens/s"
             return (
                 f"No number of mixed {unit}s up to {given} meets the SLO and does the offline work: "
                 f"{'mixing does not pay' if apart else alone + ', either'}. With steps filled to "
-                f"{STEP_SHARES[-1]:.0%}, {given} do {last.offline.total * given:,.0f} of the "
-                f"{self.offline_tokens:,.0f} offline tokens/s, with {_attained(last)}."
+                f"{STEP_SHARES[-1]:.0%}, {given} do {does}, with {_attained(last)}."
             )
         if apart is None:
             return f"Mixing needs {mixed.gpus} {unit}s, and {alone}, even without offline work."
@@ -344,7 +356,43 @@ class _Planner:
         )
 
 
+def _replayed(trace: Trace, tokens: float, seconds: float) -> tuple[range, float, list[Arrival]]:
+    """Return the rows with `tokens * seconds` tokens in the least time, their seconds, and them scaled to `seconds`."""
+    trace = repeated(trace, tokens * seconds)
+    rows = busiest(trace, tokens * seconds)
+    online = at_zero(trace[rows.start : rows.stop])
+    return rows, online[-1].seconds, excerpt(online, tokens, seconds)
+
+
+def _check_dense(trace: Trace, minutes: float) -> None:
+    """Check, before any simulation, that the busiest minutes of a trace have requests to replay.
+
+    Raises:
+        BadInput: they have too few.
+    """
+    *_, online = _replayed(trace, peak_rate(trace, 60 * minutes), 60 * minutes)
+    if len(online) < FEWEST_REPLAYED:
+        raise _sparse(trace, minutes, len(online), lambda seconds: peak_rate(trace, seconds))
+
+
+def _sparse(trace: Trace, minutes: float, found: int, load: Callable[[float], float]) -> BadInput:
+    """Return the refusal of a time with too few requests, with one that has enough at this load by its seconds."""
+    most = int(MOST_MINUTES)
+    enough = _fewest(
+        lambda each: len(_replayed(trace, load(60.0 * each), 60.0 * each)[2]) >= FEWEST_REPLAYED,
+        most,
+        low=int(minutes) + 1,
+    )
+    hint = f"Increase it to at least {enough}" if enough else f"Not even {most} minutes have more: use a busier trace"
+    return BadInput(
+        f"trafficMinutes is {minutes:g}: only {found} requests arrive in this time, and a replay needs "
+        f"{FEWEST_REPLAYED}. {hint}"
+    )
+
+
 def _attained(found: Report) -> str:
+    if isnan(found.ttft_attainment):
+        return "no online request in the measured part"
     tpot = "" if isnan(found.tpot_attainment) else f", TPOT by {found.tpot_attainment:.2%}"
     return f"TTFT met by {found.ttft_attainment:.2%}{tpot}"
 

@@ -10,6 +10,8 @@ from ballast_sim.replay.traffic import Arrival, Trace, excerpt, repeated
 
 MOST_SIMULATED = 16
 """Most GPUs of a fleet that are simulated, with their part of the traffic."""
+FEWEST_REQUESTS = 20
+"""Fewest online requests of a simulation, unless one of today's online GPUs has fewer."""
 FEWEST_APART, FEWEST_MIXED = "apart, fewest", "mixed, fewest"
 
 
@@ -71,10 +73,12 @@ class FleetTraffic:
     """Tokens per second of the whole fleet."""
     source: str
     """Sentence about the load and the rows of the trace."""
+    least: float = 0.0
+    """Smallest share of `online` that a simulation has. GPUs with less of it get it, too, so that latency is known."""
 
     def of(self, simulated: int, gpus: int) -> list[Arrival]:
         """Return the traffic of `simulated` of `gpus` GPUs: an evenly spaced part of the requests, or repeated ones."""
-        kept, rate = simulated / gpus / self.part, self.tokens * simulated / gpus
+        kept, rate = max(simulated / gpus / self.part, self.least), self.tokens * simulated / gpus
         if kept > 1:
             return excerpt(repeated(self.online, rate * self.seconds), rate, self.seconds)
         return [a for i, a in enumerate(self.online) if int((i + 1) * kept) > int(i * kept)]

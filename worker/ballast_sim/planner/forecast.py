@@ -312,9 +312,10 @@ class _Ahead:
         for i, capacity in enumerate(capacities):
             if not capacity.is_offline:
                 service, rate = capacity.service, self._rate(capacity, month)
-                gpus, pool = ceil(rate * service.peak_factor / (capacity.peak * most_used) - 1e-9), pools[service.pool]
+                gpus = max(1, ceil(rate * service.peak_factor / (capacity.peak * most_used) - 1e-9))
+                pool = pools[service.pool]
                 pool.left += max(0.0, gpus * capacity.mixed - rate / capacity.full)
-                pool.texts += max(0.0, gpus * capacity.texts - rate) if gpus else 0.0
+                pool.texts += max(0.0, gpus * capacity.texts - rate)
                 pool.gpus += gpus
                 pool.work += rate / capacity.full
                 charged[i] = gpus
@@ -325,7 +326,8 @@ class _Ahead:
                 pool.left -= taken[i]
                 pool.texts -= taken[i] * capacity.full
                 pool.taken += taken[i]
-                charged[i] = ceil((work - taken[i]) * capacity.full / capacity.peak - 1e-9)
+                rest = ceil((work - taken[i]) * capacity.full / capacity.peak - 1e-9)
+                charged[i] = max(0 if taken[i] else 1, rest)
         for i, capacity in enumerate(capacities):
             pool = pools[capacity.service.pool]
             each = pool.gpus / (pool.work + pool.taken) if pool.gpus else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Annotated, Literal, Self
 
@@ -20,6 +21,7 @@ from ballast_sim.replay.step_model import Efficiency, Roofline
 MOST_TOKENS = 10_000_000
 MOST_GPUS = 100_000
 MOST_RATE = 1e9
+MOST_MINUTES = 240.0
 Rate = Annotated[float, Field(ge=1e-6, le=MOST_RATE)]
 """Requests per second."""
 
@@ -120,9 +122,28 @@ class FleetInput(ApiModel):
     """
 
     online_gpus: int = Field(default=8, ge=1, le=MOST_GPUS)
+    """With the utilization, the online load. If both are left out, the busiest minutes of `--online` are the load."""
     online_utilization_percent: float = Field(default=20, gt=0, le=100)
     offline_gpus: int = Field(default=4, ge=0, le=MOST_GPUS)
+    """With the utilization, the offline work, which differs by GPU and model."""
     offline_utilization_percent: float = Field(default=30, ge=0, le=100)
+    offline_tokens_per_second: float | None = Field(default=None, ge=0, le=1e12)
+    """Offline work in place of these two figures: the tokens of prompts and answers per second, over all GPUs."""
+
+    @property
+    def has_online_load(self) -> bool:
+        """Whether the inputs set the online load, and not the trace."""
+        return bool({"online_gpus", "online_utilization_percent"} & self.model_fields_set)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        other = {"offline_gpus", "offline_utilization_percent"} & self.model_fields_set
+        if other and self.offline_tokens_per_second is not None:
+            raise ValueError(
+                "offlineTokensPerSecond sets the offline work, and so do offlineGpus and offlineUtilizationPercent. "
+                "Leave out one of these two ways"
+            )
+        return self
 
 
 class EnergyInput(ApiModel):
@@ -290,9 +311,9 @@ class PlanInputs(YamlFile):
     ahead: AheadInput = AheadInput()
     ceilings: tuple[CeilingInput, ...] = CEILINGS
     """Batch ceilings that `ballast plan --ceilings` computes."""
-    traffic_minutes: float = Field(default=5, gt=0, le=240)
+    traffic_minutes: float = Field(default=5, gt=0, le=MOST_MINUTES)
     """Length of the traffic that each simulation replays."""
-    throughput_minutes: float = Field(default=9, gt=0, le=240)
+    throughput_minutes: float = Field(default=9, gt=0, le=MOST_MINUTES)
     """Length of a simulation of full batches; the first third, in which they fill, does not count."""
     seed: int = 0
 
@@ -306,10 +327,16 @@ class PlanInputs(YamlFile):
         return self
 
     def dump(self) -> str:
-        """Return all figures as YAML, with those of every GPU. `load` reads them back."""
+        """Return all figures as YAML, with those of every GPU. `load` reads them back.
+
+        Figures of the fleet that would take the place of another load, and are not set, are comments.
+        """
         names = (*GPUS, *sorted(name for name in self.gpus if name.lower() not in GPUS))
         gpus = {name: GpuInput.describing(self.find_gpu(name)) for name in names}
-        return commented_yaml(self.model_copy(update={"gpus": gpus}))
+        text, fleet = commented_yaml(self.model_copy(update={"gpus": gpus})), self.fleet
+        unset = [] if fleet.has_online_load else ["onlineGpus", "onlineUtilizationPercent"]
+        unset += [] if fleet.offline_tokens_per_second is None else ["offlineGpus", "offlineUtilizationPercent"]
+        return re.sub(rf"^  (({'|'.join(unset)}): [0-9])", r"  # \1", text, flags=re.MULTILINE) if unset else text
 
     def find_shape(self, name: str) -> ModelShape:
         """Find a model by name or by the path of its config.json, with the KV format of these inputs.

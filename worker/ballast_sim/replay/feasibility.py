@@ -33,7 +33,8 @@ def kv_tokens(
         Impossible: the weights and one request of `longest` tokens need more memory than the GPU has.
     """
     shape, gpu = roofline.shape, roofline.gpu
-    usable = gpu.memory * memory_percent / 100 - shape.adapter_bytes(ranks, gpu.count)
+    adapters = shape.adapter_bytes(ranks, gpu.count)
+    usable = gpu.memory * memory_percent / 100 - adapters
     weights = shape.weight_bytes(roofline.quantization)
     each = shape.kv_bytes_per_token
     needed = longest * each
@@ -59,9 +60,9 @@ def kv_tokens(
             options.append(f"{count} such GPUs together hold it (engine.tensorParallel {count})")
             break
     hint = "; ".join(options) or f"no known single GPU holds it, and no {MOST_GPUS} such GPUs do"
-    less = ", less the adapters" if ranks else ""
+    less = f", less {adapters / 1e9:.1f} GB of adapters" if ranks else ""
     raise Impossible(
-        f"{shape.name} does not fit: {found}, but one {gpu.name} has {usable / 1e9:.1f} GB of "
+        f"{shape.name} does not fit: {found}, but one {gpu.name} has {max(0.0, usable) / 1e9:.1f} GB of "
         f"{gpu.memory / 1e9:.0f} GB for them ({memory_percent:g} %{less}). {hint[0].upper()}{hint[1:]}"
     )
 
@@ -73,7 +74,7 @@ def within_context(shape: ModelShape, traffic: Sequence[Arrival]) -> list[Arriva
     if over > MOST_TOO_LONG * len(traffic):
         raise BadInput(
             f"{over:,} of {len(traffic):,} requests have more tokens of prompt and answer than {shape.name} takes, "
-            f"{shape.max_context:,}. Use a model with a longer context, or traffic for this one"
+            f"{shape.longest}. Use a model with a longer context, or traffic for this one"
         )
     return fitting
 

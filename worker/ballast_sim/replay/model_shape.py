@@ -14,6 +14,9 @@ from ballast_sim.errors import BadInput
 _DECODERS = frozenset({"llama", "mistral", "phi3", "qwen2", "qwen3"})
 _MIXTURES = {"mixtral": "intermediate_size", "qwen3_moe": "moe_intermediate_size"}
 """Mixtures of experts, with the key for the size of an expert."""
+_EXPERTS = ("num_local_experts", "num_experts")
+_WINDOWED = frozenset({"mistral", "mixtral", "phi3"})
+"""Types whose `sliding_window` is in use unless it is null."""
 _ENCODERS = frozenset({"bert", "roberta", "xlm-roberta"})
 
 
@@ -54,6 +57,7 @@ class ModelShape:
     """Intermediate size of the MLP, or of one expert."""
     vocabulary: int
     max_context: int
+    """Most tokens of prompt and answer: the context of the model, or its sliding window."""
     is_tied: bool = False
     """Whether the output projection is the embedding table."""
     is_encoder: bool = False
@@ -65,6 +69,8 @@ class ModelShape:
     experts: int = 0
     """Experts in each layer; 0 for a dense model."""
     experts_per_token: int = 0
+    is_sliding: bool = False
+    """Whether the sliding window is shorter than the context. Within it, such layers are as the others."""
     quantization: Quantization | str = Quantization.NONE
     """Quantization that the configuration states, or the name of one that this package has no figures for."""
 
@@ -77,6 +83,11 @@ class ModelShape:
             f"{self.name}: a plan has no figures for the quantization in its config.json, {found}. Set `quantization` "
             "(--quantization) to none, fp8, int8 or int4, whichever takes about as many bytes"
         )
+
+    @property
+    def longest(self) -> str:
+        """The most tokens of prompt and answer, with the reason if the context has more."""
+        return f"{self.max_context:,}" + (", its sliding window" if self.is_sliding else "")
 
     def divides(self, gpus: int) -> bool:
         """Return whether GPUs can have equal parts of the heads. A KV head may be on several GPUs."""
@@ -129,9 +140,11 @@ class ModelShape:
             raise BadInput(
                 f"{what}: {self.name} {'is an encoder: outputTokens is 0' if self.is_encoder else generates}"
             )
-        tokens, most = prompt_tokens + output_tokens, self.max_context
-        if tokens > most:
-            raise BadInput(f"{what}: prompt and answer have {tokens:,} tokens, but {self.name} takes at most {most:,}")
+        tokens = prompt_tokens + output_tokens
+        if tokens > self.max_context:
+            raise BadInput(
+                f"{what}: prompt and answer have {tokens:,} tokens, but {self.name} takes at most {self.longest}"
+            )
 
     @property
     def attention_flops_per_pair(self) -> float:
@@ -218,23 +231,41 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         return value
 
     heads, hidden = size("num_attention_heads"), size("hidden_size")
+    experts, used = (size(*keys) if kind in _MIXTURES else 0 for keys in (_EXPERTS, ("num_experts_per_tok",)))
+    if used > experts:
+        raise BadInput(f"model {name}: num_experts_per_tok is {used}, more than its {experts} experts")
+    layers, context = size("num_hidden_layers"), size("max_position_embeddings", default=2048)
+    window = size("sliding_window") if _has_window(config, name, layers) else context
     return ModelShape(
         name=name,
-        layers=size("num_hidden_layers"),
+        layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=size("num_key_value_heads", default=heads),
         head_dim=size("head_dim", default=hidden // heads),
         intermediate=size(_MIXTURES.get(kind, "intermediate_size")),
         vocabulary=size("vocab_size"),
-        max_context=size("max_position_embeddings", default=2048),
+        max_context=min(context, window),
         is_tied=bool(config.get("tie_word_embeddings", False)),
         is_encoder=kind in _ENCODERS,
         is_bert=kind in _ENCODERS,
-        experts=size("num_local_experts", "num_experts") if kind in _MIXTURES else 0,
-        experts_per_token=size("num_experts_per_tok") if kind in _MIXTURES else 0,
+        experts=experts,
+        experts_per_token=used,
+        is_sliding=window < context,
         quantization=_quantization(config),
     )
+
+
+def _has_window(config: Mapping[str, Any], name: str, layers: int) -> bool:
+    """Return whether some layers of a Hugging Face configuration have a sliding window; raise BadInput for others."""
+    if types := config.get("layer_types"):
+        if not isinstance(types, list) or set(map(str, types)) - {"full_attention", "sliding_attention"}:
+            raise BadInput(f"model {name}: layer_types has layers other than full_attention and sliding_attention")
+        return "sliding_attention" in types
+    if config["model_type"] in _WINDOWED:
+        return config.get("sliding_window") is not None
+    later = config.get("max_window_layers")  # the first layer with a window
+    return bool(config.get("use_sliding_window")) and not (isinstance(later, int) and later >= layers)
 
 
 def _quantization(config: Mapping[str, Any]) -> Quantization | str:

@@ -28,6 +28,7 @@ _TENANT = ("tenant", "client")
 _SECONDS = ("arrival_seconds", "req_time_s")
 _MILLISECONDS = ("timestamp",)
 _DATES = ("TIMESTAMP",)
+_MOST_SECONDS = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,8 @@ def _records(path: Path, *, needs_times: bool) -> Iterator[tuple[int, Arrival]]:
     except OSError as error:
         raise BadTrace(str(path), None, f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise BadTrace(str(path), None, f"cannot be read: {error}") from error
+        found = f"is not UTF-8 text (byte {error.start} is 0x{error.object[error.start]:02x})"
+        raise BadTrace(str(path), None, f"{found}. Unpack a compressed file, and save other text as UTF-8") from error
     if text.lstrip().startswith("["):
         raise BadTrace(str(path), None, "is a JSON array; expected JSONL: one object in each line")
     csv.field_size_limit(max(len(text), 1))  # a column may have whole prompts
@@ -186,6 +188,10 @@ def _columns(path: Path, row: Mapping[str, Any], *, needs_times: bool) -> tuple[
     if prompt is None or output is None or missing:
         found = ", ".join(str(name) for name in row) or "none"
         raise BadTrace(str(path), None, f"found the columns {found}; missing: {'; '.join(missing)}")
+    if needs_times and time in _MILLISECONDS and prompt != "input_length":
+        only = "seconds or milliseconds. Only a Mooncake trace, with input_length, has milliseconds"
+        hint = f"Rename it to {_SECONDS[0]} if it has seconds, and to {_DATES[0]} if it has dates"
+        raise BadTrace(str(path), None, f"the column {time} may be in {only}. {hint}")
     return time, prompt, output, find(_TENANT)
 
 
@@ -207,7 +213,7 @@ def _seconds(path: Path, line: int, column: str, found: object) -> float:
         seconds = float(found) * (0.001 if column in _MILLISECONDS else 1.0)  # type: ignore[arg-type]  # likewise
     except (TypeError, ValueError, OverflowError):
         seconds = float("nan")
-    if not isfinite(seconds) or seconds < 0:
-        wanted = "a date and time" if column in _DATES else "a number, 0 or more"
+    if not 0 <= seconds <= _MOST_SECONDS:
+        wanted = "a date and time" if column in _DATES else f"a number, 0 or more, up to {_MOST_SECONDS:g} s"
         raise BadTrace(str(path), line, f"{column} is {found!r}; expected {wanted}")
     return seconds
