@@ -169,7 +169,9 @@ HOSTILE = {
     "references": {"json": chain(30_000, lambda reference: reference)},
     "references in items": {"json": chain(8_000, lambda reference: {"items": reference})},
     "references that double": {"json": chain(26, twice)},
-    "deep values": {"json": {"enum": [json.loads("[" * 50 + "]" * 50)] * 20_000}},
+    "deep values": {"json": {"enum": [json.loads("[" * 50 + "]" * 50)] * 1_000}},
+    "deep values in a text": {"json": json.dumps({"enum": [json.loads("[" * 50 + "]" * 50)] * 1_000})},
+    "a repeated group": {"regex": "(a|b)" * 300_000},
     "groups in a tag": {"structural_tag": tag({"type": "regex", "pattern": "(" * 200_000 + "a" + ")" * 200_000})},
 }
 
@@ -179,7 +181,9 @@ def test_a_format_whose_check_would_end_the_process_is_refused(manager, asked):
     config = manager.vllm_config
     params = SamplingParams(structured_outputs=StructuredOutputsParams(**asked))
 
-    with pytest.raises(VLLMValidationError, match=r"check of the format needs more|expected at most \d+. Send"):
+    with pytest.raises(
+        VLLMValidationError, match=r"check of the format needs more|expected at most \d+. Send|levels of JSON"
+    ):
         check_format(params, config.model_config, config.structured_outputs_config, manager.tokenizer)
 
 

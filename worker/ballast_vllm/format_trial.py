@@ -20,8 +20,8 @@ from threading import Thread, stack_size
 STACK_BYTES = 128 * 1024 * 1024
 """Stack of the threads on which a format is compiled. Memory is used only for the part that is reached."""
 TRIED_STACK_BYTES = STACK_BYTES // 4
-MOST_SECONDS = 3
-"""CPU time of a check. EngineCore needs about the same to compile the format."""
+MOST_SECONDS = 2
+"""CPU time of a check, which ends at the next full second. EngineCore needs about the same to compile the format."""
 MOST_BYTES = 256 * 1024 * 1024
 """Memory of a check, besides the stack."""
 SHORT_SECONDS = 0.1

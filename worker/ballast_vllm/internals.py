@@ -70,12 +70,12 @@ from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from vllm.v1.structured_output.request import get_structured_output_key
 
 from ballast_api.pods import MEDIA_MEMORY
-from ballast_openai.chat_limits import joined
+from ballast_openai.chat_limits import MOST_INDENTS, joined, num_indents
 from ballast_policy.request import Request as Record
 from ballast_vllm.block_tables import KvTable, KvTables
 from ballast_vllm.daemon_threads import do
 from ballast_vllm.format_trial import STACK_BYTES, Trials
-from ballast_vllm.formats import MOST_TEXT, SLOW, TOO_COSTLY, TOO_LONG, has_slow_format, may_close
+from ballast_vllm.formats import MOST_TEXT, SLOW, TOO_COSTLY, TOO_LONG, TOO_MANY_LEVELS, has_slow_format, may_close
 from ballast_vllm.media import Media, NeedsLargePlace, most_bytes
 
 ALLOCATED_AT_ONCE = CrossAttentionSpec, CircularBufferSpec, HiSparseHotSpec
@@ -663,12 +663,18 @@ def check_format(params: Any, model_config: Any, config: Any, tokenizer: Any) ->
 
 
 def _close_objects(asked: Any) -> None:
-    """Let the objects of a schema have only the properties that it names, as XGrammar does, if it keeps its meaning."""
+    """Let the objects of a schema have only the properties that it names, as XGrammar does, if it keeps its meaning.
+
+    Raises:
+        VLLMValidationError: the schema is nested too deeply, or has too many levels in all.
+    """
     check_json_nesting(asked.json)
     try:
         schema = json.loads(asked.json) if isinstance(asked.json, str) else asked.json
     except ValueError:
         return  # vLLM refuses it
+    if num_indents(schema) > MOST_INDENTS:
+        raise VLLMValidationError(TOO_MANY_LEVELS, parameter="structured_outputs")
     if isinstance(schema, dict) and may_close(schema):
         asked.json = process_for_additional_properties(schema)
 
