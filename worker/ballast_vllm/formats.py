@@ -18,7 +18,7 @@ SLOW = (
     "of vLLM would wait for it. Send it as structured_outputs.grammar or structured_outputs.regex, without tools."
 )
 MOST_TEXT = 256 * 1024
-"""Characters of a format that XGrammar checks. So many nested groups take less than half of the stack."""
+"""Characters of a format that XGrammar checks. This many nested groups take less than half of the stack."""
 TOO_LONG = f"The format has {{}} characters, expected at most {MOST_TEXT}. Send a smaller one, or fewer tools."
 TOO_MANY_LEVELS = (
     f"structured_outputs asks for a schema with more than {MOST_INDENTS} levels of JSON: each value counts with its "
