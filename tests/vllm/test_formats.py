@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from itertools import takewhile
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 from vllm import SamplingParams
 from vllm.config import StructuredOutputsConfig
+from vllm.entrypoints.generate.base.protocol import validate_structural_tag_payload
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.core import EngineCore
@@ -214,6 +216,19 @@ def test_the_threads_that_compile_have_the_stack_for_each_format_that_passes_the
     )
 
     assert not compiled.result().is_terminated()
+
+
+def test_the_event_loop_checks_only_the_length_of_a_structural_tag():
+    """Ballast checks the tag on a thread before EngineCore gets the request."""
+
+    async def check(tag: str) -> None:
+        validate_structural_tag_payload(tag, parameter="response_format")
+
+    asyncio.run(check("no JSON"))
+    with pytest.raises(VLLMValidationError, match="Invalid response_format"):
+        asyncio.run(check(" " * MOST_TEXT + "{}"))
+    with pytest.raises(VLLMValidationError, match="Invalid response_format"):
+        validate_structural_tag_payload("no JSON", parameter="response_format")
 
 
 def test_threads_that_compile_grammars_at_once_share_no_text(manager):

@@ -25,6 +25,7 @@ proposes nothing. A draft model runs once in such a step, to keep its KV complet
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections import deque
@@ -624,13 +625,25 @@ def _check_guidance(trials: Trials, check: Callable[..., None], params: Any, tok
 
 
 def _check_xgrammar(check: Callable[..., None], params: Any) -> None:
-    """Check a format with XGrammar on a large stack, if it is too short to overflow that."""
+    """Check a format with XGrammar on a large stack, if it is too short to overflow that.
+
+    On the event loop, vLLM checks the structural tag of a body. That can take seconds, and `check_format` follows.
+    """
     asked = params.structured_outputs
     schema = json.dumps(asked.json) if isinstance(asked.json, dict) else asked.json
     for text in (schema, asked.regex, asked.grammar, asked.structural_tag):
         if text is not None and len(text) > MOST_TEXT:
             raise VLLMValidationError(TOO_LONG.format(len(text)), parameter="structured_outputs")
-    _on_large_stack(partial(check, params))
+    if asked.structural_tag is None or not _is_on_event_loop():
+        _on_large_stack(partial(check, params))
+
+
+def _is_on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _on_large_stack(work: Callable[[], None]) -> None:
@@ -655,10 +668,10 @@ def check_format(params: Any, model_config: Any, config: Any, tokenizer: Any) ->
         if tag is None:
             config = replace(config, backend="guidance")
             _close_objects(params.structured_outputs)
-        elif len(tag) > MOST_TEXT:  # after a refusal of XGrammar, vLLM would ask llguidance
-            raise VLLMValidationError(TOO_LONG.format(len(tag)), parameter="structured_outputs")
         elif has_slow_format(tag):
             raise VLLMValidationError(SLOW, parameter="structured_outputs")
+        else:  # after a refusal of XGrammar, vLLM would ask llguidance
+            config = replace(config, backend="xgrammar")
     params._validate_structured_outputs(model_config, config, tokenizer)  # noqa: SLF001
 
 
