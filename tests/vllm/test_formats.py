@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from itertools import takewhile
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 from vllm import SamplingParams
 from vllm.config import StructuredOutputsConfig
+from vllm.entrypoints.generate.base.protocol import validate_structural_tag_payload
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.core import EngineCore
@@ -20,7 +22,8 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 from vllm.v1.structured_output.request import get_structured_output_key
 
-from ballast_vllm.internals import Formats, check_format, take_formats
+from ballast_vllm.formats import MOST_TEXT
+from ballast_vllm.internals import Formats, check_format, limit_formats, take_formats
 
 LIMIT = {"type": "object", "properties": {f"k{number}": {"type": "string"} for number in range(1000)}}
 """A schema above a limit of llguidance: it has too many ways to go on."""
@@ -36,6 +39,12 @@ def made(model, **arguments) -> StructuredOutputManager:
 @pytest.fixture(scope="module")
 def manager(tiny_model):
     return made(tiny_model)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def limited():
+    """Check formats as the API server does."""
+    limit_formats()
 
 
 @pytest.fixture
@@ -136,6 +145,90 @@ def test_a_schema_that_passes_the_check_compiles(manager, answer, schema, text, 
 
         assert passes == compiles == (num_accepted is not None)
         assert not passes or answer(kind.name, compiled, text)[0] == num_accepted
+
+
+def chain(length: int, link) -> dict:
+    """Return a schema with names that lead to each other. `link` makes a definition of the reference in it."""
+    names = {f"a{number}": link({"$ref": f"#/$defs/a{number + 1}"}) for number in range(length)}
+    return {"$defs": {**names, f"a{length}": {"type": "array"}}, "$ref": "#/$defs/a0"}
+
+
+def rules(length: int, name: str, line: str) -> str:
+    """Return a grammar with rules that lead to each other."""
+    lines = "".join(line.format(name, number, number + 1) for number in range(length))
+    return f'start: {name}0\n{lines}{name}{length}: "a"\n'
+
+
+def tag(content: dict) -> str:
+    return json.dumps({"type": "structural_tag", "format": content})
+
+
+def twice(reference: dict) -> dict:
+    return {"prefixItems": [{"allOf": [reference, {"type": "array"}]}] * 2}
+
+
+HOSTILE = {
+    "references": {"json": chain(30_000, lambda reference: reference)},
+    "references in items": {"json": chain(8_000, lambda reference: {"items": reference})},
+    "references that double": {"json": chain(26, twice)},
+    "deep values": {"json": {"enum": [json.loads("[" * 50 + "]" * 50)] * 1_000}},
+    "deep values in a text": {"json": json.dumps({"enum": [json.loads("[" * 50 + "]" * 50)] * 1_000})},
+    "a repeated group": {"regex": "(a|b)" * 300_000},
+    "groups in a tag": {"structural_tag": tag({"type": "regex", "pattern": "(" * 200_000 + "a" + ")" * 200_000})},
+}
+
+
+@pytest.mark.parametrize("asked", HOSTILE.values(), ids=HOSTILE)
+def test_a_format_whose_check_would_end_the_process_is_refused(manager, asked):
+    config = manager.vllm_config
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(**asked))
+
+    with pytest.raises(
+        VLLMValidationError, match=r"check of the format needs more|expected at most \d+. Send|levels of JSON"
+    ):
+        check_format(params, config.model_config, config.structured_outputs_config, manager.tokenizer)
+
+
+def nested_groups() -> str:
+    def made(number: int) -> str:
+        pattern = "(" * number + "a" + ")" * number
+        return tag({"type": "json_schema", "json_schema": {"type": "string", "pattern": pattern}})
+
+    return made((MOST_TEXT - len(made(0))) // 2)
+
+
+DEEP = {
+    "references": {"json": chain(1_000, lambda reference: {"items": reference})},
+    "rules": {"grammar": rules(5_000, "a", "{0}{1}: {0}{2}\n")},
+    "terminals": {"grammar": rules(5_000, "A", "{0}{1}: {0}{2}\n")},
+    "groups in a tag": {"structural_tag": nested_groups()},
+}
+
+
+@pytest.mark.parametrize("asked", DEEP.values(), ids=DEEP)
+def test_the_threads_that_compile_have_the_stack_for_each_format_that_passes_the_check(manager, asked):
+    config = manager.vllm_config
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(**asked))
+    check_format(params, config.model_config, config.structured_outputs_config, manager.tokenizer)
+
+    compiled = manager.executor.submit(
+        manager.backend.compile_grammar, *get_structured_output_key(params.structured_outputs)
+    )
+
+    assert not compiled.result().is_terminated()
+
+
+def test_the_event_loop_checks_only_the_length_of_a_structural_tag():
+    """Ballast checks the tag on a thread before EngineCore gets the request."""
+
+    async def check(tag: str) -> None:
+        validate_structural_tag_payload(tag, parameter="response_format")
+
+    asyncio.run(check("no JSON"))
+    with pytest.raises(VLLMValidationError, match="Invalid response_format"):
+        asyncio.run(check(" " * MOST_TEXT + "{}"))
+    with pytest.raises(VLLMValidationError, match="Invalid response_format"):
+        validate_structural_tag_payload("no JSON", parameter="response_format")
 
 
 def test_threads_that_compile_grammars_at_once_share_no_text(manager):

@@ -152,6 +152,21 @@ async def test_a_web_socket_that_a_proxy_of_ray_serve_passes_on_is_closed(variab
         assert [sent.get_nowait()["type"] for _ in range(sent.qsize())] == ["websocket.close"]
 
 
+@pytest.mark.parametrize("path", ["/scale_elastic_ep", "/is_scaling_elastic_ep", "/v1/../scale_elastic_ep"])
+async def test_a_client_cannot_change_the_number_of_engines(path):
+    seen = []
+
+    async def app(scope, receive, send):
+        seen.append(scope["path"])
+        await accept(scope, receive, send)
+
+    async with running() as found, before_app(found.server, app) as client:
+        answer = await client.post(path, json={"new_data_parallel_size": 2})
+
+    assert (answer.status_code, seen) == (400, [])
+    assert answer.json()["error"]["code"] == "unsupported_scaling"
+
+
 async def test_a_request_that_does_not_reach_enginecore_is_forgotten(variables):
     async with running() as found:
         found.engine.error = ValueError("not to be sent")

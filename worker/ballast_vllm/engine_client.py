@@ -87,7 +87,8 @@ class EngineTap:
         self._start_request, engine.add_request = engine.add_request, self._start_checked
         renderer = engine.renderer
         self._name_media, renderer._process_mm_uuids = renderer._process_mm_uuids, self._name_own_media  # noqa: SLF001
-        for threads in (renderer._executor, renderer._mm_executor):  # noqa: SLF001
+        threads: Any
+        for threads in (renderer._executor, renderer._mm_executor, self._format_threads):  # noqa: SLF001
             threads.submit = OnlineFirst(threads.submit, now)
         self._special_tokens = SPECIAL_TOKENS | set(getattr(renderer.tokenizer, "special_tokens_map", ()))
         self._write, renderer.render_messages = renderer.render_messages, self._write_checked

@@ -10,9 +10,23 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from ballast_openai.chat_limits import MOST_INDENTS
+from ballast_vllm.format_trial import MOST_BYTES, MOST_SECONDS, TRIED_STACK_BYTES
+
 SLOW = (
     "This server accepts no grammar, and no repeated group with a repetition, in a structural tag, because each step "
     "of vLLM would wait for it. Send it as structured_outputs.grammar or structured_outputs.regex, without tools."
+)
+MOST_TEXT = 256 * 1024
+"""Characters of a format that XGrammar checks. This many nested groups take less than half of the stack."""
+TOO_LONG = f"The format has {{}} characters, expected at most {MOST_TEXT}. Send a smaller one, or fewer tools."
+TOO_MANY_LEVELS = (
+    f"structured_outputs asks for a schema with more than {MOST_INDENTS} levels of JSON: each value counts with its "
+    "level. Make it smaller, or nest it less."
+)
+TOO_COSTLY = (
+    f"The check of the format needs more than {MOST_SECONDS} s of a processor, {MOST_BYTES // 2**20} MiB, or "
+    f"{TRIED_STACK_BYTES // 2**20} MiB of stack. Make it smaller: references that lead to further ones cost most."
 )
 DESCRIBING = ("properties", "$ref", "anyOf", "oneOf", "enum", "const")
 """Keywords of a JSON schema, besides `allOf`, that state which properties an object may have."""

@@ -15,6 +15,7 @@ image: vLLM encodes an image again that another one replaced meanwhile.
 or decode small files to more than its memory.
 `limit_templates` replaces the function with which Jinja joins what a chat template writes.
 `check_format` and `Formats` decide which library carries out structured output.
+`limit_formats` replaces the functions with which vLLM's API server checks formats, because a check can end the process.
 
 While drafts are off, `dynamic_sd_lookup`, vLLM's number of drafts by batch size, is 0 for each size. Then the drafter
 proposes nothing. A draft model runs once in such a step, to keep its KV complete, instead of once for each draft.
@@ -24,15 +25,18 @@ proposes nothing. A draft model runs once in such a step, to keep its KV complet
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from copy import copy
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from io import BytesIO
+from threading import Thread, stack_size
 from typing import Any
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -55,19 +59,24 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import RequestStatus
 from vllm.v1.serial_utils import MsgpackEncoder
+from vllm.v1.structured_output import backend_guidance, backend_xgrammar
 from vllm.v1.structured_output.backend_guidance import (
     GuidanceBackend,
     GuidanceGrammar,
     process_for_additional_properties,
+    serialize_guidance_grammar,
 )
 from vllm.v1.structured_output.backend_types import StructuredOutputBackend, StructuredOutputOptions
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+from vllm.v1.structured_output.request import get_structured_output_key
 
 from ballast_api.pods import MEDIA_MEMORY
-from ballast_openai.chat_limits import joined
+from ballast_openai.chat_limits import MOST_INDENTS, joined, num_indents
 from ballast_policy.request import Request as Record
 from ballast_vllm.block_tables import KvTable, KvTables
-from ballast_vllm.formats import SLOW, has_slow_format, may_close
+from ballast_vllm.daemon_threads import do
+from ballast_vllm.format_trial import STACK_BYTES, Trials
+from ballast_vllm.formats import MOST_TEXT, SLOW, TOO_COSTLY, TOO_LONG, TOO_MANY_LEVELS, has_slow_format, may_close
 from ballast_vllm.media import Media, NeedsLargePlace, most_bytes
 
 ALLOCATED_AT_ONCE = CrossAttentionSpec, CircularBufferSpec, HiSparseHotSpec
@@ -574,12 +583,74 @@ class Formats(StructuredOutputBackend):  # type: ignore[misc]
 def take_formats(manager: Any) -> None:
     """Let vLLM's manager of structured output use `Formats`, unless the configuration states another backend.
 
-    The API server has to check each request with `check_format`. Call it before the first request.
+    The API server has to check each request with `check_format`. Call it before the first request. The threads on
+    which vLLM compiles a format get a larger stack, as all threads from now on.
     """
+    stack_size(STACK_BYTES)
     config = manager.vllm_config
     tokenizer = getattr(manager, "tokenizer", None)  # missing with --skip-tokenizer-init
     if manager.backend is None and _is_open(config.structured_outputs_config, tokenizer):
         manager.backend = Formats(config, tokenizer, config.model_config.get_vocab_size())
+
+
+def limit_formats() -> None:
+    """Let vLLM refuse formats in this process whose check would take gigabytes, or overflow the stack.
+
+    vLLM imports both functions each time. It calls that of XGrammar also on the event loop. All threads from now on get
+    a larger stack.
+    """
+    stack_size(STACK_BYTES)
+    for module, name, limited in (
+        (backend_guidance, "validate_guidance_grammar", partial(_check_guidance, Trials())),
+        (backend_xgrammar, "validate_xgrammar_grammar", _check_xgrammar),
+    ):
+        check = getattr(module, name)
+        if not isinstance(check, partial):
+            setattr(module, name, partial(limited, check))
+
+
+def _check_guidance(trials: Trials, check: Callable[..., None], params: Any, tokenizer: Any = None) -> None:
+    """Check a format with llguidance in a process that may die. With a tokenizer, call vLLM's own check as well."""
+    try:
+        grammar = serialize_guidance_grammar(*get_structured_output_key(params.structured_outputs))
+    except (ValueError, KeyError, TypeError) as error:
+        raise VLLMValidationError(f"Invalid grammar specification: {error}") from error
+    found = trials.error(grammar)
+    if found is None:
+        raise VLLMValidationError(TOO_COSTLY, parameter="structured_outputs")
+    if found:
+        raise VLLMValidationError(f"Grammar error: {found}")
+    if tokenizer is not None:
+        _on_large_stack(partial(check, params, tokenizer))
+
+
+def _check_xgrammar(check: Callable[..., None], params: Any) -> None:
+    """Check a format with XGrammar on a large stack, if it is too short to overflow that.
+
+    On the event loop, vLLM checks the structural tag of a body. That can take seconds, and `check_format` follows.
+    """
+    asked = params.structured_outputs
+    schema = json.dumps(asked.json) if isinstance(asked.json, dict) else asked.json
+    for text in (schema, asked.regex, asked.grammar, asked.structural_tag):
+        if text is not None and len(text) > MOST_TEXT:
+            raise VLLMValidationError(TOO_LONG.format(len(text)), parameter="structured_outputs")
+    if asked.structural_tag is None or not _is_on_event_loop():
+        _on_large_stack(partial(check, params))
+
+
+def _is_on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _on_large_stack(work: Callable[[], None]) -> None:
+    """Do the work on a new thread, because the stack of the event loop is small."""
+    future: Future[None] = Future()
+    Thread(target=do, args=(future, work), daemon=True).start()
+    future.result()
 
 
 def check_format(params: Any, model_config: Any, config: Any, tokenizer: Any) -> None:
@@ -599,16 +670,24 @@ def check_format(params: Any, model_config: Any, config: Any, tokenizer: Any) ->
             _close_objects(params.structured_outputs)
         elif has_slow_format(tag):
             raise VLLMValidationError(SLOW, parameter="structured_outputs")
+        else:  # after a refusal of XGrammar, vLLM would ask llguidance
+            config = replace(config, backend="xgrammar")
     params._validate_structured_outputs(model_config, config, tokenizer)  # noqa: SLF001
 
 
 def _close_objects(asked: Any) -> None:
-    """Let the objects of a schema have only the properties that it names, as XGrammar does, if it keeps its meaning."""
+    """Let the objects of a schema have only the properties that it names, as XGrammar does, if it keeps its meaning.
+
+    Raises:
+        VLLMValidationError: the schema is nested too deeply, or has too many levels in all.
+    """
     check_json_nesting(asked.json)
     try:
         schema = json.loads(asked.json) if isinstance(asked.json, str) else asked.json
     except ValueError:
         return  # vLLM refuses it
+    if num_indents(schema) > MOST_INDENTS:
+        raise VLLMValidationError(TOO_MANY_LEVELS, parameter="structured_outputs")
     if isinstance(schema, dict) and may_close(schema):
         asked.json = process_for_additional_properties(schema)
 

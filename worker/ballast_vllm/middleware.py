@@ -52,6 +52,9 @@ UNQUEUED = re.compile(
 SEARCH_URLS = frozenset({CHAT_URL, COMPLETIONS_URL, "/invocations"})
 """The paths where vLLM reads `use_beam_search` in JSON. Elsewhere it ignores the field, and so must the queue limit."""
 STREAMED_INPUT = "Ballast does not support streamed input. Send the whole input to a route that takes POST requests."
+SCALING_PATHS = frozenset({"/scale_elastic_ep", "/is_scaling_elastic_ep"})
+"""vLLM has these for each model that generates text. They are for administrators."""
+SCALING = "Ballast does not support data parallelism, so the number of engines does not change."
 BACKGROUND = "Ballast does not support responses in the background. Leave out the field, or submit a job."
 _FLEX = re.compile(rb'"service_tier"\s*:\s*"flex"')
 
@@ -284,6 +287,8 @@ async def _own(server: VllmServer, method: str, path: str, exchange: HttpExchang
     if path.startswith("/metrics"):  # vLLM's exporter names adapters, and answers all of these, by any method
         if path not in METRICS_PATHS or method not in {"GET", "HEAD"}:
             raise Refused(404, f"There is no {method} {path[:200]}. Use GET /metrics.", code="not_found")
+    elif path in SCALING_PATHS:
+        raise Refused(400, SCALING, code="unsupported_scaling")
     elif method != "GET":
         return False
     match path:

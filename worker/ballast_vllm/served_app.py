@@ -45,7 +45,7 @@ def check_start(tap: EngineTap, config: WorkerConfig, vllm_config: Any, argument
 
 
 def limit_requests(tap: EngineTap) -> None:
-    """Refuse URLs of media that no option of vLLM admits, and the text of a chat that no model reads.
+    """Refuse URLs of media that no option of vLLM admits, the text of a chat that no model reads, and costly formats.
 
     Without vLLM, as in some tests, do nothing.
     """
@@ -54,6 +54,7 @@ def limit_requests(tap: EngineTap) -> None:
 
         internals.limit_media()
         internals.limit_templates(tap.most_written)
+        internals.limit_formats()
 
 
 def admit_prompts() -> None:

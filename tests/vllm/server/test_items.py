@@ -122,11 +122,17 @@ def test_an_item_that_vllm_refuses_is_a_dead_letter_with_the_sentence_of_vllm(se
     logprobs = as_line("logprobs", "/v1/completions", prompt="Once", logprobs=20, **many)
     beams = as_line("beams", "/v1/completions", prompt="Once", use_beam_search=True, **many)
 
-    lines = [wrong, unknown, logprobs, beams, as_line("good", "/v1/completions", prompt="Once", max_tokens=2)]
-    results = items(lines)
+    names = {f"a{number}": {"items": {"$ref": f"#/$defs/a{number + 1}"}} for number in range(8_000)}
+    deep = {"$defs": {**names, "a8000": {}}, "$ref": "#/$defs/a0"}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": deep}}
+    schema = as_line("schema", "/v1/chat/completions", messages=ASK, max_tokens=8, response_format=form)
+    good = as_line("good", "/v1/completions", prompt="Once", max_tokens=2)
+    results = items([schema, wrong, unknown, logprobs, beams, good])
 
     assert results["good"].status_code == 200
     assert [results[name].status_code for name in ("logprobs", "beams")] == [400, 400]
+    assert results["schema"].status_code == 400
+    assert "The check of the format needs more than" in results["schema"].error["message"]
     assert "Set max_tokens to at most 780," in results["logprobs"].error["message"]
     assert "The beam searches of the call may keep" in results["beams"].error["message"]
     assert results["long"].status_code == 400
