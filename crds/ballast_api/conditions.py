@@ -83,6 +83,7 @@ class ConditionReason(StrEnum):
     # ConfigApplied
     APPLIED = "Applied"
     PENDING = "Pending"
+    INVALID_FILE = "InvalidFile"
     OTHER_SETTINGS = "OtherSettings"
     NEWER_FUNCTIONS = "NewerFunctions"
     # OfflineReservationSatisfied, SLOMet, DeadlineAtRisk

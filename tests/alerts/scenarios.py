@@ -240,6 +240,14 @@ SCENARIOS = (
         "10m",
         NO_REDIS,
     ),
+    Scenario("a file of API keys is replaced", gauge("ballast_config_invalid", "0x10 1x2 0x30"), "20m"),
+    Scenario(
+        "one of two workers finds an invalid file of API keys",
+        gauge("ballast_config_invalid", "0x60")
+        | gauge("ballast_config_invalid", "0x10 1x50", TARGET.replace("chat-0", "chat-1")),
+        "20m",
+        {("BallastConfigInvalid", WARNING)},
+    ),
     Scenario("a worker loads its model", gauge("up", "0x9 1x30"), "15m"),
     Scenario("a worker does not come", gauge("up", "0x60"), "20m", NOT_READY),
     Scenario(

@@ -289,6 +289,10 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
     "not applied": (
         {"poll": make_poll(make_worker(config_hash="old"))}, Type.CONFIG_APPLIED, "False", Reason.PENDING, "0 of 1",
     ),
+    "an invalid file of API keys": (
+        {"poll": make_poll(make_worker(config_hash="old", has_invalid_file=True))},
+        Type.CONFIG_APPLIED, "False", Reason.INVALID_FILE, "1 of 1 workers found an invalid file of API keys",
+    ),
     "a pod that cannot start": (
         {"pods": (make_pod(), make_pod("q", "", phase="Pending"))},
         Type.CONFIG_APPLIED, "True", Reason.APPLIED, "the worker uses the settings",

@@ -131,6 +131,8 @@ class WorkerStatus(_Published):
     """Configuration generation in force."""
     config_hash: str = ""
     """Hash of the configuration file's content in force."""
+    has_invalid_file: bool = False
+    """The file of the configuration or of the API keys is invalid or missing, and the earlier one is in force."""
     is_ready: bool = True
     is_draining: bool = False
 
