@@ -88,6 +88,8 @@ class ConditionReason(StrEnum):
     NEWER_FUNCTIONS = "NewerFunctions"
     # OfflineReservationSatisfied, SLOMet, DeadlineAtRisk
     SATISFIED = "Satisfied"
+    NO_WORK = "NoWork"
+    REDIS_FULL = "RedisFull"
     RESERVATION_NOT_MET = "ReservationNotMet"
     MET = "Met"
     MISSED = "Missed"
