@@ -291,7 +291,7 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
     ),
     "an invalid file of API keys": (
         {"poll": make_poll(make_worker(config_hash="old", has_invalid_file=True))},
-        Type.CONFIG_APPLIED, "False", Reason.INVALID_FILE, "1 of 1 workers found an invalid file of API keys",
+        Type.CONFIG_APPLIED, "False", Reason.INVALID_FILE, "1 of 1 workers found an invalid or missing file",
     ),
     "a pod that cannot start": (
         {"pods": (make_pod(), make_pod("q", "", phase="Pending"))},

@@ -132,7 +132,7 @@ class WorkerStatus(_Published):
     config_hash: str = ""
     """Hash of the configuration file's content in force."""
     has_invalid_file: bool = False
-    """The file of the configuration or of the API keys is invalid or missing, and the earlier one is in force."""
+    """A file, such as that of API keys, is invalid or missing, so what it contained before is in force."""
     is_ready: bool = True
     is_draining: bool = False
 

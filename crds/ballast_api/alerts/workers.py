@@ -24,8 +24,8 @@ def worker_alerts(own: Labels, resource: InferenceDeployment, *, keeps_head_stat
         "5m",
         f"count({own.of(metrics.CONFIG_INVALID)} == 1) > 0",
         f"{own}: {{{{ $value }}}} workers use an old file, because the new one is invalid",
-        "The file of API keys or of the configuration is empty, missing or wrong. Until it is correct, the earlier one "
-        "stays in force: API keys that were removed stay valid, and new ones are unknown.",
+        "The file of API keys or of the configuration is empty, missing or wrong, or one of Redis or of a certificate "
+        "is missing. Until it is correct, the earlier one stays in force: API keys that were removed stay valid.",
         "config-invalid",
     )
     if resource.spec.scaling is None or resource.spec.scaling.min_replicas:

@@ -44,8 +44,8 @@ def _has_config(given: Given) -> ConditionValue:
     ]
     if invalid:
         message = (
-            f"{len(invalid)} of {total} workers found an invalid file of API keys or of the configuration, such as "
-            f"{invalid[0]}, whose log names the error. The earlier file stays in force, with its API keys"
+            f"{len(invalid)} of {total} workers found an invalid or missing file, such as that of API keys: see the "
+            f"log of {invalid[0]}, and the Secrets of the resource. The earlier file stays in force, with its API keys"
         )
         return ConditionValue("False", ConditionReason.INVALID_FILE, message)
     behind = []
