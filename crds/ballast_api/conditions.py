@@ -83,10 +83,13 @@ class ConditionReason(StrEnum):
     # ConfigApplied
     APPLIED = "Applied"
     PENDING = "Pending"
+    INVALID_FILE = "InvalidFile"
     OTHER_SETTINGS = "OtherSettings"
     NEWER_FUNCTIONS = "NewerFunctions"
     # OfflineReservationSatisfied, SLOMet, DeadlineAtRisk
     SATISFIED = "Satisfied"
+    NO_WORK = "NoWork"
+    REDIS_FULL = "RedisFull"
     RESERVATION_NOT_MET = "ReservationNotMet"
     MET = "Met"
     MISSED = "Missed"

@@ -13,6 +13,8 @@ DEAD_LETTERS = "ballast_dead_letters"
 REDIS_UP = "ballast_redis_up"
 FEEDER_FAILURES = "ballast_feeder_failures_total"
 """Tasks between engine and queue that failed, by `task`."""
+CONFIG_INVALID = "ballast_config_invalid"
+"""1 while a worker uses what an earlier file contained, because the present one is invalid or missing."""
 ENGINE_HEALTHY = "ballast_engine_healthy"
 OPERATOR_REPLICAS = "ballast_operator_replicas"
 """Worker pods of a resource, by `resource_namespace`, `name` and `state`. The operator exports it. A label `namespace`

@@ -208,7 +208,9 @@ class Poller:
             self._mark_outdated(of)
             if isinstance(error, QueueUnavailable | QueueForbidden):
                 self.connections.pop(server, None)  # not closed, because another poll may still use it
-            log.info("poll of Redis failed", resource=str(key), error=type(error).__name__)
+            # Of a Redis of others, the text would help to find out what answers where.
+            because = {"because": str(error)} if of.source.is_own else {}
+            log.info("poll of Redis failed", resource=str(key), error=type(error).__name__, **because)
             return _unusable(of.source, str(error) if isinstance(error, LibraryUnfit) else "")
         if not result.workers:
             now = time.monotonic()

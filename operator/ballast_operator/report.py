@@ -85,13 +85,15 @@ def settle(
 
 
 def _may_be_noise(kind: ConditionType, before: Condition | None, value: ConditionValue) -> bool:
-    """Return whether the status of a condition may change back at the next poll.
+    """Return whether the status or reason of a condition may change back at the next poll.
 
     A poll without any worker is reported at once. One silent worker of several may be noise: a new pod publishes its
     first status a moment after it is ready, and its first claim follows a moment later.
     """
-    if before is None or before.status == value.status:
+    if before is None:
         return False
+    if before.status == value.status:
+        return before.reason != value.reason and value.status != "Unknown"
     if value.status == "Unknown":
         return value.reason is ConditionReason.NOT_REPORTED
     return before.status != "Unknown" or value.status != HEALTHY[kind]

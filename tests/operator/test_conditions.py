@@ -289,6 +289,10 @@ CASES: dict[str, tuple[dict[str, Any], Type, str, Reason, str]] = {
     "not applied": (
         {"poll": make_poll(make_worker(config_hash="old"))}, Type.CONFIG_APPLIED, "False", Reason.PENDING, "0 of 1",
     ),
+    "an invalid file of API keys": (
+        {"poll": make_poll(make_worker(config_hash="old", has_invalid_file=True))},
+        Type.CONFIG_APPLIED, "False", Reason.INVALID_FILE, "1 of 1 workers found an invalid or missing file",
+    ),
     "a pod that cannot start": (
         {"pods": (make_pod(), make_pod("q", "", phase="Pending"))},
         Type.CONFIG_APPLIED, "True", Reason.APPLIED, "the worker uses the settings",
@@ -357,7 +361,11 @@ RESERVATION: dict[str, tuple[dict[str, Any], str, Reason, str]] = {
     "in use": ({"poll": make_poll(make_worker(), depth=9)}, "True", Reason.SATISFIED, "all 1 reserved slots; 9 more"),
     "no work": (
         {"poll": make_poll(make_worker(offline=ClassLoad(reserved=3), reservation=make_reservation(3, 0)))},
-        "True", Reason.SATISFIED, "no offline work waits; 3 slots are reserved",
+        "True", Reason.NO_WORK, "no offline work waits; 3 slots are reserved",
+    ),
+    "Redis is full": (
+        {"poll": make_poll(make_worker(reservation=make_reservation(3, 0)), depth=4384, is_exhausted=True)},
+        "True", Reason.REDIS_FULL, "gives out none of the 4384 that wait; offline requests run in 0 of 3 reserved",
     ),
     "parked requests hold no slot": (
         {
@@ -382,7 +390,7 @@ RESERVATION: dict[str, tuple[dict[str, Any], str, Reason, str]] = {
     ),
     "the last step fell short, and its requests are gone": (
         {"poll": make_poll(make_worker(offline=ClassLoad(), reservation=make_reservation(3, 1, is_met=False)))},
-        "True", Reason.SATISFIED, "no offline work waits",
+        "True", Reason.NO_WORK, "no offline work waits",
     ),
     "as many run as the caps of tenants allow": (
         {
@@ -415,7 +423,7 @@ RESERVATION: dict[str, tuple[dict[str, Any], str, Reason, str]] = {
         "Unknown", Reason.NOT_REPORTED, "1 of 2 workers did not report their reservation, such as silent",
     ),
     "a worker that starts has nothing to report": (
-        {"pods": (make_pod(), make_pod("new", "10.0.0.9"))}, "True", Reason.SATISFIED, "no offline work waits",
+        {"pods": (make_pod(), make_pod("new", "10.0.0.9"))}, "True", Reason.NO_WORK, "no offline work waits",
     ),
     "no worker reports": ({"poll": make_poll(depth=9)}, "Unknown", Reason.NO_WORKERS, "no worker has reported"),
 }  # fmt: skip
@@ -628,6 +636,10 @@ SETTLING: dict[str, tuple[PollResult, PollResult, bool]] = {
     "the first claim follows the first status": (make_poll(), make_poll(NEVER_CLAIMS, depth=9), False),
     "the first status is good": (make_poll(), make_poll(make_worker()), True),
     "the poll found no worker": (make_poll(make_worker()), make_poll(), True),
+    "work comes": (make_poll(make_worker()), make_poll(make_worker(), depth=9), False),
+    "Redis becomes full": (
+        make_poll(make_worker(), depth=9), make_poll(make_worker(), depth=9, is_exhausted=True), False,
+    ),
 }  # fmt: skip
 
 

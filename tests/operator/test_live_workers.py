@@ -74,7 +74,7 @@ def test_the_reservation_is_unknown_until_the_worker_publishes_a_whole_status(
     cluster.says("OfflineReservationSatisfied", "Unknown", "NoWorkers")
     publish(queue, "10.9.0.4")
 
-    assert cluster.says("OfflineReservationSatisfied", "True", "Satisfied")
+    assert cluster.says("OfflineReservationSatisfied", "True", "NoWork")
 
 
 def test_a_broken_version_is_degraded_while_the_old_one_serves(operator: Operator, cluster: Cluster) -> None:

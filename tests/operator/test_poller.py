@@ -316,6 +316,23 @@ def test_a_redis_that_refuses_the_login_is_not_asked_again_for_each_resource() -
     assert others == [first, first]
 
 
+@pytest.mark.parametrize("is_own", [True, False])
+def test_the_log_names_the_cause_for_the_redis_of_the_operator_only(
+    caplog: pytest.LogCaptureFixture, is_own: bool
+) -> None:
+    """An address of others would become a way to find out what answers there."""
+    caplog.set_level("INFO")
+    with ValkeyServer() as server, socket.create_server(("127.0.0.1", 0)) as nobody:
+        Queue.connect(server.connection_url, "honest/q", loads_functions=True).close()
+        with redis.Redis.from_url(server.connection_url) as raw:
+            raw.replicaof("127.0.0.1", nobody.getsockname()[1])
+        named = QueueSource(Redis(str(server.port), "url", None, None), "honest/q", "honest/llm")
+        asyncio.run(poll_once(own_source(server.connection_url) if is_own else named))
+
+    (failed,) = (record for record in caplog.records if record.getMessage() == "poll of Redis failed")
+    assert ("it accepts no writes" in str(vars(failed))) is is_own
+
+
 def test_a_former_server_is_polled_until_it_fails_and_not_again() -> None:
     """It fills in only while the one of a changed Secret does not work yet."""
 

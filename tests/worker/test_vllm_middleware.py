@@ -281,6 +281,8 @@ async def test_a_key_that_is_revoked_is_unknown_without_a_restart_and_without_a_
             shown = f"ballast_config_invalid {is_invalid}".encode()
             await wait_until(lambda: shown in found.server.metrics.render())  # noqa: B023
 
+            assert found.server.status().has_invalid_file == (is_invalid == "1.0")
+
         assert await status("other") == 401
 
 

@@ -141,6 +141,7 @@ def scene(queue: Queue) -> Scene:
         active=queue.jobs.active(),
         held=queue.claimable.demand().held,
         settings=queue.settings.read(),
+        is_read_only=queue.is_read_only(),
     )
 
 

@@ -220,6 +220,14 @@ class Connection:
         reply: dict[str, Any] = self._translated(lambda: self.client.info(section))
         return reply
 
+    def is_read_only(self) -> bool:
+        """Return whether a single server is a replica that accepts no writes. False if the user may not know."""
+        try:
+            found = self.info("replication")
+        except QueueForbidden:
+            return False
+        return found.get("role") == "slave" and bool(found.get("slave_read_only"))
+
     def has_newer_library(self) -> bool:
         """Return whether the server has the library of a newer version of Ballast, which serves this one too."""
         return max(self._translated(self._library.revisions)) > REVISION

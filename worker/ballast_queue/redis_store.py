@@ -86,6 +86,10 @@ class Queue:
         """Return the figures of the whole queue."""
         return stats_of(self.store.call(self.store.functions.stats(self.settings.tenants())))
 
+    def is_read_only(self) -> bool:
+        """Return whether the server is a replica that accepts no writes."""
+        return self.store.connection.is_read_only()
+
     def check_server(self) -> list[str]:
         """Return the problems of the server as sentences. Mere warnings start with `warning:`."""
         problems, warnings = inspect(self.store.connection)

@@ -131,6 +131,8 @@ class WorkerStatus(_Published):
     """Configuration generation in force."""
     config_hash: str = ""
     """Hash of the configuration file's content in force."""
+    has_invalid_file: bool = False
+    """A file, such as that of API keys, is invalid or missing, so what it contained before is in force."""
     is_ready: bool = True
     is_draining: bool = False
 

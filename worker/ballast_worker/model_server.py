@@ -105,8 +105,13 @@ class ModelServer(ABC):
         """Return the status now."""
         return worker_status(self, self.shown())
 
+    @property
+    def has_invalid_file(self) -> bool:
+        """Whether a watched file is invalid or missing, so that the earlier one is in force."""
+        return self._watcher is not None and self._watcher.is_invalid
+
     def _figures(self) -> ScrapeData:
-        feeder, watcher = self.feeder, self._watcher
+        feeder = self.feeder
         return ScrapeData(
             model=self.identity.model,
             stats=self.shown(),
@@ -119,7 +124,7 @@ class ModelServer(ABC):
             block_tokens=self.policy.block_tokens,
             generation=self.config.runtime.generation,
             restart_required=len(self.loaded.restart_required),
-            config_invalid=watcher is not None and watcher.is_invalid,
+            config_invalid=self.has_invalid_file,
             is_draining=self.is_draining,
             is_healthy=self.is_healthy,
         )

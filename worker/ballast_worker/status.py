@@ -178,6 +178,7 @@ def worker_status(server: ModelServer, stats: EngineStats) -> WorkerStatus:
         slo=server.recorder.slo_status(now),
         generation=server.loaded.config.runtime.generation,
         config_hash=server.loaded.content_hash,
+        has_invalid_file=server.has_invalid_file,
         is_ready=server.is_ready,
         is_draining=server.is_draining,
     )

@@ -28,6 +28,8 @@ class Scene:
     held: Mapping[str, int] = field(default_factory=dict)
     """Items under lease by tenant."""
     settings: QueueSettings = field(default_factory=QueueSettings)
+    is_read_only: bool = False
+    """Redis is a replica. The status of every worker expires, because none can be published."""
 
     @property
     def requests(self) -> Mapping[str, int]:
@@ -85,12 +87,20 @@ def _waiting(job: Job, scene: Scene, command: Command) -> Iterator[str]:
             f"{job.reason.capitalize()}, so these add no replica: serve that model, or end the job with "
             f"{command('cancel')}"
         )
-    reasons = [*_no_memory(scene), *_no_model(job, command), *_no_worker(scene)]
+    reasons = [*_no_writes(scene)] or [*_no_memory(scene), *_no_model(job, command), *_no_worker(scene)]
     reasons = reasons or [*_no_slot(scene), *_own_cap(job, scene), *_before(job, scene)]
     if is_partly_unserved:  # the number of its other items is not known, and may be 0
         yield from reasons
     else:
         yield from reasons or [f"Nothing blocks it: a worker can claim {counted(claimable, 'item')} at any time"]
+
+
+def _no_writes(scene: Scene) -> Iterator[str]:
+    if scene.is_read_only:
+        yield (
+            "Redis accepts no writes, because it is a replica, so no worker can claim an item or report: use the "
+            "address of its primary, or make it a primary"
+        )
 
 
 def _no_memory(scene: Scene) -> Iterator[str]:
@@ -126,8 +136,15 @@ def _no_slot(scene: Scene) -> Iterator[str]:
     online, offline = [worker.online for worker in ready], [worker.offline for worker in ready]
     running, reserved = sum(load.running for load in offline), sum(load.reserved for load in offline)
     ahead = sum(load.waiting for load in offline)
+    held = sum(free for worker in ready if (free := _unused_slots(worker)) > 0)
+    why = "No slot is free for it"
+    if held:
+        why = (
+            f"Prefetched items go first, and the policy holds them back from {counted(held, 'free slot')} until the "
+            "SLO of online requests leaves time and the KV cache has blocks"
+        )
     yield (
-        f"No slot is free for it: of {slots} slots of {counted(len(ready), 'worker')} online holds "
+        f"{why}: of {slots} slots of {counted(len(ready), 'worker')} online holds "
         f"{sum(o.running for o in online)} with {sum(o.waiting for o in online)} waiting, offline {running} "
         f"({reserved} reserved), and {counted(ahead, 'item is', 'items are')} prefetched for the next slots"
     )
@@ -143,9 +160,13 @@ def _no_slot(scene: Scene) -> Iterator[str]:
 
 def _free_slots(worker: WorkerStatus) -> int:
     """Return the slots that offline could use now, less the prefetched items."""
-    offline = worker.offline
-    free = min(worker.slots - worker.online.running, _most(worker)) - offline.running - offline.parked
-    return free - offline.waiting
+    return _unused_slots(worker) - worker.offline.waiting
+
+
+def _unused_slots(worker: WorkerStatus) -> int:
+    """Return the slots that offline could use now."""
+    most = min(worker.slots - worker.online.running, _most(worker))
+    return most - worker.offline.running - worker.offline.parked
 
 
 def _most(worker: WorkerStatus) -> int:

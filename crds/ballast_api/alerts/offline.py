@@ -7,7 +7,8 @@ from math import ceil
 
 from ballast_api import metrics
 from ballast_api.alerts.alert import Alert
-from ballast_api.alerts.series import Labels
+from ballast_api.alerts.series import GAP, Labels
+from ballast_api.conditions import ConditionReason, ConditionType
 from ballast_api.sections import Offline
 
 
@@ -15,25 +16,30 @@ def offline_alerts(own: Labels, offline: Offline) -> Iterator[Alert]:
     """Yield the alerts of one resource."""
     if offline.reserved_percent > 0:
         yield _reservation_not_met(own, offline.reserved_percent)
+    at_risk = own.of(metrics.JOBS_AT_RISK, own.queue)
+    late = own.known(own.condition(ConditionType.DEADLINE_AT_RISK, ConditionReason.LATE))
     yield Alert(
         "BallastDeadlineAtRisk",
         "warning",
         "5m",
-        f"max by (queue) ({own.of(metrics.JOBS_AT_RISK, own.queue)}) > 0",
-        f"{own}: {{{{ $value }}}} jobs will miss their deadline",
+        # Workers know the number. Without a worker, the operator knows of it. During an outage of Redis, neither does.
+        f"(max({at_risk}) or {late} or max(last_over_time({at_risk}[{GAP}]))) > 0",
+        f"{own}: at least {{{{ $value }}}} jobs will miss their deadline",
         "At the rate of the last minutes, these jobs end after their deadline. Results that are complete by then are "
         "kept.",
         "deadline-at-risk",
     )
     yield _dead_letters(own, offline)
+    up = f"min({own.of(metrics.REDIS_UP)})"
+    unreachable = own.known(own.condition(ConditionType.DEADLINE_AT_RISK, ConditionReason.REDIS_UNREACHABLE))
     yield Alert(
         "BallastRedisUnreachable",
         "critical",
         "2m",
-        f"min({own.of(metrics.REDIS_UP)}) == 0",
-        f"{own}: a worker cannot use Redis",
+        f"{up} == 0 or ({unreachable} == 1 unless {up})",
+        f"{own}: a worker, or the operator of a resource without workers, cannot use Redis",
         "The worker still serves online requests. Its offline work pauses, and no work is lost. Its leases expire "
-        f"after {offline.lease_seconds:g} s, and other workers claim its items.",
+        f"after {offline.lease_seconds:g} s, and other workers claim its items. Without workers, no job starts one.",
         "redis-unreachable",
     )
     yield Alert(
@@ -64,6 +70,8 @@ def _reservation_not_met(own: Labels, percent: float) -> Alert:
 
 def _dead_letters(own: Labels, offline: Offline) -> Alert:
     letters = own.of(metrics.DEAD_LETTERS, own.queue)
+    # During an outage of Redis, workers do not report them. The alert would end, and fire again for the same letters.
+    now = f"(min by (queue) ({letters}) or min by (queue) (last_over_time({letters}[30m])))"
     # Without workers, letters remain for this time after the end of their job.
     kept = max(7, ceil(min(offline.results_days, 365)) + 1)
     return Alert(
@@ -73,8 +81,8 @@ def _dead_letters(own: Labels, offline: Offline) -> Alert:
         # The least of the half hour: at its start, workers may not have reported, or a job was deleted since. The least
         # of all workers now: Prometheus scrapes one after another, so some still show letters that were redriven. New
         # letters therefore count when the last worker shows them.
-        f"min by (queue) ({letters}) - min by (queue) (min_over_time({letters}[30m])) > 0 "
-        f"or (min by (queue) ({letters}) > 0 unless max by (queue) (last_over_time({letters}[{kept}d] offset 30m)))",
+        f"{now} - min by (queue) (min_over_time({letters}[30m])) > 0 "
+        f"or ({now} > 0 unless max by (queue) (last_over_time({letters}[{kept}d] offset 30m)))",
         f"{own}: {{{{ $value }}}} items became dead letters in the last half hour",
         f"An item becomes a dead letter after {offline.max_attempts} failed attempts. The results of its job show the "
         "error. `ballast redrive` returns it to the queue.",

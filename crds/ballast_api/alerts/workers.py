@@ -18,6 +18,16 @@ MISSING_FOR = "6h"
 def worker_alerts(own: Labels, resource: InferenceDeployment, *, keeps_head_state: bool) -> Iterator[Alert]:
     """Yield the alerts of one resource. `keeps_head_state` is as in `rule_groups`."""
     yield from _workers_not_ready(own, resource)
+    yield Alert(
+        "BallastConfigInvalid",
+        "warning",
+        "5m",
+        f"count({own.of(metrics.CONFIG_INVALID)} == 1) > 0",
+        f"{own}: {{{{ $value }}}} workers use an old file, because the new one is invalid",
+        "The file of API keys or of the configuration is empty, missing or wrong, or one of Redis or of a certificate "
+        "is missing. Until it is correct, the earlier one stays in force: API keys that were removed stay valid.",
+        "config-invalid",
+    )
     if resource.spec.scaling is None or resource.spec.scaling.min_replicas:
         yield _no_worker_ready(own, resource)
     if resource.spec.runtime.ray is not None:

@@ -38,13 +38,22 @@ def _has_config(given: Given) -> ConditionValue:
     workers = [pod for pod in given.live if _is_worker(pod, statuses)]
     if not workers:
         return ConditionValue("Unknown", ConditionReason.NO_WORKERS, "only workers that are ending have reported")
+    total = len(workers)
+    invalid = [
+        name for pod in workers if (name := pod["metadata"]["name"]) in statuses and statuses[name].has_invalid_file
+    ]
+    if invalid:
+        message = (
+            f"{len(invalid)} of {total} workers found an invalid or missing file, such as that of API keys: see the "
+            f"log of {invalid[0]}, and the Secrets of the resource. The earlier file stays in force, with its API keys"
+        )
+        return ConditionValue("False", ConditionReason.INVALID_FILE, message)
     behind = []
     for pod in workers:
         name = pod["metadata"]["name"]
         wanted = given.plan.files.get((pod["metadata"].get("annotations") or {}).get(VERSION, ""))
         if name not in statuses or statuses[name].config_hash != wanted:
             behind.append(name)
-    total = len(workers)
     if behind:
         message = f"{total - len(behind)} of {total} workers use the newest settings; {behind[0]} does not yet"
         return ConditionValue("False", ConditionReason.PENDING, message)

@@ -53,7 +53,14 @@ def _is_met(given: Given) -> ConditionValue:
     waiting = _depth(given) + sum(worker.offline.waiting + worker.offline.parked for worker in _serving_workers(given))
     if not waiting:
         message = f"no offline work waits; {counted(reserved, 'slot is', 'slots are')} reserved"
-    elif any(each.is_met_by_tokens for each in found):
+        return ConditionValue("True", ConditionReason.NO_WORK, message)
+    if given.poll.queue is not None and given.poll.queue.is_exhausted:
+        message = (
+            f"Redis uses more than 1.2 times its maxmemory, and gives out none of the {waiting} that wait; offline "
+            f"requests run in {in_use} of {reserved} reserved slots"
+        )
+        return ConditionValue("True", ConditionReason.REDIS_FULL, message)
+    if any(each.is_met_by_tokens for each in found):
         message = f"offline requests take their reserved tokens; {waiting} more wait"
     elif in_use < reserved:
         message = (
