@@ -23,8 +23,11 @@ RENDERING = ("default_chat_template_kwargs", "chat_template_content_format", "ex
 """Arguments of vLLM that decide how a chat becomes a prompt, beside the template."""
 
 
-def check_start(tap: EngineTap, config: WorkerConfig, vllm_config: Any, arguments: Any) -> None:
-    """Raise `NotServed` if the configuration or vLLM's arguments ask for something that Ballast cannot do."""
+def check_start(tap: EngineTap, config: WorkerConfig, vllm_config: Any, arguments: Any, num_adapters: int) -> None:
+    """Raise `NotServed` if the configuration or vLLM's arguments ask for something that Ballast cannot do.
+
+    `num_adapters`: LoRA adapters that the server has at its start.
+    """
     if tap.num_servers > 1:
         raise NotServed(
             f"vLLM runs {tap.num_servers} API server processes, and Ballast supports one: each would have its "
@@ -41,6 +44,11 @@ def check_start(tap: EngineTap, config: WorkerConfig, vllm_config: Any, argument
         raise NotServed(
             "Both vLLM's --api-key (or VLLM_API_KEY) and Ballast's runtime.apiKeysFile are set, and a request has "
             "one key. Remove --api-key"
+        )
+    if num_adapters and tap.device == "cpu" and (places := vllm_config.lora_config.max_loras) <= num_adapters:
+        raise NotServed(
+            f"vLLM has {num_adapters} LoRA adapters and --max-loras={places}. On a CPU, it adds the adapter in the "
+            f"last place to requests without one, so this place must stay empty. Set --max-loras={num_adapters + 1}"
         )
 
 

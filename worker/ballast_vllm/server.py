@@ -134,7 +134,9 @@ class VllmServer(ModelServer):
         Raises:
             NotServed: the configuration or vLLM's arguments ask for something that Ballast cannot do.
         """
-        check_start(self.tap, self.config, self._app.state.vllm_config, self._app.state.args)
+        state = self._app.state
+        num_adapters = len(state.openai_serving_models.lora_requests)
+        check_start(self.tap, self.config, state.vllm_config, state.args, num_adapters)
         limit_requests(self.tap)
         admit_prompts()
         if (scoring := getattr(self._app.state, "serving_generative_scoring", None)) is not None:

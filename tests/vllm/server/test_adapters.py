@@ -6,7 +6,7 @@ import json
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import pytest
 from small_models import config_of, make_adapter
@@ -109,6 +109,15 @@ def test_items_of_the_model_and_of_adapters_in_the_same_steps_have_the_online_an
     assert [result.body["model"] for result in results] == [*models]
 
 
+def test_online_requests_of_the_model_and_of_adapters_in_the_same_steps_have_their_own_answers(serving, texts):
+    models = NAMES * 8
+
+    with ThreadPoolExecutor(len(models)) as threads:
+        answers = [*threads.map(lambda name: ask(serving, name, "legal").json(), models)]
+
+    assert [answer["choices"][0]["text"] for answer in answers] == [texts[model] for model in models]
+
+
 def test_an_item_with_the_adapter_of_another_tenant_is_a_dead_letter(run, texts):
     own, foreign = run(("a", "b"), "research")
 
@@ -117,25 +126,59 @@ def test_an_item_with_the_adapter_of_another_tenant_is_a_dead_letter(run, texts)
     assert foreign.error["message"].startswith("The model `b` does not exist")
 
 
-def test_items_of_more_adapters_than_a_step_computes_are_all_answered(start, config, run, texts, valkey):
-    model = config["model"]["uri"][7:]
+@pytest.fixture
+def options(config):
+    """The arguments of `vllm serve` for one adapter at a time, and those for its adapters."""
     adapters = [{"name": found["name"], "path": found["uri"][7:]} for found in config["model"]["adapters"]]
-    modules = ("--lora-modules", *map(json.dumps, adapters))
-    queue_name, models = f"{QUEUE}-one-at-a-time", ("a", "b", "c") * 8
-    variables = {"BALLAST_RUNTIME_REDIS_URL": valkey.url, "BALLAST_OFFLINE_QUEUE": queue_name}
+    model = config["model"]["uri"][7:]
+    return (model, "--enable-lora", "--max-loras=1", "--max-lora-rank=8"), adapters
 
-    with start(model, "--enable-lora", "--max-loras=1", "--max-lora-rank=8", *modules, **variables):
+
+@pytest.fixture
+def serving_one_at_a_time(start, options, eventually, valkey):
+    """`with serving_one_at_a_time(queue_name)` runs a server that loads more adapters than it has places.
+
+    It loads them while it runs. On a CPU, Ballast would refuse to start with them.
+    """
+    arguments, adapters = options
+
+    @contextmanager
+    def started(queue_name):
+        variables = {"BALLAST_RUNTIME_REDIS_URL": valkey.url, "BALLAST_OFFLINE_QUEUE": queue_name}
+        with start(*arguments, VLLM_ALLOW_RUNTIME_LORA_UPDATING="1", **variables) as serving:
+            with serving.client() as client:
+                for each in adapters:
+                    body = {"lora_name": each["name"], "lora_path": each["path"]}
+                    client.post("/v1/load_lora_adapter", json=body).raise_for_status()
+            with closing(Queue.connect(valkey.url, queue_name)) as queue:
+                eventually(lambda: {*"abc"} <= {*queue.settings.read().models}, "the queue to learn of them")
+            yield serving
+
+    return started
+
+
+def test_a_cpu_without_an_empty_place_for_adapters_is_refused(start, options):
+    arguments, adapters = options
+
+    with start(*arguments, "--lora-modules", *map(json.dumps, adapters), is_awaited=False) as serving:
+        code = serving.process.wait(600)
+
+    assert code != 0
+    assert "vLLM has 3 LoRA adapters and --max-loras=1." in serving.log.read_text()
+    assert "Set --max-loras=4\n" in serving.log.read_text()
+
+
+def test_items_of_more_adapters_than_a_step_computes_are_all_answered(serving_one_at_a_time, run, texts):
+    queue_name, models = f"{QUEUE}-one-at-a-time", ("a", "b", "c") * 8
+
+    with serving_one_at_a_time(queue_name):
         results = run(models, "legal", queue_name)
 
     assert [result.body["choices"][0]["text"] for result in results] == [texts[model] for model in models]
 
 
-def test_items_run_behind_those_whose_adapter_gets_no_place(start, config, as_line, eventually, valkey):
-    model = config["model"]["uri"][7:]
-    adapters = [{"name": found["name"], "path": found["uri"][7:]} for found in config["model"]["adapters"]]
-    modules = ("--lora-modules", *map(json.dumps, adapters))
+def test_items_run_behind_those_whose_adapter_gets_no_place(serving_one_at_a_time, as_line, eventually, valkey):
     queue_name, is_over = f"{QUEUE}-held-up", threading.Event()
-    variables = {"BALLAST_RUNTIME_REDIS_URL": valkey.url, "BALLAST_OFFLINE_QUEUE": queue_name}
 
     def ask_on(serving, length):
         while not is_over.is_set():
@@ -146,7 +189,7 @@ def test_items_run_behind_those_whose_adapter_gets_no_place(start, config, as_li
         return [as_line(str(n), "/v1/completions", **body, model=name) for n, name in enumerate(models)]
 
     with (
-        start(model, "--enable-lora", "--max-loras=1", "--max-lora-rank=8", *modules, **variables) as serving,
+        serving_one_at_a_time(queue_name) as serving,
         closing(Queue.connect(valkey.url, queue_name)) as queue,
         ThreadPoolExecutor(3) as threads,
     ):

@@ -119,9 +119,10 @@ USED: dict[str, dict[str, str]] = {
         "CacheConfig": "block_size",
         "EngineArgs": "model",
         "FrontendArgs": "api_key host port ssl_keyfile",
+        "LoRAConfig": "max_loras",
         "OpenAIServingModels": "base_model_paths lora_requests",
         "ParallelConfig": "world_size",
-        "VllmConfig": "additional_config cache_config parallel_config",
+        "VllmConfig": "additional_config cache_config lora_config parallel_config",
     },
     "middleware": {"EngineArgs": "logging_config", "LoggingConfig": "formatter"},
     "serve": {
