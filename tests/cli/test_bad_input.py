@@ -89,7 +89,15 @@ def test_an_unknown_job_is_named(queued, verb: str):
         (("submit", "blank.jsonl"), "is empty"),
         (("submit", "items.gz"), "items.gz is compressed. Unpack it first"),
         (("submit", "utf16.jsonl"), "utf16.jsonl is no UTF-8 text"),
-        (("submit", "array.json"), "array.json is JSON over several lines or a JSON array, expected JSONL"),
+        (
+            ("submit", "array.json"),
+            "array.json is a JSON array, expected JSONL with one request on each line. `jq -c '.[",
+        ),
+        (("submit", "line.json"), "line.json is a JSON array, expected JSONL"),
+        (
+            ("submit", "object.json"),
+            "object.json is JSON over several lines, expected JSONL with one request on each l",
+        ),
         (("submit", "s3://bucket/items.jsonl"), "is a URL, and this command reads files. Copy it first"),
         (("submit", "items.jsonl", "--deadline", "soon"), "Use a time span such as 24h"),
         (("submit", "items.jsonl", "--tenant", "a b"), "tenant"),
@@ -138,6 +146,8 @@ def test_a_users_mistake_is_a_sentence_and_not_a_traceback(
     (tmp_path / "items.gz").write_bytes(gzip.compress(items.read_bytes()))
     (tmp_path / "utf16.jsonl").write_bytes(items.read_text().encode("utf-16"))
     (tmp_path / "array.json").write_text('[\n  {\n    "custom_id": "a"\n  }\n]\n')
+    (tmp_path / "line.json").write_text('\n[{"custom_id": "a"}]\n\n')
+    (tmp_path / "object.json").write_text('\ufeff\n{\n  "custom_id": "a"\n}\n')
     (tmp_path / "loop.yaml").symlink_to("loop.yaml")
     (tmp_path / "link.yaml").symlink_to("worker.yaml")
     (tmp_path / "bad.yaml").write_text("model: {uri: /m}\nslots: many\n")

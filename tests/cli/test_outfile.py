@@ -205,3 +205,12 @@ def test_the_error_of_an_item_that_runs_again_is_left_out(tmp_path: Path):
 
     assert OutFile(path).write([lines[0], lines[2]], job_id="j1") == 2
     assert ids(path) == ["a", "c"]
+
+
+def test_a_result_that_is_unreadable_now_stays(tmp_path: Path):
+    path = tmp_path / "out.jsonl"
+    OutFile(path).write(map(make_line, "abc"), job_id="j1")
+    path.rename(path.with_name("out.jsonl.part"))
+
+    assert OutFile(path).write(map(make_line, "ac"), job_id="j1") == 3
+    assert ids(path) == ["a", "b", "c"]

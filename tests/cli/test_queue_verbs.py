@@ -84,6 +84,24 @@ def test_submit_prints_the_job_on_stdout_and_the_rest_on_stderr(queued, items: P
     assert "No worker serves queue" in ran.err
 
 
+def test_submit_states_a_priority_that_the_tenant_may_not_have(queued, items: Path, queue: Queue):
+    queue.settings.apply(QueueSettings(tenants=(TenantSettings(name="acme"),)))
+    lowered = queued("submit", items, "--tenant", "acme", "--priority", 5)
+    kept = queued("submit", items, "--tenant", "acme", "--priority", 0)
+
+    assert "The job has the priority 0, the maximum of tenant acme (maxPriority)." in lowered.err
+    assert "maxPriority" not in kept.err
+
+
+def test_a_first_line_that_is_an_array_is_a_bad_line_beside_others(queued, items: Path):
+    items.write_text(f"\n[]\n\n{items.read_text()}")
+
+    ran = queued("submit", items)
+
+    assert "3 items of" in ran.err
+    assert "accepted, 1 rejected" in ran.err
+
+
 def test_submit_reads_standard_input(queued, items: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(items.read_bytes())))
 

@@ -266,6 +266,7 @@ def test_the_busiest_minutes_of_a_trace_set_the_load_unless_the_inputs_do():
     assert "These minutes set the load" in own.because[0]
     for found in (own, given):
         assert "up to " in found.because[0]
+        assert f" the load, {found.traffic.tokens:,.0f} tokens/s: the plan replays" in found.because[0]
         gaps = [late.seconds - early.seconds for early, late in pairwise(found.traffic.online)]
         assert max(gaps) < 2  # the pause is not in it, nor does all arrive after it at once
 
@@ -276,13 +277,20 @@ def test_a_trace_that_is_too_sparse_is_refused_before_the_simulations_with_the_m
     inputs, seen = PlanInputs(), list[str]()
 
     for trace, found in (
-        (hourly, "only 2 requests arrive in this time, .* at least 121"),
+        (hourly, "fewer than 3 requests arrive in this time. .* at least 121"),
         (yearly, "Not even 240 min"),
     ):
         with pytest.raises(BadInput, match=found):
             plan_fleet(inputs, trace, ONLINE[:50], seen.append, has_own_load=True)
 
     assert not seen
+
+
+def test_a_rate_that_needs_more_gpus_than_the_inputs_may_state_is_refused():
+    inputs = PlanInputs(engine=SMALL, throughput_minutes=1, fleet=FleetInput(offline_tokens_per_second=1e12))
+
+    with pytest.raises(BadInput, match=r"the load needs .* GPUs .*, expected at most 100,000\."):
+        plan_fleet(inputs, ONLINE, ONLINE[:100])
 
 
 def test_offline_work_as_a_rate_is_the_same_on_every_gpu():
@@ -297,6 +305,7 @@ def test_offline_work_as_a_rate_is_the_same_on_every_gpu():
         fleet = found.deployment.inputs.fleet
         assert found.offline_tokens == pytest.approx(3000)
         assert 20 < fleet.offline_utilization_percent <= 30
+        assert f" at {fleet.offline_utilization_percent:.4g} % are " in found.because[1]
         assert found.options[0].gpus == 1 + fleet.offline_gpus
         assert "fleet.onlineGpus and fleet.onlineUtilizationPercent set the load" in found.because[0]
     assert slow.options[0].gpus > fast.options[0].gpus
@@ -379,7 +388,7 @@ def test_money_per_token_adds_up_to_money_per_hour(small_fleet):
         ({"traffic_minutes": 0.05, "throughput_minutes": 1}, "trafficMinutes is 0.05: answers need .* and 2 s count"),
         (
             {"traffic_minutes": 1e-4, "throughput_minutes": 1},
-            "trafficMinutes is 0.0001: only 2 requests arrive .* least 1$",
+            "trafficMinutes is 0.0001: fewer than 3 requests arrive .* least 1$",
         ),
     ],
 )

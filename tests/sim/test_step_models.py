@@ -248,15 +248,20 @@ MISTRAL = PHI_4 | {"model_type": "mistral", "max_position_embeddings": 32768, "s
 @pytest.mark.parametrize(
     ("config", "longest"),
     [
-        (MISTRAL, "4,096, its sliding window"),
-        (MISTRAL | {"sliding_window": None}, "32,768"),
-        (MISTRAL | {"sliding_window": 262144}, "32,768"),
-        (MISTRAL | {"model_type": "phi3", "sliding_window": 2047}, "2,047, its sliding window"),
-        (MISTRAL | {"model_type": "qwen2", "use_sliding_window": False}, "32,768"),
-        (MISTRAL | {"model_type": "qwen2", "use_sliding_window": True}, "4,096, its sliding window"),
-        (MISTRAL | {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 40}, "32,768"),
-        (MISTRAL | {"model_type": "qwen3", "layer_types": ["full_attention"] * 40}, "32,768"),
-        (MISTRAL | {"model_type": "llama", "layer_types": ["sliding_attention"] * 40}, "4,096, its sliding window"),
+        (MISTRAL, "4,096 tokens, its sliding window"),
+        (MISTRAL | {"sliding_window": None}, "32,768 tokens"),
+        (MISTRAL | {"sliding_window": 262144}, "32,768 tokens"),
+        (MISTRAL | {"model_type": "phi3", "sliding_window": 2047}, "2,047 tokens, its sliding window"),
+        (MISTRAL | {"model_type": "qwen2", "use_sliding_window": False}, "32,768 tokens"),
+        (MISTRAL | {"model_type": "qwen2", "use_sliding_window": True}, "4,096 tokens, its sliding window"),
+        (MISTRAL | {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 40}, "32,768 tokens"),
+        (MISTRAL | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": None}, "32,768 tokens"),
+        (MISTRAL | {"layer_types": ["sliding_attention"] * 40, "sliding_window": None}, "32,768 tokens"),
+        (MISTRAL | {"model_type": "qwen3", "layer_types": ["full_attention"] * 40}, "32,768 tokens"),
+        (
+            MISTRAL | {"model_type": "llama", "layer_types": ["sliding_attention"] * 40},
+            "4,096 tokens, its sliding window",
+        ),
     ],
 )
 def test_requests_are_planned_up_to_the_sliding_window(config, longest):

@@ -50,8 +50,11 @@ def test_nothing_is_claimed_where_offline_may_hold_no_slot(fed, queue, eventuall
         assert serving.worker.feeder.num_held == 0
         with serving.client() as client:
             refused = client.post("/v1/completions", json=json.loads(make_line(1))["body"] | {"service_tier": "flex"})
+            metrics = client.get("/metrics").text
 
-    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_offline")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_offline")
+    assert refused.headers["retry-after"] == "30"
+    assert 'ballast_requests_total{class="offline",outcome="queue_full"} 1.0' in metrics
 
 
 def test_the_offline_cap_bounds_what_runs(fed, queue, eventually) -> None:

@@ -185,6 +185,7 @@ def test_large_headers_get_a_431(serving, eventually) -> None:
         eventually(lambda: not serving.worker.connections.by_phase["closing"], "the server to wait no longer")
 
     assert status_of(answer) == 431
+    assert b"\r\nx-request-id: " in answer
     assert code_of(answer) == "headers_too_large"
 
 

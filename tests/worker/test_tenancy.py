@@ -93,10 +93,10 @@ def test_priority_has_one_polarity_inside(header: bytes | None, body: int | None
 def test_a_deployment_without_offline_slots_refuses_offline_requests_by_name(headers, is_flex) -> None:
     tenancy = Tenancy((), None, serves_offline=False)
 
-    assert tenancy.caller({}).request_class is RequestClass.ONLINE
+    tenancy.check_offline(tenancy.caller({}))
     with pytest.raises(Refused, match=r"offline\.maxPercent is 0") as caught:
-        tenancy.caller(headers, is_flex=is_flex)
-    assert (caught.value.status, caught.value.code) == (400, "no_offline")
+        tenancy.check_offline(tenancy.caller(headers, is_flex=is_flex))
+    assert (caught.value.status, caught.value.code) == (503, "no_offline")
 
 
 def test_a_tenants_priority_is_taken_down_to_its_band() -> None:
@@ -193,6 +193,7 @@ def test_a_header_that_means_nothing_gets_400_and_says_what_was_wanted(header: b
         ("ok: team\nkey: 5", "Entry 2"),
         ("key: 'a b'", "Entry 1"),
         ("' ': team", "a key that is not blank"),
+        ("secret: team\n'secret ': other", "has the key of an earlier entry: blanks"),
     ],
 )
 def test_a_broken_keys_file_is_refused_without_showing_a_key(tmp_path: Path, text: str, said: str) -> None:

@@ -20,7 +20,7 @@ class OutFile:
 
     If an interrupted call left a `NAME.part`, writing continues there. Its complete lines count as written, and an
     incomplete last line is dropped. A redriven item can have two lines, an error and then its new result. The file
-    keeps the last line of each item, and none of an item that has no result now. Two calls never write the same
+    keeps the last line of each item, and no error of an item that has no result now. Two calls never write the same
     `NAME.part`.
     """
 
@@ -58,7 +58,7 @@ class OutFile:
                     last[line["id"]] = file.seek(0, os.SEEK_END)
                     file.write(text)
                     file.flush()
-                replaced.update(last.pop(one) for one in stale)
+                replaced.update(last.pop(one) for one in stale if self._is_error(last[one], file))
                 if replaced:
                     self._drop(replaced, file)
                 os.fsync(file.fileno())
@@ -98,6 +98,12 @@ class OutFile:
             return os.path.samestat(os.fstat(file.fileno()), self.part.stat())
         except FileNotFoundError:
             return False
+
+    @staticmethod
+    def _is_error(start: int, file: IO[bytes]) -> bool:
+        """Return whether the line has no result. Only such an item can run again; others may be unreadable just now."""
+        file.seek(start)
+        return json.loads(file.readline()).get("error") is not None
 
     def _drop(self, replaced: set[int], file: IO[bytes]) -> None:
         """Remove the lines that start at these offsets. It moves lines forward only, so no line is lost on the way."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, NamedTuple
 from uuid import uuid4
@@ -39,6 +40,7 @@ EXAMPLES = examples(
 
 _COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"PK\x03\x04")
 """First bytes of gzip, zstd, bzip2, xz and zip files."""
+_BOM = b"\xef\xbb\xbf"
 _ANSWERS = {
     Outlook.YES: "It can be met",
     Outlook.AT_RISK: "It is AT RISK",
@@ -108,7 +110,7 @@ def submit(
                     sys.stdout.write(f"{done.job_id}\n")
                     sys.stdout.flush()
                 seen = _seen(connected, done.job_id, place, has_deadline=due is not None)
-                _report(done, seen, file=file, place=place, as_json=as_json)
+                _report(done, seen, priority, file=file, place=place, as_json=as_json)
             is_cut_short = not done.is_new and seen.job is not None and seen.job.state.is_cut_short
             if not done.accepted and not is_cut_short:  # such a job may have no line yet
                 raise CliError(
@@ -261,19 +263,46 @@ def _opened(file: str, most: int) -> Iterator[_Source]:
 
 
 def _jsonl(lines: Iterator[bytes], name: str) -> Iterator[bytes]:
-    """Return the lines; raise `Usage` if the first one shows that no line is a request."""
-    first = next(lines, b"")
-    content = first.removeprefix(b"\xef\xbb\xbf").strip()
+    """Return the lines; raise `Usage` if the first one that is not blank shows that no line is a request."""
+    num_blank, first = _next_line(lines)
+    content = first.removeprefix(_BOM).strip()
     if first.startswith(_COMPRESSED):
         raise Usage(f"{name} is compressed. Unpack it first, for example: `zcat items.jsonl.gz | ballast submit -`.")
     if first.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in first[:4]:
         raise Usage(f"{name} is no UTF-8 text. Name a JSONL file, or save UTF-16 as UTF-8.")
-    if content.startswith(b"[") or content == b"{":
+    if content == b"{":
         raise Usage(
-            f"{name} is JSON over several lines or a JSON array, expected JSONL with one request on each line. "
-            "`jq -c '.[]' items.json | ballast submit -` converts an array."
+            f"{name} is JSON over several lines, expected JSONL with one request on each line. "
+            "`jq -c . items.json | ballast submit -` converts it."
         )
-    return chain([first] if first else [], lines)
+    head = [repeat(b"\n", num_blank), [first] if first else []]
+    if content.startswith(b"["):
+        num_more, second = _next_line(lines)
+        if not second or not _is_json(content):
+            raise Usage(
+                f"{name} is a JSON array, expected JSONL with one request on each line. "
+                "`jq -c '.[]' items.json | ballast submit -` converts it."
+            )
+        head += [repeat(b"\n", num_more), [second]]
+    return chain(*head, lines)
+
+
+def _next_line(lines: Iterator[bytes]) -> tuple[int, bytes]:
+    """Return how many blank lines come next, and the line after them; b"" at the end."""
+    num_blank = 0
+    for line in lines:
+        if line.removeprefix(_BOM).strip():
+            return num_blank, line
+        num_blank += 1
+    return num_blank, b""
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 class _Seen(NamedTuple):
@@ -315,7 +344,7 @@ def _outlook(queue: Queue, job: Job) -> tuple[Outlook, str]:
     return outlook, because
 
 
-def _report(done: Submission, seen: _Seen, *, file: str, place: Place, as_json: bool) -> None:
+def _report(done: Submission, seen: _Seen, priority: int, *, file: str, place: Place, as_json: bool) -> None:
     job, outlook = seen.job, seen.outlook
     deadline = job.deadline if job is not None else None
     if as_json:
@@ -343,6 +372,8 @@ def _report(done: Submission, seen: _Seen, *, file: str, place: Place, as_json: 
         if not done.is_new and job is not None:
             until = "no deadline" if deadline is None else f"its deadline, {spoken(deadline, seen.now)}"
             say(f"The job keeps its priority, {job.priority}, and {until}: a repetition does not change them.")
+        if done.is_new and job is not None and job.priority < priority:
+            say(f"The job has the priority {job.priority}, the maximum of tenant {job.tenant} (maxPriority).")
     if outlook and deadline is not None:
         say(f"Deadline {spoken(deadline, seen.now)}. {_ANSWERS[outlook[0]]}: {outlook[1]}.")
         if outlook[0] in {Outlook.AT_RISK, Outlook.NO}:

@@ -25,7 +25,6 @@ from ballast_log import Log, configure_packages
 from ballast_openai.body import CHAT_URL, COMPLETIONS_URL
 from ballast_policy.request import RequestClass
 from ballast_queue.settings import MAX_PRIORITY
-from ballast_vllm.admission import outcome_of
 from ballast_vllm.bodies import CONVERSATIONS_URL, beam_search, check_lists, decoded, decoded_bytes
 from ballast_vllm.calls import CALL, Call
 from ballast_vllm.costs import Asked
@@ -36,7 +35,7 @@ from ballast_worker.command_line import BAD_CONFIG
 from ballast_worker.errors import Refused, WorkerError
 from ballast_worker.http_exchange import ClientGone, HttpExchange, compact, send_in_parts
 from ballast_worker.metrics import CONTENT_TYPE
-from ballast_worker.requests import RequestOutcome, RequestTiming
+from ballast_worker.requests import RequestTiming, outcome_of_refusal
 from ballast_worker.responses import stopping
 from ballast_worker.tenancy import PRIORITY_HEADER
 
@@ -163,7 +162,7 @@ class BallastMiddleware:
             passed = await self._admitted(server, exchange, share, asgi, timing, is_queued=is_queued)
         except Refused as refused:
             if is_queued and server.has_route(scope):
-                server.recorder.refused(timing.request_class, _outcome(refused))
+                server.recorder.refused(timing.request_class, outcome_of_refusal(refused))
             raise
         call = passed.call
         CALL.set(call)
@@ -223,6 +222,7 @@ class BallastMiddleware:
             asked=Asked.of_call(path),
         )
         if is_queued:
+            server.tenancy.check_offline(caller)
             server.admission.check_queue(caller)
         if path == CONVERSATIONS_URL and isinstance(conversations := decoded(body).get("messages"), list):
             server.admission.check_requests(call, len(conversations))
@@ -324,7 +324,3 @@ def _refuse_background(body: bytes) -> None:
 def _is_flex(body: bytes) -> bool:
     """Return whether the body asks for the class offline. Only a body with the plain words is decoded here."""
     return _FLEX.search(body) is not None and decoded(body).get("service_tier") == "flex"
-
-
-def _outcome(refused: Refused) -> RequestOutcome:
-    return RequestOutcome.DRAINING if refused.status == 503 else outcome_of(refused.status)

@@ -9,7 +9,7 @@ from multiprocessing import resource_tracker
 
 import psutil  # type: ignore[import-untyped]  # vLLM installs it
 
-TRACKER, TRACKER_SECONDS = "resource_tracker", 10.0
+TRACKER, TRACKER_SECONDS = "resource_tracker import main", 10.0
 """What the command of a tracker contains, and the time that it has for its end."""
 
 

@@ -26,7 +26,7 @@ from ballast_worker.loop import Stream
 from ballast_worker.metrics import CONTENT_TYPE
 from ballast_worker.openai import Body, Caller
 from ballast_worker.openapi import description
-from ballast_worker.requests import RequestOutcome, RequestTiming
+from ballast_worker.requests import RequestOutcome, RequestTiming, outcome_of_refusal
 from ballast_worker.responses import DONE, KEEPALIVE, AnswerBuffer, ResponseFormat, error_event, model_card, model_list
 from ballast_worker.version import installed
 from ballast_worker.worker import Worker
@@ -117,7 +117,7 @@ class GenerateRoute:
             worker.recorder.refused(request_class, RequestOutcome.INVALID)
             raise Refused(400, str(error), code="invalid_request") from None
         except Refused as refused:
-            worker.recorder.refused(request_class, _outcome(refused))
+            worker.recorder.refused(request_class, outcome_of_refusal(refused))
             raise
         except ClientGone:
             raise
@@ -200,14 +200,6 @@ async def _receive(stream: Stream, answer: AnswerBuffer) -> bool:
     for output in outputs:
         answer.add(output)
     return bool(outputs)
-
-
-def _outcome(refused: Refused) -> RequestOutcome:
-    if refused.status == 429:
-        return RequestOutcome.QUEUE_FULL
-    if refused.status == 503:
-        return RequestOutcome.DRAINING
-    return RequestOutcome.FAILED if refused.status >= 500 else RequestOutcome.INVALID
 
 
 class ReadRoutes:

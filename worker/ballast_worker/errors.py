@@ -13,6 +13,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+NO_OFFLINE = "no_offline"
+"""Code of the refusal of an offline request while `offline.maxPercent` is 0."""
+
 
 class WorkerError(Exception):
     """Base of the errors that end the process. `exit_code` follows sysexits.h."""

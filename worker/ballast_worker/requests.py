@@ -12,6 +12,7 @@ from ballast_api.sections import Slo, SloName
 from ballast_engine.request import FinishReason
 from ballast_policy.request import RequestClass
 from ballast_queue.status import SloStatus
+from ballast_worker.errors import NO_OFFLINE, Refused
 from ballast_worker.histogram import Histogram
 
 SLOS = ("ttft", "tpot", "latency")
@@ -31,7 +32,17 @@ class RequestOutcome(StrEnum):
     INVALID = "invalid"
     """Refused with a 4xx status. Sending the request again does not help."""
     QUEUE_FULL = "queue_full"
+    """Also an offline request while `offline.maxPercent` is 0."""
     DRAINING = "draining"
+
+
+def outcome_of_refusal(refused: Refused) -> RequestOutcome:
+    """Return how a request ended that Ballast refused."""
+    if refused.status == 429 or refused.code == NO_OFFLINE:
+        return RequestOutcome.QUEUE_FULL
+    if refused.status == 503:
+        return RequestOutcome.DRAINING
+    return RequestOutcome.FAILED if refused.status >= 500 else RequestOutcome.INVALID
 
 
 @dataclass(slots=True)

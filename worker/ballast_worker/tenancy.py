@@ -16,7 +16,7 @@ import yaml
 from ballast_api.sections import MOST_CHARACTERS, Tenant, is_name
 from ballast_policy.request import RequestClass
 from ballast_queue.settings import MAX_PRIORITY, MIN_PRIORITY
-from ballast_worker.errors import NotServed, Refused
+from ballast_worker.errors import NO_OFFLINE, NotServed, Refused
 from ballast_worker.openai import Caller
 
 TENANT_HEADERS = (b"x-ballast-tenant", b"x-llm-d-inference-fairness-id", b"x-gateway-inference-fairness-id")
@@ -61,7 +61,13 @@ class ApiKeys:
                     f"Entry {line} of the API keys file {path} is not `key: tenant` with both as text "
                     "(quote them), a key that is not blank, and a tenant of letters, digits and ._/-"
                 )
-            tenants[_digest(key.strip())] = tenant
+            digest = _digest(key.strip())
+            if digest in tenants:
+                raise NotServed(
+                    f"Entry {line} of the API keys file {path} has the key of an earlier entry: blanks around a key do "
+                    "not count"
+                )
+            tenants[digest] = tenant
         return cls(tenants)
 
     def tenant_of(self, headers: Headers) -> str:
@@ -98,9 +104,6 @@ class Tenancy:
         """
         tenant = self._tenant(headers)
         request_class = _request_class(headers, RequestClass.OFFLINE if is_flex else RequestClass.ONLINE)
-        if request_class is RequestClass.OFFLINE and not self._serves_offline:
-            message = "This deployment runs no offline requests (offline.maxPercent is 0): send an online request."
-            raise Refused(400, message, code="no_offline")
         return Caller(
             tenant=tenant,
             request_class=request_class,
@@ -108,6 +111,18 @@ class Tenancy:
             ttft_seconds=_milliseconds(headers, TTFT_HEADERS),
             tpot_seconds=_milliseconds(headers, TPOT_HEADERS),
         )
+
+    def check_offline(self, caller: Caller) -> None:
+        """Refuse an offline request if none may run now: `offline.maxPercent` is hot, so 0 can be a pause."""
+        if caller.request_class is RequestClass.OFFLINE and not self._serves_offline:
+            raise Refused(
+                503,
+                "This deployment runs no offline requests now (offline.maxPercent is 0). Retry later, or send an "
+                "online request.",
+                code=NO_OFFLINE,
+                kind="server_error",
+                headers={"retry-after": "30"},
+            )
 
     def capped(self, tenant: str, priority: int) -> int:
         """Return the priority, at most that of the tenant. With API keys, a tenant that is not declared has 0."""

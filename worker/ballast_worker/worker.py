@@ -145,7 +145,8 @@ class Worker(ModelServer):
             raise Refused(500, self.loop.failure or BROKEN, code="engine_failed", kind="server_error")
 
     def check_queue(self, caller: Caller) -> None:
-        """Refuse a request if the waiting queue of its class is full: 429 with a time for the next try."""
+        """Refuse a request if its class may not run, or its waiting queue is full, with a time for the next try."""
+        self.tenancy.check_offline(caller)
         request_class, loop = caller.request_class, self.loop
         self._queue_limit.check(
             self.config.limits,

@@ -99,6 +99,7 @@ def test_connections_have_the_limits_of_a_worker(serving):
         assert silent.recv(1) == b""
 
     assert (large.status_code, large.json()["error"]["code"]) == (431, "headers_too_large")
+    assert large.headers["x-request-id"]
     assert closed("head_too_large") == 1
     assert closed("head_too_slow") == before + 1
     assert serving.series()['ballast_http_connections{waits_for="answer"}'] == 1

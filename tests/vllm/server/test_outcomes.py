@@ -11,10 +11,11 @@ import pytest
 import source
 
 from ballast_api.worker_config import WorkerConfig
+from ballast_policy.request import RequestClass
 from ballast_vllm.middleware import BallastMiddleware
 from ballast_worker.bodies import BodyMemory
 from ballast_worker.errors import Refused
-from ballast_worker.requests import Recorder
+from ballast_worker.requests import Recorder, RequestOutcome
 from ballast_worker.tenancy import Tenancy
 
 SCOPE = {"type": "http", "method": "POST", "headers": [], "query_string": b""}
@@ -125,3 +126,17 @@ def test_a_request_that_enginecore_does_not_see_is_not_in_the_queue(path):
     assert server.is_queued is False
     assert ask(server, app, "/v1/responses") == 200
     assert server.is_queued is True
+
+
+def test_without_offline_slots_only_offline_requests_in_the_queue_are_refused():
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    server, headers = Server(), [(b"x-ballast-class", b"offline")]
+    server.tenancy = Tenancy((), None, serves_offline=False)
+
+    assert ask(server, app, "/tokenize", headers=headers) == 200
+    assert ask(server, app) == 200
+    assert ask(server, app, headers=headers) == 503
+    assert ask(server, app, body=b'{"service_tier": "flex"}') == 503
+    assert server.recorder.outcomes[RequestClass.OFFLINE, RequestOutcome.QUEUE_FULL] == 2

@@ -24,7 +24,7 @@ from ballast_sim.planner.fleet_plan import (
     Option,
     per_million,
 )
-from ballast_sim.planner.inputs import MOST_MINUTES, PlanInputs
+from ballast_sim.planner.inputs import MOST_GPUS, MOST_MINUTES, PlanInputs
 from ballast_sim.replay.feasibility import within_context
 from ballast_sim.replay.policies import Ballast, Fill
 from ballast_sim.replay.report import Report
@@ -123,6 +123,11 @@ class _Planner:
             work = fleet.offline_tokens_per_second / maximums.offline_full
             gpus = max(1, ceil(100 * work / fleet.offline_utilization_percent - 1e-9)) if work else 0
             used |= {"offline_gpus": gpus, "offline_utilization_percent": 100 * work / max(1, gpus)}
+        if (most := max(used.get("online_gpus", 0), used.get("offline_gpus", 0))) > MOST_GPUS:
+            raise BadInput(
+                f"the load needs {most:,} {self._unit}s at the utilization of the inputs, expected at most "
+                f"{MOST_GPUS:,}. Plan for a part of it"
+            )
         self.inputs = self.inputs.model_copy(update={"fleet": fleet.model_copy(update=used)})
         self.deployment = replace(self.deployment, inputs=self.inputs)
 
@@ -132,12 +137,12 @@ class _Planner:
         part, seconds = min(1.0, MOST_SIMULATED / self.inputs.fleet.online_gpus), 60 * minutes
         rows, span, online = _replayed(self.trace, part * tokens, seconds)
         if len(online) < FEWEST_REPLAYED:
-            raise _sparse(self.trace, minutes, len(online), lambda _: part * tokens)
+            raise _sparse(self.trace, minutes, lambda _: part * tokens)
         sets = "These minutes set" if self.has_own_load else "fleet.onlineGpus and fleet.onlineUtilizationPercent set"
         source = (
             f"The trace has {tokens_per_second(self.trace):,.0f} online tokens/s, and up to "
-            f"{peak_rate(self.trace, seconds):,.0f} within {minutes:g} minutes. {sets} the load, {tokens:,.0f}: the "
-            f"plan replays requests {rows.start + 1:,} to {rows.stop:,}, which took {span:,.0f} s, in "
+            f"{peak_rate(self.trace, seconds):,.0f} within {minutes:g} minutes. {sets} the load, {tokens:,.0f} "
+            f"tokens/s: the plan replays requests {rows.start + 1:,} to {rows.stop:,}, which took {span:,.0f} s, in "
             f"{seconds:,.0f} s."
         )
         seconds = min(seconds, online[-1].seconds)
@@ -284,10 +289,10 @@ class _Planner:
         longest, over = self.deployment.model.shape.longest, self.num_too_long
         lines = [
             self.traffic.source,
-            *([f"Left out: {over:,} of the requests, longer than the context: {longest} tokens."] if over else []),
+            *([f"Left out: {over:,} of the requests, longer than the context: {longest}."] if over else []),
             (
-                f"{fleet.online_gpus} {unit}s at {fleet.online_utilization_percent:g} % and {fleet.offline_gpus} at "
-                f"{fleet.offline_utilization_percent:g} % are {work:.1f} {unit}s of work: {ceil(work / 0.7 - 1e-9)} "
+                f"{fleet.online_gpus} {unit}s at {fleet.online_utilization_percent:.4g} % and {fleet.offline_gpus} at "
+                f"{fleet.offline_utilization_percent:.4g} % are {work:.1f} {unit}s of work: {ceil(work / 0.7 - 1e-9)} "
                 f"{unit}s at 70 % by arithmetic alone."
             ),
             (
@@ -372,10 +377,10 @@ def _check_dense(trace: Trace, minutes: float) -> None:
     """
     *_, online = _replayed(trace, peak_rate(trace, 60 * minutes), 60 * minutes)
     if len(online) < FEWEST_REPLAYED:
-        raise _sparse(trace, minutes, len(online), lambda seconds: peak_rate(trace, seconds))
+        raise _sparse(trace, minutes, lambda seconds: peak_rate(trace, seconds))
 
 
-def _sparse(trace: Trace, minutes: float, found: int, load: Callable[[float], float]) -> BadInput:
+def _sparse(trace: Trace, minutes: float, load: Callable[[float], float]) -> BadInput:
     """Return the refusal of a time with too few requests, with one that has enough at this load by its seconds."""
     most = int(MOST_MINUTES)
     enough = _fewest(
@@ -384,10 +389,7 @@ def _sparse(trace: Trace, minutes: float, found: int, load: Callable[[float], fl
         low=int(minutes) + 1,
     )
     hint = f"Increase it to at least {enough}" if enough else f"Not even {most} minutes have more: use a busier trace"
-    return BadInput(
-        f"trafficMinutes is {minutes:g}: only {found} requests arrive in this time, and a replay needs "
-        f"{FEWEST_REPLAYED}. {hint}"
-    )
+    return BadInput(f"trafficMinutes is {minutes:g}: fewer than {FEWEST_REPLAYED} requests arrive in this time. {hint}")
 
 
 def _attained(found: Report) -> str:

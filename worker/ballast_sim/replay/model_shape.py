@@ -87,7 +87,7 @@ class ModelShape:
     @property
     def longest(self) -> str:
         """The most tokens of prompt and answer, with the reason if the context has more."""
-        return f"{self.max_context:,}" + (", its sliding window" if self.is_sliding else "")
+        return f"{self.max_context:,} tokens" + (", its sliding window" if self.is_sliding else "")
 
     def divides(self, gpus: int) -> bool:
         """Return whether GPUs can have equal parts of the heads. A KV head may be on several GPUs."""
@@ -258,14 +258,15 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
 
 def _has_window(config: Mapping[str, Any], name: str, layers: int) -> bool:
     """Return whether some layers of a Hugging Face configuration have a sliding window; raise BadInput for others."""
+    has_size = config.get("sliding_window") is not None
     if types := config.get("layer_types"):
         if not isinstance(types, list) or set(map(str, types)) - {"full_attention", "sliding_attention"}:
             raise BadInput(f"model {name}: layer_types has layers other than full_attention and sliding_attention")
-        return "sliding_attention" in types
+        return "sliding_attention" in types and has_size
     if config["model_type"] in _WINDOWED:
-        return config.get("sliding_window") is not None
+        return has_size
     later = config.get("max_window_layers")  # the first layer with a window
-    return bool(config.get("use_sliding_window")) and not (isinstance(later, int) and later >= layers)
+    return has_size and bool(config.get("use_sliding_window")) and not (isinstance(later, int) and later >= layers)
 
 
 def _quantization(config: Mapping[str, Any]) -> Quantization | str:
