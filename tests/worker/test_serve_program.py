@@ -163,7 +163,11 @@ def test_a_file_that_changes_is_applied_and_a_wrong_one_leaves_the_last_one_in_f
         module = tmp_path / "ray" / name
         module.parent.mkdir(parents=True, exist_ok=True)
         module.write_text(text)
-    environment = os.environ | {"CHANGED": str(path), "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    environment = os.environ | {
+        "CHANGED": str(path),
+        "HOME": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
+    }
     command = [sys.executable, "-m", "ballast_serve", "--config", str(path)]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
