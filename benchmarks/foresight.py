@@ -33,7 +33,7 @@ from ballast_sim.comparison.engine import BenchEngine
 from ballast_sim.replay.policies import Ballast
 from ballast_sim.replay.replica import Policy
 from ballast_sim.replay.report import Report, report
-from ballast_sim.replay.simulated_request import SimulatedRequest
+from ballast_sim.replay.simulated import SimulatedRequest
 from ballast_sim.replay.simulation import Run, simulate
 from ballast_sim.replay.traffic import Trace, at_zero, excerpt, read, read_lengths, repeated
 

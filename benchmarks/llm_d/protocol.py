@@ -13,7 +13,7 @@ from ballast_sim.errors import SimError
 from ballast_sim.replay.jobs import SimulatedJob
 from ballast_sim.replay.policies import Ballast, Fill
 from ballast_sim.replay.replica import Policy
-from ballast_sim.replay.simulated_request import SimulatedRequest
+from ballast_sim.replay.simulated import SimulatedRequest
 from ballast_sim.replay.simulation import Run, Scenario, simulate
 from ballast_sim.replay.step_model import StepModel
 from ballast_sim.replay.traffic import Arrival

@@ -271,26 +271,14 @@ def test_the_busiest_minutes_of_a_trace_set_the_load_unless_the_inputs_do():
         assert max(gaps) < 2  # the pause is not in it, nor does all arrive after it at once
 
 
-def test_a_trace_that_is_too_sparse_is_refused_before_the_simulations_with_the_minutes_that_are_enough():
-    hourly = [Arrival(3600.0 * i, 2, 2) for i in range(100)]
-    yearly = [Arrival(3e7 * i, 2, 2) for i in range(100)]
-    inputs, seen = PlanInputs(), list[str]()
+def test_a_trace_that_is_too_sparse_is_refused_before_the_simulations():
+    seen = list[str]()
 
-    for trace, found in (
-        (hourly, "fewer than 3 requests arrive in this time. .* at least 121"),
-        (yearly, "Not even 240 min"),
-    ):
-        with pytest.raises(BadInput, match=found):
-            plan_fleet(inputs, trace, ONLINE[:50], seen.append, has_own_load=True)
+    for trace in ([Arrival(each * i, 2, 2) for i in range(100)] for each in (3600.0, 3e7)):
+        with pytest.raises(BadInput, match=r"fewer than 3 requests arrive in this time\. Increase it"):
+            plan_fleet(PlanInputs(), trace, ONLINE[:50], seen.append, has_own_load=True)
 
     assert not seen
-
-
-def test_a_rate_that_needs_more_gpus_than_the_inputs_may_state_is_refused():
-    inputs = PlanInputs(engine=SMALL, throughput_minutes=1, fleet=FleetInput(offline_tokens_per_second=1e12))
-
-    with pytest.raises(BadInput, match=r"the load needs .* GPUs .*, expected at most 100,000\."):
-        plan_fleet(inputs, ONLINE, ONLINE[:100])
 
 
 def test_offline_work_as_a_rate_is_the_same_on_every_gpu():
@@ -388,7 +376,7 @@ def test_money_per_token_adds_up_to_money_per_hour(small_fleet):
         ({"traffic_minutes": 0.05, "throughput_minutes": 1}, "trafficMinutes is 0.05: answers need .* and 2 s count"),
         (
             {"traffic_minutes": 1e-4, "throughput_minutes": 1},
-            "trafficMinutes is 0.0001: fewer than 3 requests arrive .* least 1$",
+            "trafficMinutes is 0.0001: fewer than 3 requests arrive",
         ),
     ],
 )

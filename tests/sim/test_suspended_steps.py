@@ -12,7 +12,7 @@ from ballast_policy.snapshot import PolicyConfig
 from ballast_sim.replay.jobs import SimulatedJob
 from ballast_sim.replay.policies import Ballast
 from ballast_sim.replay.report import report
-from ballast_sim.replay.simulated_step import SimulatedStep
+from ballast_sim.replay.simulated import SimulatedStep
 from ballast_sim.replay.simulation import Scenario, simulate
 from ballast_sim.replay.step_model import BatchWork
 from ballast_sim.replay.traffic import Arrival

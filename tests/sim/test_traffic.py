@@ -73,7 +73,10 @@ def test_a_mooncake_trace_has_times_in_milliseconds(write):
         ("arrival_seconds,prompt_tokens,output_tokens\n0,1\n", "line 2: output_tokens is None; expected"),
         ("arrival_seconds,prompt_tokens,output_tokens\nnan,1,1\n", "line 2: arrival_seconds is 'nan'; expected"),
         ("arrival_seconds,prompt_tokens,output_tokens\n1e308,1,1\n", "line 2: arrival_seconds is '1e308'; expected"),
-        ("timestamp,prompt_tokens,output_tokens\n5,1,1\n", "the column timestamp may be in seconds or milliseconds."),
+        (
+            "timestamp,prompt_tokens,output_tokens\n5,1,1\n",
+            "only a Mooncake trace, with input_length, has the column timestamp.",
+        ),
         ("arrival_seconds,prompt_tokens,output_tokens\n5,1,1\n3,1,1\n", "line 3: the request arrives 2 s before"),
         (
             "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n",

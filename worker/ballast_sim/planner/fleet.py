@@ -24,7 +24,7 @@ from ballast_sim.planner.fleet_plan import (
     Option,
     per_million,
 )
-from ballast_sim.planner.inputs import MOST_GPUS, MOST_MINUTES, PlanInputs
+from ballast_sim.planner.inputs import PlanInputs
 from ballast_sim.replay.feasibility import within_context
 from ballast_sim.replay.policies import Ballast, Fill
 from ballast_sim.replay.report import Report
@@ -61,8 +61,8 @@ def plan_fleet(
     fitting, items = (within_context(deployment.model.shape, traffic) for traffic in (online, offline))
     too_long = len(online) - len(fitting) + len(offline) - len(items)
     trace = at_zero(fitting)
-    if has_own_load:
-        _check_dense(trace, inputs.traffic_minutes)
+    if has_own_load:  # refuse a sparse trace before any simulation
+        _replayed(trace, peak_rate(trace, 60 * inputs.traffic_minutes), inputs.traffic_minutes)
     return _Planner(inputs, deployment, trace, items, progress, has_own_load, too_long).plan()
 
 
@@ -123,11 +123,6 @@ class _Planner:
             work = fleet.offline_tokens_per_second / maximums.offline_full
             gpus = max(1, ceil(100 * work / fleet.offline_utilization_percent - 1e-9)) if work else 0
             used |= {"offline_gpus": gpus, "offline_utilization_percent": 100 * work / max(1, gpus)}
-        if (most := max(used.get("online_gpus", 0), used.get("offline_gpus", 0))) > MOST_GPUS:
-            raise BadInput(
-                f"the load needs {most:,} {self._unit}s at the utilization of the inputs, expected at most "
-                f"{MOST_GPUS:,}. Plan for a part of it"
-            )
         self.inputs = self.inputs.model_copy(update={"fleet": fleet.model_copy(update=used)})
         self.deployment = replace(self.deployment, inputs=self.inputs)
 
@@ -135,9 +130,7 @@ class _Planner:
         """Return the busiest requests of the trace, with their times scaled to the load of the plan."""
         minutes, tokens = self.inputs.traffic_minutes, self.online_tokens
         part, seconds = min(1.0, MOST_SIMULATED / self.inputs.fleet.online_gpus), 60 * minutes
-        rows, span, online = _replayed(self.trace, part * tokens, seconds)
-        if len(online) < FEWEST_REPLAYED:
-            raise _sparse(self.trace, minutes, lambda _: part * tokens)
+        rows, span, online = _replayed(self.trace, part * tokens, minutes)
         sets = "These minutes set" if self.has_own_load else "fleet.onlineGpus and fleet.onlineUtilizationPercent set"
         source = (
             f"The trace has {tokens_per_second(self.trace):,.0f} online tokens/s, and up to "
@@ -361,35 +354,20 @@ class _Planner:
         )
 
 
-def _replayed(trace: Trace, tokens: float, seconds: float) -> tuple[range, float, list[Arrival]]:
-    """Return the rows with `tokens * seconds` tokens in the least time, their seconds, and them scaled to `seconds`."""
-    trace = repeated(trace, tokens * seconds)
-    rows = busiest(trace, tokens * seconds)
-    online = at_zero(trace[rows.start : rows.stop])
-    return rows, online[-1].seconds, excerpt(online, tokens, seconds)
-
-
-def _check_dense(trace: Trace, minutes: float) -> None:
-    """Check, before any simulation, that the busiest minutes of a trace have requests to replay.
+def _replayed(trace: Trace, tokens: float, minutes: float) -> tuple[range, float, list[Arrival]]:
+    """Return the rows with the tokens of these minutes in the least time, their seconds, and them scaled to the time.
 
     Raises:
-        BadInput: they have too few.
+        BadInput: they have too few requests.
     """
-    *_, online = _replayed(trace, peak_rate(trace, 60 * minutes), 60 * minutes)
-    if len(online) < FEWEST_REPLAYED:
-        raise _sparse(trace, minutes, lambda seconds: peak_rate(trace, seconds))
-
-
-def _sparse(trace: Trace, minutes: float, load: Callable[[float], float]) -> BadInput:
-    """Return the refusal of a time with too few requests, with one that has enough at this load by its seconds."""
-    most = int(MOST_MINUTES)
-    enough = _fewest(
-        lambda each: len(_replayed(trace, load(60.0 * each), 60.0 * each)[2]) >= FEWEST_REPLAYED,
-        most,
-        low=int(minutes) + 1,
-    )
-    hint = f"Increase it to at least {enough}" if enough else f"Not even {most} minutes have more: use a busier trace"
-    return BadInput(f"trafficMinutes is {minutes:g}: fewer than {FEWEST_REPLAYED} requests arrive in this time. {hint}")
+    trace = repeated(trace, 60 * minutes * tokens)
+    rows = busiest(trace, 60 * minutes * tokens)
+    online = at_zero(trace[rows.start : rows.stop])
+    replayed = excerpt(online, tokens, 60 * minutes)
+    if len(replayed) < FEWEST_REPLAYED:
+        found = f"trafficMinutes is {minutes:g}: fewer than {FEWEST_REPLAYED} requests arrive in this time"
+        raise BadInput(f"{found}. Increase it, or use a busier trace")
+    return rows, online[-1].seconds, replayed
 
 
 def _attained(found: Report) -> str:

@@ -21,7 +21,6 @@ from ballast_sim.replay.step_model import Efficiency, Roofline
 MOST_TOKENS = 10_000_000
 MOST_GPUS = 100_000
 MOST_RATE = 1e9
-MOST_MINUTES = 240.0
 Rate = Annotated[float, Field(ge=1e-6, le=MOST_RATE)]
 """Requests per second."""
 
@@ -127,7 +126,7 @@ class FleetInput(ApiModel):
     offline_gpus: int = Field(default=4, ge=0, le=MOST_GPUS)
     """With the utilization, the offline work, which differs by GPU and model."""
     offline_utilization_percent: float = Field(default=30, ge=0, le=100)
-    offline_tokens_per_second: float | None = Field(default=None, ge=0, le=1e12)
+    offline_tokens_per_second: float | None = Field(default=None, ge=0, le=1e8)
     """Offline work in place of these two figures: the tokens of prompts and answers per second, over all GPUs."""
 
     @property
@@ -311,9 +310,9 @@ class PlanInputs(YamlFile):
     ahead: AheadInput = AheadInput()
     ceilings: tuple[CeilingInput, ...] = CEILINGS
     """Batch ceilings that `ballast plan --ceilings` computes."""
-    traffic_minutes: float = Field(default=5, gt=0, le=MOST_MINUTES)
+    traffic_minutes: float = Field(default=5, gt=0, le=240)
     """Length of the traffic that each simulation replays."""
-    throughput_minutes: float = Field(default=9, gt=0, le=MOST_MINUTES)
+    throughput_minutes: float = Field(default=9, gt=0, le=240)
     """Length of a simulation of full batches; the first third, in which they fill, does not count."""
     seed: int = 0
 
@@ -327,10 +326,7 @@ class PlanInputs(YamlFile):
         return self
 
     def dump(self) -> str:
-        """Return all figures as YAML, with those of every GPU. `load` reads them back.
-
-        Figures of the fleet that would take the place of another load, and are not set, are comments.
-        """
+        """Return all figures as YAML, with those of every GPU. A load that is not set is a comment. `load` reads it."""
         names = (*GPUS, *sorted(name for name in self.gpus if name.lower() not in GPUS))
         gpus = {name: GpuInput.describing(self.find_gpu(name)) for name in names}
         text, fleet = commented_yaml(self.model_copy(update={"gpus": gpus})), self.fleet

@@ -17,7 +17,7 @@ from ballast_policy.snapshot import TenantShare
 from ballast_queue.job import output_left
 from ballast_sim.replay.fairness import ServiceSamples
 from ballast_sim.replay.replica import Replica
-from ballast_sim.replay.simulated_request import SimulatedRequest
+from ballast_sim.replay.simulated import SimulatedRequest
 from ballast_sim.replay.traffic import Arrival
 
 FIRST_SEQ = 1 << 40

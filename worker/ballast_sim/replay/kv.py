@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ballast_policy.request import Request
 from ballast_sim.errors import PolicyDefect
-from ballast_sim.replay.simulated_request import SimulatedRequest
+from ballast_sim.replay.simulated import SimulatedRequest
 
 
 @dataclass

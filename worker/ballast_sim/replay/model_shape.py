@@ -14,7 +14,6 @@ from ballast_sim.errors import BadInput
 _DECODERS = frozenset({"llama", "mistral", "phi3", "qwen2", "qwen3"})
 _MIXTURES = {"mixtral": "intermediate_size", "qwen3_moe": "moe_intermediate_size"}
 """Mixtures of experts, with the key for the size of an expert."""
-_EXPERTS = ("num_local_experts", "num_experts")
 _WINDOWED = frozenset({"mistral", "mixtral", "phi3"})
 """Types whose `sliding_window` is in use unless it is null."""
 _ENCODERS = frozenset({"bert", "roberta", "xlm-roberta"})
@@ -231,7 +230,8 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         return value
 
     heads, hidden = size("num_attention_heads"), size("hidden_size")
-    experts, used = (size(*keys) if kind in _MIXTURES else 0 for keys in (_EXPERTS, ("num_experts_per_tok",)))
+    keys = ("num_local_experts", "num_experts"), ("num_experts_per_tok",)
+    experts, used = (size(*each) if kind in _MIXTURES else 0 for each in keys)
     if used > experts:
         raise BadInput(f"model {name}: num_experts_per_tok is {used}, more than its {experts} experts")
     layers, context = size("num_hidden_layers"), size("max_position_embeddings", default=2048)

@@ -22,8 +22,7 @@ from ballast_policy.snapshot import EngineSnapshot
 from ballast_sim.errors import PolicyDefect
 from ballast_sim.replay.clock import Clock
 from ballast_sim.replay.fairness import ServiceSamples
-from ballast_sim.replay.simulated_request import SimulatedRequest
-from ballast_sim.replay.simulated_step import SimulatedStep
+from ballast_sim.replay.simulated import SimulatedRequest, SimulatedStep
 from ballast_sim.replay.step_model import BatchWork
 
 if TYPE_CHECKING:

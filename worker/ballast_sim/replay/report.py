@@ -20,7 +20,7 @@ from ballast_sim.replay.attainment import (
 )
 from ballast_sim.replay.fairness import jain, service_gap
 from ballast_sim.replay.replica import ReplayedStep
-from ballast_sim.replay.simulated_request import SimulatedRequest
+from ballast_sim.replay.simulated import SimulatedRequest
 from ballast_sim.replay.simulation import Run
 
 

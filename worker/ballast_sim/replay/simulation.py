@@ -17,7 +17,7 @@ from ballast_sim.replay.fairness import ServiceSamples
 from ballast_sim.replay.jobs import JobPool, SimulatedJob
 from ballast_sim.replay.kv import SimulatedKv
 from ballast_sim.replay.replica import Policy, Replica
-from ballast_sim.replay.simulated_request import SimulatedRequest
+from ballast_sim.replay.simulated import SimulatedRequest
 from ballast_sim.replay.step_model import StepModel
 from ballast_sim.replay.traffic import Arrival
 

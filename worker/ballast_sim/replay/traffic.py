@@ -189,9 +189,8 @@ def _columns(path: Path, row: Mapping[str, Any], *, needs_times: bool) -> tuple[
         found = ", ".join(str(name) for name in row) or "none"
         raise BadTrace(str(path), None, f"found the columns {found}; missing: {'; '.join(missing)}")
     if needs_times and time in _MILLISECONDS and prompt != "input_length":
-        only = "seconds or milliseconds. Only a Mooncake trace, with input_length, has milliseconds"
         hint = f"Rename it to {_SECONDS[0]} if it has seconds, and to {_DATES[0]} if it has dates"
-        raise BadTrace(str(path), None, f"the column {time} may be in {only}. {hint}")
+        raise BadTrace(str(path), None, f"only a Mooncake trace, with input_length, has the column {time}. {hint}")
     return time, prompt, output, find(_TENANT)
 
 
