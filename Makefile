@@ -160,7 +160,7 @@ ray: $(RAY_VENV)/.ready ## Test the worker as a replica of Ray Serve; no other t
 	@$(RAY_BIN)/python -m pytest -W ignore -o cache_dir=.pytest_cache/ray $(ARGS) $(if $(findstring tests/,$(ARGS)),,tests/ray)
 
 vllm-short: ## Test the members of vLLM that Ballast uses, exact grants, and answers: the part of `make vllm` for each change
-	@$(MAKE) --no-print-directory vllm ARGS='$(addprefix tests/vllm/test_,$(addsuffix .py,adapter_places answers batch_window contract experts grants laws native_refusals quantized refusals same_totals serve_arguments utilities)) tests/vllm/server/test_engine_client.py $(ARGS)'
+	@$(MAKE) --no-print-directory vllm ARGS='$(addprefix tests/vllm/test_,$(addsuffix .py,adapter_places answers batch_window contract experts format_trial formats grants laws native_refusals quantized refusals routes same_totals serve_arguments utilities)) tests/vllm/server/test_engine_client.py $(ARGS)'
 
 check: $(VENV)/.ready lint verify ## Check lint, types, import directions and generated files, and run the quick tests
 	@$(BIN)/python -m pytest -m 'not slow and not envtest and not promtool and not helm' $(ARGS)
