@@ -54,9 +54,9 @@ COUNTS = ("replicas", "ready_replicas", "updated_replicas", "workers", "conditio
 
 @dataclass(frozen=True, slots=True)
 class Differing:
-    """A condition that differs from the reported one, and since when."""
+    """The status of a condition that differs from the reported one, or else its reason, and since when."""
 
-    status: str
+    found: str
     since: float
 
 
@@ -71,11 +71,13 @@ def settle(
     still: dict[ConditionType, Differing] = {}
     for kind, value in values.items():
         before = reported.condition(kind)
-        if kind not in MEASURED or not _may_be_noise(kind, before, value):
+        if before is None or kind not in MEASURED or not _may_be_noise(kind, before, value):
             settled[kind] = value
             continue
         known = unsettled.get(kind)
-        differing = known if known is not None and known.status == value.status else Differing(value.status, now)
+        # Reasons of another status may alternate. Another reason of the same status must last itself.
+        found = value.status if before.status != value.status else value.reason
+        differing = known if known is not None and known.found == found else Differing(found, now)
         if now - differing.since >= SETTLE_SECONDS:
             settled[kind] = value
         else:
@@ -84,14 +86,12 @@ def settle(
     return settled, still
 
 
-def _may_be_noise(kind: ConditionType, before: Condition | None, value: ConditionValue) -> bool:
+def _may_be_noise(kind: ConditionType, before: Condition, value: ConditionValue) -> bool:
     """Return whether the status or reason of a condition may change back at the next poll.
 
     A poll without any worker is reported at once. One silent worker of several may be noise: a new pod publishes its
     first status a moment after it is ready, and its first claim follows a moment later.
     """
-    if before is None:
-        return False
     if before.status == value.status:
         return before.reason != value.reason and value.status != "Unknown"
     if value.status == "Unknown":

@@ -202,6 +202,22 @@ SCENARIOS = (
         LATE,
     ),
     Scenario(
+        "a job was late for three minutes, and no worker is left",
+        gauge("ballast_jobs_at_risk", "0x5 1x2 stale", QUEUE)
+        | replicas("0x60", "0x60")
+        | condition("DeadlineAtRisk", "OnTime", "1x60", "False"),
+        "13m",
+    ),
+    Scenario(
+        "a job is late, as only workers knew, and then Redis is away",
+        gauge("ballast_jobs_at_risk", "0x5 1x2 stale", QUEUE)
+        | replicas("1x60", "1x60")
+        | condition("DeadlineAtRisk", "OnTime", "1x7 stale", "False")
+        | condition("DeadlineAtRisk", "NotReported", "_x8 1x60", "Unknown"),
+        "14m",
+        LATE,
+    ),
+    Scenario(
         "a job is late, and then is not, as the operator knows later",
         gauge("ballast_jobs_at_risk", "0x60", QUEUE) | condition("DeadlineAtRisk", "Late", "1x60"),
         "40m",
@@ -234,6 +250,20 @@ SCENARIOS = (
     ),
     Scenario(
         "new letters, and then Redis is away", gauge("ballast_dead_letters", "7x50 9x5 stale", QUEUE), "1h5m", LETTERS
+    ),
+    Scenario(
+        "new letters after a rollout, and then Redis is away",
+        gauge("ballast_dead_letters", "0x35 stale", QUEUE)
+        | gauge("ballast_dead_letters", "_x36 9x10 stale", QUEUE.replace("chat-0", "chat-1")),
+        "55m",
+        LETTERS,
+    ),
+    Scenario(
+        "letters were redriven after a rollout, and then Redis is away",
+        gauge("ballast_dead_letters", "7x35 stale", QUEUE)
+        | gauge("ballast_dead_letters", "_x36 7x5 0x5 stale", QUEUE.replace("chat-0", "chat-1")),
+        "55m",
+        over=LETTERS,
     ),
     Scenario(
         "new letters in a new queue, and then Redis is away",

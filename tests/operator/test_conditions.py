@@ -657,6 +657,34 @@ def test_the_reservation_is_not_reported_on_one_poll_that_may_be_noise(case: str
     assert lasting[kind] == conditions(given)[kind]
 
 
+def test_another_reason_of_the_same_status_must_last_itself() -> None:
+    kind = Type.OFFLINE_RESERVATION_SATISFIED
+    status = reported(make_input(poll=make_poll(make_worker())))
+    work, full = (
+        with_status(make_input(), status, poll=make_poll(make_worker(), depth=9, is_exhausted=is_full))
+        for is_full in (False, True)
+    )
+    assert {conditions(given)[kind].status for given in (work, full)} == {status.condition(kind).status}
+
+    _, unsettled = report.settle(conditions(work), status, {}, 100.0)
+    held, unsettled = report.settle(conditions(full), status, unsettled, 131.0)
+    lasting, _ = report.settle(conditions(full), status, unsettled, 161.0)
+
+    assert held[kind] is None
+    assert lasting[kind] == conditions(full)[kind]
+
+
+def test_another_status_is_reported_although_its_reasons_alternate() -> None:
+    kind = Type.OFFLINE_RESERVATION_SATISFIED
+    one, other = (ConditionValue("False", reason, "") for reason in (Reason.RESERVATION_NOT_MET, Reason.NO_WORK))
+    status = reported(make_input(poll=make_poll(make_worker())))
+
+    _, unsettled = report.settle({kind: one}, status, {}, 100.0)
+    lasting, _ = report.settle({kind: other}, status, unsettled, 131.0)
+
+    assert lasting[kind] == other
+
+
 PATIENCE: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {
     "another pod is ready": ({"deployment": make_deployment(2, 2, 0)}, {"deployment": make_deployment(2, 2, 1)}, 4.0),
     "the last pod is ready": ({"deployment": make_deployment(2, 2, 1)}, {}, 0.0),

@@ -18,12 +18,13 @@ def offline_alerts(own: Labels, offline: Offline) -> Iterator[Alert]:
         yield _reservation_not_met(own, offline.reserved_percent)
     at_risk = own.of(metrics.JOBS_AT_RISK, own.queue)
     late = own.known(own.condition(ConditionType.DEADLINE_AT_RISK, ConditionReason.LATE))
+    on_time = own.known(own.condition(ConditionType.DEADLINE_AT_RISK, ConditionReason.ON_TIME))
     yield Alert(
         "BallastDeadlineAtRisk",
         "warning",
         "5m",
         # Workers know the number. Without a worker, the operator knows of it. During an outage of Redis, neither does.
-        f"(max({at_risk}) or {late} or max(last_over_time({at_risk}[{GAP}]))) > 0",
+        f"(max({at_risk}) or {late} or (max(last_over_time({at_risk}[{GAP}])) unless {on_time})) > 0",
         f"{own}: at least {{{{ $value }}}} jobs will miss their deadline",
         "At the rate of the last minutes, these jobs end after their deadline. Results that are complete by then are "
         "kept.",
@@ -71,7 +72,8 @@ def _reservation_not_met(own: Labels, percent: float) -> Alert:
 def _dead_letters(own: Labels, offline: Offline) -> Alert:
     letters = own.of(metrics.DEAD_LETTERS, own.queue)
     # During an outage of Redis, workers do not report them. The alert would end, and fire again for the same letters.
-    now = f"(min by (queue) ({letters}) or min by (queue) (last_over_time({letters}[30m])))"
+    # The last minute with figures counts: earlier ones are also of workers that ended before it.
+    now = f"(min by (queue) ({letters}) or last_over_time(min by (queue) ({letters})[30m:1m]))"
     # Without workers, letters remain for this time after the end of their job.
     kept = max(7, ceil(min(offline.results_days, 365)) + 1)
     return Alert(
