@@ -175,6 +175,9 @@ HOSTILE = {
     "deep values in a text": {"json": json.dumps({"enum": [json.loads("[" * 50 + "]" * 50)] * 1_000})},
     "a repeated group": {"regex": "(a|b)" * 300_000},
     "groups in a tag": {"structural_tag": tag({"type": "regex", "pattern": "(" * 200_000 + "a" + ")" * 200_000})},
+    "groups at a name that is there twice": {
+        "structural_tag": tag({"type": "regex", "pattern": "(" * 300_000})[:-2] + ', "pattern": "a"}}'
+    },
 }
 
 
@@ -190,11 +193,9 @@ def test_a_format_whose_check_would_end_the_process_is_refused(manager, asked):
 
 
 def nested_groups() -> str:
-    def made(number: int) -> str:
-        pattern = "(" * number + "a" + ")" * number
-        return tag({"type": "json_schema", "json_schema": {"type": "string", "pattern": pattern}})
-
-    return made((MOST_TEXT - len(made(0))) // 2)
+    number = (MOST_TEXT - 1) // 2
+    pattern = "(" * number + "a" + ")" * number
+    return tag({"type": "json_schema", "json_schema": {"type": "string", "pattern": pattern}})
 
 
 DEEP = {
@@ -218,6 +219,23 @@ def test_the_threads_that_compile_have_the_stack_for_each_format_that_passes_the
     assert not compiled.result().is_terminated()
 
 
+@pytest.mark.parametrize("described", ["d" * 180, "\u5929" * 60], ids=["long", "escaped"])
+def test_a_tag_of_many_tools_passes_the_check(manager, described):
+    """vLLM makes it, with the descriptions and in ASCII, though only a text in it could overflow the stack."""
+    parameter = {"type": "string", "description": described}
+    schema = {"type": "object", "properties": {f"p{number}": parameter for number in range(10)}}
+    called = [
+        {"type": "tag", "begin": f"<{number}>", "content": {"type": "json_schema", "json_schema": schema}, "end": ""}
+        for number in range(128)
+    ]
+    form = tag({"type": "triggered_tags", "triggers": ["<"], "tags": called})
+    assert len(form) > MOST_TEXT
+    config = manager.vllm_config
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(structural_tag=form))
+
+    check_format(params, config.model_config, config.structured_outputs_config, manager.tokenizer)
+
+
 def test_the_event_loop_checks_only_the_length_of_a_structural_tag():
     """Ballast checks the tag on a thread before EngineCore gets the request."""
 
@@ -226,7 +244,7 @@ def test_the_event_loop_checks_only_the_length_of_a_structural_tag():
 
     asyncio.run(check("no JSON"))
     with pytest.raises(VLLMValidationError, match="Invalid response_format"):
-        asyncio.run(check(" " * MOST_TEXT + "{}"))
+        asyncio.run(check(json.dumps("x" * (MOST_TEXT + 1))))
     with pytest.raises(VLLMValidationError, match="Invalid response_format"):
         validate_structural_tag_payload("no JSON", parameter="response_format")
 
