@@ -236,17 +236,24 @@ def test_a_tag_of_many_tools_passes_the_check(manager, described):
     check_format(params, config.model_config, config.structured_outputs_config, manager.tokenizer)
 
 
-def test_the_event_loop_checks_only_the_length_of_a_structural_tag():
+OLD = {"structures": [{"begin": "<", "schema": {}, "end": ">"}], "triggers": ["<"]}
+WITHOUT_FORM = {"structures": 5}, {**OLD, "triggers": 5}, {**OLD, "structures": [{"begin": "<"}]}, {"format": 5}, [], 5
+
+
+def test_the_event_loop_checks_only_the_length_and_the_form_of_a_structural_tag():
     """Ballast checks the tag on a thread before EngineCore gets the request."""
 
     async def check(tag: str) -> None:
         validate_structural_tag_payload(tag, parameter="response_format")
 
-    asyncio.run(check("no JSON"))
+    unknown = tag({"type": "unknown"})
+    for right in (unknown, json.dumps(OLD)):
+        asyncio.run(check(right))
+    for wrong in ("no JSON", tag({"type": "x" * (MOST_TEXT + 1)}), *map(json.dumps, WITHOUT_FORM)):
+        with pytest.raises(VLLMValidationError, match="Invalid response_format"):
+            asyncio.run(check(wrong))
     with pytest.raises(VLLMValidationError, match="Invalid response_format"):
-        asyncio.run(check(json.dumps("x" * (MOST_TEXT + 1))))
-    with pytest.raises(VLLMValidationError, match="Invalid response_format"):
-        validate_structural_tag_payload("no JSON", parameter="response_format")
+        validate_structural_tag_payload(unknown, parameter="response_format")
 
 
 def test_threads_that_compile_grammars_at_once_share_no_text(manager):

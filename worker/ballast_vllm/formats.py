@@ -43,6 +43,24 @@ def has_slow_format(tag: str) -> bool:
     return any(_is_slow(part) for part in _objects(found))
 
 
+def has_form(tag: str) -> bool:
+    """Return whether a structural tag has the parts that vLLM reads before XGrammar checks it."""
+    try:
+        found = json.loads(tag)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(found, dict):
+        return False
+    if "structures" not in found:
+        return isinstance(found.get("format"), dict)
+    parts, triggers = found["structures"], found.get("triggers")
+    return (
+        isinstance(parts, list)
+        and all(isinstance(part, dict) and {"begin", "schema", "end"} <= part.keys() for part in parts)
+        and isinstance(triggers, list)
+    )
+
+
 def longest_text(form: str) -> int:
     """Return the number of characters of the longest text in a JSON text, also of a name that is there twice.
 

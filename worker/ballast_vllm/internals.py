@@ -82,6 +82,7 @@ from ballast_vllm.formats import (
     TOO_COSTLY,
     TOO_LONG,
     TOO_MANY_LEVELS,
+    has_form,
     has_slow_format,
     longest_text,
     may_close,
@@ -646,6 +647,8 @@ def _check_xgrammar(check: Callable[..., None], params: Any) -> None:
         raise VLLMValidationError(TOO_LONG.format(longest), parameter="structured_outputs")
     if asked.structural_tag is None or not _is_on_event_loop():
         _on_large_stack(partial(check, params))
+    elif not has_form(asked.structural_tag):
+        raise VLLMValidationError("Invalid structural tag specification.", parameter="structured_outputs")
 
 
 def _is_on_event_loop() -> bool:
