@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import llguidance
@@ -58,11 +59,46 @@ def test_a_process_ends_with_its_input(trials):
     assert process.wait() == 0
 
 
-def test_a_process_that_was_killed_refuses_a_format_and_is_replaced(trials):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_process_that_was_killed_is_replaced(trials, number):
     trials.error(FINE)
-    os.kill(trials.idle[0].pid, signal.SIGKILL)
+    os.kill(trials.idle[0].pid, number)
 
-    assert [trials.error(FINE), trials.error(FINE)] == [None, ""]
+    assert [trials.error(FINE), trials.error(FINE)] == ["", ""]
+
+
+def test_a_process_that_does_not_answer_is_killed(trials, monkeypatch):
+    trials.error(FINE)
+    (process,) = trials.idle
+    monkeypatch.setattr(format_trial, "MOST_WAIT", 0.2)
+    os.kill(process.pid, signal.SIGSTOP)
+
+    with pytest.raises(OSError, match=f"ended with status {-signal.SIGKILL}"):
+        trials.error(FINE)
+    assert not trials.idle
+
+
+def test_a_process_that_ends_without_an_answer_is_an_error_of_the_server(trials, monkeypatch):
+    monkeypatch.setattr(format_trial, "__name__", "bisect")
+
+    with pytest.raises(OSError, match="ended with status 0"):
+        trials.error(FINE)
+
+
+def test_the_working_directory_holds_no_module_of_a_process(trials, monkeypatch, tmp_path):
+    (tmp_path / "llguidance.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+
+    assert trials.error(FINE) == ""
+
+
+def test_a_process_keeps_a_hard_limit_of_the_server(trials, monkeypatch, tmp_path):
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nulimit -t 600\nexec {sys.executable} "$@"\n')
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+
+    assert trials.error(FINE) == ""
 
 
 def test_a_process_that_does_not_start_is_an_error_of_the_server(trials, monkeypatch):

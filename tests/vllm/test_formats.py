@@ -175,6 +175,9 @@ HOSTILE = {
     "deep values in a text": {"json": json.dumps({"enum": [json.loads("[" * 50 + "]" * 50)] * 1_000})},
     "a repeated group": {"regex": "(a|b)" * 300_000},
     "groups in a tag": {"structural_tag": tag({"type": "regex", "pattern": "(" * 200_000 + "a" + ")" * 200_000})},
+    "groups at a name that is there twice": {
+        "structural_tag": tag({"type": "regex", "pattern": "(" * 300_000})[:-2] + ', "pattern": "a"}}'
+    },
 }
 
 
@@ -190,11 +193,9 @@ def test_a_format_whose_check_would_end_the_process_is_refused(manager, asked):
 
 
 def nested_groups() -> str:
-    def made(number: int) -> str:
-        pattern = "(" * number + "a" + ")" * number
-        return tag({"type": "json_schema", "json_schema": {"type": "string", "pattern": pattern}})
-
-    return made((MOST_TEXT - len(made(0))) // 2)
+    number = (MOST_TEXT - 1) // 2
+    pattern = "(" * number + "a" + ")" * number
+    return tag({"type": "json_schema", "json_schema": {"type": "string", "pattern": pattern}})
 
 
 DEEP = {
@@ -218,17 +219,41 @@ def test_the_threads_that_compile_have_the_stack_for_each_format_that_passes_the
     assert not compiled.result().is_terminated()
 
 
-def test_the_event_loop_checks_only_the_length_of_a_structural_tag():
+@pytest.mark.parametrize("described", ["d" * 180, "\u5929" * 60], ids=["long", "escaped"])
+def test_a_tag_of_many_tools_passes_the_check(manager, described):
+    """vLLM makes it, with the descriptions and in ASCII, though only a text in it could overflow the stack."""
+    parameter = {"type": "string", "description": described}
+    schema = {"type": "object", "properties": {f"p{number}": parameter for number in range(10)}}
+    called = [
+        {"type": "tag", "begin": f"<{number}>", "content": {"type": "json_schema", "json_schema": schema}, "end": ""}
+        for number in range(128)
+    ]
+    form = tag({"type": "triggered_tags", "triggers": ["<"], "tags": called})
+    assert len(form) > MOST_TEXT
+    config = manager.vllm_config
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(structural_tag=form))
+
+    check_format(params, config.model_config, config.structured_outputs_config, manager.tokenizer)
+
+
+OLD = {"structures": [{"begin": "<", "schema": {}, "end": ">"}], "triggers": ["<"]}
+WITHOUT_FORM = {"structures": 5}, {**OLD, "triggers": 5}, {**OLD, "structures": [{"begin": "<"}]}, {"format": 5}, [], 5
+
+
+def test_the_event_loop_checks_only_the_length_and_the_form_of_a_structural_tag():
     """Ballast checks the tag on a thread before EngineCore gets the request."""
 
     async def check(tag: str) -> None:
         validate_structural_tag_payload(tag, parameter="response_format")
 
-    asyncio.run(check("no JSON"))
+    unknown = tag({"type": "unknown"})
+    for right in (unknown, json.dumps(OLD)):
+        asyncio.run(check(right))
+    for wrong in ("no JSON", tag({"type": "x" * (MOST_TEXT + 1)}), *map(json.dumps, WITHOUT_FORM)):
+        with pytest.raises(VLLMValidationError, match="Invalid response_format"):
+            asyncio.run(check(wrong))
     with pytest.raises(VLLMValidationError, match="Invalid response_format"):
-        asyncio.run(check(" " * MOST_TEXT + "{}"))
-    with pytest.raises(VLLMValidationError, match="Invalid response_format"):
-        validate_structural_tag_payload("no JSON", parameter="response_format")
+        validate_structural_tag_payload(unknown, parameter="response_format")
 
 
 def test_threads_that_compile_grammars_at_once_share_no_text(manager):

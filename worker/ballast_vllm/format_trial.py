@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from threading import Thread, stack_size
+from threading import Timer, stack_size
+from time import monotonic
 
 STACK_BYTES = 128 * 1024 * 1024
 """Stack of the threads on which a format is compiled. Memory is used only for the part that is reached."""
@@ -29,6 +32,11 @@ SHORT_SECONDS = 0.1
 MOST_ERROR = 4000
 """Characters of an error, which may quote the whole format."""
 LENGTH_BYTES = 8
+MOST_WAIT = 30
+"""Seconds until the answer of a process. It has its limit of CPU time long before, unless the machine is overloaded."""
+MOST_TRIES = 2
+COSTLY = signal.SIGXCPU, signal.SIGSEGV, signal.SIGABRT
+"""Signals that end a process whose check exceeds a limit. Others come from outside."""
 
 
 class Trials:
@@ -41,36 +49,64 @@ class Trials:
         """Return llguidance's sentence about a grammar: empty if it is right, None if the check exceeds a limit.
 
         Raises:
-            OSError: the process cannot be started.
+            OSError: the process cannot be started, was killed twice, or takes too long.
         """
-        try:
-            process = self.idle.popleft()
-        except IndexError:
-            process = _start()
+        text = grammar.encode(errors="replace")
+        begun, status = monotonic(), 0
+        for _ in range(MOST_TRIES):
+            answer, status = self._answer(len(text).to_bytes(LENGTH_BYTES, "big") + text)
+            if answer:
+                found: str | None = json.loads(answer)[0]
+                return found
+            if -status in COSTLY:
+                return None
+            if monotonic() - begun > MOST_WAIT:
+                break
+        raise OSError(f"The process that checks formats ended with status {status}.")
+
+    def _answer(self, message: bytes) -> tuple[bytes, int]:
+        """Return the line of a process, empty if it has none, and the status if it ended."""
+        process = self._taken()
         written, read = process.stdin, process.stdout
         if written is None or read is None:
             raise AssertionError
-        text = grammar.encode(errors="replace")
-        with suppress(BrokenPipeError):
-            written.write(len(text).to_bytes(LENGTH_BYTES, "big") + text)
-            written.flush()
-        answer = read.readline()
-        found: str | None
-        found, is_over = json.loads(answer) if answer else (None, True)
-        if not is_over:
-            self.idle.append(process)
-            return found
-        with suppress(BrokenPipeError):
-            written.close()
-        read.close()
-        if process.wait() > 0:  # it is not ended by a signal
-            raise OSError(f"The process that checks formats ended with status {process.returncode}.")
-        return found
+        timer = Timer(MOST_WAIT, process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            with suppress(BrokenPipeError):
+                written.write(message)
+                written.flush()
+            answer = read.readline()
+            if answer and not json.loads(answer)[1]:
+                self.idle.append(process)
+                return answer, 0
+            return answer, _end(process)
+        finally:
+            timer.cancel()
+
+    def _taken(self) -> subprocess.Popen[bytes]:
+        while True:
+            try:
+                process = self.idle.popleft()
+            except IndexError:
+                return _start()
+            if process.poll() is None:
+                return process
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(BrokenPipeError):
+                pipe.close()
+    return process.wait()
 
 
 def _start() -> subprocess.Popen[bytes]:
     return subprocess.Popen(  # noqa: S603 - nothing of a client is in it
-        [sys.executable, "-m", __name__],
+        [sys.executable, "-P", "-m", __name__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -81,16 +117,22 @@ def _start() -> subprocess.Popen[bytes]:
 
 def main() -> None:
     """Read grammars from the input, and write a line for each, until the input ends or a check was long."""
+    for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # a service manager sends them to all processes
+        signal.signal(ignored, signal.SIG_IGN)
     import llguidance  # noqa: F401, PLC0415 - its memory does not count
 
     used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit(resource.RLIMIT_CORE, 0)
     stack_size(TRIED_STACK_BYTES)
-    thread = Thread(target=_answer)
-    most = used + TRIED_STACK_BYTES + MOST_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    thread.start()
-    thread.join()
+    _limit(resource.RLIMIT_AS, used + TRIED_STACK_BYTES + MOST_BYTES)
+    with ThreadPoolExecutor(1) as pool:  # an error of the thread is one of the process
+        pool.submit(_answer).result()
+
+
+def _limit(kind: int, most: int) -> None:
+    """Lower a limit, and keep the hard one, which may be lower."""
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def _answer() -> None:
@@ -100,14 +142,14 @@ def _answer() -> None:
     is_over = False
     while not is_over and (header := sys.stdin.buffer.read(LENGTH_BYTES)):
         begun = _cpu_seconds()
-        resource.setrlimit(resource.RLIMIT_CPU, (int(begun) + 1 + MOST_SECONDS, resource.RLIM_INFINITY))
+        _limit(resource.RLIMIT_CPU, int(begun) + 1 + MOST_SECONDS)
         try:
             grammar = sys.stdin.buffer.read(int.from_bytes(header, "big")).decode()
             found = LLMatcher.validate_grammar(grammar, None)[:MOST_ERROR]
         except MemoryError:
             found = None
         except BaseException as error:  # noqa: BLE001 - a panic of Rust
-            found = str(error)[:MOST_ERROR]
+            found = (str(error) or type(error).__name__)[:MOST_ERROR]
         is_over = found is None or _cpu_seconds() - begun > SHORT_SECONDS
         sys.stdout.write(json.dumps([found, is_over]) + "\n")
         sys.stdout.flush()

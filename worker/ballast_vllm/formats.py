@@ -18,8 +18,8 @@ SLOW = (
     "of vLLM would wait for it. Send it as structured_outputs.grammar or structured_outputs.regex, without tools."
 )
 MOST_TEXT = 256 * 1024
-"""Characters of a format that XGrammar checks. This many nested groups take less than half of the stack."""
-TOO_LONG = f"The format has {{}} characters, expected at most {MOST_TEXT}. Send a smaller one, or fewer tools."
+"""Characters of a text in a format that XGrammar checks. This many nested groups take less than half of the stack."""
+TOO_LONG = f"A text in the format has {{}} characters, expected at most {MOST_TEXT}. Send a smaller one."
 TOO_MANY_LEVELS = (
     f"structured_outputs asks for a schema with more than {MOST_INDENTS} levels of JSON: each value counts with its "
     "level. Make it smaller, or nest it less."
@@ -41,6 +41,43 @@ def has_slow_format(tag: str) -> bool:
     except (ValueError, RecursionError):
         return False  # vLLM refuses it
     return any(_is_slow(part) for part in _objects(found))
+
+
+def has_form(tag: str) -> bool:
+    """Return whether a structural tag has the parts that vLLM reads before XGrammar checks it."""
+    try:
+        found = json.loads(tag)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(found, dict):
+        return False
+    if "structures" not in found:
+        return isinstance(found.get("format"), dict)
+    parts, triggers = found["structures"], found.get("triggers")
+    return (
+        isinstance(parts, list)
+        and all(isinstance(part, dict) and {"begin", "schema", "end"} <= part.keys() for part in parts)
+        and isinstance(triggers, list)
+    )
+
+
+def longest_text(form: str) -> int:
+    """Return the number of characters of the longest text in a JSON text, also of a name that is there twice.
+
+    A text that is no JSON has none, because vLLM refuses it.
+    """
+    try:
+        left = [json.loads(form, object_pairs_hook=tuple)]
+    except (ValueError, RecursionError):
+        return 0
+    longest = 0
+    while left:
+        part = left.pop()
+        if isinstance(part, str):
+            longest = max(longest, len(part))
+        elif isinstance(part, list | tuple):
+            left += part
+    return longest
 
 
 def may_close(schema: Any) -> bool:

@@ -76,7 +76,17 @@ from ballast_policy.request import Request as Record
 from ballast_vllm.block_tables import KvTable, KvTables
 from ballast_vllm.daemon_threads import do
 from ballast_vllm.format_trial import STACK_BYTES, Trials
-from ballast_vllm.formats import MOST_TEXT, SLOW, TOO_COSTLY, TOO_LONG, TOO_MANY_LEVELS, has_slow_format, may_close
+from ballast_vllm.formats import (
+    MOST_TEXT,
+    SLOW,
+    TOO_COSTLY,
+    TOO_LONG,
+    TOO_MANY_LEVELS,
+    has_form,
+    has_slow_format,
+    longest_text,
+    may_close,
+)
 from ballast_vllm.media import Media, NeedsLargePlace, most_bytes
 
 ALLOCATED_AT_ONCE = CrossAttentionSpec, CircularBufferSpec, HiSparseHotSpec
@@ -631,11 +641,14 @@ def _check_xgrammar(check: Callable[..., None], params: Any) -> None:
     """
     asked = params.structured_outputs
     schema = json.dumps(asked.json) if isinstance(asked.json, dict) else asked.json
-    for text in (schema, asked.regex, asked.grammar, asked.structural_tag):
-        if text is not None and len(text) > MOST_TEXT:
-            raise VLLMValidationError(TOO_LONG.format(len(text)), parameter="structured_outputs")
+    longest = max(len(asked.regex or ""), len(asked.grammar or ""))
+    longest = max([longest, *(longest_text(form) for form in (schema, asked.structural_tag) if form is not None)])
+    if longest > MOST_TEXT:
+        raise VLLMValidationError(TOO_LONG.format(longest), parameter="structured_outputs")
     if asked.structural_tag is None or not _is_on_event_loop():
         _on_large_stack(partial(check, params))
+    elif not has_form(asked.structural_tag):
+        raise VLLMValidationError("Invalid structural tag specification.", parameter="structured_outputs")
 
 
 def _is_on_event_loop() -> bool:
