@@ -167,6 +167,11 @@ def twice(reference: dict) -> dict:
     return {"prefixItems": [{"allOf": [reference, {"type": "array"}]}] * 2}
 
 
+def properties_in_a_tag(length: int) -> str:
+    schema = chain(length, lambda reference: {"properties": {"x": reference}})
+    return tag({"type": "json_schema", "json_schema": schema})
+
+
 HOSTILE = {
     "references": {"json": chain(30_000, lambda reference: reference)},
     "references in items": {"json": chain(8_000, lambda reference: {"items": reference})},
@@ -175,6 +180,7 @@ HOSTILE = {
     "deep values in a text": {"json": json.dumps({"enum": [json.loads("[" * 50 + "]" * 50)] * 1_000})},
     "a repeated group": {"regex": "(a|b)" * 300_000},
     "groups in a tag": {"structural_tag": tag({"type": "regex", "pattern": "(" * 200_000 + "a" + ")" * 200_000})},
+    "references in a tag": {"structural_tag": properties_in_a_tag(60_000)},
     "groups at a name that is there twice": {
         "structural_tag": tag({"type": "regex", "pattern": "(" * 300_000})[:-2] + ', "pattern": "a"}}'
     },
@@ -203,6 +209,7 @@ DEEP = {
     "rules": {"grammar": rules(5_000, "a", "{0}{1}: {0}{2}\n")},
     "terminals": {"grammar": rules(5_000, "A", "{0}{1}: {0}{2}\n")},
     "groups in a tag": {"structural_tag": nested_groups()},
+    "references in a tag": {"structural_tag": properties_in_a_tag(17_000)},
 }
 
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from threading import Timer, stack_size
 from time import monotonic
 
-STACK_BYTES = 128 * 1024 * 1024
+STACK_BYTES = 256 * 1024 * 1024
 """Stack of the threads on which a format is compiled. Memory is used only for the part that is reached."""
-TRIED_STACK_BYTES = STACK_BYTES // 4
+TRIED_STACK_BYTES = STACK_BYTES // 8
 MOST_SECONDS = 2
 """CPU time of a check, which ends at the next full second. EngineCore needs about the same to compile the format."""
 MOST_BYTES = 256 * 1024 * 1024

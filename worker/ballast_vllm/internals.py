@@ -77,8 +77,10 @@ from ballast_vllm.block_tables import KvTable, KvTables
 from ballast_vllm.daemon_threads import do
 from ballast_vllm.format_trial import STACK_BYTES, Trials
 from ballast_vllm.formats import (
+    MOST_FORM,
     MOST_TEXT,
     SLOW,
+    TOO_BIG,
     TOO_COSTLY,
     TOO_LONG,
     TOO_MANY_LEVELS,
@@ -641,8 +643,10 @@ def _check_xgrammar(check: Callable[..., None], params: Any) -> None:
     """
     asked = params.structured_outputs
     schema = json.dumps(asked.json) if isinstance(asked.json, dict) else asked.json
-    longest = max(len(asked.regex or ""), len(asked.grammar or ""))
-    longest = max([longest, *(longest_text(form) for form in (schema, asked.structural_tag) if form is not None)])
+    forms = [form for form in (schema, asked.structural_tag) if form is not None]
+    if (size := sum(map(len, forms))) > MOST_FORM:
+        raise VLLMValidationError(TOO_BIG.format(size), parameter="structured_outputs")
+    longest = max(len(asked.regex or ""), len(asked.grammar or ""), *map(longest_text, forms))
     if longest > MOST_TEXT:
         raise VLLMValidationError(TOO_LONG.format(longest), parameter="structured_outputs")
     if asked.structural_tag is None or not _is_on_event_loop():
