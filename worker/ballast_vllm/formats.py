@@ -21,7 +21,7 @@ MOST_TEXT = 256 * 1024
 """Characters of a text in a format that XGrammar checks. This many nested groups take less than half of the stack."""
 TOO_LONG = f"A text in the format has {{}} characters, expected at most {MOST_TEXT}. Send a smaller one."
 MOST_FORM = 1024 * 1024
-"""Characters of a schema or tag that XGrammar checks. A chain of this many references takes half of the stack."""
+"""Characters of a schema or tag that XGrammar checks. A chain of references of this length takes half of the stack."""
 TOO_BIG = f"The format has {{}} characters, expected at most {MOST_FORM}. Send a smaller one, or fewer tools."
 TOO_MANY_LEVELS = (
     f"structured_outputs asks for a schema with more than {MOST_INDENTS} levels of JSON: each value counts with its "
