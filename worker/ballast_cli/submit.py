@@ -40,7 +40,6 @@ EXAMPLES = examples(
 
 _COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"PK\x03\x04")
 """First bytes of gzip, zstd, bzip2, xz and zip files."""
-_BOM = b"\xef\xbb\xbf"
 _ANSWERS = {
     Outlook.YES: "It can be met",
     Outlook.AT_RISK: "It is AT RISK",
@@ -264,8 +263,10 @@ def _opened(file: str, most: int) -> Iterator[_Source]:
 
 def _jsonl(lines: Iterator[bytes], name: str) -> Iterator[bytes]:
     """Return the lines; raise `Usage` if the first one that is not blank shows that no line is a request."""
+    from ballast_queue.batch_lines import content_of  # noqa: PLC0415  `ballast --help` needs no redis
+
     num_blank, first = _next_line(lines)
-    content = first.removeprefix(_BOM).strip()
+    content = content_of(first)
     if first.startswith(_COMPRESSED):
         raise Usage(f"{name} is compressed. Unpack it first, for example: `zcat items.jsonl.gz | ballast submit -`.")
     if first.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in first[:4]:
@@ -289,9 +290,11 @@ def _jsonl(lines: Iterator[bytes], name: str) -> Iterator[bytes]:
 
 def _next_line(lines: Iterator[bytes]) -> tuple[int, bytes]:
     """Return how many blank lines come next, and the line after them; b"" at the end."""
+    from ballast_queue.batch_lines import content_of  # noqa: PLC0415  `ballast --help` needs no redis
+
     num_blank = 0
     for line in lines:
-        if line.removeprefix(_BOM).strip():
+        if content_of(line):
             return num_blank, line
         num_blank += 1
     return num_blank, b""
