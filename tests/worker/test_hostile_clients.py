@@ -129,7 +129,7 @@ def test_a_connection_reads_few_bytes_of_requests_that_wait(serving, eventually)
     with serving.connect() as raw:
         raw.sendall(post(json.dumps(ENDLESS).encode()))
         raw.recv(1000)
-        (connection,) = (each for each in serving.server.server_state.connections if not each.cycle.response_complete)
+        (connection,) = (each for each in serving.server.server_state.connections if each.client == raw.getsockname())
         raw.setblocking(False)
         raw.send(post(b"", f"x: {'a' * 60_000}") * HttpLimits().pipelined)
         eventually(lambda: connection.flow.read_paused, "the end of reading")
