@@ -59,16 +59,16 @@ envtest: $(VENV)/.ready ## Run the tests against a real etcd and kube-apiserver,
 	  echo "the running operator (tests/operator) need it. Schema, admission, chart and commands are tested without it. Put the"; \
 	  echo "program of the same Kubernetes release into KUBEBUILDER_ASSETS: https://kubernetes.io/releases/download"; }
 	@command -v "$${HELM:-helm}" >/dev/null || echo "SKIPPED PART: the tests of chart releases need helm. Install it (https://helm.sh/docs/intro/install), or set HELM."
-	@$(BIN)/python -m pytest -m envtest $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m envtest $(ARGS)
 
 alerts: $(VENV)/.ready ## Test the alert rules on series with promtool, from the PATH or PROMTOOL
 	@command -v "$${PROMTOOL:-promtool}" >/dev/null || { echo "promtool is missing. Every Prometheus release and Debian's package"; \
 	  echo "prometheus contain it. Put it on the PATH, or set PROMTOOL."; exit 1; }
-	@$(BIN)/python -m pytest -m promtool $(ARGS) tests/alerts
+	@$(BIN)/python -m pytest $(PARALLEL) -m promtool $(ARGS) tests/alerts
 
 chart: $(VENV)/.ready ## Lint and render the Helm chart, with helm from the PATH or HELM
 	@command -v "$${HELM:-helm}" >/dev/null || { echo "helm is missing. Install it (https://helm.sh/docs/intro/install), or set HELM."; exit 1; }
-	@$(BIN)/python -m pytest -m 'helm and not envtest' $(ARGS) tests/helm
+	@$(BIN)/python -m pytest $(PARALLEL) -m 'helm and not envtest' $(ARGS) tests/helm
 
 e2e: $(VENV)/.ready ## Test every promise on a cluster of three nodes; PROVIDER=kind or local, ARGS=e2e/test_batch.py
 	@BALLAST_E2E_NODES=$${BALLAST_E2E_NODES:-3} $(E2E) $(or $(ARGS),e2e)
