@@ -550,6 +550,22 @@ def test_results_follow_until_the_job_is_over_also_while_redis_does_not_know_the
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 3
 
 
+@pytest.mark.parametrize("options", [(), ("-o", "out.jsonl")])
+def test_following_a_job_fails_if_redis_lost_a_result(queued, items: Path, queue: Any, options: tuple[str, ...]):
+    job_id = submit(queued, items)
+    finish(queue, job_id, 3)
+    client, results = queue.store.connection.client, queue.store.keys.part(job_id, "results")
+    complete = client.dump(results)
+    client.xdel(results, client.xrange(results)[1][0])
+    ran = queued("results", job_id, "--follow", *options)
+    client.restore(results, 0, complete, replace=True)
+    written = Path("out.jsonl").read_text() if options else ran.out
+
+    assert ran.code == 1
+    assert [json.loads(line)["custom_id"] for line in written.splitlines()] == ["a", "c"]
+    assert f"{job_id} has 3 items and is over, but Redis had only 2 results. Run the command again." in ran.err
+
+
 def test_pause_resume_and_cancel_say_where_the_job_stands(queued, items: Path):
     job_id = submit(queued, items)
 

@@ -39,7 +39,7 @@ from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.settings_store import NUMBERS
 
-LIBRARY = (22, "2f4c6616e9196fbc2074ac6362c5c4215f38bd433e69b1c5474c6a8ed0a25593")
+LIBRARY = (23, "377b9551bccfef1115cc889c26a5ddd791e4859def325e3753a950d06eb497fd")
 """The revision of the function library, and the SHA-256 of its text."""
 
 

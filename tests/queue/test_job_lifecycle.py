@@ -206,3 +206,46 @@ def test_a_reader_waits_while_a_job_runs_without_new_results(queue, line, result
     monkeypatch.setattr(queue.store.connection, "wait_for_entry", wait)
 
     assert [found.custom_id for found in queue.results.read(job_id, follow=True)] == ["r0", "r1"]
+
+
+@pytest.mark.parametrize("is_passed", [False, True], ids=["behind", "passed again"])
+def test_a_reader_gets_all_results_after_a_failover_to_a_server_whose_clock_is_behind(
+    queue, desk, line, result, is_passed
+):
+    job_id = submit(queue, line, 4)
+    key = queue.store.keys.part(job_id, "results")
+
+    def finish(num: int, *, clock_ahead: float = 0) -> None:
+        if clock_ahead:
+            desk.raw.execute_command("XSETID", key, f"{int(1000 * (queue.now() + clock_ahead))}-0")
+        queue.leases.finish_many("w1", [(item, result(item)) for item in queue.leases.claim(job_id, num, "w1")])
+
+    following = queue.results.read(job_id, follow=True, poll_seconds=0.01)
+    finish(1)
+    seen = [next(following).custom_id]
+    replica = {name: desk.raw.dump(name) for name in desk.raw.scan_iter(f"ballast:{{{queue.name}}}:*")}
+    finish(1, clock_ahead=60)
+    seen.append(next(following).custom_id)
+    for name, value in replica.items():
+        desk.raw.restore(name, 0, value, replace=True)
+    finish(2)
+    finish(1, clock_ahead=120 if is_passed else 0)
+
+    assert seen == ["r0", "r1"]
+    assert [found.custom_id for found in following] == ["r0", "r1", "r2", "r3"]
+
+
+def test_a_reader_gets_no_result_again_because_of_a_redrive(queue, line, result):
+    job_id = submit(queue, line, 2)
+    following = queue.results.read(job_id, follow=True, poll_seconds=0.01)
+    done, failed = queue.leases.claim(job_id, 2, "w1")
+    queue.leases.finish("w1", done, result(done))
+    seen = [next(following).custom_id]
+    queue.leases.retry(failed, "oops", "x", is_retryable=False)
+    seen.append(next(following).custom_id)
+    queue.jobs.redrive(job_id, takes_all=True)
+    (again,) = queue.leases.claim(job_id, 1, "w1")
+    queue.leases.finish("w1", again, result(again))
+
+    assert seen == ["r0", "r1"]
+    assert [found.custom_id for found in following] == ["r1"]

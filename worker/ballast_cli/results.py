@@ -44,7 +44,8 @@ def results(
 ) -> None:
     """Write the results of a job.
 
-    Each item that is over has one line of JSON. The lines are in the order of completion.
+    Each item that is over has one line of JSON. The lines are in the order of completion. After a redrive or a failover
+    of Redis, standard output may repeat an item: its last line counts. A file has one line for each item.
     """
     if output is not None and not output.parent.is_dir():
         raise Usage(f"--output: no directory {output.parent}. Create it first.")
@@ -54,17 +55,23 @@ def results(
         found = connected.results.read(before.id, follow=follow, attempt=waiting)
         lines = (result.as_openai(before.id) for result in found)
         if file is None:
-            for line in lines:
+            written = 0
+            for written, line in enumerate(lines, 1):  # noqa: B007  it is the number of lines
                 sys.stdout.write(json_text(line, encoding=sys.stdout.encoding) + "\n")
                 sys.stdout.flush()
-            _require_all(connected)
-            return
-        written = file.write(lines, job_id=before.id)
-        say(f"Wrote {counted(written, 'result')} to {output}.")
+        else:
+            written = file.write(lines, job_id=before.id)
+            say(f"Wrote {counted(written, 'result')} to {output}.")
         _require_all(connected)
         after = waiting(lambda: connected.jobs.get(job_id))
-    if written < after.counts.total:
-        total = counted(after.counts.total, "item")
+    total = counted(after.counts.total, "item")
+    if written >= after.counts.total:
+        return
+    if follow and after.state.is_over:
+        raise CliError(
+            f"{job_id} has {total} and is over, but Redis had only {written:,} results. Run the command again."
+        )
+    if file is not None:
         say(f"The job has {total}. Run the command again with --follow to wait for the rest.")
 
 

@@ -67,7 +67,7 @@
 -- `number`, `whole` and `count`, and a text has a most length before it is parsed. A value that is none of Ballast is left out,
 -- or it is an error of its job.
 
-local REVISION = 22
+local REVISION = 23
 
 local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
@@ -1338,10 +1338,14 @@ local function appraise(keys, argv)
   return 1
 end
 
--- KEYS: a job's results. ARGV: id of the entry before, limit. Only the last result may exceed MAX_PAGE_BYTES. Reply: for
--- each result the id of its entry, and its JSON.
+-- KEYS: a job's results. ARGV: id of the entry before, limit, id of an earlier entry (an older version sends none). A failover
+-- may have removed the entry before, and the entries behind it may then have smaller ids. So the reply begins behind the
+-- earlier entry if only that exists, and with the first one if neither does. Only the last result may exceed MAX_PAGE_BYTES.
+-- Reply: for each result the id of its entry, and its JSON.
 local function results(keys, argv)
   local reply, bytes, after, limit = {}, 0, argv[1], 2 * count(argv[2], MOST_ENTRIES)
+  local function exists(id) return #call('XRANGE', keys[1], id, id) > 0 end
+  if argv[3] and not exists(after) then after = exists(argv[3]) and argv[3] or '0' end
   while #reply < limit and bytes < MAX_PAGE_BYTES do
     local entry = call('XRANGE', keys[1], '(' .. after, '+', 'COUNT', 1)[1]
     if not entry then break end

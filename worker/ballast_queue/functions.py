@@ -126,8 +126,8 @@ class Functions:
     def heads(self, job_ids: Sequence[str]) -> Call:
         return "heads", [self._keys.job(job_id) for job_id in job_ids], ()
 
-    def results(self, job_id: str, after: bytes, limit: int) -> Call:
-        return "results", (self._keys.part(job_id, "results"),), (after, limit)
+    def results(self, job_id: str, after: bytes, limit: int, earlier: bytes = b"0") -> Call:
+        return "results", (self._keys.part(job_id, "results"),), (after, limit, earlier)
 
     def claim(self, job_id: str, n: int, worker: str, skipped: Iterable[int] = ()) -> Call:
         """`skipped`: numbers of models, without the items that are set aside for them. 0: without all such items."""

@@ -33,24 +33,29 @@ class Results:
         """Yield the results in the order of completion. With `follow`, continue until the job is over.
 
         A redrive removes the error results of the items that it puts back. A reader that has seen them also gets the
-        items' new results. `attempt` makes each call after the first one. A result that cannot be read is skipped and
-        named in `Unreadable.places`.
+        items' new results. After a redrive, and after a failover that lost results, it gets some results again.
+        `attempt` makes each call after the first one. A result that cannot be read is skipped and named in
+        `Unreadable.places`.
 
         Raises:
             JobNotFound: there is no such job, or it was deleted during the call.
         """
-        key, seen = self._store.keys.part(job_id, "results"), b"0"
+        # A redrive removes the last entry that was seen only if it is an error.
+        key, seen, succeeded = self._store.keys.part(job_id, "results"), b"0", b"0"
         self._jobs.get(job_id)
         while True:
             # Read the state first: a job that is over at this point has all results of its items. Only a line that
             # comes later adds one, its refusal, which no reader waits for.
             is_over = follow and attempt(partial(self._jobs.get, job_id)).state.is_over
-            while page := attempt(partial(self._store.call, self._store.functions.results(job_id, seen, PAGE))):
+            while page := attempt(
+                partial(self._store.call, self._store.functions.results(job_id, seen, PAGE, succeeded))
+            ):
                 seen = page[-2]
                 for entry, text in zip(page[::2], page[1::2], strict=True):
                     place = f"result {text_of(entry)} of job {job_id}"
                     result = self._store.unreadable.try_read(place, partial(Result.model_validate_json, text))
                     if result is not None:
+                        succeeded = entry if result.error is None else succeeded
                         yield result
             if not follow or is_over:
                 # The last page of a job that was deleted meanwhile is empty, too.
