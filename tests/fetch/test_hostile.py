@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
 from threading import Barrier, Event, Thread
@@ -584,6 +585,59 @@ def test_an_object_that_is_replaced_after_it_was_listed_is_an_error(parts: Any) 
         pass
 
 
+@pytest.fixture
+def before(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """An object store without ETags. The headers that the test sets replace those of HEAD."""
+    headers: dict[str, str] = {}
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            url = f"{bucket.meta.endpoint_url}{self.path}"
+            answer = httpx2.request(self.command, url, headers=dict(self.headers), timeout=60)
+            shown = dict(answer.headers) | (headers if self.command == "HEAD" else {})
+            self.send_response(answer.status_code)
+            for name, value in shown.items():
+                if name not in {"etag", "connection", "transfer-encoding"}:
+                    self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(answer.content)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    thread = Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    yield headers
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_an_object_that_became_shorter_after_it_was_listed_is_an_error(bucket: Any) -> None:
+    source = Bucket(parse(f"s3://{bucket.name}/models/llama"))
+
+    with pytest.raises(CliError, match="changed during the download"), source.read(File(WEIGHTS, MIB * 9), MIB * 8):
+        pass
+
+
+def test_an_object_without_a_tag_is_known_by_its_time(bucket: Any, before: dict[str, str], tmp_path: Path) -> None:
+    place, model = f"s3://{bucket.name}/models/llama", tmp_path / "model"
+    assert fetch(place, model) == 0
+    versions = {Bucket(parse(place)).resolve().version for _ in range(2)}
+    before["last-modified"] = "Mon, 31 Dec 2018 12:00:00 GMT"
+    older = Bucket(parse(place))
+    listed = older.resolve()
+
+    assert (model / WEIGHTS).read_bytes() == bucket.files[WEIGHTS]
+    assert len(versions) == 1
+    assert listed.version not in versions
+    with pytest.raises(CliError, match="changed during the download"), older.read(listed.files[0]):
+        pass
+
+
 def test_a_checksum_of_s3_is_used(bucket: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     client = boto3.client("s3")
     content = b"weights"
@@ -601,6 +655,7 @@ TAG = {"ETag": '"0123456789abcdef0123456789abcdef-2"'}
 @pytest.mark.parametrize(
     ("head", "digest"),
     [
+        ({}, ""),
         (TAG, ""),
         (TAG | {"ChecksumSHA256": "3q2+7w=="}, "sha256:deadbeef"),
         (TAG | {"ChecksumSHA256": "3q2+7w==", "ChecksumType": "COMPOSITE"}, ""),

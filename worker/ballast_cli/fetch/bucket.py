@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import boto3
@@ -45,8 +46,8 @@ class Bucket:
         signature = {"signature_version": UNSIGNED} if is_anonymous else {}
         self._config = Config(retries={"mode": "standard", "max_attempts": 5}, **signature)
         self._made: Any = None
-        self._tags: dict[str, str] = {}
-        """ETag of each listed object."""
+        self._unchanged: dict[str, dict[str, Any]] = {}
+        """The condition of S3 that each listed object meets until it changes."""
 
     @property
     def origin(self) -> str:
@@ -72,20 +73,22 @@ class Bucket:
                 raise NotFound(f"{place}: no object under this prefix. Name the prefix that contains {place.config}.")
             selected = select(listed, str(place), place.config, self.read)
             files = tuple(map(self._with_digest, selected))
-        tagged = (File(file.name, file.size, self._tags[file.name]) for file in files)
+        tagged = (File(file.name, file.size, "".join(map(str, self._unchanged[file.name].values()))) for file in files)
         return ModelFiles(str(place), version_of(tagged), files, self.origin, code_of(listed))
 
     def _with_digest(self, file: File) -> File:
         head = self._client.head_object(Bucket=self._location.root, Key=self._key(file.name), ChecksumMode="ENABLED")
-        self._tags[file.name] = head["ETag"]
+        if "ETag" in head:
+            self._unchanged[file.name] = {"IfMatch": head["ETag"]}
+        else:  # as of a file that was put into the directory of the store. The time has lost its fraction of a second
+            self._unchanged[file.name] = {"IfUnmodifiedSince": head["LastModified"] + timedelta(seconds=1)}
         return File(file.name, file.size, best_digest(head))
 
     @contextmanager
     def read(self, file: File, start: int = 0) -> Iterator[Iterator[bytes]]:
         """Stream a listed object from an offset."""
-        options = {"Range": f"bytes={start}-"} if start else {}
-        if tag := self._tags.get(file.name):
-            options |= {"IfMatch": tag}
+        options: dict[str, Any] = {"Range": f"bytes={start}-"} if start else {}
+        options |= self._unchanged.get(file.name, {})
         with self._sentences():
             body = self._client.get_object(Bucket=self._location.root, Key=self._key(file.name), **options)["Body"]
             with body:
@@ -120,7 +123,7 @@ class Bucket:
                 raise NotFound(
                     f"{place}: there is no such {'bucket' if code == 'NoSuchBucket' else 'object'}. Check the URI."
                 ) from None
-            if code in {"PreconditionFailed", "412"}:
+            if code in {"PreconditionFailed", "412", "InvalidRange", "416"}:  # a range is within the listed size
                 raise CliError(f"{place} changed during the download. Run the command again.") from None
             if code in {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "403", "401"}:
                 raise Denied(f"{place}: access denied ({code}). {_CREDENTIALS}.") from None
@@ -150,7 +153,7 @@ def best_digest(head: Mapping[str, Any]) -> str:
     if head.get("ChecksumType", "FULL_OBJECT") != "FULL_OBJECT":
         whole = {}
     digests = {kind: b64decode(text).hex() for kind, text in whole.items() if text and "-" not in text}
-    tag = head["ETag"].strip('"')
+    tag = head.get("ETag", "").strip('"')
     is_md5 = len(tag) == _MD5_LENGTH and "-" not in tag and head.get("ServerSideEncryption", "AES256") == "AES256"
     if is_md5 and "SSECustomerAlgorithm" not in head:
         digests["md5"] = tag
