@@ -150,6 +150,40 @@ def test_a_submission_that_fails_or_is_ended_names_its_key(
     assert f"key         {job.key}\n" in queued("job", job.id).out
 
 
+def test_a_submission_continues_when_redis_knows_the_user_again(
+    queued, queue: Queue, make_line: Any, valkey: Any, monkeypatch: pytest.MonkeyPatch
+):
+    class Slow(io.BytesIO):
+        """Ends the connection of the submitter after the first lines are stored."""
+
+        def readline(self, size: int | None = -1) -> bytes:
+            if not admin.acl_log() and queue.jobs.all():
+                admin.execute_command("ACL", "DELUSER", "submitter")
+            return super().readline(size)
+
+    def let_in() -> None:
+        while not admin.acl_log():
+            time.sleep(0.01)
+        admin.execute_command(*user)
+
+    lines = "\n".join(make_line(f"item-{number}") for number in range(CHUNK_LINES + 1))
+    user = ("ACL", "SETUSER", "submitter", "reset", "on", "~*", "+@all", ">secret")
+    with redis.Redis.from_url(valkey.url) as admin:
+        admin.execute_command(*user)
+        admin.acl_log_reset()
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(Slow(lines.encode())))
+        monkeypatch.setattr("ballast_cli.watch._POLL_SECONDS", 0.01)
+        door = threading.Thread(target=let_in, daemon=True)
+        door.start()
+        ran = queued("submit", "-", "--redis-url", valkey.url.replace("redis://", "redis://submitter:secret@"))
+        door.join()
+        admin.execute_command("ACL", "DELUSER", "submitter")
+
+    assert ran.code == 0, ran.err
+    assert "Waiting for it, at most 60 s ..." in ran.err
+    assert queue.jobs.get(ran.out.strip()).counts.total == CHUNK_LINES + 1
+
+
 def test_a_job_that_cannot_be_read_after_its_submission_is_not_submitted_again(
     queued, items: Path, monkeypatch: pytest.MonkeyPatch
 ):

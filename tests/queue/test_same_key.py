@@ -348,3 +348,11 @@ def test_a_submitter_that_is_killed_loses_and_doubles_no_line(queue: Queue, desk
 
 if __name__ == "__main__":
     submit_for_ever(*sys.argv[1:])
+
+
+def test_a_submitter_whose_calls_run_twice_stores_each_line_once(queue):
+    lines = make_lines(MANY)
+    done = queue.submissions.submit(iter(lines), key="k", attempt=lambda call: (call(), call())[1])
+
+    assert (done.accepted, done.is_new, done.was_closed) == (MANY, True, False)
+    assert [item.custom_id for item in drain(queue, done.job_id)] == [f"r{number}" for number in range(MANY)]

@@ -20,7 +20,7 @@ from ballast_cli.console import examples, print_json, say
 from ballast_cli.deadlines import Deadline, parse_deadline, spoken
 from ballast_cli.errors import CliError, NotNow, SubmitterOnly, Usage
 from ballast_cli.interrupts import interruptible
-from ballast_cli.watch import progress, watch
+from ballast_cli.watch import progress, waiting, watch
 from ballast_openai.errors import counted
 from ballast_queue.errors import DeadlinePassed, InvalidSubmission, JobStateConflict, OtherLines, QueueError
 from ballast_queue.job import Job, Outlook
@@ -103,6 +103,7 @@ def submit(
                     deadline=due_at,
                     key=own_key,
                     on_progress=advance,
+                    attempt=waiting,
                 )
             with _named(done.job_id, f" with the key {shlex.quote(own_key)}: do not submit the lines without this key"):
                 if not as_json:  # at once: whatever fails from here on, the job is stored

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from operator import call
-from typing import Any
 
 from ballast_queue.job import DeadLetter, Result
 from ballast_queue.jobs import Jobs
 from ballast_queue.records import readable
-from ballast_queue.store import Store
+from ballast_queue.store import Attempt, Store
 from ballast_queue.unreadable import text_of
 
 PAGE = 200
 """Results read in one call, unless they are long."""
-Attempt = Callable[[Callable[[], Any]], Any]
-"""Make a call of Redis, perhaps again and again, and return its result."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from ballast_queue.job import JobState
 from ballast_queue.jobs import Jobs
 from ballast_queue.line_digest import LineDigest
 from ballast_queue.settings import QueueSettings
-from ballast_queue.store import Store
+from ballast_queue.store import Attempt, Store
 
 
 class Stored(NamedTuple):
@@ -41,8 +42,10 @@ class Sending:
         key: str,
         settings: QueueSettings,
         on_progress: Callable[[int], None] | None,
+        attempt: Attempt,
     ) -> None:
         self._store = store
+        self._attempt = attempt
         self._job_id = job_id
         self._source = self._lines = lines
         self._key = key
@@ -118,7 +121,7 @@ class Sending:
         call = self._store.functions.append(
             self._job_id, before, lines, digest=digest, prefix_key=prefix_key, closes=not raws
         )
-        status, *found = self._store.call(call)
+        status, *found = self._attempt(partial(self._store.call, call))
         if status == b"missing":
             raise JobNotFound(self._job_id, self._store.name)
         num_lines, accepted, rejected, known = found
@@ -126,7 +129,7 @@ class Sending:
 
     def _cut_short(self) -> JobState | None:
         """Return the state of a closed job if it was cut short."""
-        state = Jobs(self._store).get(self._job_id).state
+        state = self._attempt(partial(Jobs(self._store).get, self._job_id)).state
         return state if state.is_cut_short else None
 
     def _report(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ballast_queue.connection import Connection
@@ -9,6 +10,9 @@ from ballast_queue.function_library import Call
 from ballast_queue.functions import Functions
 from ballast_queue.keys import Keys
 from ballast_queue.unreadable import Unreadable
+
+Attempt = Callable[[Callable[[], Any]], Any]
+"""Make a call of Redis, perhaps again and again, and return its result."""
 
 
 class Store:

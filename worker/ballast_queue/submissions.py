@@ -6,7 +6,9 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
+from operator import call
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ from ballast_queue.records import readable
 from ballast_queue.sending import Sending, Stored
 from ballast_queue.settings import check_name
 from ballast_queue.settings_store import SettingsStore
-from ballast_queue.store import Store
+from ballast_queue.store import Attempt, Store
 
 MAX_KEY = 256
 
@@ -123,12 +125,13 @@ class Submissions:
         deadline: float | None = None,
         key: str | None = None,
         on_progress: Callable[[int], None] | None = None,
+        attempt: Attempt = call,
     ) -> Submission:
         """Store a job from lines in OpenAI's batch format. Each bad line becomes an error result at once.
 
         Items may run as soon as they are stored. With the same `key` and the same lines, a repeated call returns the
         same job, continues where the first one stopped, and ignores its other arguments. `deadline` is in Unix
-        seconds. `on_progress` gets the number of lines stored so far.
+        seconds. `on_progress` gets the number of lines stored so far. `attempt` makes each call after the first one.
 
         Raises:
             InvalidJob: tenant, priority, deadline or key is wrong, or there is no line.
@@ -142,8 +145,17 @@ class Submissions:
             raise InvalidJob(f"key: found {len(key)} characters, expected 1 to {MAX_KEY}")
         require_utf8("key", key or "")
         found = _with_content(map(as_bytes, lines))
-        job = open_job(self._store, new_job_id(), terms, key=key or "", source="submit")
-        sending = Sending(self._store, job.job_id, found, key=key or "", settings=settings, on_progress=on_progress)
+        job_id = new_job_id()
+        job = attempt(partial(open_job, self._store, job_id, terms, key=key or "", source="submit"))
+        sending = Sending(
+            self._store,
+            job.job_id,
+            found,
+            key=key or "",
+            settings=settings,
+            on_progress=on_progress,
+            attempt=attempt,
+        )
         try:
             stored = sending.compare(job.stored) if job.is_closed else sending.run(job.stored)
         except (OtherLines, JobStateConflict):
@@ -153,7 +165,8 @@ class Submissions:
                 f"job {job.job_id} keeps the lines stored so far: submit again with the same key, or cancel the job"
             )
             raise
-        return Submission(job.job_id, stored.accepted, stored.rejected, is_new=job.is_new, was_closed=job.is_closed)
+        is_new = job.job_id == job_id  # even if the reply to the first attempt was lost
+        return Submission(job.job_id, stored.accepted, stored.rejected, is_new=is_new, was_closed=job.is_closed)
 
 
 def _with_content(lines: Iterator[bytes]) -> Iterator[bytes]:
