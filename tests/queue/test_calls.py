@@ -73,7 +73,6 @@ UNAVAILABLE: dict[str, tuple[Exception, str]] = {
     "a failure of the system": (OSError("db.example"), "the connection broke"),
     "a passing condition": (redis.ResponseError("BUSY Redis is busy running a script"), "it runs a long script"),
     "a start": (redis.BusyLoadingError("Redis is loading"), "it loads its data"),
-    "a replica": (redis.exceptions.ReadOnlyError("now a replica"), "it accepts no writes"),
     "another protocol": (redis.InvalidResponse("Protocol Error: b'HTTP/1.0 400'"), "the answer is not one of Redis"),
     "a parser that fails": (ValueError("invalid literal: b'SSH-2.0'"), "the answer is not one of Redis"),
     "words like those of a reply": (OSError("READONLY file system"), "the connection broke"),

@@ -150,6 +150,20 @@ def test_a_full_server_keeps_the_inbox_until_it_has_memory(queue_name, line, res
         queue.close()
 
 
+def test_a_replica_is_named_with_what_to_use_instead(queue_name):
+    with ValkeyServer(config=SAFE) as server, redis.Redis.from_url(server.connection_url) as raw:
+        queue = Queue.connect(server.connection_url, queue_name, loads_functions=True)
+        raw.replicaof("127.0.0.1", server.port)
+        with pytest.raises(QueueUnavailable) as caught:
+            queue.jobs.cancel("j")
+        queue.close()
+
+    assert str(caught.value) == (
+        "Redis is unavailable (it accepts no writes, because it is a replica): use the address of its primary; nothing "
+        "is lost, so repeat the call"
+    )
+
+
 def test_after_a_crash_of_the_server_everything_goes_on(tmp_path, queue_name, line, result):
     server = ValkeyServer(config=SAFE, data_dir=tmp_path, persist=True)
     server.start()

@@ -169,6 +169,18 @@ def test_a_redis_that_evicts_gets_no_work_and_online_is_served(raw, fed, queue, 
     assert "noeviction" in record.fields["because"]
 
 
+def test_a_redis_that_begins_to_evict_gets_no_more_work_until_it_keeps_all_again(
+    raw, fed, eventually, monkeypatch
+) -> None:
+    monkeypatch.setattr("ballast_worker.feeder.SETTINGS_SECONDS", 0.0)
+    with fed() as serving, serving.client() as client:
+        eventually(lambda: serving.worker.feeder.is_up, "the feeder to come up")
+        raw.config_set("maxmemory-policy", "allkeys-lru")
+        eventually(lambda: has_redis(client, is_up=False), "the worker to see it")
+        raw.config_set("maxmemory-policy", "noeviction")
+        eventually(lambda: has_redis(client, is_up=True), "the worker to use the queue again")
+
+
 def test_a_drain_without_redis_gives_up_the_items_and_ends(server, fed, queue, eventually) -> None:
     job_id = queue.submissions.submit([make_line(i, max_tokens=1500, ignore_eos=True) for i in range(4)]).job_id
     with fed(leaseSeconds=600) as serving:  # no item leaves because its lease expires

@@ -32,7 +32,6 @@ _KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (refusals.TimeoutError, "no answer in time"),
     (TimeoutError, "no answer in time"),
     (refusals.BusyLoadingError, "it loads its data"),
-    (refusals.ReadOnlyError, "it accepts no writes"),
     (refusals.MasterDownError, "it lost its primary"),
     (refusals.ClusterDownError, "the cluster is down"),
     (refusals.TryAgainError, "the cluster moves keys"),
@@ -76,6 +75,8 @@ def failure_of(error: Exception) -> QueueError:
         return RefusedCall(
             "Redis sent a reply above the limit of this connection: check that only Ballast writes to the queue's keys"
         )
+    if isinstance(error, refusals.ReadOnlyError):
+        return _unavailable("it accepts no writes, because it is a replica", "use the address of its primary")
     code = _code_of(error)
     if code in _PASSING:
         return _unavailable(_PASSING[code])
@@ -106,11 +107,8 @@ def _is_unknown_command(error: Exception) -> bool:
     return isinstance(error, refusals.ResponseError) and text.startswith(("unknown command", "unknown subcommand"))
 
 
-def _unavailable(reason: str) -> QueueUnavailable:
-    return QueueUnavailable(
-        f"Redis is unavailable ({reason}): check that it runs and is reachable from here; nothing is lost, so repeat "
-        "the call"
-    )
+def _unavailable(reason: str, advice: str = "check that it runs and is reachable from here") -> QueueUnavailable:
+    return QueueUnavailable(f"Redis is unavailable ({reason}): {advice}; nothing is lost, so repeat the call")
 
 
 def _code_of(error: Exception) -> str:

@@ -222,6 +222,8 @@ class Feeder:
             self._configure_at = 0.0  # another server may have taken over, without the newest settings
         is_due = self._configured is not self._settings or time.monotonic() >= self._configure_at
         if is_due or self._link.is_new:
+            if self.is_up:
+                queue.require_fit()  # somebody may have changed the configuration of the server
             self._apply_settings(queue)
         return queue
 
