@@ -13,7 +13,7 @@ from ballast_queue.records import readable
 from ballast_queue.store import Attempt, Store
 from ballast_queue.unreadable import text_of
 
-PAGE = 200
+PAGE = 1000
 """Results read in one call, unless they are long."""
 
 
