@@ -67,7 +67,7 @@
 -- `number`, `whole` and `count`, and a text has a most length before it is parsed. A value that is none of Ballast is left out,
 -- or it is an error of its job.
 
-local REVISION = 22
+local REVISION = 23
 
 local FIELDS = {
   'id', 'tenant', 'state', 'rank', 'source', 'key', 'ending', 'reason', 'outlook', 'because',
@@ -119,8 +119,8 @@ local function call(...)
   return redis.call(...)
 end
 
--- Workers of older versions send the first 21 keys in this order. It never changes. A further key comes last, and is nil for
--- such workers.
+-- This order never changes, because workers of older versions send these keys, at least the first 21. A further key comes
+-- last, and is nil for such workers.
 local function bind(keys)
   return {
     totals = keys[1], jobs = keys[2], ready = keys[3], backlog = keys[4], timers = keys[5], settings = keys[6],
@@ -1364,8 +1364,9 @@ local function take_turn(keys, argv)
   return call('SET', keys[1], value, 'NX', 'PX', milliseconds(argv[1])) and 1 or 0
 end
 
--- KEYS: totals, inbox, backlog, inboxes of tenants. Reply: now, length of the inboxes, created of the oldest waiting job
--- ('' for none), id of the oldest inbox entry, then the totals, with `exhausted` 1 if `claim` refuses every item.
+-- KEYS: totals, inbox, backlog, inboxes of tenants, `shortened` of each inbox. Reply: now, length of all inboxes, created of
+-- the oldest waiting job ('' for none), id of the oldest inbox entry, then the totals, with `exhausted` 1 if `claim` refuses
+-- every item.
 local function stats(keys, _)
   local oldest = call('ZRANGE', keys[3], 0, 0, 'WITHSCORES')
   local length, since, entry, bytes = 0, math.huge, '', 0
