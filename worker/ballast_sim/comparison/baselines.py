@@ -9,7 +9,8 @@ in front of the engine releases:
   request takes part in every step, and keeps its slot.
 - sarathi: the same with a chunk of 512 tokens, so that a prefill never stalls the decodes for long (HyGen's Sarathi++).
 - qps-cap: sarathi behind a gateway that releases offline requests at a fixed rate (HyGen*).
-- aimd: naive priority behind a gateway that adjusts the number of offline requests in flight to the observed latency.
+- aimd: naive priority behind a gateway that adjusts the number of offline requests in flight to the queue of online ones
+  and to the KV cache in use.
 """
 
 from __future__ import annotations
