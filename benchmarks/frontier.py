@@ -32,6 +32,7 @@ from ballast_cli.console import print_table
 from ballast_cli.demo.traffic import OFFLINE_TRACE, ONLINE_TRACE
 from ballast_cli.refusals import refusals
 from ballast_cli.sim_options import progress
+from ballast_sim.comparison.baselines import PEERS
 from ballast_sim.comparison.bench import Bench, Row, knob
 from ballast_sim.comparison.engine import BenchEngine
 from ballast_sim.comparison.table import Table, run_table
@@ -45,8 +46,7 @@ BUDGET_POLICIES = tuple(
 RATES = ("qps-cap=0.25", "qps-cap=0.5", "qps-cap=1", "qps-cap=1.5", "qps-cap=2")
 CAPS = (2, 5, 10, 25)
 WIDE_CAPS = (50, 75, 90, 100, 105, 110, 125)
-OTHERS = ("static-split", "naive-priority", "sarathi", "aimd", "greedy")
-FAMILIES = ("ballast", "static-budget", "qps-cap", *OTHERS)
+FAMILIES = ("ballast", "static-budget", "qps-cap", "static-split", *PEERS)
 """The policies that `--policy` accepts. Each has all values of its knob."""
 TRACES = ("azure", "arena", "bursts")
 MORE = 0.01

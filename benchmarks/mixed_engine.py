@@ -39,6 +39,7 @@ from ballast_policy.plan import StepPlan
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 from ballast_policy.step.planner import plan
+from ballast_sim.comparison.baselines import PEERS
 from ballast_sim.replay.policies import Fill, held_to
 from ballast_sim.replay.traffic import Arrival, excerpt, read, read_lengths
 
@@ -158,11 +159,10 @@ def without_suspension(seen: EngineSnapshot) -> StepPlan:
 
 def planners(config: PolicyConfig) -> dict[str, Callable[[], tuple[Planner, bool]]]:
     """Return each policy, and whether it runs with offline work."""
-    chunk = config.chunk_tokens
     return {
-        "online-only": lambda: (Fill(chunk).plan, False),
-        "naive-priority": lambda: (Fill().plan, True),
-        "greedy": lambda: (held_to(0.95 * config.tpot, chunk).plan, True),
+        "online-only": lambda: (Fill(config.chunk_tokens).plan, False),
+        "naive-priority": lambda: (PEERS["naive-priority"](config).plan, True),
+        "greedy": lambda: (PEERS["greedy"](config).plan, True),
         "ballast-no-suspension": lambda: (without_suspension, True),
         "ballast": lambda: (plan, True),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import example, given, settings
@@ -15,10 +16,10 @@ from ballast_policy.learning.cost import CostModel
 from ballast_policy.plan import StepPlan
 from ballast_policy.request import RequestClass
 from ballast_policy.snapshot import PolicyConfig, TenantShare
-from ballast_sim.comparison.baselines import Aimd, QpsCap
+from ballast_sim.comparison.baselines import PEERS, QpsCap
 from ballast_sim.errors import BadInput, PolicyDefect
 from ballast_sim.replay.jobs import SimulatedJob
-from ballast_sim.replay.policies import Ballast, Fill, held_to
+from ballast_sim.replay.policies import Ballast
 from ballast_sim.replay.report import report
 from ballast_sim.replay.simulation import Scenario, simulate
 from ballast_sim.replay.traffic import Arrival
@@ -64,13 +65,11 @@ class Lawful(Ballast):
         return lawful(snapshot)
 
 
+SLO = PolicyConfig(slots=8, num_blocks=400, tpot=0.05, chunk_tokens=128)
 POLICIES = {
     "ballast": Lawful,
-    "greedy": lambda: held_to(0.0475, 128),
-    "naive-priority": Fill,
-    "sarathi": lambda: Fill(chunk_tokens=512),
-    "aimd": Aimd,
     "qps-cap": lambda: QpsCap(rate=5.0),
+    **{name: partial(make, SLO) for name, make in PEERS.items()},
 }
 
 

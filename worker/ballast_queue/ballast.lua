@@ -119,8 +119,8 @@ local function call(...)
   return redis.call(...)
 end
 
--- Workers of older versions send the first 21 keys in this order. It never changes. A further key comes last, and is nil for
--- such workers.
+-- This order never changes, because workers of older versions send these keys, at least the first 21. A further key comes
+-- last, and is nil for such workers.
 local function bind(keys)
   return {
     totals = keys[1], jobs = keys[2], ready = keys[3], backlog = keys[4], timers = keys[5], settings = keys[6],
@@ -1368,8 +1368,9 @@ local function take_turn(keys, argv)
   return call('SET', keys[1], value, 'NX', 'PX', milliseconds(argv[1])) and 1 or 0
 end
 
--- KEYS: totals, inbox, backlog, inboxes of tenants. Reply: now, length of the inboxes, created of the oldest waiting job
--- ('' for none), id of the oldest inbox entry, then the totals, with `exhausted` 1 if `claim` refuses every item.
+-- KEYS: totals, inbox, backlog, inboxes of tenants, `shortened` of each inbox. Reply: now, length of all inboxes, created of
+-- the oldest waiting job ('' for none), id of the oldest inbox entry, then the totals, with `exhausted` 1 if `claim` refuses
+-- every item.
 local function stats(keys, _)
   local oldest = call('ZRANGE', keys[3], 0, 0, 'WITHSCORES')
   local length, since, entry, bytes = 0, math.huge, '', 0

@@ -92,8 +92,9 @@ class Functions:
         tenant: str | None = None,
     ) -> Call:
         """Store lines from an inbox: that of `tenant`, or the inbox for all if it is None."""
-        (inbox,), shortened = self._inboxes([tenant])
-        keys = (*(inbox if key == self._keys.inbox else key for key in self._keys.of_job(job_id)), *shortened)
+        (inbox,), (shortened,) = self._inboxes([tenant])
+        of_tenant = {self._keys.inbox: inbox, self._keys.shortened: shortened}
+        keys = [of_tenant.get(key, key) for key in self._keys.of_job(job_id)]
         return "store", keys, (job_id, "inbox", -1 - num_lines, int(closes), prefix_key, *_arguments(lines))
 
     def append(

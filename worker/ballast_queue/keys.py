@@ -66,7 +66,7 @@ class Keys:
         """Return the KEYS of a transition of a job, in the order of `bind` in ballast.lua."""
         require_utf8("job", job_id)
         # The functions of another version find each key by its position: a further key, also of the queue, comes last.
-        return (*self.of_queue, *(self._key(f"job:{job_id}{part}") for part in _JOB))
+        return (*self.of_queue, *(self._key(f"job:{job_id}{part}") for part in _JOB), self.shortened)
 
     def inbox_of(self, tenant: str | None) -> bytes:
         """Return the key of the inbox of one tenant, which only a queue that declares it reads; None: that for all."""

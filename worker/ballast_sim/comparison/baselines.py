@@ -9,17 +9,19 @@ in front of the engine releases:
   request takes part in every step, and keeps its slot.
 - sarathi: the same with a chunk of 512 tokens, so that a prefill never stalls the decodes for long (HyGen's Sarathi++).
 - qps-cap: sarathi behind a gateway that releases offline requests at a fixed rate (HyGen*).
-- aimd: naive priority behind a gateway that adjusts the number of offline requests in flight to the observed latency.
+- aimd: naive priority behind a gateway that adjusts the number of offline requests in flight to the online queue and to
+  the KV cache in use.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ballast_policy.plan import StepPlan
 from ballast_policy.request import OFFLINE, ONLINE
-from ballast_policy.snapshot import EngineSnapshot
-from ballast_sim.replay.policies import Fill
+from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
+from ballast_sim.replay.policies import Fill, held_to
 
 
 @dataclass
@@ -75,3 +77,12 @@ class Aimd(Fill):
                 self.limit = min(float(snapshot.config.slots), self.limit + 1)
             self._queued = False
         return int(self.limit)
+
+
+PEERS: dict[str, Callable[[PolicyConfig], Fill]] = {
+    "naive-priority": lambda _: Fill(),
+    "sarathi": lambda _: Fill(chunk_tokens=512),
+    "aimd": lambda _: Aimd(),
+    "greedy": lambda config: held_to(0.95 * config.tpot, config.chunk_tokens),
+}
+"""The baselines that need no value and no tuning, by the names of `ballast bench`."""

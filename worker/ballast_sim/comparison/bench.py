@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ballast_policy.learning.cost import CostModel
 from ballast_policy.snapshot import PolicyConfig
-from ballast_sim.comparison.baselines import Aimd, QpsCap
+from ballast_sim.comparison.baselines import PEERS, QpsCap
 from ballast_sim.comparison.chart_series import ChartSeries, series
 from ballast_sim.errors import BadInput
 from ballast_sim.replay.jobs import SimulatedJob
@@ -26,21 +26,10 @@ from ballast_sim.replay.simulation import Run, Scenario, simulate
 from ballast_sim.replay.step_model import StepModel, profile
 from ballast_sim.replay.traffic import Arrival, Trace, excerpt, repeated, tokens_per_second
 
-POLICIES = (
-    "online-only",
-    "offline-only",
-    "static-split",
-    "naive-priority",
-    "sarathi",
-    "qps-cap",
-    "aimd",
-    "greedy",
-    "ballast",
-    "ballast-vllm",
-)
-"""The policies of `all`, in the order of the table."""
 UNSUSPENDED = "ballast-vllm"
 """Ballast as inside vLLM, which cannot suspend a step."""
+POLICIES = ("online-only", "offline-only", "static-split", *PEERS, "qps-cap", "ballast", UNSUSPENDED)
+"""The policies of `all`, in the order of the table."""
 FITTED = "ballast-fitted"
 """Ballast with a cost model that it fits to the run's own steps, as a worker does. Not part of `all`."""
 STATIC_BUDGET = "static-budget"
@@ -200,17 +189,12 @@ class Bench:
         name, value, chunk = knob(policy)
         if name in {"ballast", UNSUSPENDED, FITTED}:
             return [self._ballast(policy, load, reservation) for reservation in reservations]
-        plain: dict[str, Callable[[], Policy]] = {
-            "naive-priority": Fill,
-            "sarathi": partial(Fill, chunk_tokens=512),
-            "aimd": Aimd,
-            "greedy": partial(held_to, 0.95 * self.config.tpot, self.config.chunk_tokens),
-        }
+        made: Callable[[], Policy] | None = partial(PEERS[name], self.config) if name in PEERS else None
         if value is not None:
             budget = partial(held_to, value / 1e3, chunk or STATIC_CHUNKS[-1])
-            plain[policy] = partial(QpsCap, rate=value) if name == "qps-cap" else budget
-        if policy in plain:
-            run = simulate(self.scenario(plain[policy], self.online(load)))
+            made = partial(QpsCap, rate=value) if name == "qps-cap" else budget
+        if made is not None:
+            run = simulate(self.scenario(made, self.online(load)))
             return [self._row(policy, load, reservation, run) for reservation in reservations]
         tuned: dict[str, Callable[[float], Row]] = {
             "online-only": self.alone,
