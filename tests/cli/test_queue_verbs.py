@@ -619,6 +619,22 @@ def test_a_job_that_is_over_is_neither_resumed_nor_cancelled(queued, items: Path
     assert said in ran.err
 
 
+def test_a_job_is_deleted_when_it_is_over(queued, items: Path, queue: Any):
+    job_id = submit(queued, items)
+    refused = queued("delete", job_id)
+    queued("cancel", job_id)
+    deleted = queued("delete", job_id)
+    again = queued("delete", job_id)
+    other = submit(queued, items)
+    finish(queue, other, 3)
+
+    assert (refused.code, deleted.code, again.code) == (5, 0, 3)
+    assert f"Job {job_id} is in_progress: only a job that is over can be deleted; cancel it first.\n" in refused.err
+    assert deleted.err == f"{job_id} is deleted, with its results.\n"
+    assert queued("delete", other, "--json").json == {"version": 1, "queue": queue.name, "deleted": other}
+    assert queued("job", other).code == 3
+
+
 def test_one_thing_is_not_plural(queued, tmp_path: Path, make_line: Any, queue: Any):
     (tmp_path / "one.jsonl").write_text(make_line("a"))
     ran = queued("submit", "one.jsonl")

@@ -39,7 +39,7 @@ from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
 from ballast_queue.settings_store import NUMBERS
 
-LIBRARY = (23, "35cd7ef7806f0c59c3d4117138ff663317faf9c8edc37c823c13d4094cd41607")
+LIBRARY = (23, "cdd890f903dcce6893582a95a6c6eeac79a2a489f19ceacdbc4f45c06f5750bb")
 """The revision of the function library, and the SHA-256 of its text."""
 
 
@@ -97,7 +97,7 @@ def after(context: Exception, error: Exception) -> Exception:
 
 NOT_ALLOWED = "refused a command to this user: check the ACL rules of the user"
 NOT_KNOWN = "does not know a command that Ballast needs: check that the server does not disable or rename it"
-FULL = "has no memory left: raise maxmemory, or wait until Ballast deletes the results of old jobs"
+FULL = "has no memory left: raise maxmemory, delete jobs, or wait until the results of old jobs expire"
 REFUSED = "refused a call ({}): check that only Ballast writes to the keys of the queue"
 REFUSALS = {
     "a wrong password": (

@@ -6,7 +6,7 @@ import pytest
 from queue_objects import ids, submit
 
 from ballast_queue.errors import JobNotFound, JobStateConflict
-from ballast_queue.job import JobState, Prefix, Result
+from ballast_queue.job import JobState, Outlook, Prefix, Result
 from ballast_queue.outcome import Outcome
 from ballast_queue.settings import QueueSettings
 
@@ -175,6 +175,51 @@ def test_results_are_kept_and_then_deleted_without_a_trace(queue, desk, line, re
     assert queue.leases.finish("w1", claimed, result(claimed)) is Outcome.NOT_FOUND
     assert queue.stats().items.total == 0
     assert queue.submissions.submit([line("r0")], key="k").is_new
+
+
+def test_a_job_that_is_over_is_deleted_for_a_user_without_a_trace(queue, desk, line, result):
+    kept = submit(queue, line, 1)
+    before = desk.raw.hgetall(queue.store.keys.totals)
+    job_id = submit(queue, line, 4, key="k", tenant="b", deadline=queue.now() + 1000)
+    queue.jobs.record_outlooks([(job_id, Outlook.NO, "too late")])
+    done, failed, returned = queue.leases.claim(job_id, 3, "w1")
+    queue.leases.finish("w1", done, result(done))
+    queue.leases.retry(failed, "oops", "x", is_retryable=False)
+    queue.jobs.cancel(job_id)
+    queue.leases.give_back(returned)
+    queue.jobs.delete(job_id)
+
+    assert queue.jobs.ids() == [kept]
+    assert not list(desk.raw.scan_iter(f"ballast:{{{queue.name}}}:job:{job_id}*"))
+    assert {name for name, _ in desk.raw.zscan_iter(queue.store.keys.timers) if job_id.encode() in name} == set()
+    after = desk.raw.hgetall(queue.store.keys.totals)
+    assert {name: value for name, value in after.items() if value != b"0" and name not in {b"sequence", b"token"}} == {
+        name: value for name, value in before.items() if value != b"0" and name not in {b"sequence", b"token"}
+    }
+    assert queue.leases.finish("w1", returned, result(returned)) is Outcome.NOT_FOUND
+    with pytest.raises(JobNotFound):
+        queue.jobs.delete(job_id)
+    assert queue.submissions.submit([line("r0")], key="k", tenant="b").is_new
+
+
+@pytest.mark.parametrize(
+    ("verb", "state", "advice"),
+    [
+        ("get", "in_progress", "cancel it first"),
+        ("pause", "paused", "cancel it first"),
+        ("cancel", "cancelling", "repeat the call when its running items have ended"),
+    ],
+)
+def test_a_job_that_is_not_over_is_not_deleted(queue, line, result, *, verb, state, advice):
+    job_id = submit(queue, line, 2)
+    (claimed,) = queue.leases.claim(job_id, 1, "w1")
+    getattr(queue.jobs, verb)(job_id)
+    with pytest.raises(JobStateConflict) as caught:
+        queue.jobs.delete(job_id)
+
+    assert str(caught.value) == f"job {job_id} is {state}: only a job that is over can be deleted; {advice}"
+    assert queue.leases.finish("w1", claimed, result(claimed)) is Outcome.DONE
+    assert "r0" in ids(queue, job_id)
 
 
 def test_jobs_are_listed_in_the_order_of_their_submission(queue, line):

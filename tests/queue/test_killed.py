@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from contextlib import suppress
 
+from ballast_queue.errors import JobNotFound, JobStateConflict
 from ballast_queue.job import JobState, Outlook, Result
 from ballast_queue.redis_store import Queue
 from ballast_queue.settings import QueueSettings
@@ -57,9 +59,13 @@ def churn(url: str, name: str, seed: int) -> None:
 
     def bother() -> None:
         jobs = queue.jobs.all()
-        if jobs:
-            job = draw.choice(jobs)
-            if job.state is JobState.COMPLETED:
+        if not jobs:
+            return
+        job = draw.choice(jobs)
+        with suppress(JobNotFound, JobStateConflict):  # another process may delete it, or redrive it
+            if job.state.is_over and draw.random() < 0.3:
+                queue.jobs.delete(job.id)
+            elif job.state is JobState.COMPLETED:
                 queue.jobs.redrive(job.id, takes_all=draw.random() < 0.5)
             elif job.state.is_over or draw.random() < 0.9:
                 queue.timers.run_due()

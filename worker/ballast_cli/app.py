@@ -66,6 +66,7 @@ for _name, _run, _panel, _examples in (
     ("pause", transitions.pause, _WORK, transitions.PAUSE_EXAMPLES),
     ("resume", transitions.resume, _WORK, transitions.RESUME_EXAMPLES),
     ("redrive", redrive.redrive, _WORK, redrive.EXAMPLES),
+    ("delete", transitions.delete, _WORK, transitions.DELETE_EXAMPLES),
     ("jobs", jobs.jobs, _STATE, jobs.EXAMPLES),
     ("job", job.job, _STATE, job.EXAMPLES),
     ("top", top.top, _STATE, top.EXAMPLES),

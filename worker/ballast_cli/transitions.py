@@ -1,4 +1,4 @@
-"""`ballast cancel`, `ballast pause`, and `ballast resume`: change the state of one job."""
+"""`ballast cancel`, `ballast pause`, `ballast resume`, and `ballast delete`: change or delete one job."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 CANCEL_EXAMPLES = examples("ballast cancel job-1f3a")
 PAUSE_EXAMPLES = examples("ballast pause job-1f3a")
 RESUME_EXAMPLES = examples("ballast resume job-1f3a")
+DELETE_EXAMPLES = examples(
+    "ballast delete job-1f3a",
+    "ballast cancel job-1f3a && ballast delete job-1f3a   # refused while items run: repeat the second command",
+)
 
 
 def _transition(
@@ -74,3 +78,26 @@ resume = _transition(
     lambda job: f"{job.counts.waiting:,} of {counted(job.counts.total, 'item')} waiting for a slot",
     purpose="Resume a paused job.",
 )
+
+
+def delete(
+    *,
+    job_id: JobId,
+    redis_url: RedisUrl = None,
+    queue: QueueName = None,
+    password_file: PasswordFile = None,
+    ca_file: CaFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete a job that is over, with its lines and results.
+
+    It frees their memory in Redis before the end of `resultsDays`. A job that is not over is refused: cancel it first.
+    The key of the job may name another job then.
+    """
+    place = Place.of(redis_url, queue, password_file, ca_file=ca_file)
+    with open_queue(place) as connected:
+        connected.jobs.delete(job_id)
+    if as_json:
+        print_json({"version": 1, "queue": place.queue, "deleted": job_id})
+    else:
+        say(f"{job_id} is deleted, with its results.")

@@ -1260,20 +1260,27 @@ local function sweep(keys, argv)
   return num
 end
 
--- ARGV: job id. Deletes a job after the retention of its results. Reply: 1 if it did.
+-- ARGV: job id, 1 if a user deletes it (an older version sends none). Deletes a job that is over: after the retention of its
+-- results, or at once for a user. Reply: 1 if it did; for a user ok | missing | conflict, the state.
 local function forget(keys, argv)
-  local k, timer = bind(keys), 'forget:' .. argv[1]
+  local k, timer, is_user = bind(keys), 'forget:' .. argv[1], argv[2] == '1'
   local at, job = call('ZSCORE', k.timers, timer), load_job(k)
-  if not at or tonumber(at) > clock() then return 0 end
+  local is_over = job and OVER[job.state]
+  if is_user then
+    if not is_over then return {job and 'conflict' or 'missing', job and job.state or ''} end
+  elseif not at or tonumber(at) > clock() then
+    return 0
+  end
+  if is_over then require_numbers(job, SUMMED, 1) end
   call('ZREM', k.timers, timer)
-  if not job or not OVER[job.state] then return 0 end
+  if not is_over then return 0 end
   -- Not `-job[field]`: that of 0 is -0.0, which Redis before 7.2.5 writes as `-0`, and HINCRBY refuses that.
   for _, field in ipairs(SUMMED) do call('HINCRBY', k.totals, field, 0 - job[field]) end
   call('HINCRBY', k.totals, 'jobs:' .. job.state, -1)
   if job.key ~= '' then call('HDEL', k.keys, job.tenant .. '\n' .. job.key) end
   call('ZREM', k.jobs, job.id)
   call('UNLINK', k.job, k.items, k.live, k.returned, k.delayed, k.leases, k.prefixes, k.dead, k.results, k.ids)
-  return 1
+  return is_user and {'ok', job.state} or 1
 end
 
 -- Changes by users

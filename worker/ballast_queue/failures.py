@@ -69,7 +69,7 @@ def failure_of(error: Exception) -> QueueError:
         return QueueForbidden("Redis refused this user: check user name and password")
     if isinstance(error, refusals.OutOfMemoryError):
         return QueueFull(
-            "Redis has no memory left: raise maxmemory, or wait until Ballast deletes the results of old jobs"
+            "Redis has no memory left: raise maxmemory, delete jobs, or wait until the results of old jobs expire"
         )
     if isinstance(error, ReplyTooLarge):
         return RefusedCall(

@@ -179,6 +179,10 @@ class Functions:
     def forget(self, job_id: str) -> Call:
         return self._of_job("forget", job_id)
 
+    def delete(self, job_id: str) -> Call:
+        """The function `forget` for a user, who deletes a job that is over before the end of its retention."""
+        return self._of_job("forget", job_id, 1)
+
     def hold(self, job_id: str, how: Literal["paused", "resumed"]) -> Call:
         return self._of_job("hold", job_id, how)
 

@@ -84,6 +84,24 @@ class Jobs:
         """
         return self._hold(job_id, "resumed")
 
+    @readable("a job")
+    def delete(self, job_id: str) -> None:
+        """Delete a job that is over, with its lines, results and idempotency key.
+
+        Raises:
+            JobNotFound: the queue has no job with this id, or not any more.
+            JobStateConflict: the job is not over.
+        """
+        status, state = self._store.call(self._store.functions.delete(job_id))
+        if status == b"missing":
+            raise JobNotFound(job_id, self._store.name)
+        if status == b"conflict":
+            is_ending = JobState(state.decode()) in {JobState.CANCELLING, JobState.FINALIZING}
+            advice = "repeat the call when its running items have ended" if is_ending else "cancel it first"
+            raise JobStateConflict(
+                f"job {job_id} is {state.decode()}: only a job that is over can be deleted; {advice}"
+            )
+
     @readable("the jobs")
     def redrive(self, job_id: str, *, takes_all: bool = False) -> Redriven:
         """Return the dead letters of a job to the queue with new attempts, and remove their error results.

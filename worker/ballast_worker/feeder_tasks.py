@@ -12,7 +12,7 @@ from ballast_queue.errors import QueueError, QueueFull, RefusedCall, UnreadableV
 
 log = Log(__name__)
 
-FULL = "redis is full and a task waits: raise maxmemory, cancel jobs, or wait until the results of old jobs expire"
+FULL = "redis is full and a task waits: raise maxmemory, delete jobs, or wait until the results of old jobs expire"
 REPEAT_SECONDS = 600.0
 """How soon the log has the same kind of error of a task again, so that it names the cause while the task fails."""
 

@@ -106,7 +106,7 @@ def _no_writes(scene: Scene) -> Iterator[str]:
 def _no_memory(scene: Scene) -> Iterator[str]:
     if scene.stats.is_exhausted:
         yield (
-            "Redis gives out no item, because it uses more than 1.2 times its maxmemory: raise maxmemory, cancel jobs, "
+            "Redis gives out no item, because it uses more than 1.2 times its maxmemory: raise maxmemory, delete jobs, "
             "or wait until the results of old jobs expire"
         )
 
