@@ -162,7 +162,8 @@ class Submissions:
             raise
         except QueueError as error:
             error.add_note(
-                f"job {job.job_id} keeps the lines stored so far: submit again with the same key, or cancel and delete the job"
+                f"job {job.job_id} keeps the lines stored so far: submit again with the same key, or cancel and delete "
+                "the job"
             )
             raise
         is_new = job.job_id == job_id  # even if the reply to the first attempt was lost
