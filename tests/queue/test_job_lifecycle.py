@@ -294,3 +294,24 @@ def test_a_reader_gets_no_result_again_because_of_a_redrive(queue, line, result)
 
     assert seen == ["r0", "r1"]
     assert [found.custom_id for found in following] == ["r1"]
+
+
+def test_a_reader_follows_a_job_that_is_redriven_after_its_end_was_seen(queue, line, result):
+    job_id = submit(queue, line, 2)
+    done, failed = queue.leases.claim(job_id, 2, "w1")
+    queue.leases.finish("w1", done, result(done))
+    queue.leases.retry(failed, "oops", "x", is_retryable=False)
+    calls = []
+
+    def attempt(call):
+        calls.append(call)
+        if len(calls) == 2:  # the first one finds that the job is over
+            queue.jobs.redrive(job_id, takes_all=True)
+        if len(calls) == 6:  # after an empty page, and after the one that finds that it is not over any more
+            (again,) = queue.leases.claim(job_id, 1, "w1")
+            queue.leases.finish("w1", again, result(again))
+        return call()
+
+    found = queue.results.read(job_id, follow=True, poll_seconds=0.01, attempt=attempt)
+
+    assert [one.custom_id for one in found] == ["r0", "r1"]

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ballast_queue.batch_lines import CHUNK_LINES, read_lines
-from ballast_queue.errors import JobStateConflict, OtherLines, QueueUnavailable
+from ballast_queue.errors import JobNotFound, JobStateConflict, OtherLines, QueueUnavailable
 from ballast_queue.job import Claimed, JobState
 from ballast_queue.line_digest import LineDigest
 from ballast_queue.redis_store import Queue
@@ -346,13 +346,26 @@ def test_a_submitter_that_is_killed_loses_and_doubles_no_line(queue: Queue, desk
     assert desk.differences() == []
 
 
-if __name__ == "__main__":
-    submit_for_ever(*sys.argv[1:])
-
-
 def test_a_submitter_whose_calls_run_twice_stores_each_line_once(queue):
     lines = make_lines(MANY)
     done = queue.submissions.submit(iter(lines), key="k", attempt=lambda call: (call(), call())[1])
 
     assert (done.accepted, done.is_new, done.was_closed) == (MANY, True, False)
     assert [item.custom_id for item in drain(queue, done.job_id)] == [f"r{number}" for number in range(MANY)]
+
+
+def test_a_submitter_whose_job_is_deleted_does_not_hear_that_it_keeps_lines(queue):
+    def deleted(call):
+        for job_id in queue.jobs.ids():
+            queue.jobs.cancel(job_id)
+            queue.jobs.delete(job_id)
+        return call()
+
+    with pytest.raises(JobNotFound) as caught:
+        queue.submissions.submit(make_lines(1), key="k", attempt=deleted)
+
+    assert not hasattr(caught.value, "__notes__")
+
+
+if __name__ == "__main__":
+    submit_for_ever(*sys.argv[1:])

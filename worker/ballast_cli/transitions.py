@@ -92,7 +92,7 @@ def delete(
     """Delete a job that is over, with its lines and results.
 
     It frees their memory in Redis before the end of `resultsDays`. A job that is not over is refused: cancel it first.
-    The key of the job may name another job then.
+    A submission with its key is a new job then.
     """
     place = Place.of(redis_url, queue, password_file, ca_file=ca_file)
     with open_queue(place) as connected:

@@ -55,9 +55,11 @@ class Results:
                         succeeded = entry if result.error is None else succeeded
                         yield result
             if not follow or is_over:
-                # The last page of a job that was deleted meanwhile is empty, too.
-                attempt(partial(self._jobs.get, job_id))
-                return
+                # The last page of a job that was deleted meanwhile is empty, too, and a redrive or a failover may have
+                # removed the end of the results.
+                is_over = attempt(partial(self._jobs.get, job_id)).state.is_over
+                if not follow or is_over:
+                    return
             attempt(partial(self._store.connection.wait_for_entry, key, seen, poll_seconds))
 
     def dead_letters(self, job_id: str) -> Iterator[DeadLetter]:

@@ -13,7 +13,15 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 from ballast_queue.batch_lines import as_bytes, content_of, take
-from ballast_queue.errors import DeadlinePassed, EmptyJob, InvalidJob, JobStateConflict, OtherLines, QueueError
+from ballast_queue.errors import (
+    DeadlinePassed,
+    EmptyJob,
+    InvalidJob,
+    JobNotFound,
+    JobStateConflict,
+    OtherLines,
+    QueueError,
+)
 from ballast_queue.functions import Source
 from ballast_queue.job import LAST_DEADLINE, Submission
 from ballast_queue.keys import require_utf8
@@ -137,6 +145,7 @@ class Submissions:
             InvalidJob: tenant, priority, deadline or key is wrong, or there is no line.
             OtherLines: the key names a job with other lines.
             JobStateConflict: the job was cancelled or has expired during the call.
+            JobNotFound: it was deleted during the call.
             QueueFull, QueueUnavailable, LinesLost: repeat the call with the same key to continue.
         """
         settings = self._settings.read()
@@ -158,7 +167,7 @@ class Submissions:
         )
         try:
             stored = sending.compare(job.stored) if job.is_closed else sending.run(job.stored)
-        except (OtherLines, JobStateConflict):
+        except (OtherLines, JobNotFound, JobStateConflict):
             raise
         except QueueError as error:
             error.add_note(

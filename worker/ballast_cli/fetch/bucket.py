@@ -78,8 +78,8 @@ class Bucket:
 
     def _with_digest(self, file: File) -> File:
         head = self._client.head_object(Bucket=self._location.root, Key=self._key(file.name), ChecksumMode="ENABLED")
-        if "ETag" in head:
-            self._unchanged[file.name] = {"IfMatch": head["ETag"]}
+        if tag := head.get("ETag"):
+            self._unchanged[file.name] = {"IfMatch": tag}
         else:  # as of a file that was put into the directory of the store. The time has lost its fraction of a second
             self._unchanged[file.name] = {"IfUnmodifiedSince": head["LastModified"] + timedelta(seconds=1)}
         return File(file.name, file.size, best_digest(head))
