@@ -69,7 +69,8 @@ def results(
         return
     if follow and after.state.is_over:
         raise CliError(
-            f"{job_id} has {total} and is over, but Redis had only {written:,} results. Run the command again."
+            f"{job_id} has {total} and is over, but Redis had only {written:,} results. Run the command again. If it "
+            "finds no more, Redis lost the others: submit their lines as another job."
         )
     if file is not None:
         say(f"The job has {total}. Run the command again with --follow to wait for the rest.")

@@ -95,8 +95,8 @@ class JobNotFound(QueueError):
 
     def __init__(self, job_id: str, queue: str) -> None:
         super().__init__(
-            f"found no job {job_id!r} in queue {queue!r}: `ballast jobs` lists the jobs; Ballast deletes a job and its "
-            "results some days after its end"
+            f"found no job {job_id!r} in queue {queue!r}: `ballast jobs` lists the jobs; a job and its results are "
+            "deleted some days after its end, or by `ballast delete`"
         )
 
 
