@@ -38,6 +38,18 @@ WORKERS: dict[str, tuple[list[WorkerStatus], str]] = {
         [make_status(offline=ClassLoad(running=4, waiting=4))],
         "and the KV cache has blocks: of 8 slots of 1 worker online holds 0 with 0 waiting, offline 4",
     ),
+    "adapters without a place": (
+        [make_status(online=ClassLoad(running=6), offline=ClassLoad(waiting=4, held_up=4))],
+        "Online requests of other adapters hold all places for adapters (`--max-loras`): 4 prefetched items wait",
+    ),
+    "no slot and no place": (
+        [make_status(online=ClassLoad(running=6), offline=ClassLoad(running=2, waiting=4, held_up=1))],
+        "and 3 items are prefetched for the next slots",
+    ),
+    "a place on another worker": (
+        [make_status(offline=ClassLoad(waiting=4, held_up=4)), make_status(worker_id="w2")],
+        "Nothing blocks it: a worker can claim 3 items",
+    ),
     "parked": ([FULL], "3 items are parked and keep their KV"),
     "the SLO's ceiling": (
         [make_status(batch_ceiling=4, online=ClassLoad(running=3), offline=ClassLoad(running=1, reserved=1))],

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from http import HTTPStatus
+
 import pytest
 from queue_objects import ids, submit
 
@@ -25,6 +27,20 @@ def test_attempts_are_spent_after_five_and_leave_a_dead_letter(impatient, line):
     assert (found.status_code, found.error) == (500, {"code": "engine_failed", "message": "the step failed"})
     assert (job.state, job.counts.failed) == (JobState.COMPLETED, 1)
     assert queue.stats().dead_letters == 1
+
+
+def test_a_number_of_a_subclass_is_stored_as_the_number(queue, line):
+    class Verbose(float):
+        def __repr__(self) -> str:
+            return f"Verbose({float(self)})"
+
+    job_id = submit(queue, line, 1)
+    (claimed,) = queue.leases.claim(job_id, 1, "w1")
+    queue.leases.retry(claimed, "oops", "x", is_retryable=False, status_code=HTTPStatus.BAD_REQUEST)
+    (found,) = queue.results.read(job_id)
+
+    assert found.status_code == 400
+    assert queue.ledger.charge({"a": Verbose(0.5)}).tenants == {"a": 0.5}
 
 
 def test_five_expired_leases_make_a_dead_letter(queue, desk, line, result):

@@ -174,6 +174,7 @@ def held_up(core: BareCore) -> tuple[list[str], bool]:
     """Return the requests that have waited for some time and are held up, and whether the reservation is met."""
     with mock.patch.object(core.scheduler, "clock", return_value=time.monotonic() + 2 * HELD_UP_SECONDS):
         found = core.scheduler.ballast_stats()
+    assert found["stats"].offline.held_up == len(found["held_up"])
     return found["held_up"], found["stats"].is_reservation_met
 
 

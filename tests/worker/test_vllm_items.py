@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
+from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
@@ -140,7 +141,7 @@ async def test_the_answer_of_an_item_is_stored_as_vllm_wrote_it(name):
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("status", [0, 400, 404, 408, 409, 422, 425, 429, 500, 503])
+@pytest.mark.parametrize("status", [0, HTTPStatus.BAD_REQUEST, 404, 408, 409, 422, 425, 429, 500, 503])
 async def test_an_item_is_tried_again_unless_each_attempt_would_be_refused(status: int):
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if not status:
@@ -151,7 +152,7 @@ async def test_an_item_is_tried_again_unless_each_attempt_would_be_refused(statu
     [failure] = in_flight.failures
 
     assert failure.is_retryable == (status not in {400, 404, 422})
-    assert failure.status_code == (status or 500)
+    assert repr(failure.status_code) == str(int(status or 500))
 
 
 @pytest.mark.anyio

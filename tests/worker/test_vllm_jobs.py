@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from served_vllm import BODY, as_item, leave, reported, rounds, running, submit, wait_until
@@ -129,6 +130,18 @@ async def test_an_item_with_many_prompts_at_the_cap_of_its_tenant_leaves_the_oth
     assert tenants.count("other") >= 5
     assert not status.can_claim
     assert any("its cap: 1 item of 40 requests under lease, at most 3 slots" in sentence for sentence in said), said
+
+
+async def test_a_job_whose_adapter_gets_no_place_waits_for_one(vllm_queue):
+    async with running(slots=8) as found:
+        job_id = await submit(vllm_queue, [as_item(f"{i}") for i in range(90)])
+        await found.sent("r1")
+        held_up = found.engine.held_up = {f"r{n}": SimpleNamespace(tenant="default") for n in (1, 2)}
+        await wait_until(lambda: [w.offline.held_up for w in vllm_queue.workers.statuses()] == [len(held_up)])
+        said = why(vllm_queue.jobs.get(job_id), scene(vllm_queue))
+        await leave(found)
+
+    assert "hold all places for adapters (`--max-loras`): 2 prefetched items wait for a place" in said[-1]
 
 
 async def test_the_queue_learns_of_an_adapter_that_is_loaded_later(vllm_queue):

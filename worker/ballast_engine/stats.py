@@ -61,6 +61,8 @@ class ClassStats:
     running: int = 0
     parked: int = 0
     waiting: int = 0
+    held_up: int = 0
+    """Those waiting for a place of their adapter in vLLM, while online requests of other adapters hold all places."""
     reserved: int = 0
     """Slots kept for this class; online keeps what offline does not reserve."""
     borrowed: int = 0

@@ -15,6 +15,7 @@ from ballast_openai.body import (
     COMPLETIONS_URL,
     COUNT_LIMIT,
     URL_NAMES,
+    CompletionBody,
     is_unicode,
     opening_of_chat,
     opening_of_prompt,
@@ -29,12 +30,12 @@ RERANK_URL = "/v1/rerank"
 ITEM_URLS = (CHAT_URL, COMPLETIONS_URL, RESPONSES_URL, EMBEDDINGS_URL, SCORE_URL, RERANK_URL)
 """The URLs that an item may have. Which of them a worker serves depends on its engine and its model."""
 
-_LIMITS = {
+LIMITS = {
     CHAT_URL: ("max_completion_tokens", "max_tokens"),
     COMPLETIONS_URL: ("max_tokens",),
     RESPONSES_URL: ("max_output_tokens",),
 }
-"""URL -> the fields that limit generated tokens. The other URLs generate none."""
+"""URL -> the fields that limit generated tokens, the first that is set. The other URLs generate none."""
 _PROMPTS = {CHAT_URL: (), COMPLETIONS_URL: ("prompt", "prompt_embeds"), RESPONSES_URL: ()}
 """URL -> the fields that may hold a list of prompts. With another URL, any field may hold a list of inputs."""
 _CONVERSATIONS = ("messages", "input")
@@ -43,8 +44,6 @@ _OPENINGS = ("messages", "instructions", "prompt", "input", "query", "text_1")
 """Fields with the start of the prompt, the first found counts."""
 MOST_REQUESTS = 2048
 """Requests of one item, and of one call to an encoder. OpenAI's API takes as many inputs in a call."""
-_COMPLETION_TOKENS = 16
-"""The default of `max_tokens` of `/v1/completions`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +109,13 @@ def _length(field: str, value: object) -> int:
 
 
 def _num_output(url: str, body: Mapping[str, Any], num_requests: int) -> int | None:
-    fields = _LIMITS.get(url)
+    fields = LIMITS.get(url)
     if fields is None:
         return 0
     field = next((field for field in fields if body.get(field) is not None), fields[-1])
     limit = body.get(field)
     if limit is None and url == COMPLETIONS_URL:
-        limit = _COMPLETION_TOKENS
+        limit = CompletionBody.model_fields["max_tokens"].default
     if type(limit) is not int or not 0 <= limit < COUNT_LIMIT:
         return None  # the engine refuses it
     total = limit * num_requests

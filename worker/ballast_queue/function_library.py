@@ -128,7 +128,7 @@ class FunctionLibrary:
             # Without a node, redis-py sends all arguments to the server twice more, which finds the keys in them.
             node = client.get_node_from_key(keys[0])  # type: ignore[no-untyped-call]
         options = {} if node is None else {"target_nodes": node}
-        return client.execute_command(command, PREFIX + function, len(keys), *keys, *arguments, **options)
+        return client.execute_command(command, PREFIX + function, len(keys), *keys, *map(_plain, arguments), **options)
 
     def _replies(self, calls: Sequence[Call]) -> list[Any]:
         """Return a reply or an error for each call. The pipeline of a cluster would repeat calls without a reply."""
@@ -160,6 +160,13 @@ class FunctionLibrary:
             if isinstance(reply, Exception):
                 raise reply
         return replies
+
+
+def _plain(argument: Argument) -> Argument:
+    """Return a number without its subclass, such as an enum, of which redis-py would send the `repr`."""
+    if isinstance(argument, int):
+        return int(argument)
+    return float(argument) if isinstance(argument, float) else argument
 
 
 def _is_missing(reply: object) -> bool:

@@ -35,6 +35,8 @@ class ClassLoad(_Published):
     running: Count = 0
     parked: Count = 0
     waiting: Count = 0
+    held_up: Count = 0
+    """Those waiting for a place of their adapter in vLLM, while online requests of other adapters hold all places."""
     reserved: Count = 0
     borrowed: Count = 0
     """Slots held beyond the reservation."""

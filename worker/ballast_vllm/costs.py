@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
-from ballast_openai.body import CHAT_URL
 from ballast_openai.chat_limits import (
     MOST_INDENTS,
     MOST_MESSAGES,
@@ -29,13 +28,13 @@ from ballast_openai.chat_limits import (
     wrong_token,
 )
 from ballast_openai.errors import describe
-from ballast_openai.item_body import RESPONSES_URL
+from ballast_openai.item_body import LIMITS
 from ballast_vllm.bodies import CONVERSATIONS_URL
 
 SPEECH_URLS = "/v1/audio/"
 """How the paths of transcriptions and translations begin."""
-LIMITS = {CHAT_URL: "max_completion_tokens", SPEECH_URLS: "max_completion_tokens", RESPONSES_URL: "max_output_tokens"}
-"""How a path begins -> the field that limits the tokens of an answer. For others, it is `max_tokens`."""
+_LIMITS = {**LIMITS, SPEECH_URLS: ("max_completion_tokens",)}
+"""How a path begins -> the fields that limit the tokens of an answer. For others, it is `max_tokens`."""
 MOST_PATTERN = 512
 """Tokens of the longest repeated pattern. For each size of a pattern, vLLM calls a function after each new token."""
 MOST_COMPARISONS = 6000
@@ -148,7 +147,7 @@ class Asked:
         """Return what a call of this path asks for before vLLM has read its body."""
         return cls(
             hides_logprobs=path.startswith(SPEECH_URLS),
-            limit=next((field for begin, field in LIMITS.items() if path.startswith(begin)), "max_tokens"),
+            limit=next((fields[0] for begin, fields in _LIMITS.items() if path.startswith(begin)), "max_tokens"),
             can_stream=not is_item and path != CONVERSATIONS_URL,
         )
 

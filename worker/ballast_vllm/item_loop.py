@@ -124,7 +124,8 @@ class HttpItemLoop(EndedItems):
         async def send(message: Message) -> None:
             nonlocal is_json
             if message["type"] == "http.response.start":
-                item.status, item.call.responded_at = message["status"], time.monotonic()
+                # Starlette passes on a member of `HTTPStatus`.
+                item.status, item.call.responded_at = int(message["status"]), time.monotonic()
                 kinds = [value for name, value in message.get("headers", ()) if name == b"content-type"]
                 is_json = any(kind.startswith(b"application/json") for kind in kinds)
             else:

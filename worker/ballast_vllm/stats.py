@@ -42,7 +42,12 @@ def message(counters: Counters, host: Host, *, kv_free: int, kv_cached: int, kv_
         num_blocked=num_blocked,
     )
     return {
-        "stats": replace(stats, kv_offline=kv_offline, reservation=_reservation(host, held_up.values())),
+        "stats": replace(
+            stats,
+            offline=replace(stats.offline, held_up=len(held_up)),
+            kv_offline=kv_offline,
+            reservation=_reservation(host, held_up.values()),
+        ),
         "held_up": list(held_up),
         "in_step": dict(counters.in_step),
         "recent": counters.since(since),

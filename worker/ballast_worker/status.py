@@ -123,6 +123,7 @@ class SmoothedRates:
             running=of.running,
             parked=of.parked,
             waiting=of.waiting,
+            held_up=of.held_up,
             reserved=of.reserved,
             borrowed=of.borrowed,
             prefill_tokens_per_second=round(rates.prefill, 3),

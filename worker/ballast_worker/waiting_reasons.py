@@ -128,14 +128,24 @@ def _no_worker(scene: Scene) -> Iterator[str]:
 
 
 def _no_slot(scene: Scene) -> Iterator[str]:
-    """Report that offline work has every slot that it may have now."""
-    ready = scene.ready
-    if any(_free_slots(worker) > 0 for worker in ready):
-        return
+    """Report that offline work has every slot, or every place for adapters, that it may have now."""
+    free = [worker for worker in scene.ready if _free_slots(worker) > 0]
+    if not free:
+        yield from _all_slots_taken(scene.ready)
+    held_up = sum(worker.offline.held_up for worker in scene.ready)
+    if held_up and all(worker.offline.held_up for worker in free):
+        yield (
+            "Online requests of other adapters hold all places for adapters (`--max-loras`): "
+            f"{counted(held_up, 'prefetched item waits', 'prefetched items wait')} for a place, and further items of "
+            "the same adapters wait in the queue"
+        )
+
+
+def _all_slots_taken(ready: Sequence[WorkerStatus]) -> Iterator[str]:
     slots = sum(worker.slots for worker in ready)
     online, offline = [worker.online for worker in ready], [worker.offline for worker in ready]
     running, reserved = sum(load.running for load in offline), sum(load.reserved for load in offline)
-    ahead = sum(load.waiting for load in offline)
+    ahead = sum(map(_num_ahead, ready))
     held = sum(free for worker in ready if (free := _unused_slots(worker)) > 0)
     why = "No slot is free for it"
     if held:
@@ -160,7 +170,12 @@ def _no_slot(scene: Scene) -> Iterator[str]:
 
 def _free_slots(worker: WorkerStatus) -> int:
     """Return the slots that offline could use now, less the prefetched items."""
-    return _unused_slots(worker) - worker.offline.waiting
+    return _unused_slots(worker) - _num_ahead(worker)
+
+
+def _num_ahead(worker: WorkerStatus) -> int:
+    """Return the prefetched items that can take the next slots."""
+    return max(0, worker.offline.waiting - worker.offline.held_up)
 
 
 def _unused_slots(worker: WorkerStatus) -> int:

@@ -11,8 +11,10 @@ from contextlib import closing, contextmanager
 import pytest
 from small_models import config_of, make_adapter
 
+from ballast_cli.explain import scene
 from ballast_queue.redis_store import Queue
 from ballast_vllm.engine_client import PROMPT_LOGPROBS
+from ballast_worker.waiting_reasons import why
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -202,8 +204,12 @@ def test_items_run_behind_those_whose_adapter_gets_no_place(serving_one_at_a_tim
             first, *others = jobs
             eventually(lambda: all(queue.jobs.get(job_id).state.is_over for job_id in others), "the others to be over")
             waiting = queue.jobs.get(first).counts.waiting
+            eventually(lambda: queue.workers.statuses()[0].offline.held_up, "the status to count the items held up")
+            said = why(queue.jobs.get(first), scene(queue))
         finally:
             is_over.set()
         eventually(lambda: queue.jobs.get(first).counts.succeeded == 40, "the items to run after the online requests")
 
     assert waiting > 20
+    assert any("Online requests of other adapters hold all places" in sentence for sentence in said), said
+    assert not any("SLO" in sentence for sentence in said), said

@@ -67,6 +67,12 @@ BODIES = {
     ),
     "response": ("/v1/responses", {"input": "Say it.", "max_output_tokens": 16}),
 }
+INVALID = {
+    "chat": ("/v1/chat/completions", {"messages": ASK, "temperature": "hot"}, "temperature"),
+    "prompt": ("/v1/completions", {"prompt": {"a": 1}}, "prompt"),
+    "input": ("/v1/responses", {"input": 5}, "input"),
+}
+"""Items that vLLM's validation of their fields refuses, with a part of its sentence."""
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +133,8 @@ def test_an_item_that_vllm_refuses_is_a_dead_letter_with_the_sentence_of_vllm(se
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": deep}}
     schema = as_line("schema", "/v1/chat/completions", messages=ASK, max_tokens=8, response_format=form)
     good = as_line("good", "/v1/completions", prompt="Once", max_tokens=2)
-    results = items([schema, wrong, unknown, logprobs, beams, good])
+    invalid = [as_line(name, url, **body) for name, (url, body, _) in INVALID.items()]
+    results = items([schema, wrong, unknown, logprobs, beams, good, *invalid])
 
     assert results["good"].status_code == 200
     assert [results[name].status_code for name in ("logprobs", "beams")] == [400, 400]
@@ -138,6 +145,9 @@ def test_an_item_that_vllm_refuses_is_a_dead_letter_with_the_sentence_of_vllm(se
     assert results["long"].status_code == 400
     assert "5000" in results["long"].error["message"]
     assert "expected /v1/chat/completions, /v1/completions or /v1/responses" in results["x"].error["message"]
+    for name, (_, _, said) in INVALID.items():
+        assert results[name].status_code == 400
+        assert said in results[name].error["message"]
 
 
 def test_the_series_of_a_worker_are_beside_those_of_vllm(serving, items, as_line):

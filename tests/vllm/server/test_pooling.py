@@ -17,6 +17,14 @@ BODIES = {
 }
 
 
+INVALID = {
+    "/v1/embeddings": ({"input": 5}, "input"),
+    "/v1/score": ({"text_1": "Once"}, "text_2"),
+    "/v1/rerank": ({"query": "Once"}, "documents"),
+}
+"""Bodies that vLLM's validation of their fields refuses, by URL, with a part of its sentence."""
+
+
 def numbers(found: object) -> list[float]:
     """All numbers of a response in order, without ids and times."""
     if isinstance(found, dict):
@@ -35,6 +43,7 @@ def test_items_of_a_pooling_model_have_the_values_of_online_requests(start, wand
         lines += [
             as_line("chat", "/v1/chat/completions", messages=[]),
             as_line("bytes", "/v1/embeddings", input="Once", encoding_format="bytes"),
+            *(as_line(url, url, **body) for url, (body, _) in INVALID.items()),
         ]
         results = run_job(NAME, lines)
         series = serving.series()
@@ -45,6 +54,9 @@ def test_items_of_a_pooling_model_have_the_values_of_online_requests(start, wand
         assert numbers(results[name].body) == pytest.approx(numbers(response.json()), abs=1e-5), name
         assert results[name].tokens_in > 0
     assert "expected /v1/embeddings, /v1/score or /v1/rerank" in results["chat"].error["message"]
+    for url, (_, said) in INVALID.items():
+        assert results[url].status_code == 400
+        assert said in results[url].error["message"]
     assert (results["bytes"].status_code, results["bytes"].error["message"]) == (400, NOT_JSON)
     assert series['ballast_requests_total{class="offline",outcome="stop"}'] == 3
     assert series['ballast_requests_total{class="online",outcome="stop"}'] == 3
