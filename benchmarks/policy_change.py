@@ -26,6 +26,7 @@ from functools import cache, partial
 from math import isfinite
 from multiprocessing import get_context
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from pooled import pooled, rotated
@@ -145,6 +146,17 @@ def burst(seed: int, seconds: float) -> Trace:
     return generate(16.0, share=share, seconds=4 * seconds, lengths=azure(), seed=seed)
 
 
+def long_context(seed: int, seconds: float) -> Trace:
+    """Draw prompts of 8,000 to 30,000 tokens with short answers, as those with retrieved documents are."""
+    random = Random(seed)
+    lengths = [
+        Arrival(0.0, prompt, answer)
+        for prompt, answer in ((round(random.gauss(15_000, 6_000)), round(random.gauss(50, 20))) for _ in range(2_000))
+        if 8_000 <= prompt <= 30_000 and 10 <= answer <= 150
+    ]
+    return generate(1.0, seconds=seconds, lengths=lengths, seed=seed)
+
+
 def on_trace(
     seed: int,
     seconds: float,
@@ -154,11 +166,12 @@ def on_trace(
     ttft: float = 1.0,
     tpot: float = 0.05,
     slots: int = 256,
+    model: str = "llama-3-8b",
 ) -> tuple[Bench, float]:
     """Return a bench on a trace, and the load to which the trace is stretched."""
     trace = make(seed, seconds)
     engine = BenchEngine.of(
-        model="llama-3-8b", gpu="a100", ttft=ttft, tpot=tpot, slots=slots, chunk_tokens=512, online=trace,
+        model=model, gpu="a100", ttft=ttft, tpot=tpot, slots=slots, chunk_tokens=512, online=trace,
         offline=arxiv(),
     )  # fmt: skip
     bench = Bench(
@@ -214,6 +227,7 @@ def workloads() -> dict[str, Workload]:
         "arena-40": Workload(15, traced(load=0.4, make=slice_of_arena)),
         "bursts-40": Workload(15, traced(load=0.4, make=burst)),
         "bursts-40-32-slots-ttft-500": Workload(15, traced(load=0.4, make=burst, slots=32, ttft=0.5)),
+        "long-context-50": Workload(15, traced(load=0.5, make=long_context, ttft=10.0, model="qwen3-8b")),
         "caps-azure-40": Workload(30, traced(load=0.4), CAPS),
     }
     for load in (5, 20):
@@ -248,8 +262,8 @@ class SeedRuns:
     outcomes: tuple[Outcome, ...]
 
 
-known_maximums: dict[tuple[int, float, int], dict[str, BenchRow]] = {}
-"""Throughput of offline work alone, by slots, TPOT, and offline lengths. Each process has its own."""
+known_maximums: dict[tuple[object, ...], dict[str, BenchRow]] = {}
+"""Throughput of offline work alone, by model, slots, TPOT, and offline lengths. Each process has its own."""
 
 
 def measure(name: str, seed: int, *, is_quick: bool) -> SeedRuns:
@@ -257,7 +271,7 @@ def measure(name: str, seed: int, *, is_quick: bool) -> SeedRuns:
     chosen = workloads()[name]
     bench, load = chosen.make(seed, chosen.seconds(is_quick=is_quick))
     # Several workloads share a maximum throughput, which takes seconds to measure.
-    key = (bench.config.slots, bench.bound_tpot or bench.config.tpot, hash(tuple(bench.offline)))
+    key = (bench.model, bench.config.slots, bench.bound_tpot or bench.config.tpot, hash(tuple(bench.offline)))
     bench.maximums = known_maximums.setdefault(key, bench.maximums)
     online = bench.online(load)
     outcomes = tuple(run(bench, online, variant) for variant in (ALONE, *chosen.variants))
@@ -576,6 +590,8 @@ def measured(names: Sequence[str], *, is_quick: bool, jobs: int) -> Iterator[tup
         futures = {pool.submit(measure, name, seed, is_quick=is_quick): (name, seed) for name, seed in tasks}
         for future in as_completed(futures):
             name, seed = futures[future]
+            if future.exception():
+                pool.shutdown(cancel_futures=True)
             of_seeds[name].append(future.result())
             done += cost[name]
             elapsed = (time.monotonic() - began) / 60

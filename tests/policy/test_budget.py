@@ -135,7 +135,7 @@ def test_a_step_of_online_alone_lends_nothing():
 
 
 def room(*decodes: Request, **snapshot) -> float:
-    return prefill_limits(make_snapshot(**snapshot), OnlineStep(decodes, (), ONLINE_ALONE, ONLINE_ALONE))[0]
+    return prefill_limits(make_snapshot(**snapshot), OnlineStep(decodes, (), ONLINE_ALONE, ONLINE_ALONE), 1)[0]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_patient_decode_catches_up_in_the_whole_of_its_answer(tokens: int, rat
     snapshot = make_snapshot(cost=replace(COST, k2=1e-7), expectation=expectation, typical_prompt=100)
     part = OnlineStep((request,), (), ONLINE_ALONE, ONLINE_ALONE)
 
-    assert prefill_limits(snapshot, part, is_patient=True)[0] == pytest.approx(0.1 + more)
+    assert prefill_limits(snapshot, part, 2)[0] == pytest.approx(0.1 + more)
 
 
 @pytest.mark.parametrize(
@@ -238,6 +238,8 @@ def test_an_answer_catches_up_in_its_first_tokens(short: int, answer: float, tok
     expectation = Expectation(online_short=short, online_answer=answer)
 
     assert room(young, expectation=expectation) == pytest.approx(0.05 + (tokens - 1) * 0.04)
+    step = OnlineStep((young,), (), ONLINE_ALONE, ONLINE_ALONE)
+    assert prefill_limits(make_snapshot(expectation=expectation), step)[0] == pytest.approx(0.05), "without patience"
 
 
 @pytest.mark.parametrize(
@@ -268,7 +270,7 @@ def test_an_answer_that_catches_up_only_with_others_waits_no_longer_than_they_le
     alike = Expectation(online_short=4, online_answer=4.0, online_rate=rate)
     snapshot = make_snapshot(config=replace(CONFIG, ttft=0.05), expectation=alike, typical_prompt=100)
 
-    found, _ = prefill_limits(snapshot, OnlineStep((young,), (), ONLINE_ALONE, ONLINE_ALONE))
+    found, _ = prefill_limits(snapshot, OnlineStep((young,), (), ONLINE_ALONE, ONLINE_ALONE), 1)
 
     assert found == pytest.approx(0.05 + (0.6 * 0.05 - ONLINE_ALONE))
 
@@ -446,6 +448,16 @@ def test_a_step_that_cannot_be_suspended_is_short_enough_for_all_who_arrive_in_i
     snapshot = make_snapshot(config=config, typical_prompt=100, residents=())
 
     assert step_budget(snapshot, OnlineStep(decodes, (), fixed, fixed)) == pytest.approx(expected)
+
+
+def test_a_step_of_online_prompts_is_no_longer_because_later_ones_may_suspend_it():
+    """A prompt that exceeds a nested step waits for its end."""
+    config = replace(CONFIG, tpot_share=1.0, can_suspend=True, tpot=0.02)
+    snapshot = make_snapshot(config=config, typical_prompt=100, expectation=Expectation(online_until=10.1))
+    prompts = OnlineStep((), (), COST.k0 + 0.005, COST.k0)
+
+    assert step_budget(snapshot, prompts) == pytest.approx(8 * COST.k0)
+    assert idle_budget(snapshot, prompts) > 8 * COST.k0, "these are of the reservation"
 
 
 @pytest.mark.parametrize(("until", "expected"), [(10.1, 8 * COST.k0), (9.9, 0.989)], ids=["expected", "not expected"])

@@ -199,7 +199,8 @@ class TestTriage:
     """EXACT takes 5 ms a step, 50 us a token of prefill and 0.2 ms a decode."""
 
     def make(self, **config) -> Engine:
-        return Engine(ttft=1.0, tpot=0.05, offline_share=0.0, chunk_tokens=512, num_blocks=20_000, **config)
+        usual = {"ttft": 1.0, "tpot": 0.05, "offline_share": 0.0, "chunk_tokens": 512, "num_blocks": 20_000}
+        return Engine(**usual | config)
 
     def waits(self, engine: Engine, tokens: int, waited: float = 0.0) -> Request:
         return engine.add(ONLINE, tokens, arrival=engine.now - waited, ttft=1.0, tpot=0.05)
@@ -427,7 +428,7 @@ class TestTriage:
         assert sum(dict(engine.plan().grants).values()) == 2048
 
     def test_it_does_not_hide_the_slack_of_later_requests(self):
-        engine = self.make()
+        engine = self.make(tpot=2.0)  # a quarter of it bounds a step of prompts alone
         self.waits(engine, 30_000)
         self.waits(engine, 200, waited=0.5)
 
@@ -525,6 +526,18 @@ class TestTriage:
             self.waits(engine, tokens, waited=waited)
 
         assert engine.plan().predicted_seconds <= 0.05 + 1e-9
+
+    @pytest.mark.parametrize(("waited", "falls_behind"), [(0.6, False), (0.75, True)])
+    def test_young_answers_fall_behind_for_prompts_that_need_half_of_their_time(
+        self, waited: float, falls_behind: bool
+    ):
+        """The prompt takes 0.1 s, and at the pace of the decodes 0.12 s."""
+        engine = self.make()
+        engine.extra["expectation"] = Expectation(online_short=100, online_answer=200.0)
+        self.decodes(engine)
+        self.waits(engine, 2_000, waited=waited)
+
+        assert (engine.plan().predicted_seconds > 0.05 + 1e-9) is falls_behind
 
     def test_a_deferred_prompt_is_finished_under_a_lasting_overload(self):
         slo = {"request_class": ONLINE, "output": 1, "ttft": 0.2, "tpot": 0.05}

@@ -14,7 +14,7 @@ from ballast_policy.snapshot import EngineSnapshot, PolicyConfig
 
 _MOST_BOUNDING = 32
 """Online prompts that bound the budget, the first in order. Bounds the cost of a step (`benchmarks/plan.py`)."""
-_SPENT = 0.5
+SPENT = 0.5
 """Share of its slack that online spends on one step. Half costs 1.8 points of the total (fast-steps-20),
 all of it 1.1 of TTFT (bursts-40-32)."""
 _PREFILL_PACE = 1.5
@@ -68,8 +68,8 @@ def step_budget(snapshot: EngineSnapshot, part: OnlineStep, alone: float = 0.0) 
     least_tpot, slack, saved = _decode_slack(snapshot, part)
     newcomer = _newcomer_bound(snapshot, part, saved)
     tpot = config.tpot_share * least_tpot + snapshot.cost.k5
-    decodes = online + _SPENT * max(0.0, slack)
-    prompts = online + _SPENT * max(0.0, _prefill_slack(snapshot, part))
+    decodes = online + SPENT * max(0.0, slack)
+    prompts = online + SPENT * max(0.0, _prefill_slack(snapshot, part))
     cap, length = _cap_bound(snapshot, alone), _longest(snapshot, part)
     smallest = min(newcomer, tpot, decodes, prompts, cap, length)
     full = online + _FULL * part.experts
@@ -92,18 +92,19 @@ def idle_budget(snapshot: EngineSnapshot, part: OnlineStep) -> float:
         bound = min(config.ttft, max(1, _beginning(snapshot) - 1) * (config.tpot - part.seconds))
     if snapshot.now <= snapshot.expectation.online_until:
         ratio = snapshot.allowance.lending_ratio if is_waited_for else 1.0
-        bound = min(_longest(snapshot, part), bound * ratio, _idle_cap_bound(snapshot))
+        length = _longest(snapshot, part) if is_waited_for else inf
+        bound = min(length, bound * ratio, _idle_cap_bound(snapshot))
     longest = max([request.num_tokens for request in (*snapshot.residents, *snapshot.waiting)], default=0)
     token = max(cost.decode(longest), cost.prefill(0, longest) if config.is_encoder else cost.prefill(longest, 1))
     return max(bound, _IDLE_STEP * cost.k0, (cost.k0 + token) * (1 + ROUNDING), part.seconds)
 
 
-def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep, *, is_patient: bool = False) -> tuple[float, float]:
+def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep, patience: int = 0) -> tuple[float, float]:
     """Return the seconds to which online prefill may extend this step, and the seconds of a usual step with prefill.
 
-    This step may last until a decode falls behind its mean TPOT. Young answers may fall behind if they catch up. If
-    `is_patient`, all answers may that very probably go on until they have caught up. The second figure is one TPOT, or
-    a step of which prefill has a third. Without decodes both are infinite; encoders: half of a TTFT.
+    This step may last until a decode falls behind its mean TPOT. With `patience` 1, young answers may fall behind if
+    they catch up, with 2 all that very probably go on until they have caught up. The second figure is one TPOT, or a
+    step of which prefill has a third. Without decodes both are infinite; encoders: half of a TTFT.
     """
     if snapshot.config.is_encoder:
         return snapshot.config.ttft / 2, inf
@@ -117,10 +118,10 @@ def prefill_limits(snapshot: EngineSnapshot, part: OnlineStep, *, is_patient: bo
     for request in part.decodes:  # written out: it runs in each step with online prefill
         tpot, num_output = request.tpot, request.num_output
         left = request.first_token + num_output * tpot - now
-        if num_output < short and tpot > fixed:  # answers that are alike fall behind together
+        if patience and num_output < short and tpot > fixed:  # answers that are alike fall behind together
             alike = (short - num_output) * (after_answers * tpot - fixed)
             left += max(0.0, (early - num_output) * (tpot - fixed), alike)
-        if is_patient and after_prompts * tpot > fixed:
+        if patience > 1 and after_prompts * tpot > fixed:
             num_tokens = max(0, usual.surely_reached(request) - max(short, num_output))
             left += num_tokens * (after_prompts * tpot - fixed)
         if left < inf and (left >= fixed or _catches_up(request, fixed - left, fixed)):
@@ -152,9 +153,9 @@ def _newcomer_bound(snapshot: EngineSnapshot, part: OnlineStep, saved: float = 0
 
 
 def _longest(snapshot: EngineSnapshot, part: OnlineStep) -> float:
-    """Return the bound of a step that no newcomer can suspend. A fit may put `k0` at 0, so it has a least value."""
+    """Return the bound of a step that no newcomer, or no online prompt, can suspend. A fit may put `k0` at 0."""
     config, cost = snapshot.config, snapshot.cost
-    if config.can_suspend or config.is_encoder:
+    if config.is_encoder or (config.can_suspend and (part.decodes or part.seconds == part.fixed)):
         return inf
     return max(_LEAST_LONGEST * config.tpot, part.fixed + _LONGEST * (cost.k0 + cost.k5))
 

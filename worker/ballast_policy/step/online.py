@@ -10,7 +10,7 @@ from math import ceil, inf
 from ballast_policy.learning.cost import attended
 from ballast_policy.plan import Reason, StepParts
 from ballast_policy.request import ONLINE, PARKED, RUNNING, WAITING, Request, computed
-from ballast_policy.step.budget import OnlineStep, prefill_limits
+from ballast_policy.step.budget import SPENT, OnlineStep, prefill_limits
 from ballast_policy.step.draft import StepDraft
 from ballast_policy.step.gate import AdmissionGate
 from ballast_policy.step.kv_peak import KvPeak
@@ -97,16 +97,17 @@ class _Service:
         """Set the end of prefill by the decodes beside it, and defer requests that are late in any case."""
         snapshot, online, cost = self.step.snapshot, self.step.online, self.step.cost
         self.reserved_seconds = part.seconds - self.step.time.seconds
-        self.until, usual = prefill_limits(snapshot, part)
-        start = snapshot.now - (self.until - usual if usual < inf else 0.0)
-        pace = Pace(snapshot.now + part.fixed, start, 1 - part.fixed / usual, self.step.time.num_tokens)
         everyone = [*online.prefills, *online.parked, *online.waiting]
-        if all_in_time(everyone, cost, pace):
-            return
+        for patience, spent in ((0, SPENT), (1, 1.0)):  # answers fall behind for prompts that may be late without it
+            self.until, usual = prefill_limits(snapshot, part, patience)
+            start = snapshot.now - (self.until - usual if usual < inf else 0.0)
+            pace = Pace(snapshot.now + part.fixed, start, 1 - part.fixed / usual, self.step.time.num_tokens)
+            if all_in_time(everyone, cost, pace._replace(speed=spent * pace.speed)):
+                return
         self.order = list(self.gate.in_order(online.prefills))
         self.deferred = find_late(self.order, cost, pace)
         if self.deferred:
-            patient, _ = prefill_limits(snapshot, part, is_patient=True)
+            patient, _ = prefill_limits(snapshot, part, 2)
             if patient > self.until and all_in_time(everyone, cost, pace._replace(start=start + self.until - patient)):
                 self.until, self.deferred = patient, ()
 
