@@ -630,8 +630,8 @@ def test_a_job_is_deleted_when_it_is_over(queued, items: Path, queue: Any):
 
     assert (refused.code, deleted.code, again.code) == (5, 0, 3)
     assert f"Job {job_id} is in_progress: only a job that is over can be deleted; cancel it first.\n" in refused.err
-    assert deleted.err == f"{job_id} is deleted, with its results.\n"
-    assert queued("delete", other, "--json").json == {"version": 1, "queue": queue.name, "deleted": other}
+    assert deleted.err == f"{job_id} is cancelled: deleted with its lines and results.\n"
+    assert queued("delete", other, "--json").json["job"]["id"] == other
     assert queued("job", other).code == 3
 
 

@@ -264,10 +264,7 @@ def _opened(file: str, most: int) -> Iterator[_Source]:
 
 def _jsonl(lines: Iterator[bytes], name: str) -> Iterator[bytes]:
     """Return the lines; raise `Usage` if the first one that is not blank shows that no line is a request."""
-    from ballast_queue.batch_lines import content_of  # noqa: PLC0415  `ballast --help` needs no redis
-
-    num_blank, first = _next_line(lines)
-    content = content_of(first)
+    num_blank, first, content = _next_line(lines)
     if first.startswith(_COMPRESSED):
         raise Usage(f"{name} is compressed. Unpack it first, for example: `zcat items.jsonl.gz | ballast submit -`.")
     if first.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in first[:4]:
@@ -279,7 +276,7 @@ def _jsonl(lines: Iterator[bytes], name: str) -> Iterator[bytes]:
         )
     head = [repeat(b"\n", num_blank), [first] if first else []]
     if content.startswith(b"["):
-        num_more, second = _next_line(lines)
+        num_more, second, _ = _next_line(lines)
         if not second or not _is_json(content):
             raise Usage(
                 f"{name} is a JSON array, expected JSONL with one request on each line. "
@@ -289,16 +286,16 @@ def _jsonl(lines: Iterator[bytes], name: str) -> Iterator[bytes]:
     return chain(*head, lines)
 
 
-def _next_line(lines: Iterator[bytes]) -> tuple[int, bytes]:
-    """Return how many blank lines come next, and the line after them; b"" at the end."""
+def _next_line(lines: Iterator[bytes]) -> tuple[int, bytes, bytes]:
+    """Return how many blank lines come next, the line after them, and its content; b"" at the end."""
     from ballast_queue.batch_lines import content_of  # noqa: PLC0415  `ballast --help` needs no redis
 
     num_blank = 0
     for line in lines:
-        if content_of(line):
-            return num_blank, line
+        if content := content_of(line):
+            return num_blank, line, content
         num_blank += 1
-    return num_blank, b""
+    return num_blank, b"", b""
 
 
 def _is_json(text: bytes) -> bool:

@@ -26,7 +26,7 @@ DELETE_EXAMPLES = examples(
 def _transition(
     move: Callable[[Queue, str], Job], sentence: Callable[[Job], str], *, purpose: str
 ) -> Callable[..., None]:
-    """Return a subcommand. `purpose` is its help, `sentence` describes the job after the change."""
+    """Return a subcommand. `purpose` is its help, `sentence` describes the job that `move` returns."""
 
     def verb(
         *,
@@ -80,24 +80,18 @@ resume = _transition(
 )
 
 
-def delete(
-    *,
-    job_id: JobId,
-    redis_url: RedisUrl = None,
-    queue: QueueName = None,
-    password_file: PasswordFile = None,
-    ca_file: CaFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Delete a job that is over, with its lines and results.
+def _delete(queue: Queue, job_id: str) -> Job:
+    """Delete a job, and return what it was."""
+    before = queue.jobs.get(job_id)
+    queue.jobs.delete(job_id)
+    return before
 
-    It frees their memory in Redis before the end of `resultsDays`. A job that is not over is refused: cancel it first.
-    A submission with its key is a new job then.
-    """
-    place = Place.of(redis_url, queue, password_file, ca_file=ca_file)
-    with open_queue(place) as connected:
-        connected.jobs.delete(job_id)
-    if as_json:
-        print_json({"version": 1, "queue": place.queue, "deleted": job_id})
-    else:
-        say(f"{job_id} is deleted, with its results.")
+
+delete = _transition(
+    _delete,
+    lambda _: "deleted with its lines and results",
+    purpose=(
+        "Delete a job that is over, with its lines and results.\n\nIt frees their memory in Redis before the end of "
+        "`resultsDays`. A job that is not over is refused: cancel it first.\nA later submission with its key is a new job."
+    ),
+)

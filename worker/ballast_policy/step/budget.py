@@ -16,7 +16,7 @@ _MOST_BOUNDING = 32
 """Online prompts that bound the budget, the first in order. Bounds the cost of a step (`benchmarks/plan.py`)."""
 SPENT = 0.5
 """Share of its slack that online spends on one step. Half costs 1.8 points of the total (fast-steps-20),
-all of it 1.1 of TTFT (bursts-40-32)."""
+all of it 1.1 of TTFT (bursts-40-32). Young answers fall behind for prompts that need a larger share of theirs."""
 _PREFILL_PACE = 1.5
 """Least length of a step with online prefill, over decodes and experts. Twice costs 5 points of TPOT (bursts-40-32)."""
 _EARLY = 0.25
@@ -153,7 +153,7 @@ def _newcomer_bound(snapshot: EngineSnapshot, part: OnlineStep, saved: float = 0
 
 
 def _longest(snapshot: EngineSnapshot, part: OnlineStep) -> float:
-    """Return the bound of a step that no newcomer, or no online prompt, can suspend. A fit may put `k0` at 0."""
+    """Return the bound of a step that newcomers may have to wait for: any without suspension, or one of prompts alone."""
     config, cost = snapshot.config, snapshot.cost
     if config.is_encoder or (config.can_suspend and (part.decodes or part.seconds == part.fixed)):
         return inf

@@ -98,7 +98,7 @@ class _Service:
         snapshot, online, cost = self.step.snapshot, self.step.online, self.step.cost
         self.reserved_seconds = part.seconds - self.step.time.seconds
         everyone = [*online.prefills, *online.parked, *online.waiting]
-        for patience, spent in ((0, SPENT), (1, 1.0)):  # answers fall behind for prompts that may be late without it
+        for patience, spent in ((0, SPENT), (1, 1.0)) if part.decodes else ((1, 1.0),):
             self.until, usual = prefill_limits(snapshot, part, patience)
             start = snapshot.now - (self.until - usual if usual < inf else 0.0)
             pace = Pace(snapshot.now + part.fixed, start, 1 - part.fixed / usual, self.step.time.num_tokens)
