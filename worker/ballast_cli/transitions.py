@@ -92,6 +92,7 @@ delete = _transition(
     lambda _: "deleted with its lines and results",
     purpose=(
         "Delete a job that is over, with its lines and results.\n\nIt frees their memory in Redis before the end of "
-        "`resultsDays`. A job that is not over is refused: cancel it first.\nA later submission with its key is a new job."
+        "`resultsDays`. A job that is not over is refused: cancel it first.\n"
+        "A later submission with its key is a new job."
     ),
 )

@@ -153,7 +153,7 @@ def _newcomer_bound(snapshot: EngineSnapshot, part: OnlineStep, saved: float = 0
 
 
 def _longest(snapshot: EngineSnapshot, part: OnlineStep) -> float:
-    """Return the bound of a step that newcomers may have to wait for: any without suspension, or one of prompts alone."""
+    """Return the bound of a step that newcomers may wait for: any without suspension, or one of prompts alone."""
     config, cost = snapshot.config, snapshot.cost
     if config.is_encoder or (config.can_suspend and (part.decodes or part.seconds == part.fixed)):
         return inf
